@@ -36,7 +36,7 @@ from layered import random_layered
 from poetmodel.baselines import METHODS, method, recompute_once
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.dtr import Runtime
-from poetmodel.baselines.homes import all_in_ram, forward_only, without_state
+from poetmodel.baselines.homes import all_in_ram, forward_only, remove_state
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import (
@@ -152,7 +152,7 @@ OWN_ORDER: Final = "dtr, own order"
 def in_own_order(problem: Problem) -> dict[str, Any]:
     """Execute DTR's program by the simulator of plans; return the record's fields."""
     state = problem.graph.state_tensors
-    plain = without_state(problem, state) if state else problem
+    plain = remove_state(problem, state) if state else problem
     runtime = Runtime(plain, "full", plain.usable_ram_bytes)
     runtime.run()
     at_the_end = (Instruction(Op.FREE, i) for i in sorted(runtime.ram))
@@ -427,7 +427,7 @@ def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
 
 
 def _solves(run: ComparedRun) -> bool:
-    return run.method == PAPER or (run.method != OWN_ORDER and method(run.method).by_solver)
+    return run.method == PAPER or (run.method != OWN_ORDER and method(run.method).uses_solver)
 
 
 def _facts_of(run: ComparedRun, wall_s: float) -> dict[str, Any]:

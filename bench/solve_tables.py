@@ -63,7 +63,7 @@ def is_heuristic(name: str) -> bool:
     """Return whether a method is an earlier heuristic, which solves no MILP."""
     base = name.partition(":")[0]
     known = METHODS.get(base)
-    return name in ("selective", "dtr, own order") or (known is not None and not known.by_solver)
+    return name in ("selective", "dtr, own order") or (known is not None and not known.uses_solver)
 
 
 def overheads(*, layered: bool = False) -> pd.DataFrame:

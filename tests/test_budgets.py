@@ -12,7 +12,7 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.cli.explore import initial_state
 from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.deployment import reserved_bytes, stack_bytes
+from poetmodel.export.deployment import parse_stack, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import Variant
@@ -104,7 +104,7 @@ def test_a_share_is_the_same_bytes_at_every_door(text, tile, step, tmp_path):
     made = export_step(whole, tmp_path / "c", device=BOARD, ram=text, tile=tile, gap=GAP)
     found["export"] = made.result.problem.ram_budget_bytes
     assert made.step.graph == divide_step(whole, tile).graph
-    assert made.ram_bytes == bytes_ + reserved_bytes(whole, stack_bytes(None, commit=False))
+    assert made.ram_bytes == bytes_ + reserved_bytes(whole, parse_stack(None, commit=False))
     assert found == dict.fromkeys(found, bytes_)
 
 

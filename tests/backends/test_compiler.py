@@ -111,9 +111,12 @@ def test_fixed_variables_become_constants(model):
     assert [form.column_name(j) for j in range(form.n_columns)] == ["x[1]", "b"]
     assert form.matrix.toarray()[:2].tolist() == [[1.0, 0.0], [3.0, 0.0]]
     assert (form.row_upper.tolist()[:2], form.offset) == ([2, 3], 3.0)
-    assert form.contradiction() is None
+    assert form.describe_contradiction() is None
     model.x[0].fix(4)
-    assert compile_model(model).contradiction() == "empty: is violated whatever the variables are"
+    assert (
+        compile_model(model).describe_contradiction()
+        == "empty: is violated for all values of the variables"
+    )
 
 
 @pytest.mark.parametrize("cancel", [False, True])
@@ -122,10 +125,10 @@ def test_row_without_variables(model, *, cancel):
     model.p = pyo.Param(initialize=5.0, mutable=True)
     model.c = pyo.Constraint(expr=(model.x[0] - model.x[0] if cancel else 0) + model.p <= 1)
     form = compile_model(model)
-    assert form.contradiction() == "c: is violated whatever the variables are"
+    assert form.describe_contradiction() == "c: is violated for all values of the variables"
     assert form.n_columns == 0
     model.p.set_value(1.0)
-    assert compile_model(model).contradiction() is None
+    assert compile_model(model).describe_contradiction() is None
 
 
 @pytest.mark.parametrize("formulation", ["compact", "paper"])
@@ -278,7 +281,7 @@ def test_load_values_writes_back(model):
     load_values(form, [1.5, 0.0, 0.9999999])
     assert (model.x[0].value, model.x[1].value, model.b.value) == (1.5, 0.0, 1)
     assert isinstance(model.b.value, int)
-    assert pyo.value(model.cost) == form.value([1.5, 0.0, 1.0])
+    assert pyo.value(model.cost) == form.objective_value([1.5, 0.0, 1.0])
     with pytest.raises(BackendError, match="b must be whole"):
         load_values(form, [1.0, 1.0, 0.5])
     assert (model.x[0].value, model.b.value) == (1.5, 1)

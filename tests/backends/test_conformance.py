@@ -116,11 +116,11 @@ def test_name_and_versions(solver, monkeypatch):
     Without its package it says what to install, and no other one steps in.
     """
     versions = solver.versions()
-    assert solver.available()
+    assert solver.is_available()
     assert {solver.name, solver.package} == set(versions)
     assert all(version[0].isdigit() and "." in version for version in versions.values())
     monkeypatch.setitem(sys.modules, solver.package, None)
-    assert not solver.available()
+    assert not solver.is_available()
     for use in (lambda: solver.solve(tiny(), SAFE), solver.versions):
         with pytest.raises(BackendUnavailableError, match="pip install"):
             use()
@@ -134,11 +134,11 @@ def test_optimal(solver, sense, offset, best):
     """The optimum, its objective with the constant, and a bound equal to it come back."""
     form = tiny(sense=sense, offset=offset)
     result = solver.solve(form, SAFE)
-    assert (result.status, result.infeasible) == (SolverStatus.OPTIMAL, False)
+    assert (result.status, result.is_infeasible) == (SolverStatus.OPTIMAL, False)
     assert result.objective == pytest.approx(best, abs=1e-9)
     assert result.bound == pytest.approx(best, abs=1e-6)
-    assert form.value(result.x) == result.objective
-    assert form.violation(result.x) == 0.0
+    assert form.objective_value(result.x) == result.objective
+    assert form.max_violation(result.x) == 0.0
     assert result.start_accepted is None
     assert result.build_s > 0
     assert result.solve_s > 0
@@ -155,7 +155,7 @@ def test_optimal_after_search(solver):
     assert result.bound == pytest.approx(503.0, abs=1e-6)
     assert set(result.x.tolist()) == {0.0, 1.0}
     assert isinstance(result.nodes, int)
-    relaxed = solver.solve(covering().relaxed(), SAFE)
+    relaxed = solver.solve(covering().linear_relaxation(), SAFE)
     if solver.capabilities.callbacks:
         assert relaxed.objective - 1e-6 <= result.root_bound <= result.bound
     assert relaxed.root_bound is None
@@ -173,7 +173,7 @@ def test_continuous(solver):
     form = covering(integer=False)
     result = solver.solve(form, SAFE, start=np.ones(40))
     assert (result.status, result.start_accepted) == (SolverStatus.OPTIMAL, True)
-    assert result.objective < form.value(np.ones(40))
+    assert result.objective < form.objective_value(np.ones(40))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_continuous(solver):
 def test_infeasible(solver, form):
     """Infeasibility is proved, whether rows, integrality or crossed bounds cause it."""
     result = solver.solve(form, SAFE)
-    assert (result.status, result.infeasible) == (SolverStatus.INFEASIBLE, True)
+    assert (result.status, result.is_infeasible) == (SolverStatus.INFEASIBLE, True)
     assert (result.x, result.objective, result.bound) == (None,) * 3
 
 
@@ -210,9 +210,9 @@ def test_infeasible_only_as_integers(solver):
     form = StandardForm.from_arrays(
         [[4.0, 6.0]], [1.0, 1.0], upper=9.0, row_lower=9.0, row_upper=9.0, integer=True
     )
-    assert solver.solve(form, SAFE).infeasible
-    relaxed = solver.solve(form.relaxed(), SAFE)
-    assert not relaxed.infeasible
+    assert solver.solve(form, SAFE).is_infeasible
+    relaxed = solver.solve(form.linear_relaxation(), SAFE)
+    assert not relaxed.is_infeasible
     assert relaxed.objective == pytest.approx(1.5)
     form = StandardForm.from_arrays(
         [[1.0, -2.0, 0.0], [0.0, 0.0, 2.0]],
@@ -223,7 +223,7 @@ def test_infeasible_only_as_integers(solver):
         integer=True,
     )
     result = solver.solve(form, SAFE)
-    assert (result.status, result.infeasible) == (SolverStatus.INFEASIBLE, True)
+    assert (result.status, result.is_infeasible) == (SolverStatus.INFEASIBLE, True)
 
 
 @pytest.mark.parametrize("integer", [[True, True], [True, False], [False, False]])
@@ -232,7 +232,7 @@ def test_unbounded(solver, integer):
     form = StandardForm.from_arrays([[1.0, -2.0]], [-1.0, 1.0], row_upper=1.0, integer=integer)
     result = solver.solve(form, SAFE)
     assert result.status is SolverStatus.UNBOUNDED
-    assert (result.infeasible, result.x, result.bound) == (False, None, None)
+    assert (result.is_infeasible, result.x, result.bound) == (False, None, None)
 
 
 @FIRST_QUICKLY
@@ -240,7 +240,7 @@ def test_time_limit_with_incumbent(solver):
     """Out of time, the best solution and a bound on the far side of it come back."""
     result = solver.solve(hard(), Limits(time_s=0.5, rel_gap=0.0), start=np.zeros(400))
     assert result.status is SolverStatus.TIME_LIMIT
-    assert not result.infeasible
+    assert not result.is_infeasible
     assert result.objective >= 0.0
     assert result.bound is None or result.bound > result.objective
 
@@ -249,7 +249,7 @@ def test_limits_before_anything_is_found(solver):
     """With nothing in hand, absent is None; a feasible start is never lost; a stop is heard."""
     result = solver.solve(hopeless(), Limits(time_s=0.2))
     assert result.status is SolverStatus.TIME_LIMIT
-    assert (result.infeasible, result.x, result.objective) == (False, None, None)
+    assert (result.is_infeasible, result.x, result.objective) == (False, None, None)
     result = solver.solve(hard(), Limits(time_s=1e-9), start=np.zeros(400))
     assert result.start_accepted is True
     assert (result.status, result.objective) == (SolverStatus.TIME_LIMIT, 0.0)
@@ -298,7 +298,7 @@ def test_objective_cutoff(solver, sense, offset):
     cutoff = best - 5 * sense
     limits = Limits(time_s=60.0, rel_gap=0.0, objective_cutoff=cutoff)
     none = solver.solve(form, limits, on_progress=seen.append)
-    assert (none.status, none.infeasible) == (SolverStatus.CUTOFF, False)
+    assert (none.status, none.is_infeasible) == (SolverStatus.CUTOFF, False)
     assert (none.x, none.bound) == (None, cutoff)
     assert all(sense * (news.bound - cutoff) <= 0 for news in seen if news.bound is not None)
 
@@ -312,8 +312,8 @@ def test_start_accepted(solver):
         form, Limits(time_s=60.0, rel_gap=0.1), start=good, on_progress=seen.append
     )
     assert result.start_accepted is True
-    assert seen[0].incumbent == form.value(good)
-    assert result.objective >= form.value(good)
+    assert seen[0].incumbent == form.objective_value(good)
+    assert result.objective >= form.objective_value(good)
 
 
 @pytest.mark.parametrize(
@@ -432,9 +432,9 @@ def test_progress_is_honest(solver, form):
     brought = [news for news in seen if news.x is not None]
     assert brought
     for news in brought:
-        assert form.violation(news.x) <= 1e-6
-        assert form.value(news.x) == pytest.approx(news.incumbent, abs=1e-6)
-    values = [form.sense * form.value(news.x) for news in brought if news.x is not None]
+        assert form.max_violation(news.x) <= 1e-6
+        assert form.objective_value(news.x) == pytest.approx(news.incumbent, abs=1e-6)
+    values = [form.sense * form.objective_value(news.x) for news in brought if news.x is not None]
     assert values == sorted(values, reverse=True)
     assert values[-1] == pytest.approx(form.sense * result.objective, abs=1e-6)
     bounds = [form.sense * news.bound for news in seen if news.bound is not None]
@@ -508,13 +508,13 @@ def test_empty_model(solver):
     assert (result.status, result.objective, result.bound) == (SolverStatus.OPTIMAL, 7.0, 7.0)
     assert result.x.shape == (0,)
     broken = StandardForm.from_arrays(np.zeros((1, 0)), [], row_lower=1.0)
-    assert solver.solve(broken, SAFE).infeasible
+    assert solver.solve(broken, SAFE).is_infeasible
     for least, infeasible in ((-1.0, False), (1.0, True)):
         form = StandardForm.from_arrays(
             [[1.0, 1.0], [0.0, 0.0]], [1.0, 2.0], upper=1.0, row_lower=[1.0, least]
         )
         result = solver.solve(form, SAFE)
-        assert result.infeasible == infeasible
+        assert result.is_infeasible == infeasible
         assert infeasible or result.objective == pytest.approx(1.0)
     form = StandardForm.from_arrays(np.zeros((0, 2)), [1.0, -1.0], upper=3.0, integer=True)
     assert solver.solve(form, SAFE).objective == -3.0
@@ -555,7 +555,7 @@ def test_log_is_passed_on_and_nothing_is_printed(solver, capfd):
 
 def test_every_status_has_a_meaning(solver):
     """A new release cannot add a status unseen; one outside its table is never guessed at."""
-    table, module = solver.statuses, solver.module()
+    table, module = solver.statuses, solver.import_package()
     known = {
         "highs": lambda: (module.HighsModelStatus.__members__, "kOptimal"),
         "scip": lambda: (map(str.lower, filter(str.isupper, dir(module.SCIP_STATUS))), "gaplimit"),

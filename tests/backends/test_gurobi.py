@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from poetmodel.backends.gurobi import _model, _translate_error
+from poetmodel.backends.gurobi import _open_model, _translate_error
 from poetmodel.errors import BackendError, BackendUnavailableError, LicenceError
 
 pytestmark = pytest.mark.gurobi
@@ -52,6 +52,6 @@ def test_no_licence_at_the_start():
     fake = SimpleNamespace(Env=refuse, GurobiError=gurobipy.GurobiError)
     with (
         pytest.raises(BackendUnavailableError, match=r"cannot start .* --backend highs"),
-        _model(fake, quiet=True),
+        _open_model(fake, is_quiet=True),
     ):
         pass

@@ -22,7 +22,7 @@ LINES = 60
 @pytest.fixture
 def milp(monkeypatch):
     """Register the back end over ``scipy.optimize.milp`` for one test."""
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "_registered_solvers", {})
     return register(Milp)
 
 

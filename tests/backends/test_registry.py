@@ -21,7 +21,7 @@ from poetmodel.backends import (
 )
 from poetmodel.backends.call import SolverCall
 from poetmodel.backends.compiler import compile_model
-from poetmodel.backends.highs import Highs, _is_misfit, reset_scheduler
+from poetmodel.backends.highs import Highs, _reports_violation, reset_scheduler
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.errors import BackendError, InputError
 from poetmodel.model import build
@@ -65,7 +65,7 @@ def test_no_solver_is_loaded_before_it_is_used():
     code = (
         "import sys\n"
         "from poetmodel.backends import backend, backend_names\n"
-        "[backend(name).available() for name in backend_names()]\n"
+        "[backend(name).is_available() for name in backend_names()]\n"
         "print([m for m in ('highspy', 'pyscipopt', 'gurobipy', 'pyomo') if m in sys.modules])\n"
     )
     assert printed(code) == "[]\n"
@@ -185,7 +185,7 @@ def test_presolve_does_not_lose_the_optimum(seed):
         assert raw.status == SolverStatus.OPTIMAL
         assert form.objective @ raw.x == pytest.approx(best)
         again = any("solving again without it" in line for line in lines)
-        assert raw.solved_again == again == any(map(_is_misfit, lines))
+        assert raw.solved_again == again == any(map(_reports_violation, lines))
         assert options or not again
 
 
@@ -291,16 +291,16 @@ def test_what_was_not_confirmed_is_not_called_optimal(scripted, is_late):
 def test_rounding_errors_are_no_misfit():
     """HiGHS tells of small violations too. Who asks for presolve gets what it gives."""
     text = "WARNING: Solution with objective 6 has untransformed violations: "
-    assert _is_misfit(f"{text}bound = 0; integrality = 0; row = 2 (row 7)")
-    assert _is_misfit(f"{text}bound = 1.073 (col 1533); integrality = 1.386e-14; row = 0")
-    assert not _is_misfit(f"{text}bound = 0; integrality = 0; row = 2.1e-06 (row 7)")
+    assert _reports_violation(f"{text}bound = 0; integrality = 0; row = 2 (row 7)")
+    assert _reports_violation(f"{text}bound = 1.073 (col 1533); integrality = 1.386e-14; row = 0")
+    assert not _reports_violation(f"{text}bound = 0; integrality = 0; row = 2.1e-06 (row 7)")
     newer = "variable bound = 0; constraint bound = {} (row 7); integrality = 1.2e-14"
-    assert _is_misfit(text + newer.format("1"))
-    assert not _is_misfit(text + newer.format("2.1e-06"))
-    assert not _is_misfit("Solving report")
+    assert _reports_violation(text + newer.format("1"))
+    assert not _reports_violation(text + newer.format("2.1e-06"))
+    assert not _reports_violation("Solving report")
     form = compile_model(build(scarce_problem("rooms 16475", (9, 13))))
     options = {"presolve": "on", "presolve_rule_off": 0}
-    assert Highs().solve(form, Limits(rel_gap=0.0, options=options)).infeasible
+    assert Highs().solve(form, Limits(rel_gap=0.0, options=options)).is_infeasible
 
 
 # -- what presolve gets wrong ------------------------------------------------------------------

@@ -61,10 +61,10 @@ def test_ctrl_c_while_a_solver_is_loaded_is_no_missing_package(monkeypatch, tmp_
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(Puppet, "package", "interrupted_solver")
     with pytest.raises(KeyboardInterrupt):
-        Puppet().module()
+        Puppet().import_package()
     monkeypatch.setattr(Puppet, "package", "no_such_solver")
     with pytest.raises(BackendUnavailableError):
-        Puppet().module()
+        Puppet().import_package()
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,16 @@ def test_start_disproves_infeasibility():
     result = puppet.solve(form(), Limits(), start=np.array([2.0]))
     assert asked == [True, False]
     assert (result.status, result.objective) == (SolverStatus.OTHER_LIMIT, 2.0)
-    assert (result.bound, result.infeasible, result.solved_again) == (None, False, True)
+    assert (result.bound, result.is_infeasible, result.solved_again) == (None, False, True)
     model = StandardForm.from_arrays([[1.0]], [1.0], row_lower=2.0)
     start = np.array([2.0 - 1e-8])
     result = Puppet(INFEASIBLE).solve(model, Limits(), start=start)
-    assert (result.infeasible, result.x, result.start_accepted) == (True, None, False)
+    assert (result.is_infeasible, result.x, result.start_accepted) == (True, None, False)
     stop = threading.Event()
     puppet = Puppet(RawSolution(status=SolverStatus.FAILED), during=lambda _: stop.set())
     result = puppet.solve(form(), Limits(), stop=stop)
     assert result.status is SolverStatus.INTERRUPTED
-    assert Puppet(OPEN).solve(form(), Limits()).infeasible
+    assert Puppet(OPEN).solve(form(), Limits()).is_infeasible
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_start_disproves_infeasibility():
 def test_any_solution_settles_infeasible_or_unbounded(found, status, *, infeasible):
     """Otherwise a solve for any solution tells which it is."""
     result = Puppet(OPEN, RawSolution(status=found)).solve(endless(), Limits())
-    assert (result.status, result.infeasible) == (status, infeasible)
+    assert (result.status, result.is_infeasible) == (status, infeasible)
     assert (result.x, result.bound) == (None, None)
 
 
@@ -282,7 +282,7 @@ def solve():
 def endless():
     threading.Event().wait()
 if {solve} is endless:
-    worker._MAX_AT_EXIT_S = 0.2
+    worker._MAX_EXIT_WAIT_S = 0.2
 try:
     run_interruptibly({solve}, threading.Event(), max_s=0.0)
 except TimeLimitError:

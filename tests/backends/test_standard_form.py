@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import coo_array
 
-from poetmodel.backends.standard_form import MAXIMIZE, StandardForm, round_binaries
+from poetmodel.backends.standard_form import MAXIMIZE, StandardForm, round_integers
 from poetmodel.errors import BackendError, ModelError
 
 INF = np.inf
@@ -57,7 +57,7 @@ def test_value_and_violation():
     relaxation differs in integrality and nothing else.
     """
     made = form()
-    assert made.value([1.0, 0.5]) == 5.0
+    assert made.objective_value([1.0, 0.5]) == 5.0
     for x, violation in (
         ([1.0, 0.5], 0.0),
         ([0.0, 0.25], 0.75),  # row below 1
@@ -65,14 +65,14 @@ def test_value_and_violation():
         ([2.25, 0.0], 0.25),  # x is an integer
         ([-2.0, 4.0], 2.0),  # x below 0, worse than y above 2.5
     ):
-        assert made.violation(x) == violation
-    assert StandardForm.from_arrays(np.zeros((0, 0)), []).violation([]) == 0.0
+        assert made.max_violation(x) == violation
+    assert StandardForm.from_arrays(np.zeros((0, 0)), []).max_violation([]) == 0.0
     made = form(lower=[0.2, 0.2], upper=[2.9999999999, 2.9])
     assert made.lower.tolist() == [1.0, 0.2]
     assert made.upper.tolist() == [3.0, 2.9]
-    relaxed = form().relaxed()
+    relaxed = form().linear_relaxation()
     assert not relaxed.is_mip
-    assert relaxed.violation([2.5, 0.0]) == 0.0
+    assert relaxed.max_violation([2.5, 0.0]) == 0.0
     assert relaxed.matrix is not None
     assert form().is_mip
 
@@ -80,24 +80,27 @@ def test_value_and_violation():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"lower": [2.0, 3.0]}, "column 1: no value lies between 3.0 and 2.5"),
-        ({"row_lower": 4.5}, "row 0: no value lies between 4.5 and 4.0"),
-        ({"lower": [0.1, 0.0], "upper": [0.9, 1.0]}, "column 0: no value lies between 1.0 and 0.0"),
+        ({"lower": [2.0, 3.0]}, "column 1: no value is between 3.0 and 2.5"),
+        ({"row_lower": 4.5}, "row 0: no value is between 4.5 and 4.0"),
+        ({"lower": [0.1, 0.0], "upper": [0.9, 1.0]}, "column 0: no value is between 1.0 and 0.0"),
     ],
 )
 def test_contradiction_is_named(changes, said):
     """A column or row that nothing satisfies is found without a solver."""
-    assert form(**changes).contradiction() == said
+    assert form(**changes).describe_contradiction() == said
 
 
 def test_contradiction_of_an_empty_row():
     """A row without coefficients holds or does not; bounds that cross by rounding are equal."""
     matrix = [[1.0], [0.0]]
-    assert StandardForm.from_arrays(matrix, [1.0], row_upper=[1.0, 0.0]).contradiction() is None
+    assert (
+        StandardForm.from_arrays(matrix, [1.0], row_upper=[1.0, 0.0]).describe_contradiction()
+        is None
+    )
     broken = StandardForm.from_arrays(matrix, [1.0], row_upper=[1.0, -0.5])
-    assert broken.contradiction() == "row 1: is violated whatever the variables are"
+    assert broken.describe_contradiction() == "row 1: is violated for all values of the variables"
     made = form(row_lower=0.1 + 0.2, row_upper=0.3)
-    assert made.contradiction() is None
+    assert made.describe_contradiction() is None
     assert made.row_lower[0] == made.row_upper[0]
 
 
@@ -151,10 +154,10 @@ def test_wild_coefficients_are_named():
 
 def test_round_binaries_rounds_integers_only():
     """Integers within tolerance become whole, reals stay, and no zero is negative."""
-    rounded = round_binaries([0.999999, 0.4], form())
+    rounded = round_integers([0.999999, 0.4], form())
     assert rounded.tolist() == [1.0, 0.4]
-    assert np.signbit(round_binaries([-1e-7, 0.4], form())[0]) == np.False_
-    assert round_binaries([0.999, 0.0], form(), tolerance=0.01)[0] == 1.0
+    assert np.signbit(round_integers([-1e-7, 0.4], form())[0]) == np.False_
+    assert round_integers([0.999, 0.0], form(), tolerance=0.01)[0] == 1.0
     with pytest.raises(ValueError, match="read-only"):
         rounded[0] = 0.0
 
@@ -172,4 +175,4 @@ def test_round_binaries_rounds_integers_only():
 def test_round_binaries_refuses(x, said):
     """What is not near a whole number is an error, never rounded away."""
     with pytest.raises(BackendError, match=said):
-        round_binaries(x, form())
+        round_integers(x, form())

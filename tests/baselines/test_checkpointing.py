@@ -12,8 +12,8 @@ from kit.worked import chain_costs, training_chain
 from poetmodel.baselines.chain import Chain
 from poetmodel.baselines.checkpointing import (
     ChainTable,
-    forward_steps,
     griewank_walther,
+    min_forward_steps,
     revolve,
     rotor,
 )
@@ -21,10 +21,10 @@ from poetmodel.baselines.paging import Overhead
 from poetmodel.baselines.pofo import (
     Action,
     ActionPrefix,
-    actions_to_schedule,
-    best_actions,
-    chain_layers,
+    build_layers,
+    build_schedule,
     pofo,
+    search_actions,
 )
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
@@ -67,7 +67,7 @@ def least_steps(length, slots):
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_closed_form_is_the_least_number_of_steps(slots):
     """No order of advancing and storing takes fewer forward steps than the closed form says."""
-    found = [forward_steps(length, slots) for length in LENGTHS]
+    found = [min_forward_steps(length, slots) for length in LENGTHS]
     assert found == [least_steps(length, slots) for length in LENGTHS]
 
 
@@ -86,7 +86,7 @@ def test_schedule_takes_the_steps_of_the_closed_form(length, slots):
     schedule = revolve(Chain(graph), slots)
     assert simulate(graph, None, schedule).valid
     layers = sum(graph.nodes[k].phase == "forward" for _, k in schedule.R)
-    assert layers - 1 == forward_steps(length, slots)
+    assert layers - 1 == min_forward_steps(length, slots)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
@@ -188,7 +188,9 @@ def persistent(chain):
 
 def outcomes(costs, chain):
     """Return peak and compute time of every persistent schedule, by the simulator."""
-    simulations = [simulate(chain.graph, costs, chain.realize(held)) for held in persistent(chain)]
+    simulations = [
+        simulate(chain.graph, costs, chain.to_schedule(held)) for held in persistent(chain)
+    ]
     return [(simulation.peak_ram_bytes, simulation.compute_s or 0.0) for simulation in simulations]
 
 
@@ -289,7 +291,7 @@ STAYING = (Action.KEEP, Action.OFFLOAD)
 
 def planned_s(problem, table, actions):
     """Return the makespan of the plan for some actions; None where they take too much RAM."""
-    schedule = actions_to_schedule(table, ActionPrefix(actions=actions))
+    schedule = build_schedule(table, ActionPrefix(actions=actions))
     simulation = verify(problem, schedule).simulation
     fits = simulation.peak_ram_bytes <= problem.usable_ram_bytes
     return simulation.makespan_s if fits else None
@@ -313,14 +315,14 @@ def test_no_choice_of_actions_is_quicker(seed):
         every = itertools.product(STAYING, repeat=len(table.chain.steps) - 1)
         times = [planned_s(problem, table, (*actions, Action.KEEP)) for actions in every]
         least = min((time for time in times if time is not None), default=None)
-        layers = tuple(chain_layers(problem, table.chain, Overhead.PUBLISHED))
-        found = best_actions(layers, ram, STAYING, lambda *_: math.inf)
+        layers = tuple(build_layers(problem, table.chain, Overhead.PUBLISHED))
+        found = search_actions(layers, ram, STAYING, lambda *_: math.inf)
         if found is None:
             assert least is None
             continue
         planned = planned_s(problem, table, found.actions)
         assert planned == least
-        assert found.total >= planned
+        assert found.total_cost >= planned
 
 
 @pytest.mark.parametrize("seed", range(6))

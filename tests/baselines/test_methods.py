@@ -22,9 +22,9 @@ from poetmodel.baselines.pofo import pofo
 from poetmodel.baselines.saved_sets import (
     chen_greedy,
     chen_sqrt,
+    find_saved_tensors,
     min_cut,
     recompute_once,
-    saved_tensors,
 )
 from poetmodel.baselines.swap_advisor import swap_advisor
 from poetmodel.device import Costs, Device
@@ -84,7 +84,7 @@ def test_schedule_is_valid_or_refused_and_never_beats_the_optimum(entry, problem
     """The verifier accepts it, within all limits; its energy is no less than the proven bound."""
     stated = PROBLEMS[problem]
     try:
-        result = run(stated, entry.name, **(_options(problem) if entry.by_solver else {}))
+        result = run(stated, entry.name, **(_options(problem) if entry.uses_solver else {}))
     except MethodNotApplicableError as error:
         assert str(error).startswith(f"{entry.name}: ")  # noqa: PT017 - either outcome is fine
         return
@@ -317,7 +317,7 @@ def test_no_smaller_set_spares_the_same_nodes(seed):
         itertools.combinations(free, count) for count in range(len(free) + 1)
     )
     least = min(sum(sizes[i] for i in s) for s in every if spares(graph, set(s), once))
-    found = saved_tensors(graph, once)
+    found = find_saved_tensors(graph, once)
     assert spares(graph, set(found), once)
     assert sum(sizes[i] for i in found) == least
     schedule = recompute_once(graph, found)
@@ -329,7 +329,7 @@ def test_no_smaller_set_spares_the_same_nodes(seed):
 def test_bytes_count_and_not_tensors():
     """A layer of nine bytes read by two of one byte: the two are saved, not the one."""
     graph = written("x 1 @input; wide 9 x; a 1 wide; b 1 wide; g 1 a b @backward")
-    saved = saved_tensors(graph, {graph.node_index["wide"]})
+    saved = find_saved_tensors(graph, {graph.node_index["wide"]})
     assert {graph.tensors[i].name for i in saved} == {"a", "b"}
 
 
@@ -339,7 +339,7 @@ def test_nothing_to_save_is_no_error():
         operation("x", output_bytes=4, phase="input"),
         operation("g", output_bytes=1, phase="backward", inputs=("x",)),
     )
-    assert saved_tensors(Graph(name="sample", nodes=nodes), ()) == frozenset()
+    assert find_saved_tensors(Graph(name="sample", nodes=nodes), ()) == frozenset()
 
 
 def test_less_ram_recomputes_more():

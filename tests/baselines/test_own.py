@@ -84,7 +84,7 @@ def mine(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch):
     """Let no test leave a method behind."""
-    monkeypatch.setattr(own, "_registered", {})
+    monkeypatch.setattr(own, "_registered_methods", {})
 
 
 def problem_of(ram="90%"):
@@ -112,7 +112,7 @@ def test_decorated_function_is_a_method_of_this_process():
     assert (entry.summary, entry.source) == ("Keep everything.", "me")
     assert own.registered_names() == ("mine",)
     assert mine(problem_of()) == checkpoint_all(problem_of().graph)
-    assert own.fingerprint(entry) != own.fingerprint(method("rotor")) == ""
+    assert own.hash_method_files(entry) != own.hash_method_files(method("rotor")) == ""
 
 
 @pytest.mark.parametrize("name", ["", "rotor", "a b", "a,b", "dtr:mine", "x.py:f"])
@@ -134,15 +134,15 @@ def test_function_of_a_file_is_a_method(mine):
     expected = recompute_once(problem.graph, range(0, len(problem.graph.tensors), 2))
     assert (result.method, result.schedule) == (name, expected)
     assert method(name).summary == "Save every second tensor of the graph."
-    before = own.fingerprint(method(name))
+    before = own.hash_method_files(method(name))
     mine.write_text(MINE.replace("every second", "each other"), encoding="utf-8")
     assert method(name).summary == "Save each other tensor of the graph."
-    assert own.fingerprint(method(name)) != before
+    assert own.hash_method_files(method(name)) != before
     entry = method(f"{mine}:half")
-    before = own.fingerprint(entry)
+    before = own.hash_method_files(entry)
     other = mine.with_name("other.py")
     other.write_text("def keep(problem):\n    return None\n", encoding="utf-8")
-    assert own.fingerprint(method(f"{other}:keep")) != before == own.fingerprint(entry)
+    assert own.hash_method_files(method(f"{other}:keep")) != before == own.hash_method_files(entry)
 
 
 def test_unknown_name_lists_own_methods():

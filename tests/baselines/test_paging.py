@@ -22,11 +22,11 @@ from kit.worked import (
 from poetmodel.baselines import METHODS, StateHomes, run
 from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.dtr import dtr
-from poetmodel.baselines.homes import all_in_ram, all_on_storage, forward_only, without_state
+from poetmodel.baselines.homes import all_in_ram, all_on_storage, forward_only, remove_state
 from poetmodel.baselines.paging import (
     IdleInterval,
     execute_evictions,
-    idle_intervals,
+    find_idle_intervals,
     lru_paging,
     offload_all,
     require_within_budget,
@@ -45,7 +45,7 @@ from poetmodel.schedule import checkpoint_all, simulate
 @pytest.mark.parametrize("page", [True, False])
 def test_a_gap_is_paged_or_recomputed(page):
     """The tensor is out of RAM in the gap, and comes back in the way that the plan says."""
-    (gap,) = idle_intervals(skip_graph())
+    (gap,) = find_idle_intervals(skip_graph())
     assert gap == IdleInterval(0, 1, 3)
     schedule = execute_evictions(skip_problem(), {gap: page})
     assert (2, 0) not in schedule.S_RAM
@@ -60,7 +60,7 @@ def test_without_gaps_every_stage_holds_its_working_set():
     """
     for problem in random_instances(40, (3, 8), seed=42, zero_bytes=False):
         graph = problem.graph
-        schedule = execute_evictions(problem, dict.fromkeys(idle_intervals(graph), True))
+        schedule = execute_evictions(problem, dict.fromkeys(find_idle_intervals(graph), True))
         assert simulate(graph, None, schedule).peak_ram_bytes == floor(graph).bytes
     graph = skip_graph()
     schedule = checkpoint_all(graph)
@@ -268,10 +268,12 @@ def test_hidden_transfers_are_free_by_hand():
     )
     problem = Problem(graph, costs, ram=9, minimize="time", deadline_counts="overlap")
     added, hidden = (_GeneticSearch(problem, 0, hides_transfers=hidden) for hidden in (False, True))
-    assert [interval.tensor for interval in added.search()] == [1]
-    assert [interval.tensor for interval in hidden.search()] == [0]
+    assert [interval.tensor for interval in added.search_intervals()] == [1]
+    assert [interval.tensor for interval in hidden.search_intervals()] == [0]
     assert hidden.unhidden_s.tolist() == [0.0, 1.0]
-    best = min(verify(problem, search.schedule()).simulation.time_s for search in (added, hidden))
+    best = min(
+        verify(problem, search.find_schedule()).simulation.time_s for search in (added, hidden)
+    )
     assert verify(problem, swap_advisor(problem)).simulation.time_s == best
 
 
@@ -296,7 +298,7 @@ def test_best_of_all_swap_sets():
 
 def _least_overhead_j(problem):
     """Try every set of gaps, by the simulator."""
-    gaps = idle_intervals(problem.graph)
+    gaps = find_idle_intervals(problem.graph)
     least = float("inf")
     for chosen in product((False, True), repeat=len(gaps)):
         plan = {gap: True for gap, out in zip(gaps, chosen, strict=True) if out}
@@ -332,7 +334,7 @@ def test_every_quantity_can_be_minimized(minimize):
 
 
 # -- homes of state ------------------------------------------------------------------------------
-HEURISTICS = {name: entry for name, entry in METHODS.items() if not entry.by_solver}
+HEURISTICS = {name: entry for name, entry in METHODS.items() if not entry.uses_solver}
 
 
 def steps(count, seed):
@@ -453,7 +455,7 @@ def test_best_homes_are_taken(method):
 @pytest.mark.parametrize(
     ("method", "limits", "words"),
     [
-        (zero_offload, {"aux_bytes": 13}, "14 B, and there is room for 13 B"),
+        (zero_offload, {"aux_bytes": 13}, "14 B, and storage has space for 13 B"),
         (zero_offload, {"paging": False}, "allows no paging"),
         (capuchin, {"ram": "70%", "paging": False}, "at .df. 8 B more"),
         (dtr, {"ram": 14}, "all state in RAM, 14 B, and tensors may"),
@@ -522,12 +524,12 @@ def test_nodes_stay_recomputable_as_long_as_what_they_need_has_not_been_replaced
     )
     home = problem.graph.state_tensors
     once = {
-        in_time: [
+        before_updates: [
             node.name
-            for node in without_state(problem, home, in_time=in_time).graph.nodes
+            for node in remove_state(problem, home, before_updates=before_updates).graph.nodes
             if not node.recomputable and node.phase == "backward"
         ]
-        for in_time in (True, False)
+        for before_updates in (True, False)
     }
     assert once == {True: ["g", "d"], False: []}
 
@@ -667,7 +669,7 @@ def overwriting(*, adjacent=False, **limits):
 @pytest.mark.parametrize("adjacent", [False, True])
 @pytest.mark.parametrize("name", ["lru-paging", "dtr-paging", "capuchin", "swap-advisor"])
 def test_node_writes_over_an_input_that_comes_back(name, adjacent):
-    """Beside the workspace of `y` there is room for one of both; `x` is paged in for `z`."""
+    """Beside the workspace of `y` storage has space for one of both; `x` is paged in for `z`."""
     result = run(overwriting(ram=11, adjacent=adjacent), name)
     schedule = result.require_schedule()
     assert verify(result.problem, schedule).valid

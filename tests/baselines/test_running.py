@@ -12,7 +12,7 @@ from kit.oracle import optimum
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import METHODS, method_names, own, run
 from poetmodel.baselines import running as home
-from poetmodel.baselines.engine import best_schedule, fit_budget
+from poetmodel.baselines.engine import fit_budget, select_best_schedule
 from poetmodel.baselines.saved_sets import chen_sqrt, keep_all
 from poetmodel.clock import check_time_limit, time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError, VerificationError
@@ -71,7 +71,7 @@ def test_broken_schedule_is_a_bug_and_said_so(monkeypatch):
     """A method that breaks a rule of execution does not get away as one that does not apply."""
     broken = SimpleNamespace(
         name="broken",
-        by_solver=False,
+        uses_solver=False,
         user_function=None,
         function=lambda: lambda _: Schedule(R=((0, 0),)),
     )
@@ -109,7 +109,7 @@ def test_forward_node_behind_a_backward_one_is_no_chain(name):
         run(problem, name)
 
 
-HEURISTICS = tuple(name for name in method_names() if not METHODS[name].by_solver)
+HEURISTICS = tuple(name for name in method_names() if not METHODS[name].uses_solver)
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
@@ -337,10 +337,10 @@ def test_cheapest_keeps_what_was_found_before_the_time_limit(monkeypatch):
 
     rules = (partial(keep_all, problem), endless)
     with time_limit(1000):
-        schedule = best_schedule(problem, rules)
+        schedule = select_best_schedule(problem, rules)
         assert verify(problem, schedule).valid
     with time_limit(1000), pytest.raises(TimeLimitError):
-        best_schedule(problem, reversed(rules))
+        select_best_schedule(problem, reversed(rules))
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,9 @@ def test_method_whose_rules_were_cut_short_met_its_time_limit(ram, rules, status
 
     @own.method("cut-short")
     def rule_by_rule(problem):
-        return best_schedule(problem, [partial(known[name], problem) for name in rules.split()])
+        return select_best_schedule(
+            problem, [partial(known[name], problem) for name in rules.split()]
+        )
 
     result = run(problem_of(ram), "cut-short", time_limit=0.2)
     assert (result.status, result.termination) == (status, termination)

@@ -55,7 +55,7 @@ MOST_LABELS = 30_000
 millions."""
 GAPS = (0.0, 1e-6, 1e-4, 0.05)
 BACKENDS = tuple(
-    name for name in ("highs", "scip", "gurobi") if name == "highs" or back_end(name).available()
+    name for name in ("highs", "scip", "gurobi") if name == "highs" or back_end(name).is_available()
 )
 """Installed solvers; HiGHS is required."""
 
@@ -188,7 +188,7 @@ def random_grouping(rng, n):
     if rng.random() < 0.3:
         return None
     rows, steps = rng.choice((0.0, 0.2, 0.5, 1.0)), rng.choice((0.0, 0.0, 0.1, 0.3))
-    return Grouping(n).add(
+    return Grouping(n).with_rows(
         [t for t in range(n) if rng.random() < rows],
         [(t, k) for t in range(n) for k in range(t) if rng.random() < steps],
     )

@@ -40,7 +40,7 @@ class Milp(Solver):
 
     def versions(self):
         """Return the version of scipy, twice."""
-        return dict.fromkeys((self.name, self.package), self.module().__version__)
+        return dict.fromkeys((self.name, self.package), self.import_package().__version__)
 
     def run(self, call):
         """Solve a model that has columns and no trivial contradiction."""

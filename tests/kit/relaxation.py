@@ -47,7 +47,7 @@ def random_rows(rng, problem, chance=0.3):
     stages = [t for t in range(n) if rng.random() < chance]
     of_steps = chance / 3 if rng.random() < 0.5 else 0.0
     steps = [(t, k) for t in range(n) for k in range(t) if rng.random() < of_steps]
-    return no_rows(problem).add(stages, steps)
+    return no_rows(problem).with_rows(stages, steps)
 
 
 def relaxation_of(problem, grouping):
@@ -58,7 +58,7 @@ def relaxation_of(problem, grouping):
 def least(form, unit=1.0, **targets):
     """Return the optimum of a form, None where it has no point."""
     raw = backend("highs").solve(form, Limits(rel_gap=0.0, **targets))
-    assert raw.x is not None or raw.infeasible or raw.status == "cutoff"
+    assert raw.x is not None or raw.is_infeasible or raw.status == "cutoff"
     return None if raw.objective is None else raw.objective * unit
 
 
@@ -120,7 +120,7 @@ def run_rounds(problem, grouping=None):
         raw = solved(relaxation)
         count += 1
         if raw.x is None or raw.objective is None:
-            if not raw.infeasible:
+            if not raw.is_infeasible:
                 msg = f"the solver stopped with {raw.status}"
                 raise RoundsError(msg)
             return Found(None, count, current)
@@ -140,7 +140,7 @@ def run_rounds(problem, grouping=None):
             _compare(problem, placement, value)
             return Found(value, count, current)
         # The steps only where all stage rows hold, as the driver does.
-        current = current.add(stages[:1], () if stages else steps[:1])
+        current = current.with_rows(stages[:1], () if stages else steps[:1])
 
 
 def _compare(problem, placement, value):
@@ -163,4 +163,4 @@ def groupings_between(problem, rng, count):
     for _ in range(count):
         yield grouping
         more = random_rows(rng, problem, 0.25)
-        grouping = grouping.add(tuple(more.stage_rows), tuple(more.step_rows))
+        grouping = grouping.with_rows(tuple(more.stage_rows), tuple(more.step_rows))

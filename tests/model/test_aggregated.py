@@ -52,7 +52,7 @@ def problem_of(graph, *, page=9.0, dear="", **limits):
 
 
 def events_of(problem, grouping):
-    """Return what is decided, and what is sure, for the enforced rows."""
+    """Return what is decided, and what is present, for the enforced rows."""
     return find_events(
         problem,
         grouping.group_of,
@@ -64,11 +64,11 @@ def events_of(problem, grouping):
 # -- groups ------------------------------------------------------------------------------------
 def test_groups_end_where_coefficients_of_an_own_row_change():
     """Own rows bring their cuts; rows of memory that are added later leave them there."""
-    grouping = Grouping(6).add(own={0: frozenset({1, 2})})
-    assert grouping.own_rows == {0}
+    grouping = Grouping(6).with_rows(ends_of_user_row={0: frozenset({1, 2})})
+    assert grouping.user_rows == {0}
     assert grouping.group_of == (0, 0, 1, 2, 2, 2)
-    finer = grouping.add([4], own={3: frozenset({2})})
-    assert finer.own_rows == {0, 3}
+    finer = grouping.with_rows([4], ends_of_user_row={3: frozenset({2})})
+    assert finer.user_rows == {0, 3}
     assert finer.group_of == (0, 0, 1, 2, 2, 3)
 
 
@@ -80,13 +80,15 @@ def test_page_ins_that_an_own_row_counts_wait_for_nothing():
         few=lambda v: sum(v.page_ins[t, i] for t in range(n) for i in v.page_ins) <= 0
     )
     recomputable = recomputable_nodes(stated)
-    grouping = Grouping(n).add([n // 2], own={0: frozenset(range(n))})
+    grouping = Grouping(n).with_rows([n // 2], ends_of_user_row={0: frozenset(range(n))})
     found = build_relaxation(stated, grouping, recomputable)
-    for i, (k, stages) in enumerate(zip(problem.graph.node_of, found.events.page_in, strict=True)):
-        last = max(found.events.events[i], default=-1)
-        sure = found.events.sure[i]
-        assert stages == tuple(t for t in range(k + 1, last + 1) if t not in sure)
-    assert found.events.dominated == frozenset()
+    for i, (k, stages) in enumerate(
+        zip(problem.graph.node_of, found.events.page_in_groups, strict=True)
+    ):
+        last = max(found.events.event_groups[i], default=-1)
+        present = found.events.present_groups[i]
+        assert stages == tuple(t for t in range(k + 1, last + 1) if t not in present)
+    assert found.events.dominated_keeps == frozenset()
     (row,) = found.row_families["stage_limits"]
     assert found.row_upper[row] == 0
 
@@ -103,7 +105,7 @@ def test_groups_of_random_rows_are_consistent():
         assert all(grouping.group_of[t] == g for g, (a, b) in enumerate(runs) for t in (a, b))
         assert grouping.stage_rows <= set(grouping.last_stage)
         assert all((t, t) in runs for t in grouping.step_stages)
-        finer = grouping.add(tuple(random_rows(rng, problem, 0.3).stage_rows))
+        finer = grouping.with_rows(tuple(random_rows(rng, problem, 0.3).stage_rows))
         assert set(grouping.first_stage) <= set(finer.first_stage)
 
 
@@ -118,18 +120,18 @@ def test_what_a_reader_makes_stays_in_place_of_what_it_alone_reads():
     problem = problem_of(graph)
     found = build_relaxation(problem, Grouping(7, frozenset({3, 4})), [True] * 7)
     i, o = 1, 2
-    assert found.events.recompute[i] == (1, 2)
-    assert found.events.dominated == {(i, 0), (i, 1)}
+    assert found.events.recompute_groups[i] == (1, 2)
+    assert found.events.dominated_keeps == {(i, 0), (i, 1)}
     assert all(found.fixed[found.kept[i, a]] == 0 for a in (0, 1))
-    later = range(1, len(found.events.events[o]))
+    later = range(1, len(found.events.event_groups[o]))
     assert not any(found.kept[o, a] in found.fixed for a in later)
-    assert (found.events.page_in[i], found.events.page_in[o]) == ((), (2,))
+    assert (found.events.page_in_groups[i], found.events.page_in_groups[o]) == ((), (2,))
     assert i not in found.paged_out
     graph = written("a 6", "i 4 a", "o 4 i", "q 1", "r 1 a", "z 6 o", "y 6 o")
     problem = problem_of(graph, deadline="99 s", deadline_counts="overlap")
     found = build_relaxation(problem, Grouping(7, frozenset({3, 4})), [True] * 7)
-    assert found.events.dominated == frozenset()
-    assert found.events.page_in[1] == (1, 2)
+    assert found.events.dominated_keeps == frozenset()
+    assert found.events.page_in_groups[1] == (1, 2)
 
 
 NOT_DOMINATED = {
@@ -181,21 +183,21 @@ def test_nothing_is_sure_beside_the_stage_of_a_step_row():
     """
     problem = problem_of(chain({0: (2, 5), 3: (5,)}, 6))
     plain = events_of(problem, Grouping(6, frozenset({2, 3})))
-    assert plain.uses[0] == (2,)
-    assert plain.sure[3] == {2}
+    assert plain.use_groups[0] == (2,)
+    assert plain.present_groups[3] == {2}
     stepped = Grouping(6, frozenset({2, 3}), frozenset({(3, 1)}))
     assert stepped.group_of == (0, 0, 0, 1, 2, 2)
     found = events_of(problem, stepped)
-    assert found.sure[0] == found.sure[3] == frozenset()
-    assert found.page_in[3] == found.recompute[3] == (2,)
+    assert found.present_groups[0] == found.present_groups[3] == frozenset()
+    assert found.page_in_groups[3] == found.recompute_groups[3] == (2,)
     # `n0` may also be read in stage 3, to recompute `n2` for stage 5.
-    assert found.page_in[0] == found.recompute[0] == (1, 2)
+    assert found.page_in_groups[0] == found.recompute_groups[0] == (1, 2)
     problem = problem_of(chain({0: (1, 2), 2: (5,)}, 6))
     found = events_of(problem, Grouping(6, frozenset({1}), frozenset({(4, 2)})))
     # Groups are stages 0-1, 2-3, 4 and 5.
-    assert found.sure[0] == {1}
-    assert found.events[2] == (2, 3)
-    assert found.sure[2] == frozenset()
+    assert found.present_groups[0] == {1}
+    assert found.event_groups[2] == (2, 3)
+    assert found.present_groups[2] == frozenset()
 
 
 # -- that nothing is lost ----------------------------------------------------------------------
@@ -222,7 +224,7 @@ def own_pointwise(kind, numbers):
 def ungrouped(problem, grouping):
     """Return `compact` with all its stages, but only the memory rows of a grouping."""
     m = Model(problem, COMPACT, exact=True)
-    m.grouping = replace(grouping, own_cuts=frozenset(range(grouping.n_stages)))
+    m.grouping = replace(grouping, user_row_ends=frozenset(range(grouping.n_stages)))
     chosen = recomputable_nodes(problem)
     m.events = find_events(problem, m.grouping.group_of, recomputable=chosen)
     COMPACT.populate(m)
@@ -288,8 +290,8 @@ def test_reductions_lose_nothing(variant, problems, numbers, reached, monkeypatc
         assert least(reduced.form, reduced.unit) == expected, seed
         seen["columns"] += form.n_columns
         seen["fewer"] += form.n_columns - reduced.form.n_columns
-        seen["kept"] += len(reduced.events.dominated)
-        found, every = reduced.events.page_in, whole.events.page_in
+        seen["kept"] += len(reduced.events.dominated_keeps)
+        found, every = reduced.events.page_in_groups, whole.events.page_in_groups
         seen["paged"] += sum(map(len, every)) - sum(map(len, found))
     for name, more in reached.items():
         assert seen[name] > (more * seen["columns"] if 0 < more < 1 else more), seen
@@ -315,11 +317,11 @@ def test_merging_stages_keeps_every_count_that_is_wanted(part):
         if best is not None:
             assert problem.objective.baseline + found <= best.value + CLOSE, seed
         looser += found != pytest.approx(expected, abs=CLOSE)
-        beside += bool(len(merged.model.recomputed_beside) or len(merged.model.paged_in_beside))
-        singles = grouping.add(range(grouping.n_stages), ())
+        beside += bool(len(merged.model.extra_recomputed) or len(merged.model.extra_paged_in))
+        singles = grouping.with_rows(range(grouping.n_stages), ())
         merged, apart = relaxation_of(problem, singles), ungrouped(problem, singles)
-        assert not len(merged.model.recomputed_beside)
-        assert not len(merged.model.paged_in_beside)
+        assert not len(merged.model.extra_recomputed)
+        assert not len(merged.model.extra_paged_in)
         found = least(merged.form, merged.unit)
         assert found == pytest.approx(
             least(to_standard_form(apart), apart.objective_unit), abs=CLOSE

@@ -154,7 +154,7 @@ def test_a_schedule_goes_into_a_model_and_comes_out_again(reductions):
     for problem in random_instances(60, (2, 6), seed=9, recompute=True, paging=True):
         model = build(problem, reductions=reductions)
         schedule = checkpoint_all(problem.graph)
-        for column, value in model.arrays.relations.assign(schedule):
+        for column, value in model.arrays.relations.column_values(schedule):
             if column not in model.arrays.fixed:
                 model.variables[column].set_value(value)
         back = read_schedule(model)
@@ -491,7 +491,7 @@ BOTH = Formulation("both", (FIRST, SECOND))
         # Leaving out what another component requires is no formulation either.
         (lambda: BOTH.without("first", name="half"), "component 'second' requires first"),
         # Two components of one name would build the same thing.
-        (lambda: Formulation("twice", (FIRST, SECOND, FIRST)), "'first' comes twice"),
+        (lambda: Formulation("twice", (FIRST, SECOND, FIRST)), "'first' is repeated"),
         # Swapping in what is not there would silently add it, or do nothing.
         (lambda: BOTH.swap(Component("third", _first, "made up"), name="three"), "'third' to swap"),
         # A misspelt ablation must not pass for one.

@@ -14,9 +14,9 @@ from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.model import build
 from poetmodel.model.events import (
     find_events,
+    is_storage_limiting,
     paging_dominates,
     recomputable_nodes,
-    storage_is_limiting,
 )
 from poetmodel.problem import Problem
 from poetmodel.result import Status
@@ -36,20 +36,22 @@ def test_events_are_consistent_on_random_problems():
     for problem in random_instances(150, (3, 9), seed=41):
         graph = problem.graph
         found = events_of(problem)
-        for k, again in enumerate(found.recompute):
+        for k, again in enumerate(found.recompute_groups):
             assert list(again) == sorted(set(again))
             assert all(k < t for t in again)
             for p in graph.inputs_of[k]:
-                assert set(again) <= set(found.uses[p])
-                inside = {e for e in found.uses[p] if again and k < e < again[-1]}
+                assert set(again) <= set(found.use_groups[p])
+                inside = {e for e in found.use_groups[p] if again and k < e < again[-1]}
                 assert inside <= set(again)
         for i, k in enumerate(graph.node_of):
-            readers = set(graph.users_of[i]).union(*(found.recompute[j] for j in graph.users_of[i]))
-            assert set(found.uses[i]) == readers
+            readers = set(graph.users_of[i]).union(
+                *(found.recompute_groups[j] for j in graph.users_of[i])
+            )
+            assert set(found.use_groups[i]) == readers
             last = max(readers, default=-1)
-            expected = readers | {t for t in found.recompute[k] if t <= last}
-            assert found.events[i] == tuple(sorted(expected))
-            assert found.page_in[i] == (found.uses[i] if problem.can_page else ())
+            expected = readers | {t for t in found.recompute_groups[k] if t <= last}
+            assert found.event_groups[i] == tuple(sorted(expected))
+            assert found.page_in_groups[i] == (found.use_groups[i] if problem.can_page else ())
 
 
 # -- dominance ---------------------------------------------------------------------------------
@@ -179,18 +181,18 @@ def test_dominance_can_be_left_aside():
 )
 def test_storage_is_limiting_below_all_read_tensors(limits, expected):
     """`a`, `b` and `c` (4 + 6 + 5 bytes) can be wanted on storage at once; `d` is never read."""
-    assert storage_is_limiting(skip_problem(**limits)) is expected
+    assert is_storage_limiting(skip_problem(**limits)) is expected
 
 
 def test_tensors_that_lie_on_storage_take_no_room_there():
     """An input on storage is never written there; `d`, never read, counts where rows want it."""
     graph = skip_graph(on_aux=True)
     costs = even_costs(graph)
-    assert not storage_is_limiting(Problem(graph, costs, ram=13, aux_bytes=11))
-    assert storage_is_limiting(Problem(graph, costs, ram=13, aux_bytes=10))
+    assert not is_storage_limiting(Problem(graph, costs, ram=13, aux_bytes=11))
+    assert is_storage_limiting(Problem(graph, costs, ram=13, aux_bytes=10))
     problem = skip_problem(aux_bytes=15)
-    assert not storage_is_limiting(problem)
-    assert storage_is_limiting(problem.subject_to(out=lambda v: v.page_outs["d"] >= 1))
+    assert not is_storage_limiting(problem)
+    assert is_storage_limiting(problem.subject_to(out=lambda v: v.page_outs["d"] >= 1))
 
 
 # -- own constraints and objectives ----------------------------------------------------------------

@@ -135,7 +135,7 @@ def stated(formulation, problem):
         n, rows = len(problem.graph.nodes), problem.stage_limits
         m.grouping = Grouping.one_group_per_stage(n, len(rows))
         offered = recomputable_nodes(problem)
-        m.events = find_events(problem, range(n), recomputable=offered, counted=rows)
+        m.events = find_events(problem, range(n), recomputable=offered, counted_rows=rows)
     added = {}
     for part in formulation.components:
         before = names_in(m)

@@ -276,4 +276,4 @@ def test_fixed_variables_are_constants_of_rows():
     for name in ("kept", "recomputed", "paged_in"):
         for variable in getattr(model, name).values():
             variable.fix(0)
-    assert "inputs[" in str(compile_model(model).contradiction())
+    assert "inputs[" in str(compile_model(model).describe_contradiction())

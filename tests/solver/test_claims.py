@@ -566,7 +566,7 @@ def is_of_use_after(problem):
     graph, offered = problem.graph, recomputable_nodes(problem)
     found = find_events(problem, range(len(graph.nodes)), recomputable=offered)
     return any(
-        offered[k] and found.uses[i] and found.uses[i][-1] > last
+        offered[k] and found.use_groups[i] and found.use_groups[i][-1] > last
         for k, last in enumerate(graph.last_stages)
         for i in graph.outputs_of[k]
     )

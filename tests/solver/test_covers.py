@@ -177,7 +177,7 @@ def test_no_point_that_keeps_a_signed_row_is_lost(part, whole):
         form = signed_form([scale * value for value in values], scale * limit)
         points = [np.array(bits) for bits in product((0.0, 1.0), repeat=len(values))]
         kept = [x for x in points if sum(values * x) <= limit]
-        assert all(form.violation(x) == 0.0 for x in kept)
+        assert all(form.max_violation(x) == 0.0 for x in kept)
         for x in points:
             found = add_covers(form, x, limit_rows(form))
             assert (found is None) == (sum(values * x) <= limit), (values, limit, x)

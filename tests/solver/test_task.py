@@ -37,7 +37,9 @@ def depths(monkeypatch):
             seen.append(own[own.index("solve") :])
             return super().solve(*arguments, **options)
 
-    monkeypatch.setattr(registry, "_registered", {**registry._registered, "watched": Watched})
+    monkeypatch.setattr(
+        registry, "_registered_solvers", {**registry._registered_solvers, "watched": Watched}
+    )
     return seen
 
 

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.backends.protocol import BackendProgress, Basis, Limits, OnProgress
-from poetmodel.backends.standard_form import StandardForm, round_binaries
+from poetmodel.backends.standard_form import StandardForm, round_integers
 
 if TYPE_CHECKING:
     import threading
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_TICK_S: Final = 0.1
+_MIN_REPORT_INTERVAL_S: Final = 0.1
 """Minimum time between two progress reports without a new solution [s]."""
 _INFINITE: Final = 1e20
-"""Solvers represent "no bound" by absolute values of this or more."""
+"""Absolute value from which on solvers mean "no bound"."""
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number reported by a solver, or None if it represents "no value"."""
+    """Return a number reported by a solver; None for NaN, infinity and huge values ("no bound")."""
     return float(value) if math.isfinite(value) and abs(value) < _INFINITE else None
 
 
 class SolverCall:
-    """Model, limits and start of one solve; receives the solver's progress, log and stop queries.
+    """Model, limits and start of one solve; receives progress and log of the solver.
 
     Exceptions of the user's callbacks are stored, not raised: `should_stop` becomes True, and
     `raise_failure` raises the exception after the solver has returned. Solvers crash, ignore the
@@ -43,7 +43,7 @@ class SolverCall:
         on_progress: OnProgress | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """Start the clock of the call, before the solver's model is built."""
+        """Store the arguments, and start the clock of the call."""
         self.form = form
         self.limits = limits
         self.options = dict(limits.options)
@@ -59,7 +59,7 @@ class SolverCall:
         self._bound: float | None = None
         self._start_s = time.perf_counter()
         self._last_report_s = self._start_s
-        self._nodes: int | None = None
+        self._n_nodes: int | None = None
         self.root_bound: float | None = None
         """Bound before the first branching; None until the solver reports one."""
         self.build_s = 0.0
@@ -83,23 +83,26 @@ class SolverCall:
 
     @property
     def should_stop(self) -> bool:
-        """Whether a callback, an exception or the stop event requested that the solver stops."""
+        """Whether `on_progress`, an exception or the stop event requested that the solver stops."""
         return self._stop_requested or (self._stop is not None and self._stop.is_set())
 
     def report_solution(
-        self, objective: float, x: Callable[[], NDArray[np.float64]], bound: float | None = None
+        self,
+        objective: float,
+        read_values: Callable[[], NDArray[np.float64]],
+        bound: float | None = None,
     ) -> bool:
         """Record a solution and pass a new incumbent to `on_progress`; return `should_stop`.
 
-        `x` returns the value of each column. It is called only for a new incumbent, and only if
-        `on_progress` is set.
+        `read_values` returns the value of each column. It is called only for a new incumbent, and
+        only if `on_progress` is set.
         """
         self._raise_bound(bound)
         incumbent = self._incumbent
         if incumbent is None or self.form.sense * (incumbent - objective) > 0:
             self._incumbent = objective
             if self.on_progress is not None:
-                self._guard(lambda: self._report(round_binaries(x(), self.form)))
+                self._call_guarded(lambda: self._report(round_integers(read_values(), self.form)))
         return self.should_stop
 
     def report_progress(self, bound: float | None = None, nodes: float | None = None) -> bool:
@@ -108,23 +111,29 @@ class SolverCall:
         The bound is also stored as `root_bound` while `nodes` is at most 1.
         """
         self._raise_bound(bound)
-        self._nodes = self._nodes if nodes is None else int(nodes)
+        self._n_nodes = self._n_nodes if nodes is None else int(nodes)
         if nodes is not None and nodes <= 1 and bound is not None:
             self.root_bound = bound
-        if self.on_progress is not None and time.perf_counter() - self._last_report_s > _TICK_S:
-            self._guard(lambda: self._report(None))
+        if (
+            self.on_progress is not None
+            and time.perf_counter() - self._last_report_s > _MIN_REPORT_INTERVAL_S
+        ):
+            self._call_guarded(lambda: self._report(None))
         return self.should_stop
 
     def write_log(self, text: str) -> None:
-        """Pass a piece of the solver's log to `Limits.log`."""
+        """Pass new text of the solver's log to `Limits.log`, if that is set."""
         log = self.limits.log
         if log is not None and text:
-            self._guard(lambda: log(text))
+            self._call_guarded(lambda: log(text))
 
     def discard_progress(self) -> None:
-        """Discard incumbent, bounds and nodes, which may be wrong, before a second solve."""
+        """Discard incumbent, bounds and nodes, which may be wrong, before a second solve.
+
+        Also withdraws a stop that `on_progress` requested, but not one by an exception.
+        """
         self._incumbent = None
-        self._bound = self.root_bound = self._nodes = None
+        self._bound = self.root_bound = self._n_nodes = None
         self._stop_requested = self._failure is not None
 
     def raise_failure(self) -> None:
@@ -138,7 +147,7 @@ class SolverCall:
             return
         self._last_report_s = time.perf_counter()
         progress = BackendProgress(
-            incumbent=self._incumbent, bound=self._bound, x=x, nodes=self._nodes
+            incumbent=self._incumbent, bound=self._bound, x=x, nodes=self._n_nodes
         )
         if self.on_progress is not None and self.on_progress(progress) is False:
             self._stop_requested = True
@@ -146,7 +155,7 @@ class SolverCall:
     def _raise_bound(self, bound: float | None) -> None:
         """Store a bound if it is the best so far, clipped at the cutoff.
 
-        Solvers report the cutoff as a proven bound, which it is not.
+        Solvers may report the cutoff as a bound, although it is not proven.
         """
         sense = self.form.sense
         if bound is None:
@@ -157,12 +166,12 @@ class SolverCall:
         if self._bound is None or sense * (bound - self._bound) > 0:
             self._bound = bound
 
-    def _guard(self, call: Callable[[], None]) -> None:
-        """Call the user's code and store its exception; do nothing after an earlier exception."""
+    def _call_guarded(self, callback: Callable[[], None]) -> None:
+        """Call a callback and store its exception; do nothing after an earlier exception."""
         if self._failure is not None:
             return
         try:
-            call()
+            callback()
         except BaseException as error:  # noqa: BLE001 - raised again after the solve
             self._failure = error
             self._stop_requested = True

@@ -25,10 +25,10 @@ from poetmodel.backends.sparse import csr_array
 from poetmodel.backends.standard_form import (
     MAXIMIZE,
     MINIMIZE,
-    SLACK,
+    ROUNDING_TOLERANCE,
     Layout,
     StandardForm,
-    round_binaries,
+    round_integers,
 )
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import ModelError, listed
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from poetmodel.model.arrays import Label, Model
 
-_listed: Final = partial(listed, max_names=10)
-"""Join the names of one kind of error: ten names, then the number of further ones."""
+_join_names: Final = partial(listed, max_names=10)
+"""Join up to ten names; the number of further names follows."""
 _DECLARATION_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
-"""Components in the order in which the model declares them."""
+"""Sort option: components in the order in which the model declares them."""
 
 
 def compile_model(model: Any) -> StandardForm:
@@ -52,12 +52,12 @@ def compile_model(model: Any) -> StandardForm:
 
     The model stays unchanged. Columns and rows are in the order of the model. A range constraint is
     one row; fixed variables are folded into constants; variables that no row and no objective
-    mentions have no column. Rows that are unchanged since `build` made them are copied from its
-    arrays.
+    mentions have no column. Rows that are unchanged since `build` made them are copied from the
+    arrays of `build`.
 
     Raises `ModelError`, which names each nonlinear constraint, each component that must be
-    transformed first, and each variable that belongs to another model or whose domain has steps
-    other than 1.
+    transformed first, each fixed variable without a value, and each variable that belongs to
+    another model or whose domain has steps other than 1.
 
     A violated constraint without variables makes the model infeasible, not malformed: the form then
     has no columns and one infeasible row, with the name of that constraint.
@@ -65,9 +65,9 @@ def compile_model(model: Any) -> StandardForm:
     _check_components(model)
     objective = _single_objective(model)
     try:
-        rows = _Rows(model, objective)
+        rows = _RowCollector(model, objective)
     except (InvalidConstraintError, InvalidExpressionError) as error:
-        raise ModelError(_nonlinear_message(model, objective, str(error))) from error
+        raise ModelError(_nonlinear_errors(model, objective, str(error))) from error
     except ValueError as error:
         raise ModelError(f"model {model.name!r}: {' '.join(str(error).split())}") from error
     sense = MINIMIZE if objective.sense == pyo.minimize else MAXIMIZE
@@ -75,7 +75,7 @@ def compile_model(model: Any) -> StandardForm:
         form = StandardForm.from_arrays(
             np.zeros((1, 0)), [], row_lower=1.0, sense=sense, rows=(rows.contradiction,)
         )
-        layout = None if rows.unchanged is None else rows.unchanged.layout({})
+        layout = None if rows.unchanged_rows is None else rows.unchanged_rows.layout({})
         return replace(form, model=model, layout=layout)
     check_time_limit()
     matrix, costs, columns = rows.arrays()
@@ -97,8 +97,10 @@ def compile_model(model: Any) -> StandardForm:
         rows=tuple(rows.constraints),
     )
     position_by_id = {id(variable): j for j, variable in enumerate(columns)}
-    unused = tuple(v for v in _variables(model) if id(v) not in position_by_id and not v.fixed)
-    layout = None if rows.unchanged is None else rows.unchanged.layout(position_by_id)
+    unused = tuple(
+        v for v in _iterate_variables(model) if id(v) not in position_by_id and not v.fixed
+    )
+    layout = None if rows.unchanged_rows is None else rows.unchanged_rows.layout(position_by_id)
     return replace(form, unused=unused, model=model, layout=layout)
 
 
@@ -111,7 +113,7 @@ def load_values(form: StandardForm, x: ArrayLike) -> None:
     """
     if form.model is None:
         raise ModelError("form: was made from arrays; there are no variables to write to")
-    values = round_binaries(x, form)
+    values = round_integers(x, form)
     for variable, value, is_integer in zip(
         form.columns, values.tolist(), form.integer.tolist(), strict=True
     ):
@@ -120,7 +122,7 @@ def load_values(form: StandardForm, x: ArrayLike) -> None:
         variable.set_value(_allowed_value(variable), skip_validation=True)
 
 
-class _Rows:
+class _RowCollector:
     """Collects objective and constraints of a model as coefficient rows, in the model's order.
 
     Pyomo's standard-form compiler walks a model in the same way, but imports ``scipy.stats``, which
@@ -128,12 +130,14 @@ class _Rows:
     """
 
     def __init__(self, model: Any, objective: Any) -> None:
-        """Append the rows of all active constraints, up to the first contradiction."""
+        """Collect the objective and the rows of all active constraints, up to a contradiction."""
         self.variables: dict[int, Any] = {}
-        self._order: dict[int, int] = {}
-        self._recorder = OrderedVarRecorder(self.variables, self._order, _DECLARATION_ORDER)
-        self._walk = LinearRepnVisitor({}, var_recorder=self._recorder).walk_expression
-        self.unchanged = _UnchangedRows(model) if hasattr(model, "arrays") else None
+        self._position_by_id: dict[int, int] = {}
+        self._recorder = OrderedVarRecorder(
+            self.variables, self._position_by_id, _DECLARATION_ORDER
+        )
+        self._walk_expression = LinearRepnVisitor({}, var_recorder=self._recorder).walk_expression
+        self.unchanged_rows = _UnchangedRows(model) if hasattr(model, "arrays") else None
         """Rows that are unchanged since `build` made them; None for a model of another origin."""
         self.constraints: list[Any] = []
         """Origin of each row: a row label of `build`, or the Pyomo constraint."""
@@ -141,39 +145,41 @@ class _Rows:
         """Lower bound of each row, constants moved to this side."""
         self.upper: list[float] = []
         """Upper bound of each row, constants moved to this side."""
-        self._data = array("d")
-        self._index = array("i")
-        self._ends = [0]
+        self._values = array("d")
+        self._positions = array("i")
+        self._row_ends = [0]
         self.contradiction: str | None = None
         """Name of the first violated constraint without variables; None if there is none."""
-        linear = self._linear(objective, objective.expr)
+        linear = self._linearize(objective, objective.expr)
         self.offset = float(linear.constant)
-        self._costs = {self._order[key]: value for key, value in linear.linear.items()}
+        self._costs = {self._position_by_id[key]: value for key, value in linear.linear.items()}
         for constraint in model.component_data_objects(
             pyo.Constraint, active=True, sort=_DECLARATION_ORDER
         ):
             check_time_limit()
-            if not self._add(constraint):
+            if not self._add_constraint(constraint):
                 self.contradiction = constraint.name
                 return
 
-    def _linear(self, item: Any, expression: Any) -> Any:
-        repn = self._walk(expression)
+    def _linearize(self, item: Any, expression: Any) -> Any:
+        """Return Pyomo's linear representation of an expression of `item`.
+
+        Raises `InvalidExpressionError`, with the name of `item`, for a nonlinear expression.
+        """
+        repn = self._walk_expression(expression)
         if repn.nonlinear is not None:
             raise InvalidExpressionError(f"{item.name}: has terms that are not linear.")
         return repn
 
-    def _add(self, constraint: Any) -> bool:
+    def _add_constraint(self, constraint: Any) -> bool:
         """Append the row of a constraint; return False if it is violated and has no variables."""
-        if self.unchanged is not None and id(constraint) in self.unchanged.rows:
-            row_numbers = self.unchanged.rows[id(constraint)]
-            return all(
-                self._add_unchanged(self.unchanged, row_number) for row_number in row_numbers
-            )
+        if self.unchanged_rows is not None and id(constraint) in self.unchanged_rows.rows:
+            rows = self.unchanged_rows.rows[id(constraint)]
+            return all(self._add_unchanged_row(self.unchanged_rows, row) for row in rows)
         lower, body, upper = constraint.to_bounded_expression()
         if lower is None and upper is None:
             return True
-        linear = self._linear(constraint, body)
+        linear = self._linearize(constraint, body)
         lower = -math.inf if lower is None else pyo.value(lower) - linear.constant
         upper = math.inf if upper is None else pyo.value(upper) - linear.constant
         if not linear.linear:
@@ -181,88 +187,94 @@ class _Rows:
         self.constraints.append(constraint)
         self.lower.append(lower)
         self.upper.append(upper)
-        self._index.extend(map(self._order.__getitem__, linear.linear))
-        self._data.extend(linear.linear.values())
-        self._ends.append(len(self._data))
+        self._positions.extend(map(self._position_by_id.__getitem__, linear.linear))
+        self._values.extend(linear.linear.values())
+        self._row_ends.append(len(self._values))
         return True
 
-    def _add_unchanged(self, unchanged: _UnchangedRows, row_number: int) -> bool:
+    def _add_unchanged_row(self, source: _UnchangedRows, row: int) -> bool:
         """Append a row from the arrays of `build`; return False if it is constant and violated."""
-        columns, values = unchanged.terms(row_number)
-        constants = unchanged.fixed[columns]
+        columns, values = source.terms(row)
+        constants = source.fixed_values[columns]
         is_unfixed = np.isnan(constants)
         constant = 0.0 if is_unfixed.all() else float(values[~is_unfixed] @ constants[~is_unfixed])
-        lower = unchanged.model.row_lower[row_number] - constant
-        upper = unchanged.model.row_upper[row_number] - constant
+        lower = source.model.row_lower[row] - constant
+        upper = source.model.row_upper[row] - constant
         columns, values = columns[is_unfixed], values[is_unfixed]
         if not columns.size:
             return lower <= 0 <= upper
-        positions = [self._position(unchanged.variables[column]) for column in columns.tolist()]
-        self.constraints.append(unchanged.labels[row_number])
+        positions = [
+            self._find_or_add_position(source.variables[column]) for column in columns.tolist()
+        ]
+        self.constraints.append(source.labels[row])
         self.lower.append(lower)
         self.upper.append(upper)
-        self._index.extend(positions)
-        self._data.frombytes(values.tobytes())
-        self._ends.append(len(self._data))
+        self._positions.extend(positions)
+        self._values.frombytes(values.tobytes())
+        self._row_ends.append(len(self._values))
         return True
 
-    def _position(self, variable: Any) -> int:
-        """Return the column index of a variable; append it to the columns if it is new."""
-        position = self._order.get(id(variable))
+    def _find_or_add_position(self, variable: Any) -> int:
+        """Return the column index of a variable; append a new variable to the columns."""
+        position = self._position_by_id.get(id(variable))
         if position is None:
             self._recorder.add(variable)
-            position = self._order[id(variable)]
+            position = self._position_by_id[id(variable)]
         return position
 
     def arrays(self) -> tuple[csr_array, NDArray[np.float64], tuple[Any, ...]]:
-        """Return (matrix, costs, variables) of the columns with a nonzero coefficient or cost."""
-        costs = np.zeros(len(self._order))
+        """Return matrix, costs and variables of the columns with a nonzero coefficient or cost."""
+        costs = np.zeros(len(self._position_by_id))
         costs[list(self._costs)] = list(self._costs.values())
-        data = np.frombuffer(self._data, dtype=np.float64)
-        index = np.frombuffer(self._index, dtype=np.int32)
+        values = np.frombuffer(self._values, dtype=np.float64)
+        positions = np.frombuffer(self._positions, dtype=np.int32)
         is_used = costs != 0
-        is_used[index[data != 0]] = True
+        is_used[positions[values != 0]] = True
         matrix = csr_array(
-            (data, index, np.array(self._ends, dtype=np.int32)),
+            (values, positions, np.array(self._row_ends, dtype=np.int32)),
             shape=(len(self.constraints), len(costs)),
         )
         matrix.eliminate_zeros()
-        variable_at = {position: self.variables.get(key) for key, position in self._order.items()}
-        columns = tuple(variable_at[position] for position in np.flatnonzero(is_used).tolist())
+        variable_of_position = {
+            position: self.variables.get(key) for key, position in self._position_by_id.items()
+        }
+        columns = tuple(
+            variable_of_position[position] for position in np.flatnonzero(is_used).tolist()
+        )
         return matrix[:, is_used], costs[is_used], columns
 
 
 class _UnchangedRows:
-    """Rows of a model made by `build` that the user has not changed since."""
+    """Unchanged rows of a model from `build`, as arrays."""
 
     def __init__(self, model: Any) -> None:
-        """Read arrays, labels and fixed values of the model; find its unchanged constraints."""
+        """Read arrays, labels and fixed values of the model; find the unchanged constraints."""
         self.model: Model = model.arrays
         self.variables: list[Any] = model.variables
         self.rows = unchanged_constraints(model)
-        """Row numbers of each unchanged constraint, by `id` of the constraint."""
+        """Rows of each unchanged constraint, by `id` of the constraint."""
         self.labels: list[Label] = self.model.row_labels()
         _, self._columns, self._values = self.model.terms()
-        self.fixed = np.array(
+        self.fixed_values = np.array(
             [variable.value if variable.fixed else math.nan for variable in self.variables],
             dtype=np.float64,
         )
         """Value of each fixed column, fixed by `build` or the user; NaN for columns that are not
         fixed."""
 
-    def terms(self, row_number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def terms(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the columns and the coefficients of a row."""
-        term_range = self.model.term_slice(row_number)
+        term_range = self.model.term_slice(row)
         return self._columns[term_range], self._values[term_range]
 
     def layout(self, index_by_id: Mapping[int, int]) -> Layout:
         """Return the layout of the form, given the column index of each variable by its `id`."""
         positions = [index_by_id.get(id(variable), -1) for variable in self.variables]
         columns = np.array(positions, dtype=np.int32)
-        return Layout(self.model, columns, self.fixed, self.model.limits)
+        return Layout(self.model, columns, self.fixed_values, self.model.limits)
 
 
-def _variables(model: Any) -> Iterable[Any]:
+def _iterate_variables(model: Any) -> Iterable[Any]:
     variables: Iterable[Any] = model.component_data_objects(pyo.Var, active=True)
     return variables
 
@@ -271,10 +283,10 @@ def _single_objective(model: Any) -> Any:
     """Return the active objective; raise `ModelError` unless there is exactly one."""
     active = list(model.component_data_objects(pyo.Objective, active=True))
     if len(active) != 1:
-        names = f" ({_listed(objective.name for objective in active)})" if active else ""
+        names = f" ({_join_names(objective.name for objective in active)})" if active else ""
         raise ModelError(
             f"model {model.name!r}: expected one active objective, got {len(active)}{names}; "
-            "deactivate the others, or add one"
+            "leave one active, or add one"
         )
     return active[0]
 
@@ -290,52 +302,52 @@ _TRANSFORMATIONS: Final = {
 
 
 def _check_components(model: Any) -> None:
-    """Raise `ModelError` for nonlinear components, and for fixed variables without a value."""
-    network = sys.modules.get("pyomo.network")
+    """Raise `ModelError` for unsupported components, and for fixed variables without a value."""
+    network_module = sys.modules.get("pyomo.network")
     valid = {pyo.Block, pyo.Constraint, pyo.Var, pyo.Param, pyo.Expression, pyo.Set, pyo.RangeSet}
-    valid |= {pyo.ExternalFunction} | (set() if network is None else {network.Port})
+    valid |= {pyo.ExternalFunction} | (set() if network_module is None else {network_module.Port})
     targets = {pyo.Suffix, pyo.Objective}
-    _, unknown = categorize_valid_components(
+    _, unsupported = categorize_valid_components(
         model, active=True, sort=_DECLARATION_ORDER, valid=valid, targets=targets
     )
-    faults = []
-    for kind, items in unknown.items():
-        remedy = _TRANSFORMATIONS.get(kind.__name__)
-        reason = f"{kind.__name__} is not linear; {remedy}"
+    errors = []
+    for component_type, items in unsupported.items():
+        remedy = _TRANSFORMATIONS.get(component_type.__name__)
+        reason = f"{component_type.__name__} is not linear; {remedy}"
         if remedy is None:
-            reason = f"linear solvers do not support {kind.__name__}"
-        faults.append(f"{_listed(item.name for item in items)}: {reason}")
-    if faults:
-        raise ModelError(faults)
-    unset_names = [v.name for v in _variables(model) if v.fixed and v.value is None]
+            reason = f"linear solvers do not support {component_type.__name__}"
+        errors.append(f"{_join_names(item.name for item in items)}: {reason}")
+    if errors:
+        raise ModelError(errors)
+    unset_names = [v.name for v in _iterate_variables(model) if v.fixed and v.value is None]
     if unset_names:
         raise ModelError(
-            f"{_listed(unset_names)}: is fixed but has no value; give it one or unfix it"
+            f"{_join_names(unset_names)}: is fixed but has no value; give it one or unfix it"
         )
 
 
-def _check_columns(columns: Iterable[Any], model: Any) -> None:
-    """Raise `ModelError` for variables of another model and for domains with steps other than 1."""
+def _check_columns(variables: Iterable[Any], model: Any) -> None:
+    """Raise `ModelError` for variables of another model, and domains with steps other than 1."""
     root = model.model()
-    is_own: dict[int, bool] = {}
-    is_plain: dict[int, bool] = {}
-    foreign_names, non_unit = [], []
-    for variable in columns:
+    is_in_model: dict[int, bool] = {}
+    has_unit_steps: dict[int, bool] = {}
+    foreign_names, non_unit_names = [], []
+    for variable in variables:
         container, domain = variable.parent_component(), variable.domain
-        if not is_own.setdefault(id(container), container.model() is root):
+        if not is_in_model.setdefault(id(container), container.model() is root):
             foreign_names.append(variable.name)
-        if not is_plain.setdefault(id(domain), _has_unit_steps(domain)):
-            non_unit.append(variable.name)
-    faults = []
+        if not has_unit_steps.setdefault(id(domain), _has_unit_steps(domain)):
+            non_unit_names.append(variable.name)
+    errors = []
     if foreign_names:
-        faults.append(f"{_listed(foreign_names)}: belongs to another model, or to none")
-    if non_unit:
-        faults.append(
-            f"{_listed(non_unit)}: the domain is neither an interval nor all whole numbers of one; "
-            "use an integer variable and multiply it"
+        errors.append(f"{_join_names(foreign_names)}: belongs to another model, or to none")
+    if non_unit_names:
+        errors.append(
+            f"{_join_names(non_unit_names)}: the domain is neither an interval nor all whole "
+            "numbers of one; use an integer variable and multiply it"
         )
-    if faults:
-        raise ModelError(faults)
+    if errors:
+        raise ModelError(errors)
 
 
 def _has_unit_steps(domain: Any) -> bool:
@@ -346,14 +358,16 @@ def _has_unit_steps(domain: Any) -> bool:
     return step in (1, -1) and (low is None or float(low).is_integer() or math.isinf(low))
 
 
-def _nonlinear_message(model: Any, objective: Any, message: str) -> list[str]:
-    """Return an error that lists all nonlinear constraints, or `message` if none is found."""
-    items = [(objective, objective.expr)]
+def _nonlinear_errors(model: Any, objective: Any, message: str) -> list[str]:
+    """Return one message, which lists all nonlinear items; `message` itself if there are none."""
+    expressions = [(objective, objective.expr)]
     for row in model.component_data_objects(pyo.Constraint, active=True):
-        items.append((row, row.body))
-    nonlinear_names = [item.name for item, terms in items if polynomial_degree(terms) not in (0, 1)]
+        expressions.append((row, row.body))
+    nonlinear_names = [
+        item.name for item, expression in expressions if polynomial_degree(expression) not in (0, 1)
+    ]
     if nonlinear_names:
-        return [f"{_listed(nonlinear_names)}: is not linear; state it with linear terms"]
+        return [f"{_join_names(nonlinear_names)}: is not linear; state it with linear terms"]
     return [message]
 
 
@@ -363,7 +377,7 @@ def _allowed_value(variable: Any) -> float | int:
     upper = math.inf if variable.ub is None else variable.ub
     is_integer = not variable.is_continuous()
     if is_integer:
-        lower, upper = np.ceil(lower - SLACK), np.floor(upper + SLACK)
+        lower, upper = np.ceil(lower - ROUNDING_TOLERANCE), np.floor(upper + ROUNDING_TOLERANCE)
     value = variable.value
     if value is not None and lower <= value <= upper and (not is_integer or value == round(value)):
         return value  # type: ignore[no-any-return]

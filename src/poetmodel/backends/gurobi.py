@@ -49,9 +49,10 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
 """Meaning of each member of ``GRB.Status``."""
 
 _OPTIMALITY_TOLERANCE: Final = 1e-9
-"""Tolerance of reduced costs. With Gurobi's default of 1e-6 the error of bounds exceeds that of
-solutions."""
+"""Tolerance of reduced costs. With Gurobi's default of 1e-6, errors of bounds exceed those of
+objectives."""
 _LICENCE_ERRORS: Final = ("NO_LICENSE", "NETWORK", "JOB_REJECTED", "CSWORKER", "CLOUD")
+"""Errors of Gurobi's licence service, members of ``GRB.Error``."""
 
 
 class Gurobi(Solver):
@@ -81,13 +82,13 @@ class Gurobi(Solver):
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of Gurobi and of gurobipy."""
-        number = self.module().gurobi.version()
-        return {"gurobi": ".".join(map(str, number)), "gurobipy": version("gurobipy")}
+        version_numbers = self.import_package().gurobi.version()
+        return {"gurobi": ".".join(map(str, version_numbers)), "gurobipy": version("gurobipy")}
 
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
-        gurobipy = self.module()
-        with _model(gurobipy, quiet=call.limits.log is None) as model:
+        gurobipy = self.import_package()
+        with _open_model(gurobipy, is_quiet=call.limits.log is None) as model:
             try:
                 return self._solve(gurobipy, model, call)
             except gurobipy.GurobiError as error:
@@ -107,15 +108,15 @@ class Gurobi(Solver):
         if remaining_s is not None and "TimeLimit" not in call.options:
             _set_option(gurobipy, model, "TimeLimit", remaining_s)
         model.optimize(_make_callback(gurobipy, columns, call))
-        names = {getattr(gurobipy.GRB.Status, name): name for name in STATUS}
-        status = self.translate(names.get(model.Status, model.Status), STATUS)
+        name_of_code = {getattr(gurobipy.GRB.Status, name): name for name in STATUS}
+        status = self.translate(name_of_code.get(model.Status, model.Status), STATUS)
         return _read_result(model, columns, call.form, status)
 
 
 @contextmanager
-def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
+def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
     """Yield an empty model in an environment without console output; free both on exit."""
-    settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if quiet else {})
+    settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if is_quiet else {})
     try:
         environment = gurobipy.Env(params=settings)
     except gurobipy.GurobiError as error:
@@ -128,7 +129,7 @@ def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
 
 
 def _set_options(gurobipy: Any, model: Any, call: SolverCall) -> None:
-    """Set limits, tolerances and the call's own options on the model."""
+    """Set limits, tolerances and the options of the call on the model."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "Threads": int(limits.threads),
@@ -150,7 +151,7 @@ def _set_options(gurobipy: Any, model: Any, call: SolverCall) -> None:
 
 
 def _set_option(gurobipy: Any, model: Any, name: str, value: OptionValue) -> None:
-    """Set a parameter of Gurobi; raise `UnknownOptionError` if Gurobi refuses it."""
+    """Set a parameter of Gurobi; raise `UnknownOptionError` if Gurobi rejects it."""
     try:
         model.setParam(name, value)
     except (gurobipy.GurobiError, TypeError) as error:
@@ -175,13 +176,13 @@ def _add_columns_and_rows(gurobipy: Any, model: Any, form: StandardForm) -> Any:
     model.ModelSense = form.sense
     model.ObjCon = form.offset
     is_equality = form.row_lower == form.row_upper
-    for sense, selected, bounds in (
+    for sense, is_selected, bounds in (
         ("=", is_equality, form.row_upper),
         ("<", ~is_equality & np.isfinite(form.row_upper), form.row_upper),
         (">", ~is_equality & np.isfinite(form.row_lower), form.row_lower),
     ):
-        if selected.any():
-            model.addMConstr(form.matrix[selected], columns, sense, bounds[selected])
+        if is_selected.any():
+            model.addMConstr(form.matrix[is_selected], columns, sense, bounds[is_selected])
     return columns
 
 
@@ -228,7 +229,7 @@ def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
 
 
 def _read_result(model: Any, columns: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
-    """Return the solution of a finished solve, with its bound; nodes only for a MILP."""
+    """Return the solution, bound and nodes of a finished solve; without integers, no nodes."""
     x = np.array(columns.X) if model.SolCount else None
     if form.is_mip:
         bound, nodes = finite_or_none(model.ObjBound), int(model.NodeCount)

@@ -53,7 +53,7 @@ import numpy as np
 from poetmodel.backends.call import SolverCall, finite_or_none
 from poetmodel.backends.protocol import Basis, OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
-from poetmodel.backends.standard_form import StandardForm, round_binaries
+from poetmodel.backends.standard_form import StandardForm, round_integers
 from poetmodel.errors import BackendError, UnknownOptionError
 
 if TYPE_CHECKING:
@@ -86,41 +86,46 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
 
 _ENUMERATION_RULE_BIT: Final = 1 << 16
 """Bit of the presolve rule "enumeration" in the option ``presolve_rule_off``."""
-_MISFIT_MESSAGE: Final = "has untransformed violations: "
+_VIOLATION_MESSAGE: Final = "has untransformed violations: "
 """Log message of HiGHS about a solution of the presolved model that violates the original model.
 
 The message continues with "bound = 0; integrality = 0; row = 2 (row 7)", and from HiGHS 1.16 on
 "variable bound = 0; constraint bound = 2 (row 7); integrality = 0".
 """
-_VIOLATION: Final = re.compile(r" = ([^\s;]+)")
-_MIN_MISFIT: Final = 1e-3
-"""Smallest violation of a row or bound that rounding errors cannot explain."""
-_MIN_LOSS: Final = 1e-6
-"""Smallest difference between the reported objective and that of the solution, relative or
-absolute, that rounding errors cannot explain."""
-_BY_ROW: Final = 2
+_VIOLATION_VALUE: Final = re.compile(r" = ([^\s;]+)")
+_MIN_VIOLATION: Final = 1e-3
+"""Violation of a row or bound above which rounding errors are no explanation."""
+_MIN_OBJECTIVE_DIFFERENCE: Final = 1e-6
+"""Difference between the reported objective and the objective of the solution above which rounding
+errors are no explanation; relative for objectives above 1."""
+_ROW_WISE: Final = 2
+"""Argument of ``passModel``: the matrix is stored by rows."""
 _LINEAR_PERTURBATION: Final = 0.1
 """Cost perturbation of models without integers, relative to HiGHS's default."""
-_SMALLEST_COEFFICIENT: Final = 1e-12
+_MIN_COEFFICIENT: Final = 1e-12
+"""HiGHS drops coefficients below this value."""
 _PRIMAL_FEASIBLE: Final = 2
-_SMALLEST_COST: Final = 2e-7
+"""Value of ``primal_solution_status`` for a feasible solution."""
+_MIN_COST: Final = 2e-7
 """Costs below this value, twice the tolerance of reduced costs, are passed as 0."""
 _MAX_CONFIRMED_COLUMNS: Final = 300
 """Maximum number of columns of models whose proofs are confirmed without presolve."""
 _MAX_CONFIRMATION_S: Final = 10.0
-"""Time limit of confirming one proof [s]; nearly all take less than 0.1 s, a few minutes (10,000
-problems, and every twelfth published one)."""
+"""Time limit of confirming one proof [s]. Without it, nearly all take less than 0.1 s, and a few
+take minutes (measured on 10,000 problems, and on every twelfth published one)."""
 _MIN_BOUND_VIOLATION: Final = 1e-6
-"""Minimum improvement over a bound that refutes the bound: absolute, and relative to a thousand
-units."""
+"""Minimum improvement that refutes a bound: absolute for bounds up to 1,000, otherwise per 1,000
+units of the bound."""
 _MIN_CUTOFF_VIOLATION: Final = 2e-6
 """Minimum improvement over the cutoff that refutes a claim that no solution is better than the
 cutoff; relative for values above 1."""
-_UNFINISHED: Final = frozenset({SolverStatus.TIME_LIMIT, SolverStatus.INTERRUPTED})
-_PROVED: Final = frozenset({SolverStatus.OPTIMAL, SolverStatus.INFEASIBLE, SolverStatus.CUTOFF})
+_UNFINISHED_STATUSES: Final = frozenset({SolverStatus.TIME_LIMIT, SolverStatus.INTERRUPTED})
+_PROOF_STATUSES: Final = frozenset(
+    {SolverStatus.OPTIMAL, SolverStatus.INFEASIBLE, SolverStatus.CUTOFF}
+)
 
-_callback = threading.local()
-"""Thread-local attribute `threads`: number of threads of the solve whose callback is running."""
+_callback_state = threading.local()
+"""Its attribute `threads` is the thread count of the solve whose callback this thread executes."""
 
 
 class Highs(Solver):
@@ -149,53 +154,52 @@ class Highs(Solver):
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of HiGHS and of highspy."""
-        return dict(_versions(self.module()))
+        return dict(_read_versions(self.import_package()))
 
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction.
 
-        The model is solved again without presolve, or without the start, if that was the cause of a
-        wrong result.
+        If presolve or the start caused a wrong result, the model is solved again without it.
         """
         solved_again = False
         if not call.limits.presolve:
             call.options.setdefault("presolve", "off")
         while True:
-            outcome, culprit = self._solve_once(call)
+            outcome, failed_feature = self._solve_once(call)
             if outcome.status is SolverStatus.OPTIMAL and outcome.x is None:
                 # Observed once, on a machine under load. Not even the bound can be trusted then.
                 outcome = RawSolution(status=SolverStatus.OTHER_LIMIT, nodes=outcome.nodes)
-                culprit = "presolve"
-            if culprit is None:
-                confirmed = self._confirm_proof(call, outcome)
-                if confirmed is not None:
-                    return replace(confirmed, solved_again=solved_again)
-                culprit = "presolve"
-            if culprit == "presolve" and "presolve" not in call.options:
+                failed_feature = "presolve"
+            if failed_feature is None:
+                confirmed_outcome = self._confirm_proof(call, outcome)
+                if confirmed_outcome is not None:
+                    return replace(confirmed_outcome, solved_again=solved_again)
+                failed_feature = "presolve"
+            if failed_feature == "presolve" and "presolve" not in call.options:
                 call.options["presolve"] = "off"
-            elif culprit == "start":
+            elif failed_feature == "start":
                 call.start = None
             else:
                 return replace(outcome, solved_again=solved_again)
-            call.write_log(f"poetmodel: {culprit} went wrong; solving again without it\n")
+            call.write_log(f"poetmodel: {failed_feature} went wrong; solving again without it\n")
             call.discard_progress()
             solved_again = True
 
     def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
-        """Solve once; return the result and the cause of an error.
+        """Solve once; return the result and the feature that caused an error.
 
-        The cause is "presolve", "start" or None.
+        The feature is "presolve" or "start"; None without an error.
         """
-        highspy, start = self.module(), call.start
-        highs = quiet_highs(highspy)
-        reduced_model = _WithoutTinyCosts.of(call.form)
+        highspy, start = self.import_package(), call.start
+        highs = create_quiet_highs(highspy)
+        reduced_model = _ReducedModel.from_form(call.form)
         _set_options(highspy, highs, call, reduced_model)
-        misfits: list[str] = []
-        _subscribe_callbacks(highs, call, reduced_model, misfits)
+        violation_messages: list[str] = []
+        _subscribe_callbacks(highs, call, reduced_model, violation_messages)
         _pass_model(highspy, highs, reduced_model.form)
         if start is not None:
-            given_columns = np.flatnonzero(~np.isnan(start)).astype(np.int32)
-            status_code = highs.setSolution(given_columns.size, given_columns, start[given_columns])
+            start_columns = np.flatnonzero(~np.isnan(start)).astype(np.int32)
+            status_code = highs.setSolution(start_columns.size, start_columns, start[start_columns])
             _raise_on_error(highspy, status_code, "refused the start")
         if call.basis is not None:
             _raise_on_error(
@@ -216,22 +220,25 @@ class Highs(Solver):
                 f"backend 'highs': stopped with an error ({highs.getModelStatus().name})"
             )
         outcome = _read_result(highspy, highs, reduced_model, status)
-        if misfits:
+        if violation_messages:
             return outcome, "presolve"
-        return outcome, "start" if _is_lost(highs, call, reduced_model.form, outcome) else None
+        return outcome, "start" if _returned_start(
+            highs, call, reduced_model.form, outcome
+        ) else None
 
     def _confirm_proof(self, call: SolverCall, outcome: RawSolution) -> RawSolution | None:
         """Search without presolve for a solution that refutes a proof of the first solve.
 
-        Return None if one is found. Return the outcome unchanged if none exists, if the outcome is
-        no proof, or if the model is too large for a second solve. If the second solve does not
-        finish, return OTHER_LIMIT with the bound that it proved.
+        Return None if the search finds one. Return the outcome unchanged if no such solution
+        exists, if the outcome is no proof, or if the model is too large for a second solve. If the
+        second solve does not finish, return the outcome with status OTHER_LIMIT and the weaker one
+        of both bounds.
         """
         form, limits = call.form, call.limits
         is_small_model = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
         is_infeasible = outcome.status is SolverStatus.INFEASIBLE
         if (
-            outcome.status not in _PROVED
+            outcome.status not in _PROOF_STATUSES
             or not is_small_model
             or not (form.is_mip or is_infeasible)
         ):
@@ -247,21 +254,24 @@ class Highs(Solver):
             )
         target = None if math.isinf(target_value) else form.sense * target_value
         remaining_s = math.inf if call.remaining_s is None else call.remaining_s
-        solution = RawSolution(status=SolverStatus.TIME_LIMIT)
+        second_outcome = RawSolution(status=SolverStatus.TIME_LIMIT)
         if remaining_s > 0.0 and not call.should_stop:
-            solution = self._solve_without_presolve(
+            second_outcome = self._solve_without_presolve(
                 call, min(remaining_s, _MAX_CONFIRMATION_S), target
             )
-        if solution.status is SolverStatus.OBJECTIVE_STOP:
+        if second_outcome.status is SolverStatus.OBJECTIVE_STOP:
             return None
-        if solution.x is not None:
-            x = round_binaries(solution.x, form)
-            if form.sense * form.value(x) <= target_value and form.violation(x) <= limits.tolerance:
+        if second_outcome.x is not None:
+            x = round_integers(second_outcome.x, form)
+            if (
+                form.sense * form.objective_value(x) <= target_value
+                and form.max_violation(x) <= limits.tolerance
+            ):
                 return None
-        if solution.status not in _UNFINISHED:
+        if second_outcome.status not in _UNFINISHED_STATUSES:
             return outcome
         call.write_log("poetmodel: the proof was not confirmed without presolve\n")
-        proven_bound = solution.bound
+        proven_bound = second_outcome.bound
         if proven_bound is not None and outcome.bound is not None:
             proven_bound = form.sense * min(form.sense * proven_bound, form.sense * outcome.bound)
         return replace(outcome, status=SolverStatus.OTHER_LIMIT, bound=proven_bound)
@@ -271,7 +281,7 @@ class Highs(Solver):
     ) -> RawSolution:
         """Search without presolve for one solution whose objective is at least as good as `target`.
 
-        A failed solve is returned as TIME_LIMIT.
+        If the solve fails, the status is TIME_LIMIT.
         """
         limits = replace(
             call.limits,
@@ -291,26 +301,27 @@ class Highs(Solver):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _WithoutTinyCosts:
-    """A model whose too small costs are set to 0, and the range of the sum of these costs.
+class _ReducedModel:
+    """A model with its tiny costs set to 0, and the range of the sum of the removed costs.
 
-    Costs are too small if HiGHS cannot handle them.
+    HiGHS returns wrong results for costs below `_MIN_COST`.
     """
 
     form: StandardForm
-    best: float
+    """The model without the tiny costs."""
+    best_removed_cost: float
     """Best possible sum of the removed costs, in the model's sense."""
-    worst: float
+    worst_removed_cost: float
     """Worst possible sum of the removed costs, in the model's sense."""
 
     @classmethod
-    def of(cls, form: StandardForm) -> _WithoutTinyCosts:
-        """Set costs of columns with finite bounds to 0 if they are below `_SMALLEST_COST`."""
+    def from_form(cls, form: StandardForm) -> _ReducedModel:
+        """Return the form with costs below `_MIN_COST` set to 0, for columns with finite bounds."""
         costs = form.objective
-        is_tiny = (costs != 0.0) & (np.abs(costs) < _SMALLEST_COST)
+        is_tiny = (costs != 0.0) & (np.abs(costs) < _MIN_COST)
         is_tiny &= np.isfinite(form.lower) & np.isfinite(form.upper)
         if not is_tiny.any():
-            return cls(form=form, best=0.0, worst=0.0)
+            return cls(form=form, best_removed_cost=0.0, worst_removed_cost=0.0)
         contributions = costs[is_tiny] * np.array([form.lower[is_tiny], form.upper[is_tiny]])
         min_sum, max_sum = (
             math.fsum(contributions.min(axis=0)),
@@ -318,24 +329,24 @@ class _WithoutTinyCosts:
         )
         best, worst = (min_sum, max_sum) if form.sense > 0 else (max_sum, min_sum)
         reduced_form = replace(form, objective=np.where(is_tiny, 0.0, costs))
-        return cls(form=reduced_form, best=best, worst=worst)
+        return cls(form=reduced_form, best_removed_cost=best, worst_removed_cost=worst)
 
-    def bound(self, value: float) -> float | None:
-        """Convert a bound of the reduced model to one of the original model; None for no bound."""
-        proven = finite_or_none(value)
-        return None if proven is None else proven + self.best
+    def original_bound(self, reduced_bound: float) -> float | None:
+        """Convert a bound of the reduced model to one of the original model; None if infinite."""
+        bound = finite_or_none(reduced_bound)
+        return None if bound is None else bound + self.best_removed_cost
 
 
-def quiet_highs(highspy: Any) -> Any:
+def create_quiet_highs(highspy: Any) -> Any:
     """Return a new ``highspy.Highs`` without console output.
 
     The constructor of highspy 1.16 prints a header before its caller can set an option.
     """
-    return _quiet_class(highspy)()
+    return _make_quiet_class(highspy)()
 
 
 @cache
-def _quiet_class(highspy: Any) -> Any:
+def _make_quiet_class(highspy: Any) -> Any:
     def enable_callbacks(highs: Any) -> None:  # the constructor calls this method first
         highs.setOptionValue("log_to_console", False)  # noqa: FBT003 - takes no keyword
         highspy.Highs.enableCallbacks(highs)
@@ -344,20 +355,20 @@ def _quiet_class(highspy: Any) -> Any:
 
 
 @cache
-def _versions(highspy: Any) -> tuple[tuple[str, str], ...]:
+def _read_versions(highspy: Any) -> tuple[tuple[str, str], ...]:
     """Return (name, version) pairs; cached, because reading package metadata takes milliseconds."""
-    return (("highs", str(quiet_highs(highspy).version())), ("highspy", version("highspy")))
+    return (("highs", str(create_quiet_highs(highspy).version())), ("highspy", version("highspy")))
 
 
 def reset_scheduler(highspy: Any) -> None:
-    """Reset HiGHS's task scheduler of this thread, unless a callback of another solve is running.
+    """Reset HiGHS's task scheduler of this thread, unless the thread executes a solve's callback.
 
     HiGHS has one scheduler per thread of the process, and a solve with a different number of
-    threads than the first one fails silently. The reset affects only the calling thread (the name
-    in highspy 1.16 says so), so that solves in other threads are safe. A solve that is started in a
-    callback must not reset the scheduler of the outer solve.
+    threads than the first one fails silently. The reset affects only the calling thread, as the
+    method's name in highspy 1.16 states, so solves in other threads are safe. A solve that is
+    started in a callback must not reset the scheduler of the outer solve.
     """
-    if _outer_threads() is None:
+    if _outer_thread_count() is None:
         highs_class = highspy.Highs
         reset = (
             getattr(highs_class, "resetThreadScheduler", None) or highs_class.resetGlobalScheduler
@@ -365,31 +376,31 @@ def reset_scheduler(highspy: Any) -> None:
         reset(True)  # noqa: FBT003 - takes no keyword
 
 
-def _outer_threads() -> int | None:
-    """Return the thread count of the solve whose callback is running in this thread, or None."""
-    threads: int | None = getattr(_callback, "threads", None)
+def _outer_thread_count() -> int | None:
+    """Return the threads of the solve whose callback this thread executes; None without one."""
+    threads: int | None = getattr(_callback_state, "threads", None)
     return threads
 
 
-def _set_options(
-    highspy: Any, highs: Any, call: SolverCall, reduced_model: _WithoutTinyCosts
-) -> None:
-    """Set limits, tolerances and the call's own options on the solver."""
+def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _ReducedModel) -> None:
+    """Set limits, tolerances and the options of the call on the solver."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "presolve_rule_off": _ENUMERATION_RULE_BIT,
-        "threads": _outer_threads() or int(limits.threads),
+        "threads": _outer_thread_count() or int(limits.threads),
         "random_seed": int(limits.seed),
         "mip_rel_gap": float(limits.rel_gap),
         "mip_abs_gap": float(limits.abs_gap),
         "mip_feasibility_tolerance": float(limits.tolerance),
         "primal_feasibility_tolerance": float(limits.tolerance),
-        "small_matrix_value": _SMALLEST_COEFFICIENT,
+        "small_matrix_value": _MIN_COEFFICIENT,
     }
     if limits.objective_stop is not None:
-        settings["objective_target"] = float(limits.objective_stop) - reduced_model.worst
+        settings["objective_target"] = (
+            float(limits.objective_stop) - reduced_model.worst_removed_cost
+        )
     if limits.objective_cutoff is not None:  # HiGHS expects the value for minimization
-        cutoff = float(limits.objective_cutoff) - reduced_model.best
+        cutoff = float(limits.objective_cutoff) - reduced_model.best_removed_cost
         settings["objective_bound"] = call.form.sense * cutoff
     if not call.form.is_mip:
         settings["dual_simplex_cost_perturbation_multiplier"] = _LINEAR_PERTURBATION
@@ -406,13 +417,13 @@ def _set_option(highspy: Any, highs: Any, name: str, value: OptionValue) -> None
 
 
 def _pass_model(highspy: Any, highs: Any, form: StandardForm) -> None:
-    """Pass a form to HiGHS; raise `BackendError` if HiGHS refuses it."""
+    """Pass a form to HiGHS; raise `BackendError` if HiGHS rejects it."""
     matrix = form.matrix
     status = highs.passModel(
         form.n_columns,
         form.n_rows,
         matrix.nnz,
-        _BY_ROW,
+        _ROW_WISE,
         form.sense,
         form.offset,
         form.objective,
@@ -429,23 +440,28 @@ def _pass_model(highspy: Any, highs: Any, form: StandardForm) -> None:
 
 
 def _subscribe_callbacks(
-    highs: Any, call: SolverCall, reduced_model: _WithoutTinyCosts, misfits: list[str]
+    highs: Any, call: SolverCall, reduced_model: _ReducedModel, violation_messages: list[str]
 ) -> None:
     """Forward HiGHS's solutions, bounds and log to the call.
 
-    Log messages about a solution that violates the original model are appended to `misfits`.
+    Log messages about a solution that violates the original model are appended to
+    `violation_messages`.
     """
 
     def on_improvement(event: Any) -> None:
         data = event.data_out
         x = np.array(data.mip_solution)
         call.report_solution(
-            call.form.value(x), lambda: x, reduced_model.bound(data.mip_dual_bound)
+            call.form.objective_value(x),
+            lambda: x,
+            reduced_model.original_bound(data.mip_dual_bound),
         )
 
     def on_mip_step(event: Any) -> None:
         data = event.data_out
-        if call.report_progress(reduced_model.bound(data.mip_dual_bound), data.mip_node_count):
+        if call.report_progress(
+            reduced_model.original_bound(data.mip_dual_bound), data.mip_node_count
+        ):
             event.interrupt()
 
     def on_lp_step(event: Any) -> None:
@@ -453,36 +469,36 @@ def _subscribe_callbacks(
             event.interrupt()
 
     def on_log(event: Any) -> None:
-        if _is_misfit(event.message):
-            misfits.append(event.message)
+        if _reports_violation(event.message):
+            violation_messages.append(event.message)
         call.write_log(event.message)
 
-    with_outer_threads = partial(_with_outer_threads, call.limits.threads)
-    highs.cbMipInterrupt.subscribe(with_outer_threads(on_mip_step))
-    highs.cbSimplexInterrupt.subscribe(with_outer_threads(on_lp_step))
-    highs.cbIpmInterrupt.subscribe(with_outer_threads(on_lp_step))
+    wrap = partial(_wrap_callback, call.limits.threads)
+    highs.cbMipInterrupt.subscribe(wrap(on_mip_step))
+    highs.cbSimplexInterrupt.subscribe(wrap(on_lp_step))
+    highs.cbIpmInterrupt.subscribe(wrap(on_lp_step))
     if call.on_progress is not None:
-        highs.cbMipImprovingSolution.subscribe(with_outer_threads(on_improvement))
-        highs.cbMipLogging.subscribe(with_outer_threads(on_mip_step))
-    highs.cbLogging.subscribe(with_outer_threads(on_log))
+        highs.cbMipImprovingSolution.subscribe(wrap(on_improvement))
+        highs.cbMipLogging.subscribe(wrap(on_mip_step))
+    highs.cbLogging.subscribe(wrap(on_log))
 
 
-def _is_misfit(message: str) -> bool:
-    """Return whether a log message reports a solution that violates the model beyond rounding."""
-    violations = _VIOLATION.findall(message.partition(_MISFIT_MESSAGE)[2])
-    return any(float(violation) > _MIN_MISFIT for violation in violations)
+def _reports_violation(message: str) -> bool:
+    """Return whether a log message reports a violation of the model above rounding errors."""
+    violations = _VIOLATION_VALUE.findall(message.partition(_VIOLATION_MESSAGE)[2])
+    return any(float(violation) > _MIN_VIOLATION for violation in violations)
 
 
-def _with_outer_threads(threads: int, handle: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap a callback so that `_outer_threads` returns `threads` while it runs."""
+def _wrap_callback(threads: int, handle: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap a callback so that `_outer_thread_count` returns `threads` during the callback."""
 
     def wrapper(event: Any) -> None:
-        outer_threads = _outer_threads()
-        _callback.threads = outer_threads or threads
+        outer_threads = _outer_thread_count()
+        _callback_state.threads = outer_threads or threads
         try:
             handle(event)
         finally:
-            _callback.threads = outer_threads
+            _callback_state.threads = outer_threads
 
     return wrapper
 
@@ -503,7 +519,7 @@ def _read_basis(highspy: Any, highs: Any) -> Basis | None:
 
 
 def _read_result(
-    highspy: Any, highs: Any, reduced_model: _WithoutTinyCosts, status: SolverStatus
+    highspy: Any, highs: Any, reduced_model: _ReducedModel, status: SolverStatus
 ) -> RawSolution:
     """Return the solution of a finished solve, with the bound of the original model.
 
@@ -513,25 +529,31 @@ def _read_result(
     is_feasible = info.valid and info.primal_solution_status == _PRIMAL_FEASIBLE
     x = np.array(highs.getSolution().col_value) if is_feasible else None
     if reduced_model.form.is_mip:
-        bound, nodes = reduced_model.bound(info.mip_dual_bound), max(0, int(info.mip_node_count))
+        bound, nodes = (
+            reduced_model.original_bound(info.mip_dual_bound),
+            max(0, int(info.mip_node_count)),
+        )
         return RawSolution(status=status, x=x, bound=bound, nodes=nodes)
     if status is not SolverStatus.OPTIMAL:
         return RawSolution(status=status, x=x)
-    bound = reduced_model.bound(info.objective_function_value)
+    bound = reduced_model.original_bound(info.objective_function_value)
     return RawSolution(status=status, x=x, bound=bound, basis=_read_basis(highspy, highs))
 
 
-def _is_lost(highs: Any, call: SolverCall, form: StandardForm, outcome: RawSolution) -> bool:
-    """Return whether a finished solve returned the start in place of a better solution.
+def _returned_start(highs: Any, call: SolverCall, form: StandardForm, outcome: RawSolution) -> bool:
+    """Return whether a solve with a start lost its best solution and returned the start.
 
-    HiGHS then reports a better objective than that of the returned solution.
+    Its reported objective is then better than the objective of the returned solution.
     """
     is_finished = outcome.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
     if call.start is None or outcome.x is None or not is_finished:
         return False
     reported_value = highs.getInfo().objective_function_value
-    value = form.value(outcome.x)
-    return bool(form.sense * (value - reported_value) > _MIN_LOSS * max(1.0, abs(reported_value)))
+    value = form.objective_value(outcome.x)
+    return bool(
+        form.sense * (value - reported_value)
+        > _MIN_OBJECTIVE_DIFFERENCE * max(1.0, abs(reported_value))
+    )
 
 
 def _raise_on_error(highspy: Any, status: Any, message: str) -> None:

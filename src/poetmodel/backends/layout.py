@@ -23,20 +23,20 @@ def to_standard_form(model: Model) -> StandardForm:
     Families of columns are ordered by their first mention in costs and rows. Columns without a cost
     and without a row are dropped; fixed columns are folded into constants. If a row without columns
     is violated, the model is infeasible: the form then has no columns and one infeasible row, with
-    the name of that row.
+    the label of that row.
     """
     from poetmodel.backends.sparse import csr_array
 
-    fixed = np.full(model.n_columns, np.nan)
-    fixed[list(model.fixed)] = list(model.fixed.values())
-    is_unfixed = np.isnan(fixed)
+    fixed_values = np.full(model.n_columns, np.nan)
+    fixed_values[list(model.fixed)] = list(model.fixed.values())
+    is_unfixed = np.isnan(fixed_values)
     rows, columns, values = model.terms()
     n_rows = len(model.keys)
     lower, upper = np.array(model.row_lower), np.array(model.row_upper)
     has_unfixed_column = is_unfixed[columns]
     if not has_unfixed_column.all():
         constants = np.where(
-            has_unfixed_column, 0.0, values * np.where(is_unfixed, 0.0, fixed)[columns]
+            has_unfixed_column, 0.0, values * np.where(is_unfixed, 0.0, fixed_values)[columns]
         )
         fixed_activity = np.bincount(rows, weights=constants, minlength=n_rows)
         lower, upper = lower - fixed_activity, upper - fixed_activity
@@ -48,20 +48,20 @@ def to_standard_form(model: Model) -> StandardForm:
     check_time_limit()
     has_columns = np.bincount(rows, minlength=n_rows) > 0
     labels = model.row_labels()
-    violated = np.flatnonzero(~has_columns & ~((lower <= 0) & (upper >= 0)))
-    if violated.size:
+    violated_rows = np.flatnonzero(~has_columns & ~((lower <= 0) & (upper >= 0)))
+    if violated_rows.size:
         form = StandardForm.from_arrays(
-            np.zeros((1, 0)), [], row_lower=1.0, rows=(labels[violated[0]],)
+            np.zeros((1, 0)), [], row_lower=1.0, rows=(labels[violated_rows[0]],)
         )
         positions = np.full(model.n_columns, -1, dtype=np.int32)
-        return replace(form, layout=Layout(model, positions, fixed, {}))
+        return replace(form, layout=Layout(model, positions, fixed_values, {}))
     costs = np.zeros(model.n_columns)
     offset = model.offset
     for cost, column in model.costs:
         if is_unfixed[column]:
             costs[column] += cost
         else:
-            offset += cost * fixed[column]
+            offset += cost * fixed_values[column]
     is_used = costs != 0
     is_used[columns[values != 0]] = True
     order = _order_by_family(
@@ -72,13 +72,13 @@ def to_standard_form(model: Model) -> StandardForm:
     positions[order] = np.arange(order.size, dtype=np.int32)
     check_time_limit()
     is_nonzero = values != 0
-    counts = np.bincount(rows[is_nonzero], minlength=n_rows)[has_columns]
-    row_starts = np.concatenate(([0], np.cumsum(counts)))
+    terms_per_row = np.bincount(rows[is_nonzero], minlength=n_rows)[has_columns]
+    row_starts = np.concatenate(([0], np.cumsum(terms_per_row)))
     matrix = csr_array(
         (values[is_nonzero], positions[columns[is_nonzero]], row_starts),
-        shape=(counts.size, order.size),
+        shape=(terms_per_row.size, order.size),
     )
-    names = model.column_labels()
+    column_labels = model.column_labels()
     form = StandardForm.from_arrays(
         matrix,
         costs[order],
@@ -88,10 +88,10 @@ def to_standard_form(model: Model) -> StandardForm:
         row_lower=lower[has_columns],
         row_upper=upper[has_columns],
         offset=offset,
-        columns=[names[column] for column in order.tolist()],
+        columns=[column_labels[column] for column in order.tolist()],
         rows=labels if has_columns.all() else list(compress(labels, has_columns.tolist())),
     )
-    return replace(form, layout=Layout(model, positions, fixed, model.limits))
+    return replace(form, layout=Layout(model, positions, fixed_values, model.limits))
 
 
 def require_layout(form: StandardForm) -> Layout:
@@ -104,9 +104,11 @@ def require_layout(form: StandardForm) -> Layout:
 
 def _order_by_family(model: Model, columns_by_mention: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return all columns of the model, sorted by the first mention of their family."""
-    sizes = [len(columns) for columns in model.families.values()]
-    family = np.repeat(np.arange(len(sizes)), sizes)
-    families_by_mention, first_mention = np.unique(family[columns_by_mention], return_index=True)
-    rank = np.full(len(sizes), columns_by_mention.size)
+    n_columns_of_family = [len(columns) for columns in model.families.values()]
+    family_of_column = np.repeat(np.arange(len(n_columns_of_family)), n_columns_of_family)
+    families_by_mention, first_mention = np.unique(
+        family_of_column[columns_by_mention], return_index=True
+    )
+    rank = np.full(len(n_columns_of_family), columns_by_mention.size)
     rank[families_by_mention] = first_mention
-    return np.argsort(rank[family], kind="stable")
+    return np.argsort(rank[family_of_column], kind="stable")

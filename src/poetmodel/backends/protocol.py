@@ -75,12 +75,12 @@ class Limits:
             (
                 "threads",
                 "a whole number of 1 or more",
-                _is_whole_in_range(self.threads, 1, _MAX_THREADS),
+                _is_integer_in_range(self.threads, 1, _MAX_THREADS),
             ),
             (
                 "seed",
                 f"a whole number from 0 to {_MAX_SEED}",
-                _is_whole_in_range(self.seed, 0, _MAX_SEED),
+                _is_integer_in_range(self.seed, 0, _MAX_SEED),
             ),
             ("objective_stop", "a finite number", math.isfinite(self.objective_stop or 0)),
             ("objective_cutoff", "a finite number", math.isfinite(self.objective_cutoff or 0)),
@@ -90,16 +90,16 @@ class Limits:
                 is_tolerance_valid,
             ),
         )
-        faults = [
+        errors = [
             f"{name}: expected {expected}, got {getattr(self, name)!r}"
             for name, expected, is_valid in checks
             if not is_valid
         ]
-        if faults:
-            raise InputError(faults)
+        if errors:
+            raise InputError(errors)
 
 
-def _is_whole_in_range(value: object, min_value: int, max_value: int) -> bool:
+def _is_integer_in_range(value: object, min_value: int, max_value: int) -> bool:
     if isinstance(value, bool) or not isinstance(value, Integral):
         return False
     return min_value <= int(value) <= max_value
@@ -125,7 +125,7 @@ class Capabilities:
     """Optional features of a back end."""
 
     integers: bool = True
-    """Solves models with integer columns; every back end solves continuous models."""
+    """Solves models with integer columns. Every back end solves models without them."""
     starts: bool = True
     """Accepts a start (MIP start) and reports whether it was accepted."""
     callbacks: bool = True
@@ -139,8 +139,8 @@ class Capabilities:
     threads: bool = True
     """Uses more than one thread."""
     licence_free_size: int | None = None
-    """Maximum number of columns, and of rows, under the licence in its package; None for no
-    limit."""
+    """Maximum number of columns, and of rows, under the licence in the solver's package; None for
+    no limit."""
 
 
 class SolverStatus(StrEnum):
@@ -164,7 +164,7 @@ class SolverStatus(StrEnum):
     """A limit in `Limits.options` (nodes, memory, solutions) was reached, or the numerics
     failed."""
     INFEASIBLE_OR_UNBOUNDED = "infeasible_or_unbounded"
-    """The solver did not distinguish the two; `Solver.solve` never returns this status."""
+    """The solver did not distinguish these statuses; `Solver.solve` never returns this one."""
     FAILED = "failed"
     """The solver failed; `Solver.solve` raises `BackendError` instead of returning this status."""
 
@@ -210,12 +210,13 @@ class RawSolution:
     """Time in the solver [s]."""
     start_accepted: bool | None = None
     """True: the start is complete and feasible, so `x` is at least as good. False: the start is
-    complete and infeasible. None: there is no start, or a partial one, which the solver may use."""
+    complete and infeasible. None: there is no start, or a partial start, which the solver may
+    use."""
     solved_again: bool = False
     """Whether a first solve was wrong and the model was solved again without presolve or start. All
-    progress reported before is then void, above all the bounds."""
+    progress that the first solve reported is then invalid, above all its bounds."""
 
     @property
-    def infeasible(self) -> bool:
+    def is_infeasible(self) -> bool:
         """Whether the solver proved that the model has no solution."""
         return self.status is SolverStatus.INFEASIBLE

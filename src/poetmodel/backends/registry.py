@@ -20,12 +20,13 @@ _BUILT_IN: Final = {
     "gurobi": "poetmodel.backends.gurobi:Gurobi",
 }
 """Module and class of each built-in back end, the default one first."""
-_registered: Final[dict[str, type[Solver]]] = {}
+_registered_solvers: Final[dict[str, type[Solver]]] = {}
+"""Back ends that `register` added, by name."""
 
 
 def backend_names() -> tuple[str, ...]:
     """Return the names of all registered back ends, installed or not, the default one first."""
-    return (*_BUILT_IN, *_registered)
+    return (*_BUILT_IN, *_registered_solvers)
 
 
 def register(solver: type[Solver]) -> type[Solver]:
@@ -42,21 +43,21 @@ def register(solver: type[Solver]) -> type[Solver]:
     InputError
         If a declaration is missing, or another back end has the same name.
     """
-    missing = [
+    missing_names = [
         name
         for name in ("name", "display_name", "package", "remedy")
         if not getattr(solver, name, "")
     ]
-    if missing:
-        raise InputError(f"back end {solver.__name__}: declares no {', '.join(missing)}")
-    if solver.name in _BUILT_IN or _registered.get(solver.name, solver) is not solver:
+    if missing_names:
+        raise InputError(f"back end {solver.__name__}: declares no {', '.join(missing_names)}")
+    if solver.name in _BUILT_IN or _registered_solvers.get(solver.name, solver) is not solver:
         raise InputError(f"back end {solver.__name__}: the name {solver.name!r} is already taken")
-    _registered[solver.name] = solver
+    _registered_solvers[solver.name] = solver
     return solver
 
 
 def backend_class(name: str) -> type[Solver]:
-    """Return the class of a back end by its name; does not import the solver.
+    """Return the class of a back end by its name, without importing the solver's package.
 
     Raises
     ------
@@ -68,8 +69,8 @@ def backend_class(name: str) -> type[Solver]:
     >>> backend_class("highs").package
     'highspy'
     """
-    if name in _registered:
-        return _registered[name]
+    if name in _registered_solvers:
+        return _registered_solvers[name]
     if name not in _BUILT_IN:
         raise InputError(f"backend {name!r}: expected one of {', '.join(backend_names())}")
     module, _, class_name = _BUILT_IN[name].partition(":")

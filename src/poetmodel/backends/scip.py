@@ -78,21 +78,24 @@ class Scip(Solver):
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of SCIP and of PySCIPOpt."""
-        pyscipopt = self.module()
+        pyscipopt = self.import_package()
         model = pyscipopt.Model()
-        number = (model.getMajorVersion(), model.getMinorVersion(), model.getTechVersion())
-        return {"scip": ".".join(map(str, number)), "pyscipopt": str(pyscipopt.__version__)}
+        version_numbers = (model.getMajorVersion(), model.getMinorVersion(), model.getTechVersion())
+        return {
+            "scip": ".".join(map(str, version_numbers)),
+            "pyscipopt": str(pyscipopt.__version__),
+        }
 
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
-        pyscipopt = self.module()
+        pyscipopt = self.import_package()
         model = pyscipopt.Model()
         model.hideOutput()
         variables = _add_columns_and_rows(pyscipopt, model, call.form)
         _set_options(model, call)
         if call.start is not None:
             _add_start(model, variables, call.start)
-        with _log_forwarder(model, call) as forward_log:
+        with _open_log_forwarder(model, call) as forward_log:
             _attach_event_handler(pyscipopt, model, variables, call, forward_log)
             remaining_s = call.finish_build()
             if remaining_s == 0.0:
@@ -107,7 +110,7 @@ class Scip(Solver):
 
 
 @contextmanager
-def _log_forwarder(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
+def _open_log_forwarder(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
     """Yield a function that passes new log output of SCIP to the call.
 
     SCIP writes its log to a temporary file. Redirecting its output to Python crashes the process if
@@ -140,7 +143,7 @@ def _optimize(model: Any) -> None:
 
 
 def _set_options(model: Any, call: SolverCall) -> None:
-    """Set limits, tolerances and the call's own options on the model."""
+    """Set limits, tolerances and the options of the call on the model."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "misc/catchctrlc": False,
@@ -160,7 +163,7 @@ def _set_options(model: Any, call: SolverCall) -> None:
 
 
 def _set_option(model: Any, name: str, value: OptionValue) -> None:
-    """Set a parameter of SCIP; raise `UnknownOptionError` if SCIP refuses it."""
+    """Set a parameter of SCIP; raise `UnknownOptionError` if SCIP rejects it."""
     try:
         model.setParam(name, value)
     except (KeyError, ValueError, TypeError) as error:
@@ -173,7 +176,7 @@ def _set_option(model: Any, name: str, value: OptionValue) -> None:
 def _add_columns_and_rows(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
     """Add columns and rows to the model; return the variables.
 
-    Rows are built coefficient by coefficient, which is the fastest option.
+    Rows are built coefficient by coefficient, the fastest option in PySCIPOpt.
     """
     infinity = model.infinity()
     arrays = (form.lower, form.upper, form.integer, form.objective)
@@ -182,24 +185,26 @@ def _add_columns_and_rows(pyscipopt: Any, model: Any, form: StandardForm) -> lis
         model.addVar(
             name=f"x{j}",
             vtype="I" if is_integer else "C",
-            lb=max(low, -infinity),
-            ub=min(up, infinity),
+            lb=max(lower, -infinity),
+            ub=min(upper, infinity),
             obj=cost,
         )
-        for j, (low, up, is_integer, cost) in enumerate(columns)
+        for j, (lower, upper, is_integer, cost) in enumerate(columns)
     ]
-    ends = form.matrix.indptr.tolist()
-    indices, data = form.matrix.indices.tolist(), form.matrix.data.tolist()
-    sides = zip(form.row_lower.tolist(), form.row_upper.tolist(), strict=True)
-    for i, (low, up) in enumerate(sides):
-        begin, end = ends[i], ends[i + 1]
-        row_low, row_up = (None if abs(side) >= infinity else side for side in (low, up))
-        if begin == end or (row_low is None and row_up is None):
+    row_starts = form.matrix.indptr.tolist()
+    indices, coefficients = form.matrix.indices.tolist(), form.matrix.data.tolist()
+    row_bounds = zip(form.row_lower.tolist(), form.row_upper.tolist(), strict=True)
+    for i, (lower, upper) in enumerate(row_bounds):
+        first, stop = row_starts[i], row_starts[i + 1]
+        row_lower, row_upper = (
+            None if abs(bound) >= infinity else bound for bound in (lower, upper)
+        )
+        if first == stop or (row_lower is None and row_upper is None):
             continue
-        head = data[begin] * variables[indices[begin]]
-        row = model.addCons(pyscipopt.ExprCons(head, row_low, row_up), name=f"c{i}")
-        for k in range(begin + 1, end):
-            model.addCoefLinear(row, variables[indices[k]], data[k])
+        first_term = coefficients[first] * variables[indices[first]]
+        row = model.addCons(pyscipopt.ExprCons(first_term, row_lower, row_upper), name=f"c{i}")
+        for k in range(first + 1, stop):
+            model.addCoefLinear(row, variables[indices[k]], coefficients[k])
     if form.sense == MAXIMIZE:
         model.setMaximize()
     model.addObjoffset(form.offset)
@@ -226,26 +231,26 @@ def _attach_event_handler(
     """Register an event handler that forwards solutions, bounds and log to the call."""
     event_types, stages = pyscipopt.SCIP_EVENTTYPE, pyscipopt.SCIP_STAGE
 
-    def values() -> NDArray[np.float64]:
-        best = model.getBestSol()
-        return np.array([model.getSolVal(best, variable) for variable in variables])
+    def read_best_values() -> NDArray[np.float64]:
+        best_solution = model.getBestSol()
+        return np.array([model.getSolVal(best_solution, variable) for variable in variables])
 
     def on_event(_: Any, event: Any) -> None:
         bound = finite_or_none(model.getDualbound())
         if event.getType() == event_types.BESTSOLFOUND:
             # in this event SCIP's primal bound is still the value of the previous solution
             should_stop = call.report_solution(
-                model.getSolObjVal(model.getBestSol()), values, bound
+                model.getSolObjVal(model.getBestSol()), read_best_values, bound
             )
         else:
             should_stop = call.report_progress(bound, model.getNTotalNodes())
         forward_log()
-        # SCIP refuses an interrupt while it sets up the search; a later event interrupts then.
+        # SCIP rejects an interrupt while it prepares the search; the next event interrupts it.
         if (should_stop or call.should_stop) and model.getStage() != stages.INITSOLVE:
             model.interruptSolve()
 
-    names = ("BESTSOLFOUND", "PRESOLVEROUND", "FIRSTLPSOLVED", "LPSOLVED", "NODEFOCUSED")
-    model.attachEventHandlerCallback(on_event, [getattr(event_types, name) for name in names])
+    event_names = ("BESTSOLFOUND", "PRESOLVEROUND", "FIRSTLPSOLVED", "LPSOLVED", "NODEFOCUSED")
+    model.attachEventHandlerCallback(on_event, [getattr(event_types, name) for name in event_names])
 
 
 def _read_result(
@@ -254,7 +259,7 @@ def _read_result(
     """Return the solution of a finished solve, with bound and nodes."""
     x = None
     if model.getNSols() and status is not SolverStatus.UNBOUNDED:
-        best = model.getBestSol()
-        x = np.array([model.getSolVal(best, variable) for variable in variables])
+        best_solution = model.getBestSol()
+        x = np.array([model.getSolVal(best_solution, variable) for variable in variables])
     nodes = int(model.getNTotalNodes()) if form.is_mip else None
     return RawSolution(status=status, x=x, bound=finite_or_none(model.getDualbound()), nodes=nodes)

@@ -21,7 +21,7 @@ from poetmodel.backends.protocol import (
     RawSolution,
     SolverStatus,
 )
-from poetmodel.backends.standard_form import StandardForm, round_binaries
+from poetmodel.backends.standard_form import StandardForm, round_integers
 from poetmodel.errors import BackendError, BackendUnavailableError, InputError, shown
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_ROUNDING: Final = 1e-9
-"""Maximum violation up to which a start disproves the status "infeasible"."""
+_TOLERANCE: Final = 1e-9
+"""Violation up to which a start disproves the status "infeasible", and relative difference up to
+which two objectives are equal."""
 
 _NO_SOLUTION_STATUSES: Final = frozenset(
     {SolverStatus.INFEASIBLE, SolverStatus.UNBOUNDED, SolverStatus.CUTOFF}
@@ -78,31 +79,31 @@ class Solver(ABC):
         UnknownOptionError
             If the solver does not know an option, or refuses its value.
         """
-        faults = []
-        managed = {
+        errors = []
+        parameter_of_option = {
             name.casefold(): parameter_name for name, parameter_name in self.managed_options.items()
         }
         for name, value in options.items():
-            is_value = isinstance(value, int | str) or (
+            is_valid_value = isinstance(value, int | str) or (
                 isinstance(value, float) and math.isfinite(value)
             )
-            if not isinstance(name, str) or not is_value:
-                faults.append(
+            if not isinstance(name, str) or not is_valid_value:
+                errors.append(
                     "solver_options: expected names with a finite number, a text, True or False, "
                     f"got {shown(name)}: {shown(value)}"
                 )
-            elif name.casefold() in managed:
-                parameter = managed[name.casefold()]
-                faults.append(f"solver_options: {name!r} is set by {parameter}; use that parameter")
-        if faults:
-            raise InputError(faults)
+            elif name.casefold() in parameter_of_option:
+                parameter = parameter_of_option[name.casefold()]
+                errors.append(f"solver_options: {name!r} is set by {parameter}; use that parameter")
+        if errors:
+            raise InputError(errors)
         if options:
             trivial_model = StandardForm.from_arrays(
                 np.zeros((1, 1)), [0.0], upper=1.0, row_upper=1.0
             )
             self.solve(trivial_model, Limits(options=options))
 
-    def available(self) -> bool:
+    def is_available(self) -> bool:
         """Return whether the solver's package is installed; does not import it."""
         return importlib.util.find_spec(self.package) is not None
 
@@ -160,46 +161,54 @@ class Solver(ABC):
         ------
         BackendUnavailableError
             If the package is missing, or its licence refuses the model.
+        InputError
+            If the start has a wrong shape or an infinite value.
         UnknownOptionError
             If the solver does not know one of `Limits.options`, or refuses its value.
         BackendError
             If the solver fails, or returns an invalid solution.
         """
         call = SolverCall(form, limits, on_progress, stop)
-        self.module()
-        start_values, is_accepted = _check_start(start, form, limits)
+        self.import_package()
+        start_values, is_start_feasible = _round_and_check_start(start, form, limits)
         call.start, call.basis = start_values, basis
-        if is_accepted and start_values is not None:
-            call.report_solution(form.value(start_values), lambda: start_values)
-        raw = _trivial_solution(call) or self.run(call)
+        if is_start_feasible and start_values is not None:
+            call.report_solution(form.objective_value(start_values), lambda: start_values)
+        raw_solution = _solve_trivially(call) or self.run(call)
         if (
-            _is_disproved(raw, form, limits, start_values if is_accepted else None)
+            _start_disproves_infeasibility(
+                raw_solution, form, limits, start_values if is_start_feasible else None
+            )
             and limits.presolve
         ):
             call.limits = replace(limits, presolve=False)
             call.discard_progress()
-            raw = replace(self.run(call), solved_again=True)
+            raw_solution = replace(self.run(call), solved_again=True)
         call.raise_failure()
-        if raw.status is SolverStatus.FAILED and call.should_stop:
-            raw = replace(raw, status=SolverStatus.INTERRUPTED)
-        if raw.status is SolverStatus.INFEASIBLE_OR_UNBOUNDED:
-            raw = replace(raw, status=self._distinguish_infeasible(call))
-        raw = replace(raw, root_bound=call.root_bound)
-        raw = _correct_result(raw, form, limits, start_values if is_accepted else None)
+        if raw_solution.status is SolverStatus.FAILED and call.should_stop:
+            raw_solution = replace(raw_solution, status=SolverStatus.INTERRUPTED)
+        if raw_solution.status is SolverStatus.INFEASIBLE_OR_UNBOUNDED:
+            raw_solution = replace(raw_solution, status=self._distinguish_infeasible(call))
+        raw_solution = replace(raw_solution, root_bound=call.root_bound)
+        raw_solution = _correct_result(
+            raw_solution, form, limits, start_values if is_start_feasible else None
+        )
         return replace(
-            raw,
+            raw_solution,
             build_s=call.build_s,
             solve_s=max(0.0, call.elapsed_s - call.build_s),
-            start_accepted=False if is_accepted and raw.infeasible else is_accepted,
+            start_accepted=False
+            if is_start_feasible and raw_solution.is_infeasible
+            else is_start_feasible,
         )
 
-    def module(self) -> Any:
-        """Import and return the solver's package.
+    def import_package(self) -> Any:
+        """Import the solver's package and return the module.
 
         Raises
         ------
         BackendUnavailableError
-            If it is not installed, or cannot be loaded.
+            If the package is not installed, or cannot be loaded.
         """
         try:
             return importlib.import_module(self.package)
@@ -211,16 +220,16 @@ class Solver(ABC):
                 f"({error}); install it with: {self.remedy}"
             ) from error
 
-    def translate(self, status: object, table: Mapping[Any, SolverStatus]) -> SolverStatus:
-        """Return the `SolverStatus` of a solver's own status.
+    def translate(self, status: object, statuses: Mapping[Any, SolverStatus]) -> SolverStatus:
+        """Return the `SolverStatus` of a status that the solver returned.
 
         Raises
         ------
         BackendError
-            If the status is missing in the table.
+            If the status is missing in `statuses`.
         """
         try:
-            return table[status]
+            return statuses[status]
         except KeyError:
             raise BackendError(
                 f"backend {self.name!r}: returned the unknown status {status!r}"
@@ -229,8 +238,8 @@ class Solver(ABC):
     def _distinguish_infeasible(self, call: SolverCall) -> SolverStatus:
         """Return INFEASIBLE or UNBOUNDED for a model with the status INFEASIBLE_OR_UNBOUNDED.
 
-        A model whose bounds limit the objective is infeasible. Otherwise the model is solved again
-        without objective; the status is INTERRUPTED or TIME_LIMIT if that solve does not finish.
+        A model whose bounds limit the objective is infeasible. Any other model is solved again
+        without objective; if that solve does not finish, return its status.
         """
         form, remaining_s = call.form, call.remaining_s
         if form.is_bounded():
@@ -239,23 +248,23 @@ class Solver(ABC):
             return SolverStatus.INTERRUPTED
         if remaining_s == 0.0:
             return SolverStatus.TIME_LIMIT
-        without_objective = replace(form, objective=np.zeros(form.n_columns))
+        form_without_objective = replace(form, objective=np.zeros(form.n_columns))
         limits = replace(
             call.limits, time_s=remaining_s, objective_stop=None, objective_cutoff=None
         )
         status = self.run(
-            SolverCall(without_objective, limits, lambda _: not call.should_stop)
+            SolverCall(form_without_objective, limits, lambda _: not call.should_stop)
         ).status
         return SolverStatus.UNBOUNDED if status is SolverStatus.OPTIMAL else status
 
 
-def _check_start(
+def _round_and_check_start(
     start: NDArray[np.float64] | None, form: StandardForm, limits: Limits
 ) -> tuple[NDArray[np.float64] | None, bool | None]:
-    """Return (start with near-integers rounded, whether it is feasible).
+    """Return the start with near-integers rounded, and whether it is feasible.
 
-    Both are None without any value; the second is None for a partial start. Raises `InputError` for
-    a wrong shape or an infinite value.
+    Both are None for a start without values; feasibility is None for a partial start. Raises
+    `InputError` for a wrong shape or an infinite value.
     """
     if start is None:
         return None, None
@@ -268,22 +277,22 @@ def _check_start(
         raise InputError(
             "start: expected finite values, or NaN for columns without a value, got an infinite one"
         )
-    rounded = np.rint(values)
-    is_near_integer = form.integer & (np.abs(values - rounded) <= limits.tolerance)
-    values = np.where(is_near_integer, rounded, values)
-    is_given = ~np.isnan(values)
-    if not is_given.all():
-        return (values, None) if is_given.any() else (None, None)
-    return values, form.violation(values) <= limits.tolerance
+    nearest_integers = np.rint(values)
+    is_near_integer = form.integer & (np.abs(values - nearest_integers) <= limits.tolerance)
+    values = np.where(is_near_integer, nearest_integers, values)
+    has_value = ~np.isnan(values)
+    if not has_value.all():
+        return (values, None) if has_value.any() else (None, None)
+    return values, form.max_violation(values) <= limits.tolerance
 
 
-def _trivial_solution(call: SolverCall) -> RawSolution | None:
-    """Return the result of a model that is infeasible by inspection or has no columns, else None.
+def _solve_trivially(call: SolverCall) -> RawSolution | None:
+    """Return the result of a model that is infeasible by inspection or has no columns.
 
-    A call that must already stop returns the status INTERRUPTED.
+    If the call must already stop, the status is INTERRUPTED. None for all other models.
     """
     form = call.form
-    if form.contradiction() is not None:
+    if form.describe_contradiction() is not None:
         return RawSolution(status=SolverStatus.INFEASIBLE, nodes=0 if form.is_mip else None)
     if form.n_columns == 0:
         return RawSolution(status=SolverStatus.OPTIMAL, x=np.zeros(0), bound=form.offset)
@@ -293,7 +302,7 @@ def _trivial_solution(call: SolverCall) -> RawSolution | None:
 
 
 def _correct_result(
-    raw: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
+    raw_solution: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
 ) -> RawSolution:
     """Return the solver's result with inconsistent values corrected.
 
@@ -301,52 +310,56 @@ def _correct_result(
     account, and a feasible `start` replaces a missing or worse solution. Raises `BackendError` if
     the solver failed, or claims optimality without a solution.
     """
-    x = None if raw.x is None else round_binaries(raw.x, form)
-    status = _correct_status(raw.status, x, form, limits.objective_cutoff)
-    if _is_disproved(raw, form, limits, start):
+    x = None if raw_solution.x is None else round_integers(raw_solution.x, form)
+    status = _correct_status(raw_solution.status, x, form, limits.objective_cutoff)
+    if _start_disproves_infeasibility(raw_solution, form, limits, start):
         status = SolverStatus.OTHER_LIMIT
     if status in _NO_SOLUTION_STATUSES:
         x = None
-    elif start is not None and (x is None or _is_worse(form.value(x), form.value(start), form)):
-        x = round_binaries(start, form)
+    elif start is not None and (
+        x is None or _is_worse(form.objective_value(x), form.objective_value(start), form)
+    ):
+        x = round_integers(start, form)
     is_failed = status in (SolverStatus.FAILED, SolverStatus.INFEASIBLE_OR_UNBOUNDED)
     if is_failed or (status is SolverStatus.OPTIMAL and x is None):
-        raise BackendError(f"the solver stopped without a result ({raw.status})")
-    objective = None if x is None else form.value(x)
-    bound = _correct_bound(raw.bound, status, objective, form, limits.objective_cutoff)
-    root_bound = raw.root_bound if raw.nodes is not None else None
-    if raw.nodes in (0, 1):
+        raise BackendError(f"the solver stopped without a result ({raw_solution.status})")
+    objective = None if x is None else form.objective_value(x)
+    bound = _correct_bound(raw_solution.bound, status, objective, form, limits.objective_cutoff)
+    root_bound = raw_solution.root_bound if raw_solution.nodes is not None else None
+    if raw_solution.nodes in (0, 1):
         root_bound = bound
     if root_bound is not None and bound is not None:
         root_bound = form.sense * min(form.sense * root_bound, form.sense * bound)
-    return replace(raw, status=status, x=x, objective=objective, bound=bound, root_bound=root_bound)
+    return replace(
+        raw_solution, status=status, x=x, objective=objective, bound=bound, root_bound=root_bound
+    )
 
 
-def _is_disproved(
-    raw: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
+def _start_disproves_infeasibility(
+    raw_solution: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
 ) -> bool:
     """Return whether the start is feasible although the solver reported the model as infeasible.
 
-    A start with a violation above `_ROUNDING` disproves nothing, nor does any start if there is a
-    cutoff.
+    False for a start with a violation above `_TOLERANCE`, and with a cutoff, because the start may
+    be beyond the cutoff.
     """
-    if raw.status is not SolverStatus.INFEASIBLE or limits.objective_cutoff is not None:
+    if raw_solution.status is not SolverStatus.INFEASIBLE or limits.objective_cutoff is not None:
         return False
-    return start is not None and form.violation(start) <= _ROUNDING
+    return start is not None and form.max_violation(start) <= _TOLERANCE
 
 
 def _correct_status(
     status: SolverStatus, x: NDArray[np.float64] | None, form: StandardForm, cutoff: float | None
 ) -> SolverStatus:
-    """Return CUTOFF in place of INFEASIBLE, and of OPTIMAL with a solution beyond the cutoff.
+    """Return the status; with a cutoff, CUTOFF replaces INFEASIBLE, and OPTIMAL beyond the cutoff.
 
     If the cutoff is better than the optimum, HiGHS returns OPTIMAL with any solution that it found;
     the other solvers return INFEASIBLE.
     """
     if cutoff is None:
         return status
-    is_beyond = x is not None and _is_worse(form.value(x), cutoff, form)
-    if status is SolverStatus.INFEASIBLE or (status is SolverStatus.OPTIMAL and is_beyond):
+    is_beyond_cutoff = x is not None and _is_worse(form.objective_value(x), cutoff, form)
+    if status is SolverStatus.INFEASIBLE or (status is SolverStatus.OPTIMAL and is_beyond_cutoff):
         return SolverStatus.CUTOFF
     return status
 
@@ -360,7 +373,8 @@ def _correct_bound(
 ) -> float | None:
     """Return the bound, clipped at the objective of the solution and at the cutoff.
 
-    Beyond the cutoff a solver's bound is not proven. None if the model is infeasible or unbounded.
+    A bound beyond the cutoff is not proven. None if the solver reported no bound, or if the model
+    is infeasible or unbounded.
     """
     if status in (SolverStatus.INFEASIBLE, SolverStatus.UNBOUNDED):
         return None
@@ -368,10 +382,10 @@ def _correct_bound(
         return cutoff
     if bound is None:
         return None
-    caps = [form.sense * cap for cap in (objective, cutoff) if cap is not None]
-    return form.sense * min([form.sense * bound, *caps])
+    upper_limits = [form.sense * limit for limit in (objective, cutoff) if limit is not None]
+    return form.sense * min([form.sense * bound, *upper_limits])
 
 
 def _is_worse(objective: float, reference: float, form: StandardForm) -> bool:
-    """Return whether one objective is worse than another by more than a rounding error."""
-    return form.sense * (objective - reference) > _ROUNDING * max(1.0, abs(reference))
+    """Return whether `objective` is worse than `reference` by more than a rounding error."""
+    return form.sense * (objective - reference) > _TOLERANCE * max(1.0, abs(reference))

@@ -25,8 +25,9 @@ MINIMIZE: Final = 1
 MAXIMIZE: Final = -1
 """The larger objective is the better one."""
 
-SLACK: Final = 1e-9
-"""Rounding error up to which crossed bounds are treated as equal and integer bounds as whole."""
+ROUNDING_TOLERANCE: Final = 1e-9
+"""Rounding error up to which crossed bounds are treated as equal, and bounds of integer columns as
+integers."""
 _MAX_NAMED: Final = 10
 """Maximum number of errors of one kind in a message."""
 
@@ -41,26 +42,27 @@ class Layout:
     model: Model
     positions: NDArray[np.int32]
     """Column in the form of each column of the model, -1 for none."""
-    fixed: NDArray[np.float64]
+    fixed_values: NDArray[np.float64]
     """Value of each fixed column of the model, NaN for columns that are not fixed."""
     limits: Mapping[Label, LinearRow]
-    """Exact coefficients and right-hand sides of limit rows by row label, over columns of the
-    model."""
+    """Limits before scaling, over columns of the model, by the label of their row."""
 
-    def values(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the value of each column of the model, given a solution of the form.
+    def model_values(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Convert a solution of the form to the value of each column of the model.
 
-        Unfixed columns without a column in the form are 0.
+        The value is 0 for unfixed columns that the form does not have.
         """
-        values = np.where(np.isnan(self.fixed), 0.0, self.fixed)
+        values = np.where(np.isnan(self.fixed_values), 0.0, self.fixed_values)
         has_column = self.positions >= 0
         values[has_column] = x[self.positions[has_column]]
         return values
 
-    def point(self, n_columns: int, values: Iterable[tuple[int, float]]) -> NDArray[np.float64]:
-        """Return a partial solution of the form from pairs (column of the model, value).
+    def to_form_solution(
+        self, n_columns: int, values: Iterable[tuple[int, float]]
+    ) -> NDArray[np.float64]:
+        """Convert (column of the model, value) pairs to a partial solution of the form.
 
-        Columns without a pair are NaN; pairs without a column in the form are ignored.
+        Columns without a pair are NaN; pairs of columns that the form does not have are ignored.
         """
         x = np.full(n_columns, np.nan)
         for column, value in values:
@@ -69,22 +71,22 @@ class Layout:
         return x
 
     def form_columns(self, family: Family) -> Family:
-        """Return the columns in the form of a family of variables, without those that have none."""
+        """Return the form's columns of a family of variables, by key; omit missing columns."""
         columns = self.positions[list(family.values())].tolist() if family else []
         return {key: j for key, j in zip(family, columns, strict=True) if j >= 0}
 
     def exact_limit(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
         """Return a limit as (coefficient, column of the form) terms, and its right-hand side.
 
-        Fixed columns are moved to the right-hand side. An unfixed column has no column in
-        the form if its coefficient is too small for the row. Then its smallest contribution,
+        Terms of fixed columns are moved to the right-hand side. An unfixed column is missing in the
+        form if all its coefficients are too small. Then its smallest contribution,
         ``min(coefficient, 0)``, is moved to the right-hand side.
         """
         terms, upper = [], Fraction(limit.upper)
         for value, column in limit.terms:
-            position, fixed = int(self.positions[column]), float(self.fixed[column])
-            if not math.isnan(fixed):
-                upper -= Fraction(value) * round(fixed)
+            position, fixed_value = int(self.positions[column]), float(self.fixed_values[column])
+            if not math.isnan(fixed_value):
+                upper -= Fraction(value) * round(fixed_value)
             elif position >= 0:
                 terms.append((value, position))
             else:
@@ -108,9 +110,9 @@ class StandardForm:
     sense: int
     """`MINIMIZE` (1) or `MAXIMIZE` (-1)."""
     lower: NDArray[np.float64]
-    """Lower bound of each column, ``-inf`` without one; whole for integers."""
+    """Lower bound of each column, ``-inf`` without one; an integer for integer columns."""
     upper: NDArray[np.float64]
-    """Upper bound of each column, ``inf`` without one; whole for integers."""
+    """Upper bound of each column, ``inf`` without one; an integer for integer columns."""
     integer: NDArray[np.bool_]
     """Whether each column is integer."""
     row_lower: NDArray[np.float64]
@@ -118,17 +120,18 @@ class StandardForm:
     row_upper: NDArray[np.float64]
     """Upper bound of each row, ``inf`` without one."""
     columns: Sequence[Any]
-    """Variable of a Pyomo model, label or index of each column."""
+    """Identity of each column: a variable of a Pyomo model, a label or an index."""
     rows: Sequence[Any]
-    """Constraint of a Pyomo model, label, name or index of each row."""
+    """Identity of each row: a constraint of a Pyomo model, a label, a name or an index."""
     unused: tuple[Any, ...] = ()
     """Unfixed variables of the Pyomo model that no row and no objective mentions; they have no
     column."""
     model: Any = None
-    """The Pyomo model, referenced because its variables have only weak references to it; None for
-    forms that were made from arrays."""
+    """The Pyomo model, referenced because its variables refer to it only weakly; None for forms
+    that were made from arrays."""
     layout: Layout | None = None
-    """Map from the columns of an array model; None for forms of another origin."""
+    """Map from the columns of an array model to those of the form; None for forms of another
+    origin."""
 
     def __post_init__(self) -> None:
         """Check sizes, numbers and bounds, and make arrays read-only.
@@ -139,12 +142,12 @@ class StandardForm:
         sizes = dict.fromkeys(("objective", "lower", "upper", "integer"), n_columns)
         sizes |= dict.fromkeys(("row_lower", "row_upper"), n_rows)
         arrays = {name: getattr(self, name) for name in sizes}
-        faults = [
+        errors = [
             f"{name}: expected {sizes[name]} values, got {array.size}"
             for name, array in arrays.items()
             if array.shape != (sizes[name],)
         ]
-        faults += [
+        errors += [
             f"{name}: expected {size} of them, got {len(items)}"
             for name, size, items in (
                 ("columns", n_columns, self.columns),
@@ -153,15 +156,15 @@ class StandardForm:
             if len(items) != size
         ]
         if self.sense not in (MINIMIZE, MAXIMIZE):
-            faults.append(f"sense: expected 1 (minimise) or -1 (maximise), got {self.sense!r}")
-        if faults:
-            raise ModelError(faults)
+            errors.append(f"sense: expected 1 (minimise) or -1 (maximise), got {self.sense!r}")
+        if errors:
+            raise ModelError(errors)
         matrix = (self.matrix.data, self.matrix.indices, self.matrix.indptr)
         for array in (*arrays.values(), *matrix):
             array.setflags(write=False)
-        faults = self._invalid_numbers()
-        if faults:
-            raise ModelError(faults)
+        errors = self._describe_invalid_numbers()
+        if errors:
+            raise ModelError(errors)
 
     @classmethod
     def from_arrays(
@@ -188,7 +191,7 @@ class StandardForm:
         Examples
         --------
         >>> form = StandardForm.from_arrays([[1.0, 1.0]], [1.0, 2.0], row_lower=1.0, upper=1.0)
-        >>> form.value([0.0, 1.0])
+        >>> form.objective_value([0.0, 1.0])
         2.0
         """
         from poetmodel.backends.sparse import csr_array
@@ -198,22 +201,29 @@ class StandardForm:
         coefficients.sum_duplicates()
         coefficients.eliminate_zeros()
         n_rows, n_columns = coefficients.shape
-        is_integer = _one_per_item(integer, n_columns, np.bool_)
+        is_integer = _repeat_to_size(integer, n_columns, np.bool_)
         column_lower, column_upper = (
-            _one_per_item(bound, n_columns, np.float64) for bound in (lower, upper)
+            _repeat_to_size(bound, n_columns, np.float64) for bound in (lower, upper)
         )
-        row_low_values, row_up_values = (
-            _one_per_item(bound, n_rows, np.float64) for bound in (row_lower, row_upper)
+        row_lower_bounds, row_upper_bounds = (
+            _repeat_to_size(bound, n_rows, np.float64) for bound in (row_lower, row_upper)
         )
         if is_integer.shape == column_lower.shape == column_upper.shape:
-            column_lower = np.where(is_integer, np.ceil(column_lower - SLACK), column_lower)
-            column_upper = np.where(is_integer, np.floor(column_upper + SLACK), column_upper)
-        if row_low_values.shape == row_up_values.shape:
-            size = np.maximum(1.0, np.abs(np.where(np.isfinite(row_up_values), row_up_values, 0.0)))
-            row_low_values = np.where(
-                (row_low_values > row_up_values) & (row_low_values <= row_up_values + SLACK * size),
-                row_up_values,
-                row_low_values,
+            column_lower = np.where(
+                is_integer, np.ceil(column_lower - ROUNDING_TOLERANCE), column_lower
+            )
+            column_upper = np.where(
+                is_integer, np.floor(column_upper + ROUNDING_TOLERANCE), column_upper
+            )
+        if row_lower_bounds.shape == row_upper_bounds.shape:
+            magnitude = np.maximum(
+                1.0, np.abs(np.where(np.isfinite(row_upper_bounds), row_upper_bounds, 0.0))
+            )
+            row_lower_bounds = np.where(
+                (row_lower_bounds > row_upper_bounds)
+                & (row_lower_bounds <= row_upper_bounds + ROUNDING_TOLERANCE * magnitude),
+                row_upper_bounds,
+                row_lower_bounds,
             )
         return cls(
             matrix=coefficients,
@@ -223,8 +233,8 @@ class StandardForm:
             lower=column_lower,
             upper=column_upper,
             integer=is_integer,
-            row_lower=row_low_values,
-            row_upper=row_up_values,
+            row_lower=row_lower_bounds,
+            row_upper=row_upper_bounds,
             columns=range(n_columns) if columns is None else columns,
             rows=range(n_rows) if rows is None else rows,
         )
@@ -245,18 +255,18 @@ class StandardForm:
         return bool(self.integer.any())
 
     def row_name(self, index: int) -> str:
-        """Return the name of a row: that of the user's constraint if the row has one."""
-        return _name(self.rows[index], "row")
+        """Return the name of a row's constraint or label, or ``row`` and its index."""
+        return _item_name(self.rows[index], "row")
 
     def column_name(self, index: int) -> str:
-        """Return the name of a column: that of the user's variable if the column has one."""
-        return _name(self.columns[index], "column")
+        """Return the name of a column's variable or label, or ``column`` and its index."""
+        return _item_name(self.columns[index], "column")
 
-    def value(self, x: ArrayLike) -> float:
+    def objective_value(self, x: ArrayLike) -> float:
         """Return the objective at `x`."""
         return float(self.objective @ np.asarray(x, dtype=np.float64)) + self.offset
 
-    def violation(self, x: ArrayLike) -> float:
+    def max_violation(self, x: ArrayLike) -> float:
         """Return the largest absolute violation of a row, bound or integrality at `x`, or 0."""
         values = np.asarray(x, dtype=np.float64)
         activity = self.matrix @ values
@@ -271,14 +281,14 @@ class StandardForm:
             0.0, *(float(violation.max()) for violation in violations if violation.size), 0.0
         )
 
-    def relaxed(self) -> StandardForm:
+    def linear_relaxation(self) -> StandardForm:
         """Return the linear relaxation: the form with all columns continuous."""
         return replace(self, integer=np.zeros(self.n_columns, dtype=np.bool_))
 
     def with_rows(
         self, matrix: csr_array, lower: ArrayLike, upper: ArrayLike, names: Sequence[Any]
     ) -> StandardForm:
-        """Return the form with added rows: coefficients, bounds and names."""
+        """Return the form with the rows of `matrix` added, with their bounds and names."""
         from poetmodel.backends.sparse import csr_array, vstack
 
         new_rows = matrix.copy()
@@ -291,19 +301,21 @@ class StandardForm:
             rows=(*self.rows, *names),
         )
 
-    def contradiction(self) -> str | None:
-        """Return a message about one column or row that no value satisfies, or None.
+    def describe_contradiction(self) -> str | None:
+        """Return a message about one column or row that no value satisfies; None without one.
 
-        The errors are crossed bounds and violated rows without coefficients. They are checked
-        before a solver is called, because solvers treat them differently.
+        Such a column or row has crossed bounds, or is a violated row without coefficients. This is
+        checked before a solver is called, because solvers treat such models differently.
         """
-        for low, up, name in self._bound_pairs():
-            for k in np.flatnonzero(low > up)[:1]:
-                return f"{name(k)}: no value lies between {float(low[k])} and {float(up[k])}"
+        for lower, upper, name_of in self._iterate_bounds():
+            for k in np.flatnonzero(lower > upper)[:1]:
+                return f"{name_of(k)}: no value is between {float(lower[k])} and {float(upper[k])}"
         has_no_terms = np.diff(self.matrix.indptr) == 0
-        is_violated = has_no_terms & ((self.row_lower > SLACK) | (self.row_upper < -SLACK))
+        is_violated = has_no_terms & (
+            (self.row_lower > ROUNDING_TOLERANCE) | (self.row_upper < -ROUNDING_TOLERANCE)
+        )
         for i in np.flatnonzero(is_violated)[:1]:
-            return f"{self.row_name(i)}: is violated whatever the variables are"
+            return f"{self.row_name(i)}: is violated for all values of the variables"
         return None
 
     def is_bounded(self) -> bool:
@@ -314,32 +326,32 @@ class StandardForm:
         )
         return not bool(is_unbounded.any())
 
-    def _bound_pairs(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], Callable[[int], str]]]:
+    def _iterate_bounds(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], Callable[[int], str]]]:
         """Yield (lower bounds, upper bounds, naming function) of the columns, then of the rows."""
         yield self.lower, self.upper, self.column_name
         yield self.row_lower, self.row_upper, self.row_name
 
-    def _invalid_numbers(self) -> list[str]:
+    def _describe_invalid_numbers(self) -> list[str]:
         """Return messages about infinite or NaN coefficients, and about unusable bounds."""
-        faults = []
+        errors = []
         for i in np.flatnonzero(~np.isfinite(self.matrix.data))[:_MAX_NAMED]:
             row = int(np.searchsorted(self.matrix.indptr, i, side="right")) - 1
             column = self.column_name(int(self.matrix.indices[i]))
-            faults.append(f"{self.row_name(row)}: the coefficient of {column} is not finite")
+            errors.append(f"{self.row_name(row)}: the coefficient of {column} is not finite")
         for j in np.flatnonzero(~np.isfinite(self.objective))[:_MAX_NAMED]:
-            faults.append(f"objective: the coefficient of {self.column_name(j)} is not finite")
+            errors.append(f"objective: the coefficient of {self.column_name(j)} is not finite")
         if not np.isfinite(self.offset):
-            faults.append(f"objective: the constant is {self.offset}")
-        for low, up, name in self._bound_pairs():
-            invalid = np.isnan(low) | np.isnan(up) | np.isposinf(low) | np.isneginf(up)
-            faults += [
-                f"{name(k)}: bounds {float(low[k])} and {float(up[k])} are not usable"
-                for k in np.flatnonzero(invalid)[:_MAX_NAMED]
+            errors.append(f"objective: the constant is {self.offset}")
+        for lower, upper, name_of in self._iterate_bounds():
+            is_invalid = np.isnan(lower) | np.isnan(upper) | np.isposinf(lower) | np.isneginf(upper)
+            errors += [
+                f"{name_of(k)}: bounds {float(lower[k])} and {float(upper[k])} are not usable"
+                for k in np.flatnonzero(is_invalid)[:_MAX_NAMED]
             ]
-        return faults
+        return errors
 
 
-def round_binaries(
+def round_integers(
     x: ArrayLike, form: StandardForm, tolerance: float = 1e-5
 ) -> NDArray[np.float64]:
     """Return a solver's solution of a form with its integer columns rounded; read-only.
@@ -365,13 +377,13 @@ def round_binaries(
     return rounded
 
 
-def _one_per_item(values: ArrayLike, size: int, dtype: Any) -> NDArray[Any]:
+def _repeat_to_size(values: ArrayLike, size: int, dtype: Any) -> NDArray[Any]:
     """Return an array with one value per item; a single value is repeated."""
     array = np.array(values, dtype=dtype)
     return np.full(size, array) if array.ndim == 0 else array
 
 
-def _name(item: Any, kind: str) -> str:
+def _item_name(item: Any, kind: str) -> str:
     if isinstance(item, str):
         return item
     return f"{kind} {item}" if isinstance(item, int) else str(item.name)

@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 _POLL_S: Final = 0.1
 """Maximum time until Ctrl-C is noticed [s]."""
-_MAX_AT_EXIT_S: Final = 60.0
-"""Maximum time for which an ending program waits for an abandoned solver [s]. HiGHS has returned 43
-s after its limit, and in some cases never."""
+_MAX_EXIT_WAIT_S: Final = 60.0
+"""Maximum time for which an exiting program waits for an abandoned solver [s]. HiGHS has returned
+43 s after its limit, and in some cases never."""
 
 
 def run_interruptibly(
@@ -32,11 +32,11 @@ def run_interruptibly(
     """Run a solve in a new thread and return its result.
 
     The first Ctrl-C sets `stop`; the solve must then end soon, and its result so far is returned. A
-    second Ctrl-C, or one before the solve has started, is raised, and the solver thread is
-    abandoned. The thread is also abandoned if it has not ended after `max_s`: `stop` is set and
-    `TimeLimitError` is raised. Some solvers do not check the clock for long periods. A Python
-    program waits at exit for an abandoned thread for at most `_MAX_AT_EXIT_S`; the command line
-    does not wait.
+    second Ctrl-C raises `KeyboardInterrupt`, as does one before the solve has started, and the
+    solver thread is abandoned. The thread is also abandoned if it has not ended after `max_s`:
+    `stop` is set and `TimeLimitError` is raised. Some solvers do not check the clock for long
+    periods. A Python program waits at exit for an abandoned thread for at most `_MAX_EXIT_WAIT_S`;
+    the command line does not wait.
 
     Notes
     -----
@@ -59,34 +59,34 @@ def run_interruptibly(
         futures.append(future)
         running_lock.release()
 
-    def wait() -> None:
-        """Wait for the thread, and restore the handler of Ctrl-C that Gurobi replaces in a solve.
+    def wait_for_thread() -> None:
+        """Wait for the thread, and restore the handler of Ctrl-C, which Gurobi replaces.
 
-        Gurobi's handler prints to standard output, which may carry JSON.
+        The handler of Gurobi prints to standard output, which may carry JSON.
         """
-        handler = signal.getsignal(signal.SIGINT)
+        sigint_handler = signal.getsignal(signal.SIGINT)
         is_main_thread = (
-            handler is not None and threading.current_thread() is threading.main_thread()
+            sigint_handler is not None and threading.current_thread() is threading.main_thread()
         )
-        while not futures and time.monotonic() < until_s:
+        while not futures and time.monotonic() < deadline_s:
             running_lock.acquire(timeout=_POLL_S)
             if is_main_thread:
-                signal.signal(signal.SIGINT, handler)
+                signal.signal(signal.SIGINT, sigint_handler)
 
     thread = threading.Thread(target=run_solve, name="poetmodel-solve", daemon=True)
-    until_s = math.inf if max_s is None else time.monotonic() + max_s
+    deadline_s = math.inf if max_s is None else time.monotonic() + max_s
     try:
         with block_ctrl_c():  # `start` also waits
             thread.start()
-        wait()
+        wait_for_thread()
     except KeyboardInterrupt:
         stop.set()
         if not (thread.is_alive() or futures):  # Ctrl-C arrived before the thread started
             raise
-        wait()
+        wait_for_thread()
     if not futures:
         stop.set()
         # A callback into Python after the end of the interpreter would abort the program.
-        atexit.register(thread.join, _MAX_AT_EXIT_S)
+        atexit.register(thread.join, _MAX_EXIT_WAIT_S)
         raise TimeLimitError("the solver has not ended in time")
     return futures[0].result()

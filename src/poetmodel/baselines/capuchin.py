@@ -1,4 +1,4 @@
-"""Capuchin: swap or recompute each tensor in its idle intervals, by the cost of doing so."""
+"""Capuchin: swap or recompute tensors in their idle intervals, by the cost of these evictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.homes import best_homes
+from poetmodel.baselines.homes import schedule_with_best_homes
 from poetmodel.baselines.paging import (
     EvictionExecution,
     IdleInterval,
@@ -17,7 +17,7 @@ from poetmodel.baselines.paging import (
     StorageSpace,
     eviction_costs,
     execute_evictions,
-    idle_intervals,
+    find_idle_intervals,
     relieved_stages,
     require_within_budget,
 )
@@ -63,8 +63,8 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
       its transfers.
 
     The last two rules charge no page-out if the plan has written the tensor before. If `refined`,
-    each of them is run twice, and the better schedule is returned: the saving of an interval is all
-    bytes of the tensor, or at most the excess of a stage in the interval over the budget.
+    each of them is applied twice, and the better schedule is returned: the saving of an interval is
+    all bytes of the tensor, or at most the excess of a stage in the interval over the budget.
 
     Interpretations. The paper has one amount of memory to save; here every stage must fit. The
     paper triggers page-ins early and adjusts them by feedback; here a schedule pages in at the
@@ -76,32 +76,35 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
     paper keeps the latest ones while memory lasts ("collective recomputation"). The choices above
     do not anticipate this.
 
-    The run time is O(intervals) choices, each of which examines every interval and its
+    The method takes O(intervals) choices, each of which examines every interval and its
     recomputations.
     """
     rules = [Overhead(rule)] if rule else list(Overhead)
-    searches = [partial(_search_with_rule, rule=each, keeps_recomputed=refined) for each in rules]
+    searches = [
+        partial(_plan_with_rule, rule=cost_rule, keeps_recomputed=refined) for cost_rule in rules
+    ]
     if refined:
-        adapted_rules = (each for each in rules if each != Overhead.PUBLISHED)
+        adapted_rules = (cost_rule for cost_rule in rules if cost_rule != Overhead.PUBLISHED)
         searches += [
-            partial(_search_with_rule, rule=each, caps_savings=True) for each in adapted_rules
+            partial(_plan_with_rule, rule=cost_rule, caps_savings=True)
+            for cost_rule in adapted_rules
         ]
-    return best_homes(problem, searches)
+    return schedule_with_best_homes(problem, searches)
 
 
-def _search_with_rule(
+def _plan_with_rule(
     problem: Problem, rule: Overhead, *, keeps_recomputed: bool = True, caps_savings: bool = False
 ) -> Schedule:
-    return _Capuchin(problem, rule, caps_savings=caps_savings).run(
+    return _EvictionPlanner(problem, rule, caps_savings=caps_savings).plan(
         keeps_recomputed=keeps_recomputed
     )
 
 
-class _Capuchin:
-    """The plan of swaps and recomputations for one rule."""
+class _EvictionPlanner:
+    """Plans swaps and recomputations by one rule."""
 
     def __init__(self, problem: Problem, rule: Overhead, *, caps_savings: bool = False) -> None:
-        """Collect the eviction intervals and the excess of keep-all; the plan is empty."""
+        """Find idle intervals and the excess of keep-all; start with an empty plan."""
         graph = problem.graph
         self.problem = problem
         self.caps_savings = caps_savings
@@ -110,7 +113,7 @@ class _Capuchin:
         self.sizes = graph.tensor_bytes
         self.intervals = [
             interval
-            for interval in idle_intervals(graph, includes_overwritten=True)
+            for interval in find_idle_intervals(graph, includes_overwritten=True)
             if self.sizes[interval.tensor]
         ]
         self.intervals_of: dict[int, list[IdleInterval]] = {}
@@ -120,49 +123,52 @@ class _Capuchin:
             np.array(checkpoint_all_profile(graph)) - problem.usable_ram_bytes
         )
         """Bytes of each stage above the budget under the current plan, shape (stages,) [B]."""
-        self.pages: dict[IdleInterval, bool] = {}
-        """Current plan: eviction intervals, True for a swap and False for a recomputation."""
+        self.evictions: dict[IdleInterval, bool] = {}
+        """Current plan: for each interval with an eviction, True for a swap, False for a
+        recomputation."""
         self.storage = StorageSpace(problem)
-        self.end_s = list(accumulate(problem.table.compute_time_s))
+        self.node_end_s = list(accumulate(problem.table.compute_time_s))
+        """End of each node on the timeline of keep-all [s]."""
         self.rule = rule
-        counted_time = (
+        deadline_counts = (
             DeadlineCounts.OVERLAP if rule == Overhead.PUBLISHED else problem.deadline_counts
         )
-        self.overlaps = rule != Overhead.ENERGY and counted_time == DeadlineCounts.OVERLAP
+        self.hides_transfers = rule != Overhead.ENERGY and deadline_counts == DeadlineCounts.OVERLAP
         """Whether computations hide transfers."""
-        self.computing, self.paging_in, self.paging_out = eviction_costs(problem, rule)
+        self.compute_costs, self.page_in_costs, self.page_out_costs = eviction_costs(problem, rule)
         self.busy_times: list[tuple[float, float]] = []
-        """Begin and end of the channel's busy times under the current plan [s]."""
+        """(begin, end) of each time in which the current plan occupies the channel [s]."""
 
-    def run(self, *, keeps_recomputed: bool) -> Schedule:
+    def plan(self, *, keeps_recomputed: bool) -> Schedule:
         """Plan swaps and recomputations until the schedule meets the budget; return it.
 
         With `keeps_recomputed`, recomputed tensors stay in RAM where bytes are free.
         """
-        self._swap_hidden()
+        self._plan_hidden_swaps()
         while True:
-            self._choose_until_fit()
-            schedule = execute_evictions(self.problem, self.pages)
+            self._plan_until_fit()
+            schedule = execute_evictions(self.problem, self.evictions)
             if not self._repair(schedule):
                 break
         require_within_budget(self.problem, schedule)
-        return self._keep_recomputed(schedule) if keeps_recomputed else schedule
+        return self._keep_recomputed_tensors(schedule) if keeps_recomputed else schedule
 
     # -- choosing -------------------------------------------------------------------------------
 
-    def _swap_hidden(self) -> None:
-        """Plan swaps with non-negative free time, longest first, until all stages fit."""
+    def _plan_hidden_swaps(self) -> None:
+        """Plan swaps of intervals with free time 0 or more, longest first, until all stages fit."""
         free_times = {interval: self._free_time(interval) for interval in self.intervals}
         for interval in sorted(self.intervals, key=lambda interval: -free_times[interval]):
             check_time_limit()
             if free_times[interval] < 0 or self.excess.max() <= 0:
                 break
-            is_hidden = self._free_time(interval) >= 0  # again, because the channel may be busy now
+            # The free time is computed again, because earlier swaps occupy the channel.
+            is_hidden = self._free_time(interval) >= 0
             relieves_excess = self.excess[relieved_stages(self.graph, interval)].max() > 0
             if is_hidden and relieves_excess and self.storage.has_space_for(interval.tensor):
-                self._evict_in(interval, page=True)
+                self._add_eviction(interval, is_swap=True)
 
-    def _choose_until_fit(self) -> None:
+    def _plan_until_fit(self) -> None:
         """Add the eviction with the highest saving per cost to the plan until all stages fit.
 
         Raises `MethodNotApplicableError` if no candidate is left.
@@ -172,15 +178,15 @@ class _Capuchin:
             n_excess_before = [0, *accumulate((self.excess > 0).tolist())]
             for interval in self.intervals:
                 check_time_limit()
-                first = relieved_stages(self.graph, interval).start
+                first_stage = relieved_stages(self.graph, interval).start
                 if (
-                    n_excess_before[interval.after] == n_excess_before[first]
-                    or interval in self.pages
+                    n_excess_before[interval.after] == n_excess_before[first_stage]
+                    or interval in self.evictions
                 ):
                     continue
-                saved_bytes = self._saved_bytes(interval)
+                saved_bytes = self._count_saved_bytes(interval)
                 swap_cost = max(0.0, -self._free_time(interval))
-                min_cost = min(swap_cost, self.computing[self.graph.node_of[interval.tensor]])
+                min_cost = min(swap_cost, self.compute_costs[self.graph.node_of[interval.tensor]])
                 if best is not None and saved_bytes <= best[0] * min_cost:
                     continue  # further recomputations only add to the cost
                 max_cost = (
@@ -199,40 +205,46 @@ class _Capuchin:
                 if best is None or saving > best[0]:
                     best = (saving, interval, swap_cost == overhead)
             if best is None:
-                worst = int(self.excess.argmax())
+                worst_stage = int(self.excess.argmax())
                 raise MethodNotApplicableError(
-                    f"at {self.graph.nodes[worst].name!r} {format_bytes(int(self.excess[worst]))} "
-                    "more than available are needed, and no tensor is left to swap or recompute"
+                    f"at {self.graph.nodes[worst_stage].name!r} "
+                    f"{format_bytes(int(self.excess[worst_stage]))} more than available are "
+                    "needed, and no tensor is left to swap or recompute"
                 )
-            self._evict_in(best[1], page=best[2])
+            self._add_eviction(best[1], is_swap=best[2])
 
-    def _saved_bytes(self, interval: IdleInterval) -> int:
+    def _count_saved_bytes(self, interval: IdleInterval) -> int:
         size = self.sizes[interval.tensor]
         if not self.caps_savings:
             return size
         return min(size, int(self.excess[relieved_stages(self.graph, interval)].max()))
 
-    def _evict_in(self, interval: IdleInterval, *, page: bool) -> None:
-        """Add an eviction to the plan, as a swap if `page`, and update excess, bus and storage."""
-        if interval not in self.pages:
+    def _add_eviction(self, interval: IdleInterval, *, is_swap: bool) -> None:
+        """Add a swap or recomputation to the plan; update excess, channel and storage.
+
+        An interval with a recomputation may be changed to a swap.
+        """
+        if interval not in self.evictions:
             self.excess[interval.before + 1 : interval.after] -= self.sizes[interval.tensor]
             if relieved_stages(self.graph, interval).start == interval.before:
                 self.excess[interval.before] -= self.graph.shared_bytes_of[interval.before][
                     interval.tensor
                 ]
-        self.pages[interval] = page
-        if page and self.overlaps and self.rule != Overhead.PUBLISHED:
-            begin, end = self.end_s[interval.before], self.end_s[interval.after - 1]
+        self.evictions[interval] = is_swap
+        if is_swap and self.hides_transfers and self.rule != Overhead.PUBLISHED:
+            begin, end = self.node_end_s[interval.before], self.node_end_s[interval.after - 1]
             out_s, in_s = self._transfer_costs(interval)
             self.busy_times += [(begin, begin + out_s), (end - in_s, end)]
-        if page:
+        if is_swap:
             self.storage.write(interval.tensor)
 
     def _transfer_costs(self, interval: IdleInterval) -> tuple[float, float]:
         """Return the costs of page-out and page-in in an interval [s or J]."""
         i = interval.tensor
-        on_storage = self.graph.on_aux if self.rule == Overhead.PUBLISHED else self.storage.stored
-        return 0.0 if i in on_storage else self.paging_out[i], self.paging_in[i]
+        stored_tensors = (
+            self.graph.on_aux if self.rule == Overhead.PUBLISHED else self.storage.stored
+        )
+        return 0.0 if i in stored_tensors else self.page_out_costs[i], self.page_in_costs[i]
 
     def _free_time(self, interval: IdleInterval) -> float:
         """Return the free time of an interval [s]; -inf if storage has no space for the tensor.
@@ -241,12 +253,15 @@ class _Capuchin:
         """
         if not self.storage.has_space_for(interval.tensor):
             return -math.inf
-        transfers = sum(self._transfer_costs(interval))
-        if not self.overlaps:
-            return -transfers
-        begin, end = self.end_s[interval.before], self.end_s[interval.after - 1]
-        busy_s = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in self.busy_times)
-        return end - begin - busy_s - transfers
+        transfer_cost = sum(self._transfer_costs(interval))
+        if not self.hides_transfers:
+            return -transfer_cost
+        begin, end = self.node_end_s[interval.before], self.node_end_s[interval.after - 1]
+        busy_s = sum(
+            max(0.0, min(end, busy_end) - max(begin, busy_begin))
+            for busy_begin, busy_end in self.busy_times
+        )
+        return end - begin - busy_s - transfer_cost
 
     def _recomputation_cost(self, interval: IdleInterval, max_cost: float) -> float:
         """Return the cost of recomputing a tensor after an interval under the plan [s or J].
@@ -255,52 +270,52 @@ class _Capuchin:
         """
         graph, problem = self.graph, self.problem
         t = interval.after
-        total = 0.0
-        missing, visited = [interval.tensor], {interval.tensor}
-        computed: set[int] = set()
-        while missing:
-            k = graph.node_of[missing.pop()]
-            if k in computed:
+        total_cost = 0.0
+        missing_tensors, visited_tensors = [interval.tensor], {interval.tensor}
+        computed_nodes: set[int] = set()
+        while missing_tensors:
+            k = graph.node_of[missing_tensors.pop()]
+            if k in computed_nodes:
                 continue
             if not problem.may_recompute(k):
                 return math.inf
-            computed.add(k)
-            total += self.computing[k]
-            if total > max_cost:
+            computed_nodes.add(k)
+            total_cost += self.compute_costs[k]
+            if total_cost > max_cost:
                 return math.inf
             for p in graph.inputs_of[k]:
-                if p in visited or self._is_in_ram(p, t):
+                if p in visited_tensors or self._is_in_ram(p, t):
                     continue
-                visited.add(p)
+                visited_tensors.add(p)
                 if p in self.storage.stored:
-                    total += self.paging_in[p]
+                    total_cost += self.page_in_costs[p]
                 else:
-                    missing.append(p)
-        return total
+                    missing_tensors.append(p)
+        return total_cost
 
     def _is_in_ram(self, p: int, t: int) -> bool:
-        """Return whether tensor `p` is in RAM at stage `t` under the plan, recomputations aside."""
-        users = self.graph.users_of[p]
-        if not users or users[-1] < t:
+        """Return whether the plan has tensor `p` in RAM at stage `t`, without recomputed copies."""
+        readers = self.graph.users_of[p]
+        if not readers or readers[-1] < t:
             return False
         return not any(
-            interval in self.pages
+            interval in self.evictions
             for interval in self.intervals_of.get(p, ())
             if interval.before < t < interval.after
         )
 
     # -- collective recomputation ---------------------------------------------------------------
 
-    def _keep_recomputed(self, schedule: Schedule) -> Schedule:
-        """Return the schedule with recomputed tensors kept where RAM is free.
+    def _keep_recomputed_tensors(self, schedule: Schedule) -> Schedule:
+        """Return the schedule with recomputed tensors kept until their next use if RAM is free.
 
-        Kept tensors avoid recomputations, which frees RAM for a further round.
+        A kept tensor avoids recomputations. This frees RAM in which the next round keeps tensors.
         """
         kept_tensors, full_stages = frozenset[tuple[int, int]](), set[int]()
         for _ in range(MAX_ROUNDS):
             free_bytes = self.problem.usable_ram_bytes - self._peaks(schedule)
             execution = _KeepingExecution(
-                self.problem, self.pages, kept_tensors, free_bytes, full_stages
+                self.problem, self.evictions, kept_tensors, free_bytes, full_stages
             )
             candidate = execution.execute_stages()
             excess = self._peaks(candidate) - self.problem.usable_ram_bytes
@@ -323,25 +338,29 @@ class _Capuchin:
     # -- recomputations that do not fit ------------------------------------------------------------
 
     def _repair(self, schedule: Schedule) -> bool:
-        """Change the plan where recomputations do not fit; return whether any did not fit."""
+        """Change the plan for each stage above the budget; return whether there was one.
+
+        A recomputation becomes a swap if storage has space; otherwise the excess of the stage
+        grows.
+        """
         excess = self._peaks(schedule) - self.problem.usable_ram_bytes
         excess_bytes = {int(t): int(excess[t]) for t in np.flatnonzero(excess > 0)}
         for t, stage_excess in excess_bytes.items():
-            recomputed = [
+            recompute_intervals = [
                 interval
-                for interval, page in self.pages.items()
-                if interval.after == t and not page
+                for interval, is_swap in self.evictions.items()
+                if interval.after == t and not is_swap
             ]
-            swappable = next(
+            swappable_interval = next(
                 (
                     interval
-                    for interval in recomputed
+                    for interval in recompute_intervals
                     if self.storage.has_space_for(interval.tensor)
                 ),
                 None,
             )
-            if swappable is not None:
-                self._evict_in(swappable, page=True)
+            if swappable_interval is not None:
+                self._add_eviction(swappable_interval, is_swap=True)
             else:
                 self.excess[t] += stage_excess
         return bool(excess_bytes)
@@ -353,18 +372,17 @@ class _KeepingExecution(EvictionExecution):
     def __init__(
         self,
         problem: Problem,
-        pages: Mapping[IdleInterval, bool],
+        evictions: Mapping[IdleInterval, bool],
         kept_tensors: Collection[tuple[int, int]],
         free_bytes: NDArray[np.int64],
         full_stages: Collection[int],
     ) -> None:
         """Start an execution of evictions; `kept_tensors` stay in RAM until their next use."""
-        super().__init__(problem, pages)
+        super().__init__(problem, evictions)
         self.kept_tensors = frozenset(kept_tensors)
         """(stage, tensor) of each recomputed tensor that stays in RAM after the stage."""
         self.free_bytes, self.full_stages = free_bytes, full_stages
-        """Free bytes of each stage [B]; stages whose free bytes the recomputations themselves
-        need."""
+        """Free bytes of each stage [B], and the stages whose free bytes recomputations need."""
         self.kept_until: dict[int, int] = {}
         """Stage of the next use of each kept tensor."""
 
@@ -372,14 +390,17 @@ class _KeepingExecution(EvictionExecution):
         return super().retains(i) or self.kept_until.get(i, -1) > self.stage
 
     def _find_missing(self) -> tuple[set[int], set[int]]:
-        """Return the nodes and page-ins that the stage needs; mark recomputed tensors to keep."""
-        computed, page_ins = super()._find_missing()
+        """Return the nodes and page-ins that the stage needs.
+
+        Adds recomputed tensors to `kept_tensors` if RAM is free until their next use.
+        """
+        computed_nodes, page_ins = super()._find_missing()
         t = self.stage
-        recomputed = [
-            i for k in computed - {t} for i in self.graph.outputs_of[k] if self.is_awaited(i)
+        recomputed_tensors = [
+            i for k in computed_nodes - {t} for i in self.graph.outputs_of[k] if self.is_awaited(i)
         ]
-        next_use = {i: next(k for k in self.graph.users_of[i] if k > t) for i in recomputed}
-        for i in sorted(recomputed, key=lambda i: (next_use[i], i)):
+        next_use = {i: next(k for k in self.graph.users_of[i] if k > t) for i in recomputed_tensors}
+        for i in sorted(recomputed_tensors, key=lambda i: (next_use[i], i)):
             free_span = self.free_bytes[t + (t not in self.full_stages) : next_use[i]]
             if (t, i) not in self.kept_tensors:
                 if free_span.min(initial=self.sizes[i]) < self.sizes[i]:
@@ -387,4 +408,4 @@ class _KeepingExecution(EvictionExecution):
                 free_span -= self.sizes[i]
                 self.kept_tensors |= {(t, i)}
             self.kept_until[i] = next_use[i]
-        return computed, page_ins
+        return computed_nodes, page_ins

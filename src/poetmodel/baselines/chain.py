@@ -52,58 +52,64 @@ class Chain:
 
     def __init__(self, graph: Graph) -> None:
         """Divide the forward pass at its articulation points, and the backward pass into parts."""
-        begin = first_backward_node(graph)
+        first_backward = first_backward_node(graph)
         self.graph = graph
         self.recomputable = evictable_tensors(graph)
         """Recomputable tensors of the forward pass."""
         recomputable_nodes = {graph.node_of[i] for i in self.recomputable}
-        late_forward = next((node for node in graph.nodes[begin:] if node.phase in FORWARD), None)
-        if late_forward is not None:
+        late_forward_node = next(
+            (node for node in graph.nodes[first_backward:] if node.phase in FORWARD), None
+        )
+        if late_forward_node is not None:
             raise MethodNotApplicableError(
-                f"graph {graph.name!r} is no chain: its forward node {late_forward.name!r} "
+                f"graph {graph.name!r} is no chain: its forward node {late_forward_node.name!r} "
                 "follows a backward one"
             )
-        points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
-        ends = [k for k in points if k in recomputable_nodes and k < begin]
-        if len(ends) < 2 or begin == len(graph.nodes):  # noqa: PLR2004 - a chain has two steps or more
-            reason = "no backward pass" if begin == len(graph.nodes) else "a single step"
+        cut_nodes = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
+        ends = [k for k in cut_nodes if k in recomputable_nodes and k < first_backward]
+        if len(ends) < 2 or first_backward == len(graph.nodes):  # noqa: PLR2004 - a chain has two steps or more
+            reason = "no backward pass" if first_backward == len(graph.nodes) else "a single step"
             raise MethodNotApplicableError(f"graph {graph.name!r} is no chain: it has {reason}")
-        ends[-1] = begin - 1
-        ranges = [range(a + 1, b + 1) for a, b in pairwise([-1, *ends])]
-        outputs_read = [
+        ends[-1] = first_backward - 1
+        ranges = [range(previous_end + 1, end + 1) for previous_end, end in pairwise([-1, *ends])]
+        used_outputs = [
             frozenset(
                 i for i in graph.outputs_of[k] if i in self.recomputable and graph.users_of[i]
             )
             for k in ends
         ]
         states = [
-            frozenset(i for i in outputs if graph.users_of[i][0] < begin)
-            for outputs in outputs_read
+            frozenset(i for i in outputs if graph.users_of[i][0] < first_backward)
+            for outputs in used_outputs
         ]
-        parts = _split_backward(graph, ranges, states, self.recomputable)
+        backward_parts = _split_backward(graph, ranges, states, self.recomputable)
         self.steps: list[ChainStep] = []
         """Steps in forward order."""
-        for nodes, outputs, state, part in zip(ranges, outputs_read, states, parts, strict=True):
-            produced = self.recomputable.intersection(i for k in nodes for i in graph.outputs_of[k])
-            tape = produced.intersection(i for t in part for i in graph.inputs_of[t])
-            self.steps.append(ChainStep(nodes, outputs, state, tape, tuple(part)))
+        for nodes, outputs, state, backward_nodes in zip(
+            ranges, used_outputs, states, backward_parts, strict=True
+        ):
+            step_tensors = self.recomputable.intersection(
+                i for k in nodes for i in graph.outputs_of[k]
+            )
+            tape = step_tensors.intersection(i for t in backward_nodes for i in graph.inputs_of[t])
+            self.steps.append(ChainStep(nodes, outputs, state, tape, tuple(backward_nodes)))
 
-    def realize(
+    def to_schedule(
         self,
-        held: Mapping[int, Collection[int]],
+        tensors_of_part: Mapping[int, Collection[int]],
         *,
-        freed: Collection[int] = (),
-        stored: Collection[int] = (),
+        freed_steps: Collection[int] = (),
+        stored_tensors: Collection[int] = (),
     ) -> Schedule:
-        """Return the schedule that has the tensors `held[s]` in RAM when part `s` begins.
+        """Return the schedule that has `tensors_of_part[s]` in RAM when part `s` begins.
 
         Steps count from 0. The forward pass keeps the tensors that the last part begins with.
-        Tensors of the `freed` steps are freed before their part begins, and recomputed for it;
-        those of other steps stay if a later part held them. Tensors of `stored` are paged out, and
-        paged in where they are missing.
+        Tensors of `freed_steps` are freed before their part begins, and recomputed for
+        it; those of other steps stay if a later part had them in RAM. `stored_tensors` are paged
+        out, and paged in where they are missing.
         """
-        graph, steps, last = self.graph, self.steps, last_forward_uses(self.graph)
-        begin = first_backward_node(graph)
+        graph, steps, last_forward_use = self.graph, self.steps, last_forward_uses(self.graph)
+        first_backward = first_backward_node(graph)
         part_of = [len(steps) - 1] * len(graph.nodes)
         for s, step in enumerate(steps):
             for t in step.backward:
@@ -115,66 +121,69 @@ class Chain:
             """Return whether tensor `i` stays in RAM after stage `t`."""
             part_after = part_of[min(t + 1, len(part_of) - 1)]
             if (
-                part_after in freed
+                part_after in freed_steps
                 and part_after != part_of[t]
                 and graph.node_of[i] in steps[part_after].nodes
             ):
                 return False
-            if i in held[part_after] and (t < begin or i in held[part_of[t]]):
+            if i in tensors_of_part[part_after] and (
+                t < first_backward or i in tensors_of_part[part_of[t]]
+            ):
                 return True
-            if t + 1 < begin:
-                return t < last[i]
+            if t + 1 < first_backward:
+                return t < last_forward_use[i]
             return part_after == part_of[t] and last_use[i] > t
 
         def required_tensors(t: int) -> Collection[int]:
-            return held[part_of[t]] if t in forward_peaks else ()
+            return tensors_of_part[part_of[t]] if t in forward_peaks else ()
 
-        return retain(graph, stays_after, required_tensors, stored=stored)
+        return retain(graph, stays_after, required_tensors, stored=stored_tensors)
 
-    def bytes_of(self, tensors: Collection[int]) -> int:
-        """Return the bytes of some tensors together [B]."""
+    def total_bytes(self, tensors: Collection[int]) -> int:
+        """Return the sum of the bytes of `tensors` [B]."""
         return sum(self.graph.tensor_bytes[i] for i in tensors)
 
 
 def _split_backward(
     graph: Graph,
-    ranges: Sequence[range],
+    step_ranges: Sequence[range],
     states: Sequence[frozenset[int]],
     recomputable: frozenset[int],
 ) -> list[list[int]]:
-    """Split the backward pass: each node belongs to the latest step whose part may read its inputs.
+    """Return the nodes of each step's part: a node belongs to the latest possible step.
 
-    Raises `MethodNotApplicableError` if a node has no such step.
+    A part may read the tensors of its step, and the state before the step. Raises
+    `MethodNotApplicableError` if no step is possible for a node.
     """
-    step_of = {k: s for s, nodes in enumerate(ranges) for k in nodes}
-    parts: list[list[int]] = [[] for _ in ranges]
-    current = len(ranges) - 1
+    step_of = {k: s for s, nodes in enumerate(step_ranges) for k in nodes}
+    parts: list[list[int]] = [[] for _ in step_ranges]
+    current_step = len(step_ranges) - 1
     for t in range(first_backward_node(graph), len(graph.nodes)):
-        choices = set(range(current + 1))
+        possible_steps = set(range(current_step + 1))
         for i in graph.inputs_of[t]:
             if i in recomputable:
                 s = step_of[graph.node_of[i]]
-                choices &= {s, s + 1} if i in states[s] else {s}
-        if not choices:
+                possible_steps &= {s, s + 1} if i in states[s] else {s}
+        if not possible_steps:
             raise MethodNotApplicableError(
                 f"graph {graph.name!r} is no chain: its backward pass does not go through the "
-                f"{len(ranges)} steps of the forward pass in reverse (node "
+                f"{len(step_ranges)} steps of the forward pass in reverse (node "
                 f"{graph.nodes[t].name!r})"
             )
-        current = max(choices)
-        parts[current].append(t)
+        current_step = max(possible_steps)
+        parts[current_step].append(t)
     return parts
 
 
 class StepPeaks(NamedTuple):
-    """Peaks of a step in different modes [B]."""
+    """Peaks of executing a step, with and without its tape [B]."""
 
-    taped: int
-    """Peak with the step's tape kept, without the step's input."""
-    run: int
-    """Peak without a tape, without the step's input."""
-    run_with_input: int
-    """Peak without a tape, with the step's input until the input's last use."""
+    taped_bytes: int
+    """Peak if the step's tape is kept; the state before the step is not counted."""
+    untaped_bytes: int
+    """Peak without a tape; the state before the step is not counted."""
+    untaped_with_input_bytes: int
+    """Peak without a tape; the state before the step counts until its last use."""
 
 
 class ChainMemory(Chain):
@@ -189,27 +198,27 @@ class ChainMemory(Chain):
         super().__init__(graph)
         states = [frozenset[int](), *(step.state for step in self.steps)]
         steps = range(len(self.steps))
-        self.others_bytes = self._others_bytes()
+        self.other_tensor_bytes = self._count_other_tensor_bytes()
         """Other tensors in RAM when each stage begins [B]."""
         self.backward_bytes = [self._backward_bytes(s, ()) for s in steps]
-        """Peak of each part of the backward pass: other tensors, the rest of the tape, working
-        sets. The state before the step, which stays until the end of the part, is not counted
-        [B]."""
+        """Peak of each part of the backward pass: other tensors, the tape until its last readers,
+        working sets. The state before the step, which stays until the end of the part, is not
+        counted [B]."""
         self.freeing_bytes = [self._backward_bytes(s, states[s]) for s in steps]
-        """Peak of each part if the state before the step is freed after its last reader; its bytes
-        are subtracted from there on [B]."""
+        """Peak of each part if the state before the step is freed after its last reader, from which
+        the bytes of the state are subtracted [B]."""
         self.forward_peaks = [self._step_peaks(s, states[s], is_recomputed=False) for s in steps]
-        """Peaks of each step in the forward pass, with other tensors."""
+        """Peaks of computing each step in the forward pass, with other tensors."""
         self.recomputed_peaks = [self._step_peaks(s, states[s], is_recomputed=True) for s in steps]
-        """Peaks of each step when recomputed, without other tensors."""
+        """Peaks of recomputing each step, without other tensors."""
 
     def recomputed_nodes(self, s: int) -> list[int]:
-        """Return the nodes of step `s` that run when it is recomputed."""
+        """Return the nodes of step `s` that are computed again if the step is recomputed."""
         outputs_of = self.graph.outputs_of
         return [k for k in self.steps[s].nodes if self.recomputable.intersection(outputs_of[k])]
 
-    def nodes_beside_state(self, s: int) -> list[int]:
-        """Return the nodes of step `s` that compute the rest of its tape from its state.
+    def tape_completion_nodes(self, s: int) -> list[int]:
+        """Return the nodes of step `s` that complete its tape if its state is in RAM.
 
         Nodes that only compute the state are excluded.
         """
@@ -225,83 +234,100 @@ class ChainMemory(Chain):
                 ]
         return sorted(nodes)
 
-    def beside_state_bytes(self, s: int) -> int:
-        """Return the peak of computing the rest of step `s`'s tape, with its state in RAM [B]."""
-        step, nodes = self.steps[s], self.nodes_beside_state(s)
-        return self._peak(nodes, nodes, step.tape, step.tape & step.state) + self.others_before(s)
+    def tape_completion_bytes(self, s: int) -> int:
+        """Return the peak of computing the tape of step `s` if its state is in RAM [B]."""
+        step, nodes = self.steps[s], self.tape_completion_nodes(s)
+        return self._peak(
+            nodes, nodes, step.tape, step.tape & step.state
+        ) + self.other_bytes_before(s)
 
     def peaks(self, s: int, t: int) -> StepPeaks:
-        """Return the peaks of step `s` when it runs before part `t` of the backward pass."""
+        """Return the peaks of step `s` if it is executed before part `t` of the backward pass."""
         if t == len(self.steps) - 1:
             return self.forward_peaks[s]
-        other_bytes = self.others_before(t)
+        other_bytes = self.other_bytes_before(t)
         return StepPeaks(*(peak + other_bytes for peak in self.recomputed_peaks[s]))
 
-    def others_before(self, t: int) -> int:
+    def other_bytes_before(self, t: int) -> int:
         """Return the bytes of other tensors in RAM when backward part `t` begins [B]."""
         part = self.steps[t].backward
-        return self.others_bytes[part[0]] if part else 0
+        return self.other_tensor_bytes[part[0]] if part else 0
 
     def _output_and_workspace_bytes(self, k: int) -> int:
         return self.graph.nodes[k].output_bytes + self.graph.nodes[k].workspace_bytes
 
-    def _others_bytes(self) -> list[int]:
+    def _count_other_tensor_bytes(self) -> list[int]:
         """Return the bytes of other tensors in RAM when each stage begins [B]."""
         graph, steps = self.graph, self.steps
-        changes = [0] * (len(graph.nodes) + 2)
+        byte_changes = [0] * (len(graph.nodes) + 2)
         first_stage = {k: step.backward[0] for step in steps if step.backward for k in step.nodes}
         for i, size in enumerate(graph.tensor_bytes):
             if i in self.recomputable or not graph.users_of[i]:
                 continue
-            # Inputs of a step other than its state are needed until the step can last run.
-            end = max(max(k, first_stage.get(k, k)) for k in graph.users_of[i])
-            changes[graph.node_of[i] + 1] += size
-            changes[end + 1] -= size
-        return list(accumulate(changes[: len(graph.nodes)]))
+            # Samples and labels that a step reads are needed until its part of the backward pass
+            # begins.
+            last_stage = max(max(k, first_stage.get(k, k)) for k in graph.users_of[i])
+            byte_changes[graph.node_of[i] + 1] += size
+            byte_changes[last_stage + 1] -= size
+        return list(accumulate(byte_changes[: len(graph.nodes)]))
 
-    def _backward_bytes(self, s: int, freed: Collection[int]) -> int:
-        """Return the peak of backward part `s`; `freed` tensors end at their last reader [B]."""
-        part, sizes = self.steps[s].backward, self.graph.tensor_bytes
-        last = {i: t for t in part for i in self.graph.inputs_of[t]}
+    def _backward_bytes(self, s: int, freed_tensors: Collection[int]) -> int:
+        """Return the peak of backward part `s` if `freed_tensors` end at their last reader [B]."""
+        backward_nodes, sizes = self.steps[s].backward, self.graph.tensor_bytes
+        last_reader = {i: t for t in backward_nodes for i in self.graph.inputs_of[t]}
         peak = 0
-        for t in part:
-            taped = sum(sizes[i] for i in self.steps[s].tape if last[i] >= t)
-            off = sum(sizes[i] for i in freed if last.get(i, -1) < t)
+        for t in backward_nodes:
+            tape_bytes = sum(sizes[i] for i in self.steps[s].tape if last_reader[i] >= t)
+            freed_bytes = sum(sizes[i] for i in freed_tensors if last_reader.get(i, -1) < t)
             peak = max(
-                peak, self.others_bytes[t] + taped + self._output_and_workspace_bytes(t) - off
+                peak,
+                self.other_tensor_bytes[t]
+                + tape_bytes
+                + self._output_and_workspace_bytes(t)
+                - freed_bytes,
             )
         return peak
 
-    def _step_peaks(self, s: int, before: frozenset[int], *, is_recomputed: bool) -> StepPeaks:
-        """Return the peaks of step `s`; `before` is the state that it reads."""
+    def _step_peaks(self, s: int, input_state: frozenset[int], *, is_recomputed: bool) -> StepPeaks:
+        """Return the peaks of step `s`; `input_state` is the state that it reads."""
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
-        others_bytes = None if is_recomputed else self.others_bytes
+        others_bytes = None if is_recomputed else self.other_tensor_bytes
         return StepPeaks(
-            taped=self._peak(nodes, step.nodes, step.tape | step.state, others=others_bytes),
-            run=self._peak(nodes, step.nodes, step.state, others=others_bytes),
-            run_with_input=self._peak(nodes, step.nodes, step.state, before, others=others_bytes),
+            taped_bytes=self._peak(
+                nodes, step.nodes, step.tape | step.state, other_bytes_by_stage=others_bytes
+            ),
+            untaped_bytes=self._peak(
+                nodes, step.nodes, step.state, other_bytes_by_stage=others_bytes
+            ),
+            untaped_with_input_bytes=self._peak(
+                nodes, step.nodes, step.state, input_state, other_bytes_by_stage=others_bytes
+            ),
         )
 
     def _peak(
         self,
         nodes: Iterable[int],
         readers: Iterable[int],
-        kept: frozenset[int],
-        live: frozenset[int] = frozenset(),
+        kept_tensors: frozenset[int],
+        live_tensors: frozenset[int] = frozenset(),
         *,
-        others: Sequence[int] | None = None,
+        other_bytes_by_stage: Sequence[int] | None = None,
     ) -> int:
-        """Return the peak of running `nodes` while the tensors `live` are in RAM [B].
+        """Return the peak of executing `nodes` while `live_tensors` are in RAM [B].
 
-        Tensors outside `kept` are freed after the last of `readers`. `others` has the bytes of
-        other tensors per stage.
+        All tensors except `kept_tensors` are freed after the last one of `readers`.
+        `other_bytes_by_stage` has the bytes of other tensors.
         """
-        last = {i: k for k in readers for i in self.graph.inputs_of[k]}
+        last_reader = {i: k for k in readers for i in self.graph.inputs_of[k]}
         peak = 0
         for k in nodes:
-            in_ram = self.bytes_of(live) + (0 if others is None else others[k])
-            peak = max(peak, in_ram + self._output_and_workspace_bytes(k))
-            live |= self.recomputable.intersection(self.graph.outputs_of[k])
-            live = frozenset(i for i in live if i in kept or last.get(i, k) > k)
+            ram_bytes = self.total_bytes(live_tensors) + (
+                0 if other_bytes_by_stage is None else other_bytes_by_stage[k]
+            )
+            peak = max(peak, ram_bytes + self._output_and_workspace_bytes(k))
+            live_tensors |= self.recomputable.intersection(self.graph.outputs_of[k])
+            live_tensors = frozenset(
+                i for i in live_tensors if i in kept_tensors or last_reader.get(i, k) > k
+            )
         return peak

@@ -35,33 +35,33 @@ def griewank_walther(problem: Problem) -> Schedule:
     Bisection finds the largest number of slots whose schedule meets the RAM budget.
 
     Steps are those of `poetmodel.baselines.chain`: nodes on a plain chain, otherwise the nodes
-    between articulation points. A slot holds all outputs of a step's last node that are read later;
-    the sample uses the first slot. All steps have equal cost in this method. Reversing a step
-    computes it once more if its part of the backward pass reads its outputs; `forward_steps` does
-    not count this, as revolve does not count the taped step. The state behind a step stays in RAM
-    if the next step's part has read it. If keeping the state needs too much RAM, the state is freed
-    and recomputed, as in revolve. The bisection takes time proportional to the square of the number
-    of nodes, times the logarithm of the number of steps.
+    between articulation points. A slot stores all outputs of a step's last node that are read
+    later; the sample uses the first slot. All steps have equal cost in this method. Reversing a
+    step computes it once more if its part of the backward pass reads its outputs;
+    `min_forward_steps` does not count this, as revolve does not count the taped step. The state
+    behind a step stays in RAM if the next step's part has read it. If keeping the state needs too
+    much RAM, the state is freed and recomputed, as in revolve. The bisection takes time
+    proportional to the square of the number of nodes, times the logarithm of the number of steps.
     """
     chain = Chain(problem.graph)
-    best: Schedule | None = None
+    best_schedule: Schedule | None = None
     low, high, peak = 1, len(chain.steps), 0
     while low <= high:
-        slots = high if best is None and high == len(chain.steps) else (low + high) // 2
+        slots = high if best_schedule is None and high == len(chain.steps) else (low + high) // 2
         for frees_states in (False, True):
             schedule = revolve(chain, slots, frees_states=frees_states)
             peak = simulate(problem.graph, None, schedule).peak_ram_bytes
             if peak <= problem.usable_ram_bytes:
-                best, low = schedule, slots + 1
+                best_schedule, low = schedule, slots + 1
                 break
         else:
             high = slots - 1
-    if best is None:
+    if best_schedule is None:
         raise MethodNotApplicableError(
             f"with one slot it needs {peak:,} B, more than the {problem.usable_ram_bytes:,} B that "
             "tensors may use"
         )
-    return best
+    return best_schedule
 
 
 def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule:
@@ -76,25 +76,29 @@ def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule
         low, high, free_slots, stored_tensors = todo.pop()
         if high - low == 1 or free_slots == 1:
             for s in range(low, high):
-                held_by_part[s] = stored_tensors | chain.steps[s].tape | _read_state(chain, s)
+                held_by_part[s] = (
+                    stored_tensors | chain.steps[s].tape | _state_read_by_part(chain, s)
+                )
             continue
         middle = low + _steps_to_next_checkpoint(high - low, free_slots)
         todo.append((low, middle, free_slots, stored_tensors))
         todo.append(
             (middle, high, free_slots - 1, stored_tensors | chain.steps[middle - 1].outputs)
         )
-    return chain.realize(held_by_part, freed=range(len(chain.steps)) if frees_states else ())
+    return chain.to_schedule(
+        held_by_part, freed_steps=range(len(chain.steps)) if frees_states else ()
+    )
 
 
-def _read_state(chain: Chain, s: int) -> frozenset[int]:
-    """Return the state before step `s` that part `s` reads; it needs no slot in revolve."""
+def _state_read_by_part(chain: Chain, s: int) -> frozenset[int]:
+    """Return the tensors of the state before step `s` that part `s` reads; empty for step 0."""
     if s == 0:
         return frozenset()
     tensors_read = {i for t in chain.steps[s].backward for i in chain.graph.inputs_of[t]}
     return chain.steps[s - 1].state & tensors_read
 
 
-def forward_steps(length: int, slots: int) -> int:
+def min_forward_steps(length: int, slots: int) -> int:
     """Return the minimum number of forward steps that reverse a chain of `length` steps.
 
     It is ``r * length - C(slots + r, slots + 1)`` for the smallest `r` with ``C(slots + r, slots)
@@ -103,7 +107,7 @@ def forward_steps(length: int, slots: int) -> int:
 
     Examples
     --------
-    >>> forward_steps(10, 3), forward_steps(4, 1)
+    >>> min_forward_steps(10, 3), min_forward_steps(4, 1)
     (15, 6)
     """
     repeats = 0
@@ -113,11 +117,11 @@ def forward_steps(length: int, slots: int) -> int:
 
 
 def _steps_to_next_checkpoint(length: int, slots: int) -> int:
-    """Return the optimal number of steps before the next checkpoint, the smallest of several."""
+    """Return the optimal number of steps up to the next checkpoint; the smallest one in ties."""
     return min(
         range(1, length),
         key=lambda step: (
-            step + forward_steps(length - step, slots - 1) + forward_steps(step, slots),
+            step + min_forward_steps(length - step, slots - 1) + min_forward_steps(step, slots),
             step,
         ),
     )
@@ -130,7 +134,7 @@ UNITS: Final = 500
 """Memory units into which a larger budget is divided, as in the paper."""
 MARGIN_DIVISOR: Final = 4
 """The dynamic program covers memories up to ``1 / MARGIN_DIVISOR`` above the budget, because it may
-overestimate."""
+count more RAM than the simulator."""
 
 
 @all_in_ram
@@ -154,15 +158,15 @@ def rotor(problem: Problem) -> Schedule:
     whose schedule meets the budget in the simulator. The best schedule seen is returned. The run
     time is proportional to ``L**3 * 500`` for `L` steps.
     """
-    return schedule_from_table(problem, ChainTable(problem))
+    return best_rotor_schedule(problem, ChainTable(problem))
 
 
-def schedule_from_table(problem: Problem, table: ChainTable) -> Schedule:
+def best_rotor_schedule(problem: Problem, table: ChainTable) -> Schedule:
     """Return the best schedule of `rotor` for a table.
 
     Raises `MethodNotApplicableError` if no schedule meets the budget.
     """
-    best = bisect_budget(problem, table.schedule, table.budget, table.units)
+    best = bisect_budget(problem, table.build_schedule, table.budget_units, table.max_units)
     if best is None:
         raise MethodNotApplicableError(
             f"no persistent schedule of its {len(table.chain.steps)} steps keeps within the "
@@ -172,14 +176,14 @@ def schedule_from_table(problem: Problem, table: ChainTable) -> Schedule:
 
 
 class _Decision(NamedTuple):
-    """First decision for steps ``s..t``: tape step `s`, or store the state before step `cut`."""
+    """First decision for steps ``s..t``: tape step `s`, or store a checkpoint."""
 
-    cut: int | None
-    """Step before which the state is stored; None to tape step `s`."""
+    checkpoint_step: int | None
+    """Step before which the state is stored as a checkpoint; None to tape step `s`."""
     time_s: float
     """Time of the forward steps until the decision [s]."""
     held_units: int
-    """Units that stay in memory while the later steps run."""
+    """Units that the tape or the checkpoint occupies during the later steps."""
     min_units: int
     """Minimum units for which the decision is possible."""
 
@@ -193,12 +197,16 @@ class ChainTable:
         times = times or problem.table.compute_time_s
         steps = range(len(chain.steps))
         self.forward_s = [sum(times[k] for k in chain.recomputed_nodes(s)) for s in steps]
-        self.rest_s = [sum(times[k] for k in chain.nodes_beside_state(s)) for s in steps]
+        """Time to compute each step [s]."""
+        self.tape_completion_s = [
+            sum(times[k] for k in chain.tape_completion_nodes(s)) for s in steps
+        ]
         """Time to complete each step's tape if its state is in memory [s]."""
         self.unit_bytes = max(1, -(-problem.usable_ram_bytes // UNITS))
-        self.budget = problem.usable_ram_bytes // self.unit_bytes
+        """Bytes of a memory unit [B]."""
+        self.budget_units = problem.usable_ram_bytes // self.unit_bytes
         """Budget [units]."""
-        self.units = self.budget + self.budget // MARGIN_DIVISOR
+        self.max_units = self.budget_units + self.budget_units // MARGIN_DIVISOR
         """Largest memory of the tables [units]."""
         self.min_time_s: dict[tuple[int, int, bool], NDArray[np.float64]] = {}
         """For steps ``s..t`` the minimum time with 0, 1, ... units [s]; inf if the units do not
@@ -215,45 +223,59 @@ class ChainTable:
         """Compute the minimum times of steps ``s..t`` from those of all shorter spans."""
         check_time_limit()
         for keeps_state in (False, True):
-            best_s = np.full(self.units + 1, np.inf)
-            self.min_time_s[s, t, keeps_state] = best_s
-            if keeps_state and not self.kept_bytes(t):
+            min_times = np.full(self.max_units + 1, np.inf)
+            self.min_time_s[s, t, keeps_state] = min_times
+            if keeps_state and not self.part_state_bytes(t):
                 continue
             if s == t:
-                min_units, time_s = self.single_step(s, kept=keeps_state)
-                best_s[min_units:] = time_s
+                min_units, step_time_s = self.single_step_memory_and_time(
+                    s, keeps_state=keeps_state
+                )
+                min_times[min_units:] = step_time_s
                 continue
-            for decision in self.decisions(s, t, kept=keeps_state):
-                if decision.min_units <= self.units:
-                    times = self.times_s(
-                        decision, s, t, decision.min_units, self.units, kept=keeps_state
+            for decision in self.decisions(s, t, keeps_state=keeps_state):
+                if decision.min_units <= self.max_units:
+                    decision_times = self.times_after_decision(
+                        decision, s, t, decision.min_units, self.max_units, keeps_state=keeps_state
                     )
                     np.minimum(
-                        best_s[decision.min_units :], times, out=best_s[decision.min_units :]
+                        min_times[decision.min_units :],
+                        decision_times,
+                        out=min_times[decision.min_units :],
                     )
         if t + 1 < len(self.chain.steps):
             self.min_time_after_part_s[s, t] = np.minimum(
-                self.min_time_s[s, t, False], self.state_kept_s(s, t)
+                self.min_time_s[s, t, False], self.min_times_with_state(s, t)
             )
 
-    def times_s(
-        self, decision: _Decision, s: int, t: int, min_units: int, max_units: int, *, kept: bool
+    def times_after_decision(
+        self,
+        decision: _Decision,
+        s: int,
+        t: int,
+        min_units: int,
+        max_units: int,
+        *,
+        keeps_state: bool,
     ) -> NDArray[np.float64]:
         """Return the times of steps ``s..t`` after a decision, for a range of memory sizes [s].
 
-        The range is `min_units` to `max_units`, both included. With `kept`, the state of step `t`
+        The range includes `min_units` and `max_units`. With `keeps_state`, the state of step `t`
         stays in memory.
         """
-        held_units, cut = decision.held_units, decision.cut
-        later_s = self.min_time_s[s + 1 if cut is None else cut, t, kept]
-        times = later_s[min_units - held_units : max_units + 1 - held_units] + decision.time_s
+        held_units, checkpoint_step = decision.held_units, decision.checkpoint_step
+        later_times = self.min_time_s[
+            s + 1 if checkpoint_step is None else checkpoint_step, t, keeps_state
+        ]
+        times = later_times[min_units - held_units : max_units + 1 - held_units] + decision.time_s
         return (
             times
-            if cut is None
-            else times + self.min_time_after_part_s[s, cut - 1][min_units : max_units + 1]
+            if checkpoint_step is None
+            else times
+            + self.min_time_after_part_s[s, checkpoint_step - 1][min_units : max_units + 1]
         )
 
-    def state_kept_s(self, s: int, t: int) -> NDArray[np.float64]:
+    def min_times_with_state(self, s: int, t: int) -> NDArray[np.float64]:
         """Return minimum times of steps ``s..t`` if the state of `t` stays after part `t + 1` [s].
 
         The state must fit in memory until the end of that part.
@@ -262,127 +284,168 @@ class ChainTable:
         times[: self.state_units(t) + self.to_units(self.chain.backward_bytes[t + 1])] = np.inf
         return times
 
-    def decisions(self, s: int, t: int, *, kept: bool) -> Iterator[_Decision]:
+    def decisions(self, s: int, t: int, *, keeps_state: bool) -> Iterator[_Decision]:
         """Yield the possible first decisions for steps ``s..t``.
 
-        With `kept`, the state of step `t` is in memory, and counted.
+        With `keeps_state`, the state of step `t` is in memory, and counted.
         """
-        kept_state_bytes = self.kept_bytes(t) if kept else 0
+        kept_state_bytes = self.part_state_bytes(t) if keeps_state else 0
         chain, step = self.chain, self.chain.steps[s]
-        held_units = self.to_units(chain.bytes_of(step.tape | step.state))
+        held_units = self.to_units(chain.total_bytes(step.tape | step.state))
         taped_units = self.to_units(
-            max(chain.peaks(s, t).taped + kept_state_bytes, chain.freeing_bytes[s])
+            max(chain.peaks(s, t).taped_bytes + kept_state_bytes, chain.freeing_bytes[s])
         )
-        if self.kept_bytes(s):  # the next part holds the state until its end
+        if self.part_state_bytes(s):  # the next part holds the state until its end
             taped_units = max(taped_units, held_units + self.to_units(chain.backward_bytes[s + 1]))
         yield _Decision(None, self.forward_s[s], held_units, max(held_units, taped_units))
-        run_s, peak = 0.0, 0
-        for cut in range(s + 1, t + 1):
-            run_s += self.forward_s[cut - 1]
-            peaks = chain.peaks(cut - 1, t)
-            run_bytes = peaks.run if cut == s + 1 else peaks.run_with_input
-            peak = max(peak, self.to_units(run_bytes + kept_state_bytes))
-            held_units = self.state_units(cut - 1)
-            yield _Decision(cut, run_s, held_units, max(held_units, peak))
+        untaped_s, peak_units = 0.0, 0
+        for checkpoint_step in range(s + 1, t + 1):
+            untaped_s += self.forward_s[checkpoint_step - 1]
+            peaks = chain.peaks(checkpoint_step - 1, t)
+            untaped_bytes = (
+                peaks.untaped_bytes if checkpoint_step == s + 1 else peaks.untaped_with_input_bytes
+            )
+            peak_units = max(peak_units, self.to_units(untaped_bytes + kept_state_bytes))
+            held_units = self.state_units(checkpoint_step - 1)
+            yield _Decision(checkpoint_step, untaped_s, held_units, max(held_units, peak_units))
 
-    def schedule(self, units: int) -> Schedule | None:
+    def build_schedule(self, units: int) -> Schedule | None:
         """Return the best schedule with `units` of memory, or None if they do not suffice."""
         last = len(self.chain.steps) - 1
         if not np.isfinite(self.min_time_s[0, last, False][units]):
             return None
-        held_by_part, freed = self.realize_decisions(0, last, units, frozenset(), kept=False)
-        return self.chain.realize(held_by_part, freed=freed)
+        held_by_part, freed = self.apply_decisions(
+            0, last, units, frozenset(), keeps_last_state=False
+        )
+        return self.chain.to_schedule(held_by_part, freed_steps=freed)
 
-    def realize_decisions(
-        self, first: int, last: int, units: int, outside: frozenset[int], *, kept: bool
+    def apply_decisions(
+        self,
+        first: int,
+        last: int,
+        units: int,
+        outer_tensors: frozenset[int],
+        *,
+        keeps_last_state: bool,
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return the tensors held when each part begins, and the steps whose state is freed.
+        """Return the tensors in RAM when each part begins, and the steps whose state is freed.
 
-        The parts are those of steps `first` to `last`. `outside` is held during all of them. With
-        `kept`, the state of the last step is in memory, too.
+        The parts are those of steps `first` to `last`; `outer_tensors` are in RAM during all of
+        them. With `keeps_last_state`, the state of the last step is in memory, too.
         """
         steps = self.chain.steps
         held_by_part: dict[int, frozenset[int]] = {}
-        freed: set[int] = set()
-        todo = [(first, last, units, outside, kept)]
+        freed_steps: set[int] = set()
+        todo = [(first, last, units, outer_tensors, keeps_last_state)]
         while todo:
             check_time_limit()
-            s, t, m, held_outside, keeps_state = todo.pop()
-            decision = None if s == t else self.best_decision(s, t, m, kept=keeps_state)
-            if decision is None or decision.cut is None:
-                held_by_part[s] = held_outside | steps[s].tape
+            s, t, free_units, held_tensors, keeps_state = todo.pop()
+            decision = (
+                None if s == t else self.best_decision(s, t, free_units, keeps_state=keeps_state)
+            )
+            if decision is None or decision.checkpoint_step is None:
+                held_by_part[s] = held_tensors | steps[s].tape
                 if decision is not None:
                     tape = steps[s].tape | steps[s].state
                     todo.append(
-                        (s + 1, t, m - decision.held_units, held_outside | tape, keeps_state)
+                        (
+                            s + 1,
+                            t,
+                            free_units - decision.held_units,
+                            held_tensors | tape,
+                            keeps_state,
+                        )
                     )
                 continue
-            stored_step = decision.cut - 1
+            stored_step = decision.checkpoint_step - 1
             is_freed = bool(
-                self.state_kept_s(s, stored_step)[m] > self.min_time_s[s, stored_step, False][m]
+                self.min_times_with_state(s, stored_step)[free_units]
+                > self.min_time_s[s, stored_step, False][free_units]
             )
             if is_freed:
-                freed.add(stored_step)
+                freed_steps.add(stored_step)
             state = steps[stored_step].state
             todo.append(
-                (decision.cut, t, m - decision.held_units, held_outside | state, keeps_state)
+                (
+                    decision.checkpoint_step,
+                    t,
+                    free_units - decision.held_units,
+                    held_tensors | state,
+                    keeps_state,
+                )
             )
-            todo.append((s, stored_step, m, held_outside, not is_freed))
-        return held_by_part, freed
+            todo.append((s, stored_step, free_units, held_tensors, not is_freed))
+        return held_by_part, freed_steps
 
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
-        """Return the minimum time to recompute steps for their parts after the next part [s].
+        """Return the minimum time to recompute steps `first` to `last` for their parts [s].
 
-        Returns inf if `free_bytes` does not suffice.
+        The part of the step after `last` has run. Returns inf if `free_bytes` do not suffice.
         """
-        units = min(free_bytes // self.unit_bytes, self.units)
-        return math.inf if units < 0 else min(self._freed_or_kept(first, last, units))
+        units = min(free_bytes // self.unit_bytes, self.max_units)
+        return math.inf if units < 0 else min(self._min_times_freed_and_kept(first, last, units))
 
-    def realize_sequence(
-        self, first: int, last: int, free_bytes: int, outside: frozenset[int]
+    def apply_sequence(
+        self, first: int, last: int, free_bytes: int, outer_tensors: frozenset[int]
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return (tensors held when each part of a recompute sequence begins, steps freed).
+        """Return the tensors in RAM when each part of a recompute sequence begins, and freed steps.
 
         The state of a freed step is freed before the part of the step, and recomputed for it.
         """
-        units = min(free_bytes // self.unit_bytes, self.units)
-        freed_s, kept_s = self._freed_or_kept(first, last, units)
-        held_by_part, freed = self.realize_decisions(
-            first, last, units, outside, kept=bool(kept_s <= freed_s)
+        units = min(free_bytes // self.unit_bytes, self.max_units)
+        freed_s, kept_s = self._min_times_freed_and_kept(first, last, units)
+        held_by_part, freed_steps = self.apply_decisions(
+            first, last, units, outer_tensors, keeps_last_state=bool(kept_s <= freed_s)
         )
-        return held_by_part, freed | ({last} if kept_s > freed_s else set())
+        return held_by_part, freed_steps | ({last} if kept_s > freed_s else set())
 
-    def _freed_or_kept(self, first: int, last: int, units: int) -> tuple[float, float]:
+    def _min_times_freed_and_kept(self, first: int, last: int, units: int) -> tuple[float, float]:
         """Return the minimum times if the state of the last step is freed, and if it stays [s]."""
-        freed, kept = (self.min_time_s[first, last, kept] for kept in (False, True))
-        return float(freed[units]), float(kept[units])
+        freed_times, kept_times = (
+            self.min_time_s[first, last, keeps_state] for keeps_state in (False, True)
+        )
+        return float(freed_times[units]), float(kept_times[units])
 
-    def best_decision(self, s: int, t: int, m: int, *, kept: bool) -> _Decision:
-        """Return the best first decision for steps ``s..t`` with a memory of `m` units."""
-        possible = (x for x in self.decisions(s, t, kept=kept) if x.min_units <= m)
-        return min(possible, key=lambda x: self.times_s(x, s, t, m, m, kept=kept)[0])
+    def best_decision(self, s: int, t: int, max_units: int, *, keeps_state: bool) -> _Decision:
+        """Return the best first decision for steps ``s..t`` with a memory of `max_units` units."""
+        possible_decisions = (
+            decision
+            for decision in self.decisions(s, t, keeps_state=keeps_state)
+            if decision.min_units <= max_units
+        )
+        return min(
+            possible_decisions,
+            key=lambda decision: self.times_after_decision(
+                decision, s, t, max_units, max_units, keeps_state=keeps_state
+            )[0],
+        )
 
     # -- memory of steps, in units ---------------------------------------------------------------
 
-    def single_step(self, s: int, *, kept: bool) -> tuple[int, float]:
-        """Return memory [units] and time [s] of step `s` alone, with its state kept if `kept`.
+    def single_step_memory_and_time(self, s: int, *, keeps_state: bool) -> tuple[int, float]:
+        """Return memory [units] and time [s] of step `s` and its part alone.
 
-        The time is 0 if the step's part reads none of its tensors.
+        With `keeps_state`, the state of the step is in memory. The time is 0 if the part reads no
+        tensor of the step.
         """
-        part = self.chain.freeing_bytes[s]
-        if kept:
-            return self.to_units(max(part, self.chain.beside_state_bytes(s))), self.rest_s[s]
+        part_bytes = self.chain.freeing_bytes[s]
+        if keeps_state:
+            return self.to_units(
+                max(part_bytes, self.chain.tape_completion_bytes(s))
+            ), self.tape_completion_s[s]
         if self.chain.steps[s].tape or s == len(self.chain.steps) - 1:
-            return self.to_units(max(part, self.chain.peaks(s, s).taped)), self.forward_s[s]
-        return self.to_units(part), 0.0
+            return self.to_units(
+                max(part_bytes, self.chain.peaks(s, s).taped_bytes)
+            ), self.forward_s[s]
+        return self.to_units(part_bytes), 0.0
 
     def state_units(self, s: int) -> int:
         """Return the size of the state of step `s` [units]."""
-        return self.to_units(self.chain.bytes_of(self.chain.steps[s].state))
+        return self.to_units(self.chain.total_bytes(self.chain.steps[s].state))
 
-    def kept_bytes(self, s: int) -> int:
-        """Return the bytes of the state of step `s` that its part reads [B]."""
-        return self.chain.bytes_of(self.chain.steps[s].state & self.chain.steps[s].tape)
+    def part_state_bytes(self, s: int) -> int:
+        """Return the bytes of the state of step `s` that part `s` reads [B]."""
+        return self.chain.total_bytes(self.chain.steps[s].state & self.chain.steps[s].tape)
 
     def to_units(self, size_bytes: int) -> int:
         """Return `size_bytes` in memory units, rounded up."""

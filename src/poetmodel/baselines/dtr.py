@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.engine import fit_budget
-from poetmodel.baselines.homes import all_in_ram, best_homes
+from poetmodel.baselines.homes import all_in_ram, schedule_with_best_homes
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -89,7 +89,7 @@ def dtr_paging(problem: Problem) -> Schedule:
     """Run `dtr` with liveness, and evict to storage where this is cheaper than recomputation.
 
     The score is ``full`` or ``msps``. The cost of a tensor is the smaller of its recomputation
-    (plus the other costs in the score) and its transfers: page-in, and page-out unless it is on
+    (with its neighbourhood, for ``full``) and its transfers: page-in, and page-out unless it is on
     storage. The smaller cost decides how it is evicted. Costs are energy; if the problem minimizes
     time, they are time in the sense of the deadline. Staleness is always time. Tensors that cannot
     be recomputed are evicted to storage while it has space. Tensors on storage are paged in on use
@@ -108,41 +108,46 @@ def dtr_paging(problem: Problem) -> Schedule:
         for score, recompute in (("full", True), ("msps", True), ("full", False))
         for free_transfers in transfer_modes
     ]
-    return best_homes(problem, rules)
+    return schedule_with_best_homes(problem, rules)
 
 
 def _schedule_with_paging(
     problem: Problem, *, score: str, free_transfers: bool, recompute: bool
 ) -> Schedule:
-    restricted = problem if recompute else replace(problem, recompute=False)
-    return _PagingExecution(restricted, score, free_transfers=free_transfers).execute_stages()
+    restricted_problem = problem if recompute else replace(problem, recompute=False)
+    return _PagingExecution(
+        restricted_problem, score, free_transfers=free_transfers
+    ).execute_stages()
 
 
 class Runtime(Execution):
-    """The runtime of the paper's simulator (simrd's ``RuntimeV2Eager``) within a RAM limit [B].
+    """Execution like the paper's simulator (simrd's ``RuntimeV2Eager``) within a RAM limit [B].
 
-    Nodes run in graph order. A node's inputs that are in RAM are locked; missing inputs are
-    recomputed one by one, recursively, and locked. Then RAM is freed for all outputs. A tensor is
-    freed when its last reader has run. A tensor that is recomputed after that stays until its score
-    is the lowest, because the runtime does not know its next reader. Tensors that cannot be
-    recomputed are never evicted, and are freed when no node can need them.
+    Nodes are computed in graph order. Inputs of a node that are in RAM are locked; missing inputs
+    are recomputed one by one, recursively, and locked. Then RAM is freed for all outputs. A tensor
+    is freed after its last reader. A tensor that is recomputed after that stays until its score is
+    the lowest, because the runtime does not know its next reader. Tensors that cannot be recomputed
+    are never evicted, and are freed when no node can need them.
     """
 
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
-        """Compute when each tensor is freed; nothing is in RAM."""
+        """Start with no tensor in RAM; find the node after which each tensor is freed."""
         graph, self.compute_time_s = problem.graph, problem.table.compute_time_s
         super().__init__(graph, ram_bytes)
-        self.scores = Scores(graph, self.compute_time_s, heuristic, nodes_once=False)
+        self.scores = Scores(graph, self.compute_time_s, heuristic, counts_nodes_once=False)
         self.locks: Counter[int] = Counter()
+        """Number of pending nodes that lock each tensor."""
         recomputable = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
         self.pinned = set(range(len(graph.tensors))) - recomputable
-        needs = last_possible_reads(graph, recomputable)
+        """Tensors that cannot be recomputed."""
+        last_read_of = last_possible_reads(graph, recomputable)
         self.freed_after: list[list[int]] = [[] for _ in graph.nodes]
         """For each node the tensors that are freed after its first computation."""
         for i, users in enumerate(graph.users_of):
-            end = users[-1] if users else graph.node_of[i]
-            self.freed_after[needs[i] if i in self.pinned else end].append(i)
+            last_use = users[-1] if users else graph.node_of[i]
+            self.freed_after[last_read_of[i] if i in self.pinned else last_use].append(i)
         self.limit_s = MAX_PASSES * sum(self.compute_time_s)
+        """Maximum compute time [s]."""
         self.program: list[Instruction] = []
         """Executed instructions in order; a schedule of stages does not preserve this order."""
 
@@ -151,7 +156,7 @@ class Runtime(Execution):
         for k in range(len(self.graph.nodes)):
             self._compute_with_inputs(k)
             for i in self.graph.outputs_of[k]:
-                self.scores.use(i)
+                self.scores.record_use(i)
             for i in self.freed_after[k]:
                 if i in self.ram:
                     self.evict(i)
@@ -173,71 +178,75 @@ class Runtime(Execution):
         super().compute(k)
         self.program.append(Instruction(Op.COMPUTE, k))
         for i in self.graph.outputs_of[k]:
-            self.scores.recover(i)
+            self.scores.record_recovery(i)
         for i in self.graph.inputs_of[k]:
             self.locks[i] -= 1
 
     def choose_victim(self, k: int) -> int | None:  # noqa: ARG002 - the inputs of node `k` are locked
         """Return the tensor with the lowest score that is neither locked nor pinned, or None."""
-        is_evictable = (
+        evictable_tensors = (
             i for i in sorted(self.ram) if self.sizes[i] and not (self.locks[i] or i in self.pinned)
         )
-        return min(is_evictable, key=self.scores.score, default=None)
+        return min(evictable_tensors, key=self.scores.score, default=None)
 
     def evict(self, i: int) -> None:
         """Free tensor `i`, and mark it as evicted unless it is pinned."""
         super().evict(i)
         self.program.append(Instruction(Op.FREE, i))
         if i not in self.pinned:
-            self.scores.evict(i)
+            self.scores.record_eviction(i)
 
     def _compute_with_inputs(self, k: int) -> None:
         """Compute node `k` after recomputing its missing inputs, recursively."""
-        pending = [self._request(k)]
+        pending = [self._lock_inputs(k)]
         while pending:
             check_time_limit()
             node, missing = pending[-1]
             while missing and missing[0] in self.ram:
                 self.locks[missing.pop(0)] += 1
             if missing:
-                pending.append(self._request(self.graph.node_of[missing[0]]))
+                pending.append(self._lock_inputs(self.graph.node_of[missing[0]]))
             else:
                 self.compute(node)
                 pending.pop()
 
-    def _request(self, k: int) -> tuple[int, list[int]]:
+    def _lock_inputs(self, k: int) -> tuple[int, list[int]]:
         """Lock the inputs of node `k` that are in RAM; return the node and its missing inputs."""
         inputs = self.graph.inputs_of[k]
         for i in inputs:
-            self.scores.use(i)
+            self.scores.record_use(i)
             self.locks[i] += i in self.ram
         return k, [i for i in inputs if i not in self.ram]
 
 
 class _LivenessExecution(StagedExecution):
-    """The execution of `dtr` with liveness: evict the tensor with the lowest score."""
+    """Execution of `dtr` with liveness: evicts the tensor with the lowest score."""
 
     def __init__(
         self, problem: Problem, heuristic: str, node_costs: Sequence[float] | None = None
     ) -> None:
-        """Create scores with `node_costs`, by default the compute times [s]."""
+        """Create an execution with scores by `node_costs`, by default the compute times [s]."""
         super().__init__(problem.graph, problem.usable_ram_bytes)
         self.problem = problem
-        costs = problem.table.compute_time_s if node_costs is None else node_costs
-        self.scores = Scores(self.graph, costs, heuristic, nodes_once=True)
+        score_costs = problem.table.compute_time_s if node_costs is None else node_costs
+        self.scores = Scores(self.graph, score_costs, heuristic, counts_nodes_once=True)
         self.pinned: set[int] = set()
         """Tensors in RAM without a further user that cannot be recomputed."""
 
     def choose_victim(self, k: int) -> int | None:
-        is_recomputable = self._recomputability_test()
-        recomputable = (i for i in self.evictable_candidates(k) if is_recomputable(i))
-        return min(recomputable, key=self.scores.score, default=None)
+        is_recomputable = self._make_recomputability_test()
+        recomputable_tensors = (i for i in self.evictable_candidates(k) if is_recomputable(i))
+        return min(recomputable_tensors, key=self.scores.score, default=None)
 
     def retains(self, i: int) -> bool:
-        """Return whether tensor `i` stays in RAM; pin it if it is needed but not recomputable."""
+        """Return whether tensor `i` stays in RAM.
+
+        Pins a tensor without a further user if an evicted tensor needs it and it is not
+        recomputable.
+        """
         if self.is_awaited(i):
             return True
-        if self._recomputability_test()(i):
+        if self._make_recomputability_test()(i):
             return False
         is_needed = self._is_needed(i)
         if is_needed:
@@ -245,13 +254,13 @@ class _LivenessExecution(StagedExecution):
         return is_needed
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, update scores and clock, and free pinned tensors without a use."""
+        """Compute node `k`, update scores and clock, and evict pinned tensors without a use."""
         super().compute(k)
         for i in self.graph.inputs_of[k]:
-            self.scores.use(i)
+            self.scores.record_use(i)
         self.scores.clock_s += self.problem.table.compute_time_s[k]
         for i in self.graph.outputs_of[k]:
-            self.scores.use(i)
+            self.scores.record_use(i)
             self._mark_in_ram(i)
         for i in sorted(self.pinned):  # pinned tensors whose evicted descendants are in RAM again
             if self._last_read.get(i, -1) < 0 and not self._is_needed(i):
@@ -260,14 +269,15 @@ class _LivenessExecution(StagedExecution):
     def evict(self, i: int) -> None:
         super().evict(i)
         self.pinned.discard(i)
-        if self.graph.users_of[i] and self._recomputability_test()(i):
-            self.scores.evict(i)  # other tensors are not needed again
+        if self.graph.users_of[i] and self._make_recomputability_test()(i):
+            # No other tensor is needed again.
+            self.scores.record_eviction(i)
 
     def _mark_in_ram(self, i: int) -> None:
-        self.scores.recover(i)
+        self.scores.record_recovery(i)
 
-    def _recomputability_test(self) -> Callable[[int], bool]:
-        """Return a predicate whether a tensor can be recomputed from the tensors in RAM."""
+    def _make_recomputability_test(self) -> Callable[[int], bool]:
+        """Return a predicate: whether a tensor can be recomputed from the available tensors."""
         graph, known_recomputable = self.graph, set[int]()
 
         def is_recomputable(i: int) -> bool:
@@ -291,19 +301,19 @@ class _LivenessExecution(StagedExecution):
         return p in self.ram
 
     def _is_needed(self, i: int) -> bool:
-        """Return whether an evicted tensor with a further user must be computed from tensor `i`."""
-        return any(self.is_awaited(u) for u in self.scores.evicted_after(i))
+        """Return whether recomputing an evicted tensor with a further user needs tensor `i`."""
+        return any(self.is_awaited(u) for u in self.scores.evicted_descendants(i))
 
 
 class _PagingExecution(_LivenessExecution):
-    """The execution of `dtr_paging`: evict to storage where this is cheaper."""
+    """Execution of `dtr_paging`: evicts to storage where this is cheaper."""
 
     def __init__(self, problem: Problem, heuristic: str, *, free_transfers: bool = False) -> None:
-        """Use energies as costs, or times if time is minimized; `free_transfers` cost nothing."""
-        by_time = problem.minimize == Quantity.TIME
-        costs = None if by_time else problem.energy.coefficients.compute
-        super().__init__(problem, heuristic, costs)
-        self.full = heuristic == "full"
+        """Use energies as costs, or times if time is minimized; free transfers cost 0."""
+        minimizes_time = problem.minimize == Quantity.TIME
+        node_costs = None if minimizes_time else problem.energy.coefficients.compute
+        super().__init__(problem, heuristic, node_costs)
+        self.counts_neighbourhood = heuristic == "full"
         self.storage = StorageSpace(problem)
         self.page_in_cost, self.page_out_cost = transfer_costs(problem)
         if free_transfers:
@@ -312,15 +322,19 @@ class _PagingExecution(_LivenessExecution):
         """Tensors that are not in RAM and are paged in on use."""
 
     def choose_victim(self, k: int) -> int | None:
-        """Return the tensor with the lowest score; decides whether it is paged or recomputed."""
-        is_recomputable = self._recomputability_test()
+        """Return the tensor with the lowest score, or None; write it if paging is cheaper."""
+        is_recomputable = self._make_recomputability_test()
         best: tuple[float, int, bool] | None = None
         for i in self.evictable_candidates(k):
             recomputation_cost = self._recomputation_cost(i) if is_recomputable(i) else math.inf
             transfer_cost = self._transfer_cost(i)
             cost = min(recomputation_cost, transfer_cost)
             if cost < math.inf:
-                score = self.scores.per_byte_second(i, cost) if self.full else cost / self.sizes[i]
+                score = (
+                    self.scores.per_byte_second(i, cost)
+                    if self.counts_neighbourhood
+                    else cost / self.sizes[i]
+                )
                 candidate = (score, i, transfer_cost < recomputation_cost)
                 best = candidate if best is None else min(best, candidate)
         if best is None:
@@ -336,7 +350,7 @@ class _PagingExecution(_LivenessExecution):
 
     def page_in(self, i: int) -> None:
         super().page_in(i)
-        self.scores.use(i)
+        self.scores.record_use(i)
         self._mark_in_ram(i)
 
     def evict(self, i: int) -> None:
@@ -358,15 +372,21 @@ class _PagingExecution(_LivenessExecution):
 
     def _recomputation_cost(self, i: int) -> float:
         """Return the cost of recomputing tensor `i`, with the page-ins that this needs."""
-        ancestors = self.scores.evicted_before(i)
-        read = {
+        ancestors = self.scores.evicted_ancestors(i)
+        paged_inputs = {
             p
             for u in ancestors
             for p in self.graph.inputs_of[self.graph.node_of[u]]
             if p in self.paged_out
         }
-        recomputed_tensors = {*ancestors, *self.scores.evicted_after(i)} if self.full else ancestors
-        return self.scores.total_cost(recomputed_tensors) + sum(self.page_in_cost[p] for p in read)
+        recomputed_tensors = (
+            {*ancestors, *self.scores.evicted_descendants(i)}
+            if self.counts_neighbourhood
+            else ancestors
+        )
+        return self.scores.total_cost(recomputed_tensors) + sum(
+            self.page_in_cost[p] for p in paged_inputs
+        )
 
     def _transfer_cost(self, i: int) -> float:
         """Return the cost of paging tensor `i` out and in; inf without space on storage."""
@@ -386,62 +406,62 @@ HEURISTICS: Final = ("full", "eq", "local", "msps", "lru", "size")
 class Scores:
     """Scores of tensors by last use, evicted neighbourhood and cost; the clock is compute time.
 
-    With `nodes_once`, a node counts once in a neighbourhood even if several outputs are evicted;
-    the authors' simulator counts every tensor.
+    With `counts_nodes_once`, a node counts once in a neighbourhood even if several of its outputs
+    are evicted; in the authors' simulator, it counts once for each of them.
     """
 
     def __init__(
-        self, graph: Graph, cost: Sequence[float], heuristic: str, *, nodes_once: bool
+        self, graph: Graph, node_costs: Sequence[float], heuristic: str, *, counts_nodes_once: bool
     ) -> None:
-        """Create the scores of one heuristic; `cost` has the cost of each node."""
+        """Start with no evicted tensor; `heuristic` selects the score of `dtr`."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
-        self.cost = cost
+        self.node_costs = node_costs
         self.clock_s = 0.0
         self.last_use_s = [0.0] * len(self.sizes)
         self.evicted: set[int] = set()
         """Tensors that were computed, are not in RAM, and are recomputed on use."""
-        self._nodes_once = nodes_once
+        self._counts_nodes_once = counts_nodes_once
         sets = CostSets()
         self._sets = sets if heuristic == "eq" else None
-        scores: dict[str, Callable[[int], float]] = {
+        score_functions: dict[str, Callable[[int], float]] = {
             "full": lambda i: self.per_byte_second(
-                i, self.total_cost({*self.evicted_before(i), *self.evicted_after(i)})
+                i, self.total_cost({*self.evicted_ancestors(i), *self.evicted_descendants(i)})
             ),
             "eq": lambda i: self.per_byte_second(
-                i, self._own_cost(i) + sets.total_cost(self._evicted_neighbours(i))
+                i, self._node_cost(i) + sets.total_cost(self._evicted_neighbours(i))
             ),
-            "local": lambda i: self.per_byte_second(i, self._own_cost(i)),
-            "msps": lambda i: self.total_cost(self.evicted_before(i)) / self.sizes[i],
+            "local": lambda i: self.per_byte_second(i, self._node_cost(i)),
+            "msps": lambda i: self.total_cost(self.evicted_ancestors(i)) / self.sizes[i],
             "lru": lambda i: -self._staleness_s(i),
             "size": lambda i: 1 / self.sizes[i],
         }
-        self.score = scores[heuristic]
+        self.score = score_functions[heuristic]
         """Function from a tensor in RAM to its score."""
 
-    def use(self, i: int) -> None:
+    def record_use(self, i: int) -> None:
         """Record a use of tensor `i` at the current time."""
         self.last_use_s[i] = self.clock_s
 
-    def evict(self, i: int) -> None:
+    def record_eviction(self, i: int) -> None:
         """Record that tensor `i` left RAM and must be recomputed on use."""
         self.evicted.add(i)
         if self._sets is not None:
-            self._sets.add(i, self._own_cost(i), self._evicted_neighbours(i))
+            self._sets.add(i, self._node_cost(i), self._evicted_neighbours(i))
 
-    def recover(self, i: int) -> None:
+    def record_recovery(self, i: int) -> None:
         """Record that tensor `i` is in RAM again."""
         if i in self.evicted:
             self.evicted.remove(i)
             if self._sets is not None:
-                self._sets.remove(i, self._own_cost(i))
+                self._sets.remove(i, self._node_cost(i))
 
     def per_byte_second(self, i: int, cost: float) -> float:
         """Return a cost divided by the size and the staleness of tensor `i`; inf if both are 0."""
         weight = self.sizes[i] * self._staleness_s(i)
         return cost / weight if weight > 0 else math.inf
 
-    def evicted_before(self, i: int) -> set[int]:
+    def evicted_ancestors(self, i: int) -> set[int]:
         """Return tensor `i` and the evicted tensors that must be recomputed for it."""
         ancestors = {i}
         todo = [i]
@@ -452,7 +472,7 @@ class Scores:
                     todo.append(p)
         return ancestors
 
-    def evicted_after(self, i: int) -> set[int]:
+    def evicted_descendants(self, i: int) -> set[int]:
         """Return the evicted tensors whose recomputation needs tensor `i`."""
         descendants: set[int] = set()
         todo = [i]
@@ -464,16 +484,18 @@ class Scores:
                         todo.append(o)
         return descendants
 
-    def _own_cost(self, i: int) -> float:
-        return self.cost[self.graph.node_of[i]]
+    def _node_cost(self, i: int) -> float:
+        return self.node_costs[self.graph.node_of[i]]
 
     def _staleness_s(self, i: int) -> float:
         return self.clock_s - self.last_use_s[i]
 
     def total_cost(self, tensors: Iterable[int]) -> float:
-        """Return the cost of the nodes that compute some tensors."""
+        """Return the cost of the nodes that compute `tensors`."""
         nodes: Iterable[int] = (self.graph.node_of[u] for u in tensors)
-        return math.fsum(self.cost[k] for k in (set(nodes) if self._nodes_once else nodes))
+        return math.fsum(
+            self.node_costs[k] for k in (set(nodes) if self._counts_nodes_once else nodes)
+        )
 
     def _evicted_neighbours(self, i: int) -> list[int]:
         """Return evicted inputs of the node of tensor `i`, and evicted outputs of its readers."""
@@ -486,32 +508,33 @@ class Scores:
 class CostSets:
     """Costs of connected sets of evicted tensors.
 
-    A tensor that is recomputed subtracts its own cost from its set, which is not split. So sets
-    become larger than the true ones: the paper's approximation.
+    When a tensor is recomputed, its cost is subtracted from its set, but the set is not split. So
+    sets may be larger than the connected sets: the paper's approximation.
     """
 
     def __init__(self) -> None:
         self._set_of: dict[int, int] = {}
         """Index of the set of each evicted tensor."""
-        self._cost: list[float] = []
+        self._set_costs: list[float] = []
+        """Cost of each set."""
 
     def add(self, i: int, cost: float, neighbours: Iterable[int]) -> None:
         """Add an evicted tensor, and merge it with the sets of its evicted neighbours."""
-        merged_sets = self._sets(neighbours)
+        old_sets = self._find_sets(neighbours)
         self._set_of |= {
-            u: len(self._cost) for u, old in self._set_of.items() if old in merged_sets
+            u: len(self._set_costs) for u, old_set in self._set_of.items() if old_set in old_sets
         }
-        self._set_of[i] = len(self._cost)
-        self._cost.append(sum((self._cost[old] for old in merged_sets), start=cost))
+        self._set_of[i] = len(self._set_costs)
+        self._set_costs.append(sum((self._set_costs[old_set] for old_set in old_sets), start=cost))
 
     def remove(self, i: int, cost: float) -> None:
-        """Remove a tensor that is in RAM again from its set."""
+        """Remove a tensor that is in RAM again from its set; subtract `cost`."""
         if i in self._set_of:
-            self._cost[self._set_of.pop(i)] -= cost
+            self._set_costs[self._set_of.pop(i)] -= cost
 
     def total_cost(self, tensors: Iterable[int]) -> float:
-        """Return the total cost of the sets that contain the tensors, each set once."""
-        return sum(self._cost[root] for root in self._sets(tensors))
+        """Return the total cost of the sets that contain `tensors`; each set counts once."""
+        return sum(self._set_costs[set_index] for set_index in self._find_sets(tensors))
 
-    def _sets(self, tensors: Iterable[int]) -> list[int]:
+    def _find_sets(self, tensors: Iterable[int]) -> list[int]:
         return sorted({self._set_of[u] for u in tensors if u in self._set_of})

@@ -1,4 +1,4 @@
-"""Search loops of the baselines: repeat a method with other budgets or rules, and take the best.
+"""Search loops of the baselines: repeat a method with different budgets or rules.
 
 `poetmodel.heuristics.execution` executes the steps that a method decides.
 """
@@ -29,9 +29,10 @@ RULES_TIME_RATIO: Final = 0.9
 
 @dataclass(slots=True)
 class RuleWatch:
-    """Record of whether the time limit stopped the rules of a method."""
+    """Records whether the time limit stopped the rules of a method."""
 
-    cut_short: bool = False
+    is_cut_short: bool = False
+    """Whether `select_best_schedule` omitted rules at the time limit."""
 
 
 _RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", default=None)
@@ -39,7 +40,7 @@ _RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", defa
 
 @contextmanager
 def watch_rules() -> Iterator[RuleWatch]:
-    """Yield a record of whether `best_schedule`, called inside, omitted rules at the time limit."""
+    """Context manager with a `RuleWatch` for calls of `select_best_schedule` inside."""
     watch = RuleWatch()
     token = _RULE_WATCH.set(watch)
     try:
@@ -48,51 +49,55 @@ def watch_rules() -> Iterator[RuleWatch]:
         _RULE_WATCH.reset(token)
 
 
-def fit_budget(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
+def fit_budget(problem: Problem, schedule_within: Callable[[int], Schedule]) -> Schedule:
     """Repeat a method with less RAM until its schedule meets the RAM budget.
 
-    `run` schedules within a given RAM [B]. The simulator may count more RAM than the method does,
-    because the stages of a schedule are coarser than the steps of a method. Each attempt has less
-    RAM by the excess of the previous schedule. Raises `MethodNotApplicableError` if no attempt
-    meets the budget; an error of the first attempt is raised unchanged.
+    `schedule_within(ram_bytes)` returns a schedule. The simulator may count more RAM than the
+    method does, because the stages of a schedule are coarser than the steps of a method. Each
+    further attempt has less RAM, by the excess of the previous schedule. Raises
+    `MethodNotApplicableError` if no attempt meets the budget; an error of the first attempt is
+    raised unchanged.
     """
-    usable = ram_bytes = problem.usable_ram_bytes
+    usable_bytes = ram_bytes = problem.usable_ram_bytes
     peak = 0
     for _ in range(MAX_ATTEMPTS):
         try:
-            schedule = run(ram_bytes)
+            schedule = schedule_within(ram_bytes)
         except MethodNotApplicableError:
             if not peak:
                 raise
             break
         peak = simulate(problem.graph, None, schedule).peak_ram_bytes
-        if peak <= usable:
+        if peak <= usable_bytes:
             return schedule
-        ram_bytes -= peak - usable
+        ram_bytes -= peak - usable_bytes
         if ram_bytes <= 0:
             break
     raise MethodNotApplicableError(
-        f"it cannot keep within the {usable:,} B that tensors may use; its schedule needs "
+        f"it cannot keep within the {usable_bytes:,} B that tensors may use; its schedule needs "
         f"{peak:,} B"
     )
 
 
 def bisect_budget(
-    problem: Problem, run: Callable[[int], Schedule | None], first_units: int, max_units: int
+    problem: Problem,
+    schedule_with: Callable[[int], Schedule | None],
+    first_units: int,
+    max_units: int,
 ) -> Schedule | None:
     """Bisect for the largest memory at which a method meets the budget; return the best schedule.
 
-    A method may count more RAM than the simulator does, so the memory may exceed the budget. `run`
-    gets a memory from 0 to `max_units` units and returns None if the memory is too small. The first
-    call is with `first_units`, the budget. Returns None if no schedule meets the budget.
+    A method may count more RAM than the simulator does, so the memory may exceed the budget.
+    `schedule_with` gets a memory from 0 to `max_units` units and returns None if it is too small.
+    The first call is with `first_units`, the budget. Returns None if no schedule meets the budget.
     """
     best: Candidate | None = None
     low, high, units = 0, max_units, first_units
     while low <= high:
-        schedule = run(units)
+        schedule = schedule_with(units)
         candidate = None if schedule is None else make_candidate(problem, schedule)
-        usable = problem.usable_ram_bytes
-        if candidate is None or candidate.simulation.peak_ram_bytes <= usable:
+        usable_bytes = problem.usable_ram_bytes
+        if candidate is None or candidate.simulation.peak_ram_bytes <= usable_bytes:
             low = units + 1
         else:
             high = units - 1
@@ -102,8 +107,8 @@ def bisect_budget(
     return None if best is None else best.schedule
 
 
-def best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
-    """Return the best schedule of several rules of a method, by the problem's objective.
+def select_best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
+    """Return the best schedule of the rules of a method, by the problem's objective.
 
     Rules that raise `MethodNotApplicableError` are skipped; if all do, the first error is raised.
     The rules have nine tenths of the remaining time, because the caller verifies the schedule
@@ -111,44 +116,44 @@ def best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> 
     `RuleWatch` records it; without a schedule, `TimeLimitError` is raised.
     """
     candidates: list[Candidate] = []
-    refusals: list[MethodNotApplicableError] = []
+    errors: list[MethodNotApplicableError] = []
     with time_limit(RULES_TIME_RATIO * time_left_s()):
         for rule in rules:
             try:
                 candidates.append(make_candidate(problem, rule()))
             except MethodNotApplicableError as error:
-                refusals.append(error)
+                errors.append(error)
             except TimeLimitError:
                 if not candidates:
                     raise
                 watch = _RULE_WATCH.get()
                 if watch is not None:
-                    watch.cut_short = True
+                    watch.is_cut_short = True
                 break
     if not candidates:
-        raise refusals[0]
+        raise errors[0]
     return min(
         candidates, key=lambda candidate: (bool(candidate.violations), candidate.value)
     ).schedule
 
 
-def simulated_within_budget(
-    problem: Problem, schedules: Iterable[Schedule], kind: str
+def simulate_within_budget(
+    problem: Problem, schedules: Iterable[Schedule], schedule_kind: str
 ) -> Iterator[tuple[Schedule, Simulation]]:
     """Yield (schedule, simulation) for the schedules that meet the RAM budget.
 
-    Raises `MethodNotApplicableError` at the end if there was none; `kind` names the schedules in
-    the message.
+    Raises `MethodNotApplicableError` at the end if no schedule does; `schedule_kind` names the
+    schedules in the message.
     """
-    usable = problem.usable_ram_bytes
+    usable_bytes = problem.usable_ram_bytes
     peaks = []
     for schedule in schedules:
         simulation = simulate(problem.graph, problem.costs, schedule)
         peaks.append(simulation.peak_ram_bytes)
-        if peaks[-1] <= usable:
+        if peaks[-1] <= usable_bytes:
             yield schedule, simulation
-    if min(peaks) > usable:
+    if min(peaks) > usable_bytes:
         raise MethodNotApplicableError(
-            f"its {kind} need at least {min(peaks):,} B, more than the {usable:,} B that tensors "
-            "may use"
+            f"its {schedule_kind} need at least {min(peaks):,} B, more than the {usable_bytes:,} B "
+            "that tensors may use"
         )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.baselines.engine import best_schedule
+from poetmodel.baselines.engine import select_best_schedule
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
 
 
 FORWARD_ONLY: Final = "forward_only"
-"""Attribute that marks a method that recomputes only forward nodes."""
+"""Name of the attribute of functions that `forward_only` marks."""
 
 
 def forward_only(method: Scheduler[P]) -> Scheduler[P]:
-    """Mark a method that recomputes only forward nodes; it schedules one version of the graph."""
+    """Mark a method that recomputes only forward nodes.
+
+    `_schedule_with_resident_state` then schedules one graph instead of two.
+    """
     setattr(method, FORWARD_ONLY, True)
     return method
 
@@ -45,7 +48,9 @@ def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
         state = problem.graph.state_tensors
-        return _schedule_state(problem, state, _bind_options(method, *options, **keywords))
+        return _schedule_with_fewest_overwrites(
+            problem, state, _bind_options(method, *options, **keywords)
+        )
 
     return schedule
 
@@ -55,7 +60,9 @@ def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
-        return _schedule_state(problem, (), _bind_options(method, *options, **keywords))
+        return _schedule_with_fewest_overwrites(
+            problem, (), _bind_options(method, *options, **keywords)
+        )
 
     return schedule
 
@@ -73,39 +80,43 @@ def _bind_options(
 
 
 def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
-    """Extend a method to graphs with state, with the homes that `best_homes` finds."""
+    """Extend a method to graphs with state, by `schedule_with_best_homes`."""
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
-        return best_homes(problem, (_bind_options(method, *options, **keywords),))
+        return schedule_with_best_homes(problem, (_bind_options(method, *options, **keywords),))
 
     return schedule
 
 
-def best_homes(problem: Problem, rules: Sequence[Callable[[Problem], Schedule]]) -> Schedule:
-    """Return the best schedule of several rules, over several assignments of homes to state.
+def schedule_with_best_homes(
+    problem: Problem, rules: Sequence[Callable[[Problem], Schedule]]
+) -> Schedule:
+    """Return the best schedule of `rules`, over several assignments of homes to state.
 
     Each rule is tried with all state in RAM and with all state on storage. If a rule has a schedule
     only for storage, bisection finds the maximum number of tensors in RAM, in the order of
     descending transfer energy per byte.
     """
-    state = _by_transfer_energy(problem)
-    extreme_counts = dict.fromkeys((len(state), 0))
+    state_tensors = _sort_by_transfer_energy(problem)
+    extreme_numbers = dict.fromkeys((len(state_tensors), 0))
     feasible: set[tuple[int, int]] = set()
 
-    def schedule_with(rule_index: int, count: int) -> Schedule:
-        schedule = _with_resident(problem, state[:count], rules[rule_index])
-        feasible.add((rule_index, count))
+    def schedule_with(rule_index: int, n_resident: int) -> Schedule:
+        schedule = _schedule_with_resident_state(
+            problem, state_tensors[:n_resident], rules[rule_index]
+        )
+        feasible.add((rule_index, n_resident))
         return schedule
 
-    def attempts() -> Iterator[Callable[[], Schedule]]:
+    def list_attempts() -> Iterator[Callable[[], Schedule]]:
         """Yield the attempts: both extremes for each rule, then the bisection of each rule."""
-        for count in extreme_counts:
+        for n_resident in extreme_numbers:
             yield from (
-                partial(schedule_with, rule_index, count) for rule_index in range(len(rules))
+                partial(schedule_with, rule_index, n_resident) for rule_index in range(len(rules))
             )
         for rule_index in reversed(range(len(rules))):
-            high, low = len(state), 0
+            high, low = len(state_tensors), 0
             while (
                 high - low > 1
                 and (rule_index, low) in feasible
@@ -115,57 +126,62 @@ def best_homes(problem: Problem, rules: Sequence[Callable[[Problem], Schedule]])
                 yield partial(schedule_with, rule_index, middle)
                 low, high = (middle, high) if (rule_index, middle) in feasible else (low, middle)
 
-    def best_attempt() -> Schedule:
+    def run_attempts() -> Schedule:
         feasible.clear()
-        return best_schedule(problem, attempts())
+        return select_best_schedule(problem, list_attempts())
 
-    return retry_with_overwrites(problem.graph, best_attempt)
+    return retry_with_overwrites(problem.graph, run_attempts)
 
 
-def _by_transfer_energy(problem: Problem) -> tuple[int, ...]:
+def _sort_by_transfer_energy(problem: Problem) -> tuple[int, ...]:
     """Return the state tensors by descending transfer energy per byte."""
-    graph, energy = problem.graph, problem.energy.coefficients
+    graph, coefficients = problem.graph, problem.energy.coefficients
 
-    def saved_j(i: int) -> float:
+    def energy_per_byte(i: int) -> float:
         reads = 0 if problem.reads_in_place else len(graph.users_of[i])
         writes = i in graph.replacement_of
-        transfers_j = reads * energy.page_in[i] + writes * energy.page_out[i]
+        transfers_j = reads * coefficients.page_in[i] + writes * coefficients.page_out[i]
         return transfers_j / max(1, graph.tensor_bytes[i])
 
-    return tuple(sorted(graph.state_tensors, key=lambda i: (-saved_j(i), i)))
+    return tuple(sorted(graph.state_tensors, key=lambda i: (-energy_per_byte(i), i)))
 
 
-def _schedule_state(
+def _schedule_with_fewest_overwrites(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
-    """Return the schedule of `_with_resident`; overwrite inputs only if there is no other one."""
-    return retry_with_overwrites(problem.graph, partial(_with_resident, problem, resident, method))
+    """Return the schedule of `_schedule_with_resident_state`, if possible without overwrites."""
+    return retry_with_overwrites(
+        problem.graph, partial(_schedule_with_resident_state, problem, resident, method)
+    )
 
 
-def _with_resident(
+def _schedule_with_resident_state(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
     """Return the schedule of a method with some state in RAM and the rest on storage.
 
-    The method schedules two graphs: one in which every recomputation precedes the updates of its
-    state, and one in which all nodes stay recomputable, whose schedule is discarded if it computes
-    a node too late. The better schedule is returned. A `forward_only` method schedules only the
-    first one.
+    The method schedules two graphs. In the first one, every recomputation precedes the updates of
+    the state that it needs. In the second one, all nodes stay recomputable; its schedule is
+    discarded if it computes a node after such an update. The better schedule is returned. A
+    `forward_only` method schedules only the first graph.
     """
     if not problem.graph.state_tensors:
         return method(problem)
-    in_time_problem, unrestricted_problem = (
-        without_state(problem, resident, in_time=in_time) for in_time in (True, False)
+    restricted_problem, unrestricted_problem = (
+        remove_state(problem, resident, before_updates=before_updates)
+        for before_updates in (True, False)
     )
-    is_single = hasattr(method, FORWARD_ONLY) or in_time_problem.graph == unrestricted_problem.graph
+    needs_one_graph = (
+        hasattr(method, FORWARD_ONLY) or restricted_problem.graph == unrestricted_problem.graph
+    )
     stateless_problems = (
-        (in_time_problem,) if is_single else (in_time_problem, unrestricted_problem)
+        (restricted_problem,) if needs_one_graph else (restricted_problem, unrestricted_problem)
     )
     rules = (
         partial(_schedule_with_homes, problem, resident, method, stateless_problem)
         for stateless_problem in stateless_problems
     )
-    return best_schedule(problem, rules)
+    return select_best_schedule(problem, rules)
 
 
 def _schedule_with_homes(
@@ -176,7 +192,7 @@ def _schedule_with_homes(
 ) -> Schedule:
     """Schedule a problem without state, and return the schedule for the graph with state."""
     stateless_schedule = method(stateless_problem)
-    _require_in_time(problem, stateless_schedule)
+    _require_before_updates(problem, stateless_schedule)
     return with_immediate_page_outs(
         problem.graph,
         R=stateless_schedule.R,
@@ -187,12 +203,14 @@ def _schedule_with_homes(
     )
 
 
-def without_state(problem: Problem, resident: Collection[int], *, in_time: bool = True) -> Problem:
+def remove_state(
+    problem: Problem, resident: Collection[int], *, before_updates: bool = True
+) -> Problem:
     """Return the problem without state; `resident` state is in RAM, the rest on storage.
 
-    With `in_time`, a node is not recomputable if a schedule could compute it again after an update
-    of state that the node reads. Raises `MethodNotApplicableError` if RAM or storage is too small
-    for the state.
+    With `before_updates`, a node is not recomputable if a schedule could compute it again after an
+    update of state that the node reads. Raises `MethodNotApplicableError` if RAM or storage is too
+    small for the state.
     """
     graph = problem.graph
     in_ram_bytes = sum(graph.tensor_bytes[i] for i in resident)
@@ -201,7 +219,7 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
         "ram": problem.usable_ram_bytes - in_ram_bytes,
         "constraints": (),
     }
-    if problem.minimize == USER_OBJECTIVE:  # user-defined objectives may depend on homes
+    if problem.minimize == USER_OBJECTIVE:  # a user-defined objective may depend on homes
         limits |= {"minimize": Quantity.ENERGY, "own_objective": ()}
     storage_bytes = problem.aux_limit_bytes
     if limits["ram"] <= 0:
@@ -217,14 +235,14 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
         if storage_bytes is not None:
             if storage_bytes < stored_bytes:
                 raise MethodNotApplicableError(
-                    f"{home_text}, {format_bytes(stored_bytes)}, and there is room for "
+                    f"{home_text}, {format_bytes(stored_bytes)}, and storage has space for "
                     f"{format_bytes(storage_bytes)}"
                 )
             limits["aux_bytes"] = storage_bytes - stored_bytes
     stateless_graph = working_graph(graph, read_in_place=problem.reads_in_place, resident=resident)
-    if in_time:
+    if before_updates:
         stateless_graph = _restrict_recomputation(stateless_graph, graph.last_stages)
-    stateless_graph = _updates_in_forward(stateless_graph)
+    stateless_graph = _move_updates_to_forward(stateless_graph)
     return replace(
         problem.resolved(),
         graph=stateless_graph,
@@ -236,27 +254,27 @@ def without_state(problem: Problem, resident: Collection[int], *, in_time: bool 
 def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
     """Return a graph in which no schedule can recompute a node after its last stage.
 
-    A node stays recomputable if its outputs are read no later than its own last stage and those of
-    all recomputable nodes from which it is computed, because these may have to run again. If only
-    one of two nodes can stay recomputable, the earlier one does.
+    A node stays recomputable if its outputs are read no later than its last stage and the last
+    stages of its recomputable ancestors, which a recomputation may need. If only one of two nodes
+    can stay recomputable, the earlier one does.
     """
     last_stage_of: list[int] = []
-    """For each node the last stage in which it and all its ancestors may run again."""
+    """For each node the last stage in which it and its recomputable ancestors may be recomputed."""
     nodes = list(graph.nodes)
     for k, node in enumerate(graph.nodes):
         input_nodes = (graph.node_of[i] for i in graph.inputs_of[k])
         input_limits = (last_stage_of[j] for j in input_nodes if nodes[j].recomputable)
         last_stage_of.append(min(last_stages[k], *input_limits, len(nodes)))
-        read = max((t for i in graph.outputs_of[k] for t in graph.users_of[i]), default=k)
-        if read > last_stage_of[k] and node.recomputable:
+        last_read = max((t for i in graph.outputs_of[k] for t in graph.users_of[i]), default=k)
+        if last_read > last_stage_of[k] and node.recomputable:
             nodes[k] = replace(node, recomputable=False)
     return replace(graph, nodes=tuple(nodes))
 
 
-def _updates_in_forward(graph: Graph) -> Graph:
+def _move_updates_to_forward(graph: Graph) -> Graph:
     """Return a graph in which updates before the first backward node are forward nodes.
 
-    Such updates renew the running statistics of batch norms.
+    These nodes update the running statistics of batch norms.
     """
     nodes = list(graph.nodes)
     for k, node in enumerate(nodes):
@@ -270,27 +288,27 @@ def _updates_in_forward(graph: Graph) -> Graph:
 
 
 def _stateless_costs(problem: Problem, graph: Graph) -> Costs:
-    """Return the costs of a problem for its graph without state."""
-    table = problem.table
-    pages = [
-        list(zip(times, energies, strict=True)) if table.has_storage else None
+    """Return the costs of a problem for `graph`, the graph without state."""
+    cost_table = problem.table
+    transfer_costs = [
+        list(zip(times, energies, strict=True)) if cost_table.has_storage else None
         for times, energies in (
-            (table.page_in_time_s, table.page_in_energy_j),
-            (table.page_out_time_s, table.page_out_energy_j),
+            (cost_table.page_in_time_s, cost_table.page_in_energy_j),
+            (cost_table.page_out_time_s, cost_table.page_out_energy_j),
         )
     ]
     return Costs.from_arrays(
         graph,
-        compute_time_s=table.compute_time_s,
-        compute_energy_j=table.compute_energy_j,
-        page_in=pages[0],
-        page_out=pages[1],
+        compute_time_s=cost_table.compute_time_s,
+        compute_energy_j=cost_table.compute_energy_j,
+        page_in=transfer_costs[0],
+        page_out=transfer_costs[1],
         device=problem.costs.device,
     )
 
 
-def _require_in_time(problem: Problem, schedule: Schedule) -> None:
-    """Raise `MethodNotApplicableError` if a node or page-in runs after an update of its state."""
+def _require_before_updates(problem: Problem, schedule: Schedule) -> None:
+    """Raise `MethodNotApplicableError` for a node or page-in after an update of state it needs."""
     graph = problem.graph
     late_nodes = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]
     late_nodes += [
@@ -298,6 +316,6 @@ def _require_in_time(problem: Problem, schedule: Schedule) -> None:
     ]
     for t, k in late_nodes:
         raise MethodNotApplicableError(
-            f"it has {graph.nodes[k].name!r} again at {graph.nodes[t].name!r}, after state "
-            "that this needs was replaced"
+            f"it computes or pages in {graph.nodes[k].name!r} at {graph.nodes[t].name!r}, after an "
+            "update of state that this needs"
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from poetmodel.baselines.engine import best_schedule, bisect_budget
+from poetmodel.baselines.engine import bisect_budget, select_best_schedule
 from poetmodel.baselines.homes import all_in_ram, forward_only
 from poetmodel.baselines.paging import require_within_budget
 from poetmodel.clock import check_time_limit
@@ -34,7 +34,8 @@ MAX_LABELS: Final = 8192
 MIN_LABELS: Final = 4
 """Minimum number of undominated chains that are extended for each lower set."""
 N_LIMITS: Final = 32
-"""Number of limits of the estimated peak that are tried, in equal steps up to that of keep-all."""
+"""Number of limits on the estimated peak that are tried, in equal steps up to the peak of
+keep-all."""
 
 
 @all_in_ram
@@ -74,28 +75,29 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     graph = problem.graph
     if checkpoint_all_peak_bytes(graph) <= problem.usable_ram_bytes:
         return checkpoint_all(graph)
-    table = LowerSets(graph, problem.table.compute_time_s, family)
+    sets = LowerSets(graph, problem.table.compute_time_s, family)
     schedule_of: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
 
-    def best_within(limit_bytes: int) -> Schedule:
-        """Return the best schedule of the undominated chains within a limit of the estimate."""
-        chains = table.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
+    def search_within(limit_bytes: int) -> Schedule:
+        """Return the best schedule of the undominated chains whose estimates meet the limit."""
+        chains = sets.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
         best = bisect_budget(
             problem,
-            lambda number: schedule_of(chains[number].saved),
+            lambda index: schedule_of(chains[index].saved),
             len(chains) // 2,
             len(chains) - 1,
         )
         if best is None:
             raise MethodNotApplicableError(
-                f"no chain of its {len(table.sets):,} lower sets keeps within the "
+                f"no chain of its {len(sets.sets):,} lower sets keeps within the "
                 f"{problem.usable_ram_bytes:,} B that tensors may use"
             )
         return require_within_budget(problem, best)
 
-    limits = sorted(range(1, N_LIMITS + 1), key=lambda n: (-(n & -n), n))  # coarse steps first
-    return best_schedule(
-        problem, (partial(best_within, table.total_bytes * n // N_LIMITS) for n in limits)
+    # Coarse steps first.
+    limit_numbers = sorted(range(1, N_LIMITS + 1), key=lambda n: (-(n & -n), n))
+    return select_best_schedule(
+        problem, (partial(search_within, sets.total_bytes * n // N_LIMITS) for n in limit_numbers)
     )
 
 
@@ -113,35 +115,35 @@ class SetChain(NamedTuple):
 
 
 class LowerSets:
-    """Lower sets of the recomputable forward pass; costs and peaks of the segments between them."""
+    """Lower sets of the recomputable forward nodes; costs and peaks of segments between them."""
 
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
         """List the lower sets of a family, and compute costs and peaks between each pair."""
-        begin = first_backward_node(graph)
+        first_backward = first_backward_node(graph)
         self.graph = graph
         self.nodes = sorted(
-            {k for i in evictable_tensors(graph) if (k := graph.node_of[i]) < begin}
+            {k for i in evictable_tensors(graph) if (k := graph.node_of[i]) < first_backward}
         )
         """Recomputable nodes of the forward pass."""
-        index_of = {k: p for p, k in enumerate(self.nodes)}
+        position_of = {k: p for p, k in enumerate(self.nodes)}
         self.inputs_mask = [
             sum(
-                1 << index_of[j]
-                for j in {graph.node_of[i] for i in graph.inputs_of[k]} & set(index_of)
+                1 << position_of[j]
+                for j in {graph.node_of[i] for i in graph.inputs_of[k]} & set(position_of)
             )
             for k in self.nodes
         ]
         """For each node, by its index in `nodes`, the bit mask of the nodes that it reads."""
-        masks = self._masks(graph.name, family)
-        self.sets = [self._members(mask) for mask in masks]
+        masks = self._list_masks(graph.name, family)
+        self.sets = [self._members_of(mask) for mask in masks]
         """Node indices of each lower set, smaller sets first."""
-        count = len(self.nodes)
-        member = np.zeros((len(masks), count))
-        for row, members in zip(member, self.sets, strict=True):
+        n_nodes = len(self.nodes)
+        is_member = np.zeros((len(masks), n_nodes))
+        for row, members in zip(is_member, self.sets, strict=True):
             row[members] = 1.0
-        edges = np.zeros((count, count))
+        is_edge = np.zeros((n_nodes, n_nodes))
         for q, mask in enumerate(self.inputs_mask):
-            edges[self._members(mask), q] = 1.0
+            is_edge[self._members_of(mask), q] = 1.0
         sizes = np.array(
             [
                 sum(graph.tensor_bytes[i] for i in graph.outputs_of[k] if graph.users_of[i])
@@ -150,72 +152,82 @@ class LowerSets:
             dtype=np.float64,
         )
         times = np.array([times_s[k] for k in self.nodes])
-        outside = 1.0 - member
-        self.is_in_boundary = is_in_boundary = member * (outside @ edges.T > 0)
+        is_outside = 1.0 - is_member
+        self.is_in_boundary = is_in_boundary = is_member * (is_outside @ is_edge.T > 0)
         """Whether each node is in the boundary of each lower set, shape (sets, nodes)."""
-        readers = outside * (member @ edges > 0)
-        other_inputs = outside * (readers @ edges.T > 0)
-        self.is_subset = (member @ member.T) >= member.sum(axis=1)[:, None]
+        is_reader = is_outside * (is_member @ is_edge > 0)
+        is_other_input = is_outside * (is_reader @ is_edge.T > 0)
+        self.is_subset = (is_member @ is_member.T) >= is_member.sum(axis=1)[:, None]
         """Whether the first lower set is a proper subset of the second one, shape (sets, sets)."""
         np.fill_diagonal(self.is_subset, val=False)
-        added_by_boundary = partial(_boundary_outside, member, is_in_boundary)
+        added_by_boundary = partial(_sum_boundary_outside, is_member, is_in_boundary)
         self.saved_bytes = added_by_boundary(sizes)
         """Bytes that the boundary of the second set adds to the saved ones, shape (sets, sets)
         [B]."""
-        set_time_s = member @ times
+        set_time_s = is_member @ times
         self.cost_s = np.maximum(
             0.0, set_time_s[None, :] - set_time_s[:, None] - added_by_boundary(times)
         )
         """Time to recompute the segment between two sets; 0 for the last segment [s]."""
         self.cost_s[:, -1] = 0.0
-        set_bytes = member @ sizes
+        set_bytes = is_member @ sizes
         self.peak_bytes = 2 * (set_bytes[None, :] - set_bytes[:, None])
         """Estimated peak of the segment's backward pass, without tensors saved before it [B]."""
-        self.peak_bytes += (readers @ sizes + other_inputs @ sizes)[None, :]
+        self.peak_bytes += (is_reader @ sizes + is_other_input @ sizes)[None, :]
         self.total_bytes = max(1, 2 * int(sizes.sum()))
-        """Limit at which nothing is recomputed [B]."""
+        """Limit at which no node is recomputed [B]."""
 
     def undominated_chains(self, limit_bytes: int) -> list[SetChain]:
-        """Return the undominated chains within a limit, in ascending order of cost."""
-        last = len(self.sets) - 1
+        """Return the undominated chains whose estimated peak meets a limit, by ascending cost.
+
+        Extends at most `MAX_LABELS` divided by the number of sets, but at least `MIN_LABELS`,
+        chains for each set.
+        """
+        last_set = len(self.sets) - 1
         max_labels = max(MIN_LABELS, MAX_LABELS // len(self.sets))
-        ends, parents = np.zeros(1, dtype=np.int64), np.full(1, -1)
-        costs, saved = np.zeros(1), np.zeros(1)
-        for j in range(1, last + 1):
+        end_sets, parents = np.zeros(1, dtype=np.int64), np.full(1, -1)
+        costs, saved_bytes = np.zeros(1), np.zeros(1)
+        for j in range(1, last_set + 1):
             check_time_limit()
-            fits = self.is_subset[ends, j] & (saved + self.peak_bytes[ends, j] <= limit_bytes)
-            origins = np.flatnonzero(fits)
-            new_costs = costs[origins] + self.cost_s[ends[origins], j]
-            new_saved = saved[origins] + self.saved_bytes[ends[origins], j]
-            kept = _select_undominated(new_costs, new_saved, max_labels)
-            ends = np.concatenate((ends, np.full(len(kept), j)))
-            parents = np.concatenate((parents, origins[kept]))
-            costs = np.concatenate((costs, new_costs[kept]))
-            saved = np.concatenate((saved, new_saved[kept]))
-        complete_labels = [label for label in np.flatnonzero(ends == last).tolist() if label]
+            is_extendable = self.is_subset[end_sets, j] & (
+                saved_bytes + self.peak_bytes[end_sets, j] <= limit_bytes
+            )
+            origins = np.flatnonzero(is_extendable)
+            new_costs = costs[origins] + self.cost_s[end_sets[origins], j]
+            new_saved_bytes = saved_bytes[origins] + self.saved_bytes[end_sets[origins], j]
+            selected_labels = _select_undominated(new_costs, new_saved_bytes, max_labels)
+            end_sets = np.concatenate((end_sets, np.full(len(selected_labels), j)))
+            parents = np.concatenate((parents, origins[selected_labels]))
+            costs = np.concatenate((costs, new_costs[selected_labels]))
+            saved_bytes = np.concatenate((saved_bytes, new_saved_bytes[selected_labels]))
+        complete_labels = [
+            label for label in np.flatnonzero(end_sets == last_set).tolist() if label
+        ]
         chains = []
         for label in complete_labels:
-            path, current = [], label
-            while current > 0:
-                path.append(int(ends[current]))
-                current = int(parents[current])
-            chains.append(self._chain(path[::-1], float(costs[label]), int(saved[label])))
+            path, current_label = [], label
+            while current_label > 0:
+                path.append(int(end_sets[current_label]))
+                current_label = int(parents[current_label])
+            chains.append(
+                self._make_chain(path[::-1], float(costs[label]), int(saved_bytes[label]))
+            )
         return chains
 
-    def _chain(self, path: list[int], cost_s: float, saved_bytes: int) -> SetChain:
-        """Return the chain through lower sets with the given indices."""
+    def _make_chain(self, path: list[int], cost_s: float, saved_bytes: int) -> SetChain:
+        """Return the chain of the lower sets with the indices in `path`."""
         sets = [frozenset(self.nodes[p] for p in self.sets[j]) for j in path]
-        bounds = np.flatnonzero(self.is_in_boundary[path].any(axis=0)).tolist()
-        saved_nodes = {self.nodes[p] for p in bounds} | sets[-1].difference(*sets[:-1])
-        saved = frozenset(i for k in saved_nodes for i in self.graph.outputs_of[k])
-        return SetChain(tuple(sets), saved, cost_s, saved_bytes)
+        boundary_positions = np.flatnonzero(self.is_in_boundary[path].any(axis=0)).tolist()
+        saved_nodes = {self.nodes[p] for p in boundary_positions} | sets[-1].difference(*sets[:-1])
+        saved_tensors = frozenset(i for k in saved_nodes for i in self.graph.outputs_of[k])
+        return SetChain(tuple(sets), saved_tensors, cost_s, saved_bytes)
 
-    def _masks(self, name: str, family: str) -> list[int]:
+    def _list_masks(self, name: str, family: str) -> list[int]:
         """Return the bit masks of the lower sets of a family, smaller sets first.
 
         Raises `MethodNotApplicableError` if the exact family has more than `MAX_SETS` sets.
         """
-        masks = None if family == PRUNED else self._all_masks()
+        masks = None if family == PRUNED else self._list_all_masks()
         if masks is None and family == EXACT:
             raise MethodNotApplicableError(
                 f"graph {name!r} has more than {MAX_SETS:,} lower sets; 'pruned' takes fewer"
@@ -225,59 +237,66 @@ class LowerSets:
             ancestors: list[int] = []
             for p, mask in enumerate(self.inputs_mask):
                 closure = 1 << p
-                for q in self._members(mask):
+                for q in self._members_of(mask):
                     closure |= ancestors[q]
                 ancestors.append(closure)
             masks.update(ancestors)
         return sorted(masks, key=lambda mask: (mask.bit_count(), mask))
 
-    def _all_masks(self) -> set[int] | None:
+    def _list_all_masks(self) -> set[int] | None:
         """Return the bit masks of all lower sets, or None if there are more than `MAX_SETS`."""
-        masks, todo = {0}, [0]
-        while todo:
+        masks, pending_masks = {0}, [0]
+        while pending_masks:
             check_time_limit()
-            mask = todo.pop()
+            mask = pending_masks.pop()
             for p, inputs_mask in enumerate(self.inputs_mask):
-                longer = mask | 1 << p
-                if longer not in masks and inputs_mask & ~mask == 0:
-                    masks.add(longer)
-                    todo.append(longer)
+                extended_mask = mask | 1 << p
+                if extended_mask not in masks and inputs_mask & ~mask == 0:
+                    masks.add(extended_mask)
+                    pending_masks.append(extended_mask)
             if len(masks) > MAX_SETS:
                 return None
         return masks
 
     @staticmethod
-    def _members(mask: int) -> list[int]:
+    def _members_of(mask: int) -> list[int]:
         return [p for p in range(mask.bit_length()) if mask >> p & 1]
 
 
-def _boundary_outside(
-    member: NDArray[np.float64], is_in_boundary: NDArray[np.float64], amounts: NDArray[np.float64]
+def _sum_boundary_outside(
+    is_member: NDArray[np.float64],
+    is_in_boundary: NDArray[np.float64],
+    amounts: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the amount of the second set's boundary outside the first set, shape (sets, sets)."""
-    weighted = is_in_boundary * amounts
-    outside: NDArray[np.float64] = weighted.sum(axis=1)[None, :] - member @ weighted.T
-    return outside
+    """Return the sums of `amounts` over each second set's boundary outside each first set.
+
+    `amounts` has a value for each node; the result has shape (sets, sets).
+    """
+    amounts_in_boundary = is_in_boundary * amounts
+    sums: NDArray[np.float64] = (
+        amounts_in_boundary.sum(axis=1)[None, :] - is_member @ amounts_in_boundary.T
+    )
+    return sums
 
 
 def _select_undominated(
-    costs: NDArray[np.float64], saved: NDArray[np.float64], max_labels: int
+    costs: NDArray[np.float64], saved_bytes: NDArray[np.float64], max_labels: int
 ) -> NDArray[np.int64]:
     """Return the undominated labels by ascending cost.
 
-    If there are more than `max_labels`, the costs are divided into equal steps, and the label that
-    saves least in each step is selected.
+    If there are more than `max_labels`, the range of costs is divided into equal steps. The label
+    with the fewest saved bytes of each step, and the label of minimum cost, are selected.
     """
-    order = np.lexsort((saved, costs))
-    sorted_saved = saved[order]
-    min_saved_before = np.concatenate(([np.inf], np.minimum.accumulate(sorted_saved)))[
-        : len(sorted_saved)
+    order = np.lexsort((saved_bytes, costs))
+    sorted_saved_bytes = saved_bytes[order]
+    min_saved_before = np.concatenate(([np.inf], np.minimum.accumulate(sorted_saved_bytes)))[
+        : len(sorted_saved_bytes)
     ]
-    order = order[sorted_saved < min_saved_before]
+    order = order[sorted_saved_bytes < min_saved_before]
     if len(order) <= max_labels:
         return order
     steps = np.linspace(costs[order[0]], costs[order[-1]], max_labels)
     # The last label of each step has the fewest saved bytes; the first one has the lowest cost.
-    selected = np.searchsorted(costs[order], steps, side="right") - 1
-    selection: NDArray[np.int64] = order[np.unique(np.concatenate(([0], selected)))]
-    return selection
+    last_in_step = np.searchsorted(costs[order], steps, side="right") - 1
+    labels: NDArray[np.int64] = order[np.unique(np.concatenate(([0], last_in_step)))]
+    return labels

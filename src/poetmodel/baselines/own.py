@@ -40,7 +40,7 @@ _FORBIDDEN_CHARACTERS: Final = frozenset(":,")
 """Characters that names must not contain: a colon separates variants and functions, a comma
 names."""
 
-_registered: dict[str, Method] = {}
+_registered_methods: dict[str, Method] = {}
 """Methods registered in this process, by name."""
 
 
@@ -52,10 +52,10 @@ def method(
     Parameters
     ----------
     name : str
-        Name in this process. A method with the same name is replaced, so that a cell of a notebook
-        can be run again.
+        Name in this process. A method with the same name is replaced, so that a notebook cell can
+        be executed again.
     summary : str, optional
-        One-line description. Default: the first line of its docstring.
+        One-line description. Default: the first line of the function's docstring.
     source : str, optional
         Authors and year.
 
@@ -84,7 +84,7 @@ def method(
         )
 
     def register(function: Callable[[Problem], Schedule]) -> Callable[[Problem], Schedule]:
-        _registered[name] = _make_method(name, function, summary=summary, source=source)
+        _registered_methods[name] = _make_method(name, function, summary=summary, source=source)
         return function
 
     return register
@@ -102,49 +102,49 @@ def find_user_method(name: str) -> Method | None:
     OwnMethodError
         If the file raises an exception when it is imported.
     """
-    if name in _registered:
-        return _registered[name]
+    if name in _registered_methods:
+        return _registered_methods[name]
     if name.endswith(_SUFFIX):
         raise InputError(f"method {name!r}: name a function of the file: {name}:FUNCTION")
-    path, _, function = name.rpartition(":")
+    path, _, function_name = name.rpartition(":")
     if path.endswith(_SUFFIX):
-        return _method_from_file(name, Path(path), function)
+        return _load_method(name, Path(path), function_name)
     return None
 
 
 def registered_names() -> tuple[str, ...]:
     """Return the names of all registered methods."""
-    return tuple(_registered)
+    return tuple(_registered_methods)
 
 
-def known_elsewhere(name: str) -> bool:
-    """Return whether other processes can find the method by its name; False for registered ones."""
-    return name not in _registered
+def is_found_by_other_processes(name: str) -> bool:
+    """Return whether other processes can find a method by its name; False if it is registered."""
+    return name not in _registered_methods
 
 
-def files_of(entry: Method) -> tuple[Path, ...]:
-    """Return the file of a user-defined method, and the modules that it imports from its folder.
+def list_method_files(entry: Method) -> tuple[Path, ...]:
+    """Return the file of a user-defined method and the imported modules of its folder.
 
-    Return () for shipped methods, and for functions without a file. Files of other
-    methods are excluded unless they are imported.
+    Return () for shipped methods, and for functions without a file. Files of other methods are
+    excluded unless they are imported as modules.
     """
-    file = "" if entry.user_function is None else _file_of(entry.user_function)
+    file = "" if entry.user_function is None else _find_file(entry.user_function)
     if not Path(file).is_file():  # such as a function typed in an interactive session
         return ()
     folder = Path(file).resolve().parent
-    modules = [
+    module_files = [
         getattr(module, "__file__", None) or ""
         for name, module in list(sys.modules.items())
         if not name.startswith(_PREFIX)
     ]
-    files = {Path(module).resolve() for module in modules if module.endswith(_SUFFIX)}
+    files = {Path(name).resolve() for name in module_files if name.endswith(_SUFFIX)}
     files = {path for path in files if path.parent == folder and path.is_file()}
     return tuple(sorted(files | {Path(file).resolve()}))
 
 
-def fingerprint(entry: Method) -> str:
-    """Return a hash of the files of a user-defined method; "" for shipped methods."""
-    files = files_of(entry)
+def hash_method_files(entry: Method) -> str:
+    """Return a hash of the files of `list_method_files`; "" if there are none."""
+    files = list_method_files(entry)
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.read_bytes())
@@ -155,29 +155,35 @@ def fingerprint(entry: Method) -> str:
 # ------------------------------------------------------------------------------
 
 
-def _method_from_file(name: str, path: Path, function: str) -> Method:
-    """Import a file and return the method of its function; raise `InputError` if missing."""
+def _load_method(name: str, path: Path, function_name: str) -> Method:
+    """Import a file and return the method of its function.
+
+    Raises `InputError` if the file cannot be read or lacks the function.
+    """
     try:
-        stamp = path.stat().st_mtime_ns
+        modified_ns = path.stat().st_mtime_ns
     except OSError as error:
         raise InputError(f"method {name!r}: {path}: {error.strerror}") from None
-    module = _import_file(name, path.resolve(), stamp)
-    functions = [
-        key
-        for key, value in vars(module).items()
+    module = _import_file(name, path.resolve(), modified_ns)
+    function_names = [
+        attribute
+        for attribute, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
-    if not callable(getattr(module, function, None)):
-        function_list = listed(functions) or "none"
+    if not callable(getattr(module, function_name, None)):
+        function_list = listed(function_names) or "none"
         raise InputError(
-            f"method {name!r}: {path} has no function {function!r} (it has {function_list})"
+            f"method {name!r}: {path} has no function {function_name!r} (it has {function_list})"
         )
-    return _make_method(name, getattr(module, function))
+    return _make_method(name, getattr(module, function_name))
 
 
 @cache
-def _import_file(name: str, path: Path, _stamp: int) -> ModuleType:
-    """Import a file, again if it has changed; it can import modules of its folder."""
+def _import_file(name: str, path: Path, _modified_ns: int) -> ModuleType:
+    """Import a file; the cache returns the module until the file's modification time changes.
+
+    Appends the folder of the file to ``sys.path``, so that it can import modules of the folder.
+    """
     module_name = f"{_PREFIX}{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
@@ -195,17 +201,17 @@ def _import_file(name: str, path: Path, _stamp: int) -> ModuleType:
 
 
 def _make_method(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:
-    """Return the entry of a user's function; the default summary is its docstring's first line."""
+    """Return the method of a user's function; the default summary is its docstring's first line."""
     if not callable(function):
         raise InputError(f"method {name!r}: expected a function of a problem, got {function!r}")
-    text = inspect.getdoc(function) if inspect.isfunction(function) else None
+    docstring = inspect.getdoc(function) if inspect.isfunction(function) else None
     return Method(
         name=name,
-        summary=summary or (text or "a user-defined method").partition("\n")[0],
+        summary=summary or (docstring or "a user-defined method").partition("\n")[0],
         source=source or "own",
         assumptions="",
         function_path="",
-        user_function=_with_checks(name, function),
+        user_function=_add_checks(name, function),
     )
 
 
@@ -213,17 +219,17 @@ def _make_method(name: str, function: Any, *, summary: str = "", source: str = "
 # ---------------------------------------------------------------------------
 
 
-def _with_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
+def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
     """Wrap a user's function: it returns a `Schedule`, or raises an error with file and line."""
 
     @wraps(function)
-    def run(problem: Problem) -> Schedule:
-        """Call the user's function with its output on stderr.
+    def call_function(problem: Problem) -> Schedule:
+        """Call the user's function with its output on stderr; check the type of its result.
 
         Raise `OwnMethodError` for its errors, except those that methods may raise.
         """
         try:
-            with redirect_stdout(sys.stderr):  # its output must not mix with ours
+            with redirect_stdout(sys.stderr):  # standard output may carry results of a command
                 schedule = function(problem)
         except (MethodNotApplicableError, TimeLimitError, TooLargeError):
             raise
@@ -234,11 +240,12 @@ def _with_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem],
                 schedule.close()
             type_name = type(schedule).__name__
             raise OwnMethodError(
-                f"method {name!r} returned {type_name}{_format_begin(function)}, not a Schedule"
+                f"method {name!r} returned {type_name}{_format_definition(function)}, "
+                "not a Schedule"
             )
         return schedule
 
-    return run
+    return call_function
 
 
 def _raise_method_error(
@@ -246,23 +253,23 @@ def _raise_method_error(
 ) -> NoReturn:
     """Raise `OwnMethodError` for an exception of a file or function, with file name and line.
 
-    If the exception was raised outside the file, the position is the begin of the function, which
-    was called with wrong arguments.
+    If no frame of the traceback is in the file, for example after a call with wrong arguments, the
+    line is that of the function's definition.
     """
-    file = origin if isinstance(origin, str) else _file_of(origin)
+    file = origin if isinstance(origin, str) else _find_file(origin)
     if isinstance(error, SyntaxError):
         message, line = error.msg, error.lineno
         position = _format_position(error.filename or file, line)
     else:
         message = str(error)
         frames = traceback.extract_tb(error.__traceback__)
-        own_frames = [frame for frame in frames if frame.filename == file]
-        if own_frames or isinstance(origin, str):
+        file_frames = [frame for frame in frames if frame.filename == file]
+        if file_frames or isinstance(origin, str):
             position = _format_position(
-                (own_frames or frames)[-1].filename, (own_frames or frames)[-1].lineno
+                (file_frames or frames)[-1].filename, (file_frames or frames)[-1].lineno
             )
         else:
-            position = _format_begin(origin)
+            position = _format_definition(origin)
     description = f"{type(error).__name__}: {message}" if message else type(error).__name__
     raise OwnMethodError(f"{context} {' '.join(description.split())}{position}") from error
 
@@ -271,13 +278,13 @@ def _format_position(file: str, line: int | None) -> str:
     return f" ({Path(file).name})" if line is None else f" ({Path(file).name}, line {line})"
 
 
-def _file_of(function: Callable[..., Any]) -> str:
+def _find_file(function: Callable[..., Any]) -> str:
     try:
         return inspect.getfile(inspect.unwrap(function))
     except TypeError:  # a callable object
         return ""
 
 
-def _format_begin(function: Callable[..., Any]) -> str:
+def _format_definition(function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else _format_position(code.co_filename, code.co_firstlineno)

@@ -1,4 +1,4 @@
-"""Paging methods: LRU, `offload_all` and `zero_offload`; common parts of all methods that page.
+"""Paging methods: LRU, `offload_all` and `zero_offload`; common code of all methods that page.
 
 An `IdleInterval` is the interval between two uses of a tensor that are not in adjacent stages.
 Offline methods choose the idle intervals in which a tensor is evicted from RAM.
@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from poetmodel.baselines.engine import best_schedule
+from poetmodel.baselines.engine import select_best_schedule
 from poetmodel.baselines.homes import all_on_storage, in_best_homes
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.heuristics.execution import FORWARD, StagedExecution, may_overwrite_inputs
@@ -47,7 +47,7 @@ def offload_all(problem: Problem) -> Schedule:
     taken. In the first rule, as in vDNN, the tensor is paged in once, for its first reader in the
     backward pass, and stays until its last use. In the second rule, as with
     ``torch.autograd.graph.save_on_cpu``, the tensor is paged in for each node that reads it, and
-    stays longer only if the next node reads it, too: more transfers, less RAM. The method ignores
+    stays longer only if the next node also reads it: more transfers, less RAM. The method ignores
     the budget. Gradients stay in RAM from the first to the last use, as do tensors of 0 bytes.
     Samples that are on storage initially are not written. The run time is linear.
 
@@ -66,32 +66,36 @@ def offload_all(problem: Problem) -> Schedule:
 
     @in_best_homes
     def schedule(stateless: Problem) -> Schedule:
-        """Return the better schedule of the two rules, for the graph without state."""
-        intervals = _saved_intervals(stateless.graph)
-        first = {interval.tensor: interval for interval in reversed(intervals)}
-        state = _state_intervals(problem, stateless.graph)
-        rules = (dict.fromkeys(out, True) | state for out in (first.values(), intervals))
-        return best_schedule(
-            stateless, (partial(_execute_within_budget, stateless, pages) for pages in rules)
+        """Return the better schedule of both rules, for the graph without state."""
+        saved_intervals = _find_saved_intervals(stateless.graph)
+        first_intervals = {interval.tensor: interval for interval in reversed(saved_intervals)}
+        state_evictions = _find_state_intervals(problem, stateless.graph)
+        rules = (
+            dict.fromkeys(evicted_intervals, True) | state_evictions
+            for evicted_intervals in (first_intervals.values(), saved_intervals)
+        )
+        return select_best_schedule(
+            stateless,
+            (partial(_execute_within_budget, stateless, evictions) for evictions in rules),
         )
 
     return schedule(problem)
 
 
-def _saved_intervals(graph: Graph) -> list[IdleInterval]:
+def _find_saved_intervals(graph: Graph) -> list[IdleInterval]:
     """Return the idle intervals of forward tensors that end with a read by the backward pass."""
-    forward = [node.phase in FORWARD for node in graph.nodes]
+    is_forward = [node.phase in FORWARD for node in graph.nodes]
     return [
         interval
-        for interval in idle_intervals(graph)
+        for interval in find_idle_intervals(graph)
         if graph.tensor_bytes[interval.tensor]
-        and forward[graph.node_of[interval.tensor]]
-        and not forward[interval.after]
+        and is_forward[graph.node_of[interval.tensor]]
+        and not is_forward[interval.after]
     ]
 
 
-def _execute_within_budget(problem: Problem, pages: Mapping[IdleInterval, bool]) -> Schedule:
-    return require_within_budget(problem, execute_evictions(problem, pages))
+def _execute_within_budget(problem: Problem, evictions: Mapping[IdleInterval, bool]) -> Schedule:
+    return require_within_budget(problem, execute_evictions(problem, evictions))
 
 
 def zero_offload(problem: Problem) -> Schedule:
@@ -110,39 +114,41 @@ def zero_offload(problem: Problem) -> Schedule:
 
     @all_on_storage
     def schedule(stateless: Problem) -> Schedule:
-        return execute_evictions(stateless, _state_intervals(problem, stateless.graph))
+        return execute_evictions(stateless, _find_state_intervals(problem, stateless.graph))
 
     return require_within_budget(problem, schedule(problem))
 
 
-def _state_intervals(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
-    """Return the idle intervals of state after its first use, all mapped to True (paged)."""
-    state = frozenset(problem.graph.state_tensors)
+def _find_state_intervals(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
+    """Return evictions, with page-ins, of state in all idle intervals after its first read."""
+    state_tensors = frozenset(problem.graph.state_tensors)
     return {
         interval: True
-        for interval in idle_intervals(graph)
-        if interval.tensor in state and interval.before != graph.node_of[interval.tensor]
+        for interval in find_idle_intervals(graph)
+        if interval.tensor in state_tensors and interval.before != graph.node_of[interval.tensor]
     }
 
 
 class StorageSpace:
-    """Set of tensors with a copy on storage, and the free bytes there."""
+    """The tensors with a copy on storage, and the free bytes of storage."""
 
     def __init__(self, problem: Problem) -> None:
-        """Start with the initial tensors on storage (none without paging), and the whole limit."""
+        """Start with the tensors that are initially on storage; without paging, with none."""
         graph = problem.graph
         self.sizes = graph.tensor_bytes
         self.can_page = problem.can_page
         self.stored = set(graph.on_aux) if problem.can_page else set[int]()
+        """Tensors with a copy on storage."""
         limit = problem.aux_limit_bytes
         self.free_bytes = math.inf if limit is None else limit
+        """Free bytes of storage; inf without a limit."""
 
     def has_space_for(self, i: int) -> bool:
         """Return whether tensor `i` has a copy on storage, or fits in the free space."""
         return i in self.stored or (self.can_page and self.sizes[i] <= self.free_bytes)
 
     def write(self, i: int) -> None:
-        """Write tensor `i` to storage, unless it has a copy there."""
+        """Record a write of tensor `i` to storage, unless it has a copy on storage."""
         if i not in self.stored:
             self.stored.add(i)
             self.free_bytes -= self.sizes[i]
@@ -154,15 +160,15 @@ class Overhead(StrEnum):
     PUBLISHED = "published"
     """Time that computations do not hide, as on the paper's machine."""
     TIME = "time"
-    """Time in the sense of the problem: transfers that block the core are not hidden."""
+    """Time as the problem's deadline counts it: transfers that block the core are not hidden."""
     ENERGY = "energy"
-    """Energy; none of it is hidden."""
+    """Energy, including the energy of hidden transfers."""
 
 
 def eviction_costs(
     problem: Problem, rule: Overhead
 ) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-    """Return the costs of computations, page-ins and page-outs by a rule [s or J]."""
+    """Return the costs of nodes, and of page-ins and page-outs of tensors, by a rule [s or J]."""
     table, energy = problem.table, problem.energy.coefficients
     if rule == Overhead.ENERGY:
         return energy.compute, energy.page_in, energy.page_out
@@ -185,17 +191,19 @@ def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
 
 
 class _LeastRecentlyUsed(StagedExecution):
-    """The execution of `lru_paging`: evict the least recently used tensor."""
+    """Execution of `lru_paging`: evicts the least recently used tensor."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.graph, problem.usable_ram_bytes)
         self.storage = StorageSpace(problem)
-        self.steps = 0
+        self.n_steps = 0
         self.last_use = [0] * len(self.sizes)
 
     def choose_victim(self, k: int) -> int | None:
-        evictable = [i for i in self.evictable_candidates(k) if self.storage.has_space_for(i)]
-        victim = min(evictable, key=lambda i: self.last_use[i], default=None)
+        evictable_tensors = [
+            i for i in self.evictable_candidates(k) if self.storage.has_space_for(i)
+        ]
+        victim = min(evictable_tensors, key=lambda i: self.last_use[i], default=None)
         if victim is not None:
             self.storage.write(victim)
         return victim
@@ -205,9 +213,9 @@ class _LeastRecentlyUsed(StagedExecution):
 
     def compute(self, k: int) -> None:
         super().compute(k)
-        self.steps += 1
+        self.n_steps += 1
         for i in (*self.graph.inputs_of[k], *self.graph.outputs_of[k]):
-            self.last_use[i] = self.steps
+            self.last_use[i] = self.n_steps
 
 
 # -- offline methods ------------------------------------------------------------------------------
@@ -224,7 +232,7 @@ class IdleInterval:
     """Node that reads the tensor after the interval."""
 
 
-def idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> list[IdleInterval]:
+def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> list[IdleInterval]:
     """Return all idle intervals of a graph, by tensor and stage.
 
     With `includes_overwritten`, intervals between adjacent stages are included if the first node
@@ -232,10 +240,10 @@ def idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> list[
     """
     includes_overwritten = includes_overwritten and may_overwrite_inputs()
     return [
-        IdleInterval(i, a, b)
-        for i, users in enumerate(graph.users_of)
-        for a, b in pairwise((graph.node_of[i], *users))
-        if b > a + 1 or (includes_overwritten and i in graph.shared_bytes_of[a])
+        IdleInterval(i, before, after)
+        for i, readers in enumerate(graph.users_of)
+        for before, after in pairwise((graph.node_of[i], *readers))
+        if after > before + 1 or (includes_overwritten and i in graph.shared_bytes_of[before])
     ]
 
 
@@ -250,39 +258,43 @@ def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
     return slice(interval.before + (not is_overwritten), interval.after)
 
 
-def execute_evictions(problem: Problem, pages: Mapping[IdleInterval, bool]) -> Schedule:
-    """Return the schedule in which tensors are evicted in some idle intervals, without a RAM limit.
+def execute_evictions(problem: Problem, evictions: Mapping[IdleInterval, bool]) -> Schedule:
+    """Return the schedule in which tensors are evicted in the idle intervals of `evictions`.
 
-    After an interval the tensor is paged in if `pages` maps it to True; otherwise it is recomputed.
-    Missing inputs of a recomputation are paged in if they are on storage, and recomputed otherwise.
+    RAM is not limited. After an interval the tensor is paged in if `evictions` maps the interval to
+    True, and recomputed otherwise. Missing inputs of a recomputation are paged in if they are on
+    storage, and recomputed otherwise.
     """
-    return EvictionExecution(problem, pages).execute_stages()
+    return EvictionExecution(problem, evictions).execute_stages()
 
 
 class EvictionExecution(StagedExecution):
-    """Execution in which tensors are evicted in some idle intervals; see `execute_evictions`."""
+    """Execution in which tensors are evicted in given idle intervals; see `execute_evictions`."""
 
-    def __init__(self, problem: Problem, pages: Mapping[IdleInterval, bool]) -> None:
-        """Start an execution without a RAM limit; `pages` is that of `execute_evictions`."""
+    def __init__(self, problem: Problem, evictions: Mapping[IdleInterval, bool]) -> None:
+        """Start an execution without a RAM limit; see `execute_evictions` for `evictions`."""
         super().__init__(problem.graph)
-        self.evicted_after = {
-            (interval.tensor, interval.before): page for interval, page in pages.items()
+        self.is_paged_in_after = {
+            (interval.tensor, interval.before): is_paged_in
+            for interval, is_paged_in in evictions.items()
         }
         self.last_use = list(problem.graph.node_of)
-        """Latest node that used each tensor in the node's own stage."""
-        self.stored = {interval.tensor for interval, page in pages.items() if page}
+        """Latest node that made or read each tensor at its first computation."""
+        self.stored = {
+            interval.tensor for interval, is_paged_in in evictions.items() if is_paged_in
+        }
         self.stored |= StorageSpace(problem).stored
 
     def pages_in(self, i: int) -> bool:
         """Return whether tensor `i` is paged in, not recomputed, after its current interval."""
-        return self.evicted_after.get((i, self.last_use[i]), i in self.stored)
+        return self.is_paged_in_after.get((i, self.last_use[i]), i in self.stored)
 
     def retains(self, i: int) -> bool:
         """Return whether tensor `i` stays in RAM: it is read later and not evicted now."""
-        return self.is_awaited(i) and (i, self.last_use[i]) not in self.evicted_after
+        return self.is_awaited(i) and (i, self.last_use[i]) not in self.is_paged_in_after
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, and record the tensors that it uses in its own stage."""
+        """Compute node `k`; at its first computation, record it as the last use of its inputs."""
         super().compute(k)
         if k == self.stage:
             for i in self.graph.inputs_of[k]:
@@ -291,11 +303,12 @@ class EvictionExecution(StagedExecution):
 
 def require_within_budget(problem: Problem, schedule: Schedule) -> Schedule:
     """Return the schedule; raise `MethodNotApplicableError` if its peak exceeds the budget."""
-    usable = problem.usable_ram_bytes
+    usable_bytes = problem.usable_ram_bytes
     peak = simulate(problem.graph, problem.costs, schedule).peak
-    if peak.ram_bytes > usable:
+    if peak.ram_bytes > usable_bytes:
         raise MethodNotApplicableError(
             f"its schedule needs {format_bytes(peak.ram_bytes)} at "
-            f"{problem.graph.nodes[peak.node].name!r}, and tensors may use {format_bytes(usable)}"
+            f"{problem.graph.nodes[peak.node].name!r}, and tensors may use "
+            f"{format_bytes(usable_bytes)}"
         )
     return schedule

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from poetmodel.baselines.checkpointing import MARGIN_DIVISOR, ChainTable, schedule_from_table
-from poetmodel.baselines.engine import best_schedule, bisect_budget
+from poetmodel.baselines.checkpointing import MARGIN_DIVISOR, ChainTable, best_rotor_schedule
+from poetmodel.baselines.engine import bisect_budget, select_best_schedule
 from poetmodel.baselines.homes import forward_only, in_best_homes
 from poetmodel.baselines.paging import Overhead, eviction_costs, require_within_budget
 from poetmodel.clock import check_time_limit
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
     SequenceCost = Callable[[int, int, int], float]
 
 UNITS: Final = 32
-"""Units into which the RAM budget is divided in the search for the RAM to fill."""
+"""Number of units of the RAM budget in the bisection for the RAM to fill."""
 
 
 class Beam(NamedTuple):
-    """Width of the beam: the number of prefixes that are extended at each step."""
+    """Maximum number of prefixes that a beam search extends at each step, and their classes."""
 
     width: int
     """Maximum number of prefixes."""
-    bins: int
-    """Number of classes of kept bytes among which a full beam is distributed."""
+    n_classes: int
+    """Number of classes of kept bytes; if there are too many prefixes, each class has equally
+    many."""
 
 
 NARROW, WIDE = Beam(60, 30), Beam(240, 60)
-"""Beam of the search for the RAM to fill, and beam of the final solve at the budget."""
+"""Beam of the bisection for the RAM to fill, and beam of the search with the budget."""
 
 
 class Action(StrEnum):
@@ -63,7 +64,8 @@ class Action(StrEnum):
 def pofo(problem: Problem, rule: str = "") -> Schedule:
     """Assign one action to each step of a chain so that the training step takes minimum time.
 
-    Deadlines are ignored. The plan of the schedule for DMA decides when transfers begin.
+    Deadlines are ignored. If transfers overlap computations, the plan made from the schedule
+    decides when transfers begin.
 
     As in the paper: chains only; one action per layer; page-outs end before the last step of the
     forward pass (the loss) begins, and page-ins begin after it; transfers run one at a time during
@@ -83,7 +85,7 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     Interpretations. A layer is a step between articulation points; its activation consists of the
     tensors that its part of the backward pass reads, and its state. Adjacent steps with the action
     recompute form sequences. As in the paper, `rotor` schedules a sequence within the RAM that is
-    free at that time; the final state of the sequence stays in RAM until the next part has run. The
+    free at that time; the final state of the sequence stays in RAM until the next part ends. The
     state of a prefix consists of its kept bytes, its pending transfers in both passes and its cost
     so far. A prefix dominates another if it is no worse in all of these. A `Beam` limits the
     undominated prefixes that are extended to the cheapest ones of each class of kept bytes, so that
@@ -91,54 +93,62 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     RAM to fill; the wide beam fills the budget. The run time is proportional to ``L * width**2 +
     L**3 * 500`` for `L` steps.
     """
-    times = ChainTable(problem)
+    table = ChainTable(problem)
     if rule:
-        return _schedule_with_rule(problem, Overhead(rule), times)
-    adapted = Overhead.TIME if problem.minimize == Quantity.TIME else Overhead.ENERGY
-    rules = [Overhead.PUBLISHED, adapted]
-    rule_searches = (partial(_schedule_with_rule, problem, each, times) for each in rules)
-    return best_schedule(problem, (*rule_searches, partial(schedule_from_table, problem, times)))
+        return _schedule_with_rule(problem, Overhead(rule), table)
+    minimized_rule = Overhead.TIME if problem.minimize == Quantity.TIME else Overhead.ENERGY
+    rules = [Overhead.PUBLISHED, minimized_rule]
+    rule_searches = (partial(_schedule_with_rule, problem, cost_rule, table) for cost_rule in rules)
+    return select_best_schedule(
+        problem, (*rule_searches, partial(best_rotor_schedule, problem, table))
+    )
 
 
 def _schedule_with_rule(problem: Problem, rule: Overhead, table: ChainTable) -> Schedule:
-    """Return the best schedule for one rule, by the narrow and the wide beam search."""
-    computing, _, _ = eviction_costs(problem, rule)
-    per_second = sum(computing) / (problem.pass_time_s or 1.0)
-    if not np.allclose(computing, per_second * np.array(problem.table.compute_time_s), atol=0):
-        table, per_second = ChainTable(problem, computing), 1.0
-    layers = tuple(chain_layers(problem, table.chain, rule))
+    """Return the better schedule of the narrow and the wide beam search with one rule."""
+    compute_costs, _, _ = eviction_costs(problem, rule)
+    cost_per_second = sum(compute_costs) / (problem.pass_time_s or 1.0)
+    if not np.allclose(
+        compute_costs, cost_per_second * np.array(problem.table.compute_time_s), atol=0
+    ):
+        table, cost_per_second = ChainTable(problem, compute_costs), 1.0
+    layers = tuple(build_layers(problem, table.chain, rule))
     is_disabled = {
         Action.OFFLOAD: not problem.can_page,
         Action.RECOMPUTE: not problem.recompute,
     }
     actions = [action for action in Action if not is_disabled.get(action)]
 
-    usable = problem.usable_ram_bytes
+    usable_bytes = problem.usable_ram_bytes
 
-    def sequence_cost_of(first: int, last: int, room_bytes: int) -> float:
-        return per_second * table.sequence_time_s(first, last, room_bytes)
+    def sequence_cost_of(first: int, last: int, free_bytes: int) -> float:
+        return cost_per_second * table.sequence_time_s(first, last, free_bytes)
 
-    def run(units: int, beam: Beam = NARROW) -> Schedule | None:
-        best = best_actions(layers, usable * units // UNITS, actions, sequence_cost_of, beam)
-        return None if best is None else actions_to_schedule(table, best)
+    def search(units: int, beam: Beam = NARROW) -> Schedule | None:
+        best_prefix = search_actions(
+            layers, usable_bytes * units // UNITS, actions, sequence_cost_of, beam
+        )
+        return None if best_prefix is None else build_schedule(table, best_prefix)
 
     def require_schedule(schedule: Schedule | None) -> Schedule:
         if schedule is None:
-            raise MethodNotApplicableError(f"no choice of actions keeps within {usable:,} B")
+            raise MethodNotApplicableError(f"no choice of actions keeps within {usable_bytes:,} B")
         return schedule
 
-    def narrow_search() -> Schedule:
-        return require_schedule(bisect_budget(problem, run, UNITS, UNITS + UNITS // MARGIN_DIVISOR))
+    def search_narrow() -> Schedule:
+        return require_schedule(
+            bisect_budget(problem, search, UNITS, UNITS + UNITS // MARGIN_DIVISOR)
+        )
 
-    def wide_search() -> Schedule:
-        return require_within_budget(problem, require_schedule(run(UNITS, WIDE)))
+    def search_wide() -> Schedule:
+        return require_within_budget(problem, require_schedule(search(UNITS, WIDE)))
 
-    return best_schedule(problem, (narrow_search, wide_search))
+    return select_best_schedule(problem, (search_narrow, search_wide))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One step in the dynamic program; costs are seconds, or joules if energy is minimized."""
+    """One step in the dynamic program; costs are seconds, or joules with the energy rule."""
 
     forward_cost: float
     """Cost of the step [s or J]."""
@@ -166,7 +176,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Pending transfers: for each the time until its end, and the bytes that it then frees."""
+    """Pending transfers; at its end, each one frees its bytes."""
 
     ends: tuple[tuple[float, int], ...] = ()
     """(time until the end [s], bytes [B]) in bus order."""
@@ -177,15 +187,15 @@ class Transfers:
         return self.ends[-1][0] if self.ends else 0.0
 
     def pending_bytes(self, after_s: float = 0.0) -> int:
-        """Return the bytes of transfers that are still pending after some time [B]."""
+        """Return the bytes of transfers that are still pending after `after_s` [B]."""
         return sum(size for end, size in self.ends if end > after_s)
 
     def with_transfer(self, seconds: float, size_bytes: int) -> Transfers:
-        """Return the transfers with one more at the end."""
+        """Return the transfers with one appended that takes `seconds`."""
         return Transfers((*self.ends, (self.drain_s + seconds, size_bytes)))
 
     def pending_after(self, seconds: float) -> Transfers:
-        """Return the transfers that are still pending after some time."""
+        """Return the transfers that are still pending after `seconds`."""
         return Transfers(tuple((end - seconds, size) for end, size in self.ends if end > seconds))
 
     def wait_s(self, max_bytes: int) -> float | None:
@@ -196,10 +206,10 @@ class Transfers:
         return next(wait for wait in waits if self.pending_bytes(wait) <= max_bytes)
 
     def frees_no_later(self, other: Transfers) -> bool:
-        """Return whether at each time at most as many bytes are pending as for `other`."""
+        """Return whether at each time, no more bytes are pending than in `other`."""
         return self.drain_s <= other.drain_s and all(
-            self.pending_bytes(x) <= other.pending_bytes(x)
-            for x in (0.0, *(e for e, _ in other.ends))
+            self.pending_bytes(time_s) <= other.pending_bytes(time_s)
+            for time_s in (0.0, *(end_s for end_s, _ in other.ends))
         )
 
 
@@ -209,16 +219,17 @@ class ActionPrefix:
 
     actions: tuple[Action, ...] = ()
     """Action of each step so far."""
-    total: float = 0.0
+    total_cost: float = 0.0
     """Cost of both passes so far, including waits [s or J]."""
     kept_bytes: int = 0
     """Bytes of the activations that stay in RAM [B]."""
     page_outs: Transfers = Transfers()
+    """Pending page-outs."""
     page_ins: Transfers = Transfers()
     """Pending page-ins, with time reversed."""
     needed_page_in: tuple[float, int] | None = None
-    """Page-in of the latest offloaded step, if a part still needs it: time [s] and bytes [B]."""
-    sequence_begin: int | None = None
+    """Page-in of the latest offloaded step, until a part needs it: time [s] and bytes [B]."""
+    sequence_start: int | None = None
     """First step of an unfinished recompute sequence; None outside a sequence."""
     sequence_cost: float = 0.0
     """Cost of recomputing that sequence if it ended now [s or J]."""
@@ -227,16 +238,16 @@ class ActionPrefix:
     sequences: tuple[tuple[int, int, int], ...] = ()
     """Finished recompute sequences: first step, last step and the RAM for their parts [B]."""
 
-    def forward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
-        """Return the prefix after the forward pass of one more step, or None if it never fits."""
+    def extend_forward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
+        """Return the prefix with the forward pass of one more step; None if the step never fits."""
         last_action = self.actions[-1] if self.actions else Action.KEEP
         needed_bytes = self.kept_bytes + layer.forward_bytes
         page_outs = self.page_outs
-        if self.sequence_begin is not None:
+        if self.sequence_start is not None:
             needed_bytes += layer.input_bytes
         elif (
             last_action == Action.OFFLOAD and page_outs.ends
-        ):  # the step reads the tensor, which stays until the step ends
+        ):  # the step reads the previous state, which stays until the step ends
             end_s, size = page_outs.ends[-1]
             needed_bytes += size
             page_outs = Transfers((*page_outs.ends[:-1], (end_s, 0)))
@@ -247,27 +258,31 @@ class ActionPrefix:
             return None
         elapsed = wait + layer.forward_cost
         return replace(
-            self, total=self.total + elapsed, page_outs=self.page_outs.pending_after(elapsed)
+            self,
+            total_cost=self.total_cost + elapsed,
+            page_outs=self.page_outs.pending_after(elapsed),
         )
 
-    def backward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
-        """Return the prefix with the backward part of one more step, or None if it never fits.
+    def extend_backward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
+        """Return the prefix with the backward part of one more step; None if the part never fits.
 
         Time is reversed: the part runs before the parts of the earlier steps in the prefix.
         """
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
         wait = self.page_ins.wait_s(ram_bytes - held_bytes - layer.backward_bytes)
-        return None if wait is None else self._after_backward(wait + layer.backward_cost)
+        return None if wait is None else self._advance_backward(wait + layer.backward_cost)
 
-    def _after_backward(self, elapsed: float) -> ActionPrefix:
-        """Return the prefix after a time or cost `elapsed` of the backward pass.
+    def _advance_backward(self, elapsed: float) -> ActionPrefix:
+        """Return the prefix with a time or cost `elapsed` added to its backward pass.
 
         The needed page-in is appended to the pending ones.
         """
         page_ins = self.page_ins.pending_after(elapsed)
         if self.needed_page_in:
             page_ins = page_ins.with_transfer(*self.needed_page_in)
-        return replace(self, total=self.total + elapsed, page_ins=page_ins, needed_page_in=None)
+        return replace(
+            self, total_cost=self.total_cost + elapsed, page_ins=page_ins, needed_page_in=None
+        )
 
     def with_recompute(
         self, layer: Layer, ram_bytes: int, sequence_cost_of: SequenceCost
@@ -277,7 +292,7 @@ class ActionPrefix:
         Returns None if the sequence does not fit in RAM.
         """
         step = len(self.actions)
-        first = step if self.sequence_begin is None else self.sequence_begin
+        first = step if self.sequence_start is None else self.sequence_start
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
         cost = sequence_cost_of(first, step, ram_bytes - held_bytes)
         if cost == math.inf:
@@ -285,7 +300,7 @@ class ActionPrefix:
         return replace(
             self,
             actions=(*self.actions, Action.RECOMPUTE),
-            sequence_begin=first,
+            sequence_start=first,
             sequence_cost=cost,
             sequence_backward_cost=self.sequence_backward_cost + layer.backward_cost,
         )
@@ -297,7 +312,7 @@ class ActionPrefix:
 
         Returns None if the sequence does not fit in RAM.
         """
-        first, last = self.sequence_begin or 0, len(self.actions) - 1
+        first, last = self.sequence_start or 0, len(self.actions) - 1
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
         best: tuple[float, int] | None = None
         for wait in (0.0, *(end for end, _ in self.page_ins.ends)):
@@ -308,9 +323,9 @@ class ActionPrefix:
         if best is None:
             return None
         return replace(
-            self._after_backward(best[0] + self.sequence_backward_cost),
+            self._advance_backward(best[0] + self.sequence_backward_cost),
             kept_bytes=self.kept_bytes + layer.state_bytes,
-            sequence_begin=None,
+            sequence_start=None,
             sequence_cost=0.0,
             sequence_backward_cost=0.0,
             sequences=(*self.sequences, (first, last, best[1])),
@@ -325,7 +340,7 @@ class ActionPrefix:
         return replace(
             self,
             actions=actions,
-            total=self.total + layer.transfer_cost,
+            total_cost=self.total_cost + layer.transfer_cost,
             page_outs=self.page_outs.with_transfer(layer.out_s, layer.size_bytes)
             if overlaps
             else self.page_outs,
@@ -333,23 +348,23 @@ class ActionPrefix:
         )
 
     def dominates(self, other: ActionPrefix) -> bool:
-        """Return whether this prefix is no worse than another one in each respect."""
+        """Return whether this prefix is no worse in cost, kept bytes and pending transfers."""
         return (
-            self.total <= other.total
+            self.total_cost <= other.total_cost
             and self.kept_bytes <= other.kept_bytes
             and self.page_outs.frees_no_later(other.page_outs)
             and self.page_ins.frees_no_later(other.page_ins)
         )
 
 
-def best_actions(
+def search_actions(
     layers: Sequence[Layer],
     ram_bytes: int,
     actions: Sequence[Action],
     sequence_cost_of: SequenceCost,
     beam: Beam = WIDE,
 ) -> ActionPrefix | None:
-    """Return the cheapest sequence of the allowed actions, or None if none fits in the RAM.
+    """Return the cheapest prefix with one of `actions` for each layer; None if none fits in RAM.
 
     The last layer contains the loss and keeps its outputs. `sequence_cost_of(first, last,
     ram_bytes)` returns the cost of recomputing steps for their parts within some RAM.
@@ -359,7 +374,7 @@ def best_actions(
         extended_prefixes: list[ActionPrefix | None] = []
         for prefix in prefixes:
             check_time_limit()
-            after_forward = prefix.forward(layer, ram_bytes)
+            after_forward = prefix.extend_forward(layer, ram_bytes)
             if after_forward is None:
                 continue
             if Action.RECOMPUTE in actions:
@@ -369,36 +384,42 @@ def best_actions(
                     recompute_prefix
                     and recompute_prefix.end_sequence(layer, ram_bytes, sequence_cost_of),
                 ]
-            both_passes = (
-                after_forward.backward(layer, ram_bytes)
-                if after_forward.sequence_begin is None
+            extended_prefix = (
+                after_forward.extend_backward(layer, ram_bytes)
+                if after_forward.sequence_start is None
                 else None
             )
-            for action in set(actions) - {Action.RECOMPUTE} if both_passes else ():
-                extended_prefixes.append(both_passes and both_passes.with_action(action, layer))
+            for action in set(actions) - {Action.RECOMPUTE} if extended_prefix else ():
+                extended_prefixes.append(
+                    extended_prefix and extended_prefix.with_action(action, layer)
+                )
         prefixes = _prune([prefix for prefix in extended_prefixes if prefix is not None], beam)
     complete_prefixes = []
     for prefix in prefixes:
-        if prefix.sequence_begin is not None:
+        if prefix.sequence_start is not None:
             continue
-        drained_total = prefix.total + prefix.page_outs.drain_s
-        after_page_outs = replace(prefix, total=drained_total, page_outs=Transfers())
-        after_forward = after_page_outs.forward(layers[-1], ram_bytes)
-        both_passes = after_forward and after_forward.backward(layers[-1], ram_bytes)
-        if both_passes:
-            total = both_passes.total + both_passes.page_ins.drain_s
+        drained_total = prefix.total_cost + prefix.page_outs.drain_s
+        after_page_outs = replace(prefix, total_cost=drained_total, page_outs=Transfers())
+        after_forward = after_page_outs.extend_forward(layers[-1], ram_bytes)
+        extended_prefix = after_forward and after_forward.extend_backward(layers[-1], ram_bytes)
+        if extended_prefix:
+            total = extended_prefix.total_cost + extended_prefix.page_ins.drain_s
             complete_prefixes.append(
-                replace(both_passes, total=total, actions=(*both_passes.actions, Action.KEEP))
+                replace(
+                    extended_prefix,
+                    total_cost=total,
+                    actions=(*extended_prefix.actions, Action.KEEP),
+                )
             )
-    return min(complete_prefixes, key=lambda prefix: prefix.total, default=None)
+    return min(complete_prefixes, key=lambda prefix: prefix.total_cost, default=None)
 
 
 def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
-    """Return the undominated prefixes; if there are too many, the most promising ones."""
+    """Return the undominated prefixes; above the beam width, the cheapest ones of each class."""
     groups: dict[object, list[ActionPrefix]] = {}
-    for prefix in sorted(prefixes, key=lambda prefix: prefix.total):
+    for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):
         check_time_limit()
-        key = (prefix.actions[-1], prefix.needed_page_in, prefix.sequence_begin)
+        key = (prefix.actions[-1], prefix.needed_page_in, prefix.sequence_start)
         undominated = groups.setdefault(key, [])
         position = bisect_right(undominated, prefix.kept_bytes, key=attrgetter("kept_bytes"))
         if not any(existing.dominates(prefix) for existing in undominated[:position]):
@@ -406,69 +427,75 @@ def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
     all_undominated = [prefix for undominated in groups.values() for prefix in undominated]
     if len(all_undominated) <= beam.width:
         return all_undominated
-    n_bytes = 1 + max(prefix.kept_bytes for prefix in all_undominated)
-    bins: dict[int, list[ActionPrefix]] = {}
-    for prefix in sorted(all_undominated, key=_expected_total):
-        members = bins.setdefault(prefix.kept_bytes * beam.bins // n_bytes, [])
-        if len(members) < beam.width // beam.bins:
-            members.append(prefix)
-    return [prefix for members in bins.values() for prefix in members]
+    n_byte_values = 1 + max(prefix.kept_bytes for prefix in all_undominated)
+    classes: dict[int, list[ActionPrefix]] = {}
+    for prefix in sorted(all_undominated, key=_expected_total_cost):
+        class_prefixes = classes.setdefault(prefix.kept_bytes * beam.n_classes // n_byte_values, [])
+        if len(class_prefixes) < beam.width // beam.n_classes:
+            class_prefixes.append(prefix)
+    return [prefix for class_prefixes in classes.values() for prefix in class_prefixes]
 
 
-def _expected_total(prefix: ActionPrefix) -> float:
+def _expected_total_cost(prefix: ActionPrefix) -> float:
     waiting_s = prefix.page_outs.drain_s + prefix.page_ins.drain_s
-    return prefix.total + waiting_s + prefix.sequence_cost + prefix.sequence_backward_cost
+    return prefix.total_cost + waiting_s + prefix.sequence_cost + prefix.sequence_backward_cost
 
 
-def chain_layers(problem: Problem, chain: ChainMemory, rule: Overhead) -> Iterator[Layer]:
-    """Yield the steps of a chain with their peaks, and with costs by a rule."""
-    computing, paging_in, paging_out = eviction_costs(problem, rule)
+def build_layers(problem: Problem, chain: ChainMemory, rule: Overhead) -> Iterator[Layer]:
+    """Yield a `Layer` for each step of a chain, with costs by a rule."""
+    compute_costs, page_in_costs, page_out_costs = eviction_costs(problem, rule)
     overlaps = rule == Overhead.PUBLISHED or (
         rule == Overhead.TIME and problem.deadline_counts == DeadlineCounts.OVERLAP
     )
     state_before: Collection[int] = ()
     for s, step in enumerate(chain.steps):
         activation = step.tape | step.state
-        out, back = (sum(costs[i] for i in activation) for costs in (paging_out, paging_in))
+        page_out_cost, page_in_cost = (
+            sum(costs[i] for i in activation) for costs in (page_out_costs, page_in_costs)
+        )
         yield Layer(
-            forward_cost=sum(computing[k] for k in step.nodes),
-            backward_cost=sum(computing[k] for k in step.backward),
-            transfer_cost=0.0 if overlaps else out + back,
-            out_s=out if overlaps else 0.0,
-            in_s=back if overlaps else 0.0,
-            size_bytes=chain.bytes_of(activation),
-            state_bytes=chain.bytes_of(step.state),
-            input_bytes=chain.bytes_of(state_before),
-            forward_bytes=chain.forward_peaks[s].taped,
+            forward_cost=sum(compute_costs[k] for k in step.nodes),
+            backward_cost=sum(compute_costs[k] for k in step.backward),
+            transfer_cost=0.0 if overlaps else page_out_cost + page_in_cost,
+            out_s=page_out_cost if overlaps else 0.0,
+            in_s=page_in_cost if overlaps else 0.0,
+            size_bytes=chain.total_bytes(activation),
+            state_bytes=chain.total_bytes(step.state),
+            input_bytes=chain.total_bytes(state_before),
+            forward_bytes=chain.forward_peaks[s].taped_bytes,
             backward_bytes=chain.backward_bytes[s],
         )
         state_before = step.state
 
 
-def actions_to_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
-    """Return the schedule that executes one action per step."""
-    ends = {first: (last, free_bytes) for first, last, free_bytes in prefix.sequences}
+def build_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
+    """Return the schedule of the actions of a complete prefix."""
+    end_of_sequence = {first: (last, free_bytes) for first, last, free_bytes in prefix.sequences}
     held_by_part: dict[int, frozenset[int]] = {}
-    freed: set[int] = set()
+    freed_steps: set[int] = set()
     stored_tensors: set[int] = set()
-    kept, held_before = frozenset[int](), frozenset[int]()
-    end = -1
+    kept_tensors, previous_state = frozenset[int](), frozenset[int]()
+    sequence_end = -1
     for s, (step, action) in enumerate(zip(table.chain.steps, prefix.actions, strict=True)):
         activation = step.tape | step.state
         if action == Action.RECOMPUTE:
-            if s in ends:
-                end, free_bytes = ends[s]
-                parts, freed_again = table.realize_sequence(s, end, free_bytes, kept | held_before)
-                held_by_part, freed, held_before = (
-                    held_by_part | parts,
-                    freed | freed_again,
+            if s in end_of_sequence:
+                sequence_end, free_bytes = end_of_sequence[s]
+                tensors_of_part, newly_freed_steps = table.apply_sequence(
+                    s, sequence_end, free_bytes, kept_tensors | previous_state
+                )
+                held_by_part, freed_steps, previous_state = (
+                    held_by_part | tensors_of_part,
+                    freed_steps | newly_freed_steps,
                     frozenset(),
                 )
-            kept |= step.state if s == end else frozenset()
+            kept_tensors |= step.state if s == sequence_end else frozenset()
             continue
-        held_by_part[s] = kept | held_before | step.tape
+        held_by_part[s] = kept_tensors | previous_state | step.tape
         if action == Action.KEEP:
-            kept, held_before = kept | activation, frozenset()
+            kept_tensors, previous_state = kept_tensors | activation, frozenset()
         else:
-            stored_tensors, held_before = stored_tensors | activation, step.state
-    return table.chain.realize(held_by_part, freed=freed, stored=stored_tensors)
+            stored_tensors, previous_state = stored_tensors | activation, step.state
+    return table.chain.to_schedule(
+        held_by_part, freed_steps=freed_steps, stored_tensors=stored_tensors
+    )

@@ -51,7 +51,7 @@ class Method:
     assumptions: str
     """Assumptions about problem and device."""
     function_path: str
-    """Import path of its function, ``module:name``."""
+    """Import path of the function, ``module:name``; empty for user-defined methods."""
     general_graphs: Aware = Aware.NO
     """Whether the method accepts any graph (POET, ICML 2022, Table 1); not set for user-defined
     methods."""
@@ -69,7 +69,7 @@ class Method:
     """Whether the method may page tensors."""
     recomputes: bool = False
     """Whether the method may recompute tensors."""
-    by_solver: bool = False
+    uses_solver: bool = False
     """Whether a MILP solver computes the schedule."""
     variants: tuple[str, ...] = ()
     """Possible suffixes after a colon (``dtr:local``), passed as the function's second argument."""
@@ -84,10 +84,9 @@ class Method:
     def function(self) -> Callable[..., Any]:
         """Return the method's function.
 
-        It is ``(problem) -> Schedule``, which returns a schedule within the RAM budget if the
-        method takes the budget into account, or raises `MethodNotApplicableError`. For a method
-        with `by_solver` it is ``(problem) -> Problem``, which returns the restricted problem to
-        solve.
+        It is ``(problem) -> Schedule``. It returns a schedule, within the RAM budget if the method
+        takes the budget into account, or raises `MethodNotApplicableError`. For a method with
+        `uses_solver`, it is ``(problem) -> Problem`` and returns the restricted problem to solve.
         """
         if self.user_function is not None:
             return self.user_function
@@ -99,7 +98,7 @@ _NO_STORAGE: Final = "Devices without storage, where the budget is below the kee
 _NO_CHAIN: Final = "Graphs whose backward pass does not go through those steps in reverse."
 _NO_BACKWARD: Final = "Graphs without backward nodes: the schedule is keep-all."
 
-_ALL: Final = (
+_METHODS: Final = (
     Method(
         name="optimal",
         summary="recompute and page with minimum energy, proven (POET)",
@@ -114,7 +113,7 @@ _ALL: Final = (
         state_homes=StateHomes.DECIDED,
         pages=True,
         recomputes=True,
-        by_solver=True,
+        uses_solver=True,
     ),
     Method(
         name="paging-only",
@@ -129,7 +128,7 @@ _ALL: Final = (
         power_aware=Aware.YES,
         state_homes=StateHomes.DECIDED,
         pages=True,
-        by_solver=True,
+        uses_solver=True,
     ),
     Method(
         name="recompute-only",
@@ -142,7 +141,7 @@ _ALL: Final = (
         memory_aware=Aware.YES,
         power_aware=Aware.YES,
         recomputes=True,
-        by_solver=True,
+        uses_solver=True,
     ),
     Method(
         name="resident",
@@ -156,7 +155,7 @@ _ALL: Final = (
         power_aware=Aware.YES,
         pages=True,
         recomputes=True,
-        by_solver=True,
+        uses_solver=True,
     ),
     Method(
         name="checkmate",
@@ -168,7 +167,7 @@ _ALL: Final = (
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
         recomputes=True,
-        by_solver=True,
+        uses_solver=True,
     ),
     Method(
         name="checkmate-rounding",
@@ -369,7 +368,7 @@ _ALL: Final = (
     ),
 )
 
-METHODS: Final[Mapping[str, Method]] = MappingProxyType({entry.name: entry for entry in _ALL})
+METHODS: Final[Mapping[str, Method]] = MappingProxyType({entry.name: entry for entry in _METHODS})
 """All methods by name, the default one first."""
 
 

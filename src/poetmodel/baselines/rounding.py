@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.backends.worker import run_interruptibly
-from poetmodel.baselines.engine import best_schedule
+from poetmodel.baselines.engine import select_best_schedule
 from poetmodel.baselines.homes import all_in_ram
 from poetmodel.baselines.paging import require_within_budget
 from poetmodel.baselines.running import checkmate
@@ -50,8 +50,8 @@ PUBLISHED, DETERMINISTIC, RANDOMIZED = ROUNDING_RULES = ("published", "determini
 ALLOWANCE: Final = 0.1
 """Fraction of the RAM budget that the relaxation leaves free, as in the paper."""
 ALLOWANCES: Final = (ALLOWANCE, 0.05, 0.0)
-"""Allowances that are tried; for a budget near the minimum RAM the relaxation is infeasible with
-the first one."""
+"""Allowances that are tried. With the first one, the relaxation may be infeasible for a budget near
+the minimum RAM."""
 THRESHOLD: Final = 0.5
 """Minimum fraction of a checkpoint that is rounded up, as in the paper."""
 THRESHOLDS: Final = (THRESHOLD, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
@@ -94,7 +94,7 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
     """
     if rule not in ("", *ROUNDING_RULES):
         raise InputError(f"rule {rule!r}: expected one of {', '.join(ROUNDING_RULES)}")
-    relaxation_with = cache(partial(_Relaxation, problem))
+    get_relaxation = cache(partial(_Relaxation, problem))
     thresholds = THRESHOLDS if rule in ("", DETERMINISTIC) else (THRESHOLD,)
     allowances = (ALLOWANCE,) if rule == PUBLISHED else ALLOWANCES
     rng = np.random.default_rng(seed)
@@ -102,48 +102,49 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
     def round_randomly(fraction: float) -> bool:
         return bool(rng.random() < fraction)
 
-    def round_with(allowance: float, is_up: Callable[[float], bool]) -> Schedule:
-        return relaxation_with(allowance).round_checkpoints(is_up)
+    def round_with(allowance: float, rounds_up: Callable[[float], bool]) -> Schedule:
+        return get_relaxation(allowance).round_checkpoints(rounds_up)
 
-    def roundings() -> Iterator[Callable[[], Schedule]]:
+    def list_roundings() -> Iterator[Callable[[], Schedule]]:
         for allowance in allowances if rule != RANDOMIZED else ():
             for threshold in thresholds:
                 yield partial(round_with, allowance, partial(operator.le, threshold))
         for allowance in allowances if rule in ("", RANDOMIZED) else ():
             yield from itertools.repeat(partial(round_with, allowance, round_randomly), DRAWS)
 
-    return best_schedule(problem, roundings())
+    return select_best_schedule(problem, list_roundings())
 
 
 class _Relaxation:
-    """Checkpoints of a linear relaxation, and the roundings that were tried."""
+    """Fractional checkpoints of a linear relaxation, and the roundings that were tried."""
 
     def __init__(self, problem: Problem, allowance: float) -> None:
-        """Solve the relaxation with `allowance`, a fraction of the budget, left free."""
+        """Solve the relaxation within the budget minus `allowance`, a fraction of the budget."""
         self.problem, self.graph = problem, problem.graph
         usable = problem.usable_ram_bytes
         self.fractional_spans = _solve_for_fractions(problem, usable - int(allowance * usable))
-        """(tensor, first stage, last stage, fraction) of each span of stages that begin with a
-        fraction of a tensor in RAM."""
-        self.pinned = _pin_checkpoints(problem)
-        self.tried: set[bytes] = set()
+        """(tensor, first stage, last stage, fraction): between these stages, this fraction of the
+        tensor is in RAM when each stage begins."""
+        self.pinned_checkpoints = _pin_checkpoints(problem)
+        """Checkpoints that every rounding contains."""
+        self.tried_checkpoints: set[bytes] = set()
         """Packed checkpoints of all roundings so far."""
 
-    def round_checkpoints(self, is_up: Callable[[float], bool]) -> Schedule:
-        """Return the schedule of a rounding; `is_up` decides whether a fraction is rounded up.
+    def round_checkpoints(self, rounds_up: Callable[[float], bool]) -> Schedule:
+        """Return the schedule of a rounding; `rounds_up` returns whether a fraction is rounded up.
 
         Raises `MethodNotApplicableError` if the schedule exceeds the budget or the checkpoints were
         tried before.
         """
         check_time_limit()
-        checkpoints = self.pinned.copy()
+        checkpoints = self.pinned_checkpoints.copy()
         for i, first, last, fraction in self.fractional_spans:
-            if is_up(fraction):
+            if rounds_up(fraction):
                 checkpoints[first : last + 1, i] = True
-        key = np.packbits(checkpoints).tobytes()
-        if key in self.tried:
+        packed_checkpoints = np.packbits(checkpoints).tobytes()
+        if packed_checkpoints in self.tried_checkpoints:
             raise MethodNotApplicableError("its checkpoints have been tried before")
-        self.tried.add(key)
+        self.tried_checkpoints.add(packed_checkpoints)
         return require_within_budget(self.problem, complete_schedule(self.graph, checkpoints))
 
 
@@ -157,14 +158,14 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
         checkmate(replace(problem, constraints=(), own_objective=())),
         ram=problem.resident_bytes + max(1, ram_bytes),
     )
-    infeasible = MethodNotApplicableError(
+    infeasible_error = MethodNotApplicableError(
         f"its linear relaxation has no solution within {format_bytes(ram_bytes)}"
     )
     if ram_bytes < relaxed_problem.floor.bytes:
-        raise infeasible
-    loads = checkpoint_all_profile(problem.graph)
+        raise infeasible_error
+    ram_by_stage = checkpoint_all_profile(problem.graph)
     initial_grouping = Grouping(
-        len(loads), frozenset({max(range(len(loads)), key=loads.__getitem__)})
+        len(ram_by_stage), frozenset({max(range(len(ram_by_stage)), key=ram_by_stage.__getitem__)})
     )
     request = Request(time_limit_s=max(1e-3, min(time_left_s(), MAX_RELAXATION_S)))
     session = Session(relaxed_problem, request, params=LazyParams(cuts=frozenset()))
@@ -176,13 +177,13 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
     if session.stop_event.is_set():
         raise KeyboardInterrupt
     if solution.infeasible:
-        raise infeasible
+        raise infeasible_error
     if solution.x is None:
         raise TimeLimitError("the linear relaxation was not solved within the time limit")
     return [
-        (i, begin + 1, end, fraction)
+        (i, stage_before + 1, last_stage, fraction)
         for i, spans in kept_spans(relaxation, solution.x)
-        for begin, end, fraction in spans
+        for stage_before, last_stage, fraction in spans
     ]
 
 
@@ -190,31 +191,42 @@ def _pin_checkpoints(problem: Problem) -> Checkpoints:
     """Return the checkpoints of tensors that cannot be recomputed, until their last use."""
     graph = problem.graph
     recomputable = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
-    pinned = np.zeros((len(graph.nodes), len(graph.tensors)), dtype=bool)
-    for i, last in enumerate(last_possible_reads(graph, recomputable)):
+    checkpoints = np.zeros((len(graph.nodes), len(graph.tensors)), dtype=bool)
+    for i, last_read in enumerate(last_possible_reads(graph, recomputable)):
         if i not in recomputable:
-            pinned[graph.node_of[i] + 1 : last + 1, i] = True
-    return pinned
+            checkpoints[graph.node_of[i] + 1 : last_read + 1, i] = True
+    return checkpoints
 
 
 def complete_schedule(graph: Graph, checkpoints: Checkpoints) -> Schedule:
-    """Return the schedule with the given checkpoints and the fewest computations."""
-    kept = [set(np.flatnonzero(row).tolist()) for row in checkpoints]
-    computed = []
+    """Return the schedule with the fewest computations that make all checkpoints.
+
+    Unused checkpoints are dropped.
+    """
+    checkpoints_of_stage = [set(np.flatnonzero(row).tolist()) for row in checkpoints]
+    nodes_of_stage = []
     for t in range(len(graph.nodes)):
         check_time_limit()
-        new_checkpoints = kept[t + 1] - kept[t] if t + 1 < len(kept) else ()
+        new_checkpoints = (
+            checkpoints_of_stage[t + 1] - checkpoints_of_stage[t]
+            if t + 1 < len(checkpoints_of_stage)
+            else ()
+        )
         nodes = {t, *(graph.node_of[i] for i in new_checkpoints)}
-        todo = list(nodes)
-        while todo:
-            missing = {graph.node_of[i] for i in graph.inputs_of[todo.pop()] if i not in kept[t]}
-            todo += missing - nodes
-            nodes |= missing
-        computed.append(nodes)
+        pending_nodes = list(nodes)
+        while pending_nodes:
+            missing_nodes = {
+                graph.node_of[i]
+                for i in graph.inputs_of[pending_nodes.pop()]
+                if i not in checkpoints_of_stage[t]
+            }
+            pending_nodes += missing_nodes - nodes
+            nodes |= missing_nodes
+        nodes_of_stage.append(nodes)
     schedule = with_immediate_page_outs(
         graph,
-        R=pairs_of_rows(computed),
-        kept=spans_of_rows(kept),
+        R=pairs_of_rows(nodes_of_stage),
+        kept=spans_of_rows(checkpoints_of_stage),
         M_in=(),
         identity=GraphIdentity.of(graph),
     )

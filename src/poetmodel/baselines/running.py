@@ -61,9 +61,9 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
     MethodNotApplicableError
         If the method does not apply to the graph, or its schedule violates a limit.
     VerificationError
-        If its schedule violates a rule of execution.
+        If the schedule of a method of this package violates a rule of execution.
     OwnMethodError
-        If a user-defined method raises an exception, or returns anything but a schedule that obeys
+        If a user-defined method raises an exception, or returns no schedule or one that violates
         the rules of execution.
     """
     entry = method(name)
@@ -79,22 +79,27 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
 
 
 def _make_request(entry: Method, options: SolveKeywords) -> Request:
-    """Make the request from keywords of `solve`.
+    """Make a request from keywords of `poetmodel.solve`.
 
     Raises TypeError for unknown keywords, and `InputError` for solver options of a method without a
     solver.
     """
     keywords = SolveKeywords.__annotations__
-    for unknown in sorted(options.keys() - set(keywords)):
+    for unknown_name in sorted(options.keys() - set(keywords)):
         raise TypeError(
-            f"run() got an unexpected keyword argument {unknown!r}; expected {', '.join(keywords)}"
+            f"run() got an unexpected keyword argument {unknown_name!r}; "
+            f"expected {', '.join(keywords)}"
         )
     ignored_names = {"formulation", "start"}
-    for unusable in (*sorted(ignored_names), "solver_options") if not entry.by_solver else ():
-        if options.get(unusable):
-            raise InputError(f"{unusable}: method {entry.name!r} needs no solver; leave it out")
+    for unusable_name in (
+        (*sorted(ignored_names), "solver_options") if not entry.uses_solver else ()
+    ):
+        if options.get(unusable_name):
+            raise InputError(
+                f"{unusable_name}: method {entry.name!r} needs no solver; leave it out"
+            )
     request_options: dict[str, Any] = {
-        k: value for k, value in options.items() if k not in ignored_names
+        name: value for name, value in options.items() if name not in ignored_names
     }
     request_options["solver_options"] = dict(request_options.get("solver_options") or {})
     return Request(time_limit_s=request_options.pop("time_limit", 60.0), **request_options)
@@ -103,22 +108,25 @@ def _make_request(entry: Method, options: SolveKeywords) -> Request:
 def _solve_by_method(
     problem: Problem, entry: Method, request: Request, options: SolveKeywords
 ) -> SolveResult:
-    """Return the result of a method: infeasible by inspection, by a solver, or heuristic."""
+    """Return the result of a method, verified with the original problem.
+
+    A problem that is infeasible by inspection is not solved.
+    """
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)
     reason, formulation = infeasibility_reason(problem), ""
     if reason is not None:
         outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
-    elif entry.by_solver:
+    elif entry.uses_solver:
         outcome, formulation = _solve_restricted(problem, entry.function()(problem), options)
     else:
         outcome = _run_heuristic(problem, entry, request)
     result = make_result(problem, request, outcome, formulation=formulation)
-    return result if entry.by_solver else replace(result, backend="")
+    return result if entry.uses_solver else replace(result, backend="")
 
 
 def _solve_restricted(
-    problem: Problem, restricted: Problem, options: SolveKeywords
+    problem: Problem, restricted_problem: Problem, options: SolveKeywords
 ) -> tuple[Outcome, str]:
     """Solve a restricted problem, and verify its schedule with the original problem.
 
@@ -126,9 +134,11 @@ def _solve_restricted(
     lower bound on every schedule. Raises `MethodNotApplicableError` if the restricted problem is
     infeasible or the schedule violates a limit.
     """
-    restricted_result = solver.solve(restricted, **options)
+    restricted_result = solver.solve(restricted_problem, **options)
     if restricted_result.status == Status.INFEASIBLE:
-        raise MethodNotApplicableError(f"it has no schedule within {describe_limits(restricted)}")
+        raise MethodNotApplicableError(
+            f"it has no schedule within {describe_limits(restricted_problem)}"
+        )
     candidate = None
     if restricted_result.schedule is not None:
         candidate = _require_within_limits(make_candidate(problem, restricted_result.schedule))
@@ -152,19 +162,20 @@ def _solve_restricted(
 def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
     """Run a method without a solver within the time limit, and return its verified outcome.
 
-    If the limit stops the method, the outcome has the best schedule found, or a reason without one.
+    If the limit stops the method, the outcome has the best schedule found; without a schedule, it
+    has a reason. Raises an error for an invalid schedule, and for one that violates a limit.
     """
-    limit = format_seconds(request.time_limit_s)
-    timed_out = Outcome(
+    limit_text = format_seconds(request.time_limit_s)
+    timeout_outcome = Outcome(
         termination=Termination.TIME_LIMIT,
-        reason=f"{entry.name}: it did not finish within the time limit of {limit}; "
+        reason=f"{entry.name}: it did not finish within the time limit of {limit_text}; "
         f"raise the limit, or use method {DEFAULT!r}, which returns its best schedule so far",
     )
     try:
         with time_limit(request.remaining_s()), infrequent_gc(), watch_rules() as watch:
             candidate = _run_and_verify(problem, entry)
     except TimeLimitError:
-        return timed_out
+        return timeout_outcome
     except TooLargeError as error:
         return Outcome(termination=Termination.STALLED, reason=f"{entry.name}: {error}")
     except KeyboardInterrupt:
@@ -173,13 +184,20 @@ def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome
         raise _invalid_schedule_error(entry, candidate.violations)
     if candidate.simulation.violations:
         raise VerificationError(candidate.violations)
-    if not watch.cut_short:
+    if not watch.is_cut_short:
         return Outcome(termination=Termination.STALLED, candidate=_require_within_limits(candidate))
-    return timed_out if candidate.violations else replace(timed_out, candidate=candidate, reason="")
+    return (
+        timeout_outcome
+        if candidate.violations
+        else replace(timeout_outcome, candidate=candidate, reason="")
+    )
 
 
 def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
-    """Run a method and verify its schedule; raise `OwnMethodError` for a malformed one."""
+    """Run a method and verify its schedule; raise an error for a malformed one.
+
+    The error is `OwnMethodError` for user-defined methods, otherwise `InputError`.
+    """
     schedule = entry.function()(problem)
     try:
         return make_candidate(problem, schedule)
@@ -191,8 +209,8 @@ def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
 
 def _invalid_schedule_error(entry: Method, reasons: Sequence[str]) -> OwnMethodError:
     """Return the error for a user-defined method whose schedule cannot be executed."""
-    more = f"; and {len(reasons) - 1:,} more" if len(reasons) > 1 else ""
-    message = f"method {entry.name!r}: its schedule is refused: {reasons[0]}{more}"
+    further_text = f"; and {len(reasons) - 1:,} more" if len(reasons) > 1 else ""
+    message = f"method {entry.name!r}: its schedule is refused: {reasons[0]}{further_text}"
     return OwnMethodError(message, refused=True)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.engine import simulated_within_budget
+from poetmodel.baselines.engine import simulate_within_budget
 from poetmodel.baselines.homes import all_in_ram, forward_only
 from poetmodel.graph import Graph, Phase, articulation_points
 from poetmodel.heuristics.execution import (
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
 
 N_RATIOS, N_STEPS = 12, 40
-"""Number of thresholds of `chen_greedy` in equal ratios, and in equal steps."""
+"""Number of thresholds of `chen_greedy` in equal ratios, and number of equal steps."""
 N_SIZES: Final = 200
 """Number of equal steps in which the knapsack of `min_cut` shrinks, from all tensors to none."""
-UNCUT: Final = 2**31 - 1
-"""Capacity of an edge that must not be cut; all tensors together have at most half of it."""
+UNCUT_CAPACITY: Final = 2**31 - 1
+"""Capacity of an edge that must not be cut; the sum over all tensors is at most half of it."""
 UNITS: Final = 1000
 """Units into which a knapsack is divided."""
 
@@ -53,14 +53,14 @@ def chen_sqrt(problem: Problem) -> Schedule:
     were a chain (the linearized variant of Jain et al., 2020). The fastest schedule within the
     budget is returned. Samples, labels and tensors that cannot be recomputed are always kept.
     """
-    segment_ends = (_sqrt_segment_ends(nodes) for nodes in _segment_ends(problem.graph))
-    return _fastest(problem, _schedules_of_segments(problem.graph, segment_ends), "segments")
+    segment_ends = (_sqrt_segment_ends(nodes) for nodes in _list_candidate_ends(problem.graph))
+    return _select_fastest(problem, _schedule_segments(problem.graph, segment_ends), "segments")
 
 
 @all_in_ram
 @forward_only
 def chen_greedy(problem: Problem) -> Schedule:
-    """Close a segment when its tensors exceed a threshold; use the best threshold.
+    """Close a segment when its tensors exceed a threshold; try several thresholds.
 
     Algorithm 3 of Chen et al. (2016) adds up the bytes of the outputs. Once the sum exceeds the
     threshold, the algorithm keeps the next candidate and restarts from zero. Thresholds range from
@@ -70,29 +70,29 @@ def chen_greedy(problem: Problem) -> Schedule:
     """
     graph = problem.graph
     segment_ends = (
-        _close_segments(graph, nodes, threshold)
-        for nodes in _segment_ends(graph)
-        for threshold in _thresholds(graph)
+        _find_closing_nodes(graph, nodes, threshold)
+        for nodes in _list_candidate_ends(graph)
+        for threshold in _list_thresholds(graph)
     )
-    return _fastest(problem, _schedules_of_segments(graph, segment_ends), "segments")
+    return _select_fastest(problem, _schedule_segments(graph, segment_ends), "segments")
 
 
-def _segment_ends(graph: Graph) -> tuple[Sequence[int], ...]:
-    """Return two candidate lists of nodes at which segments may end: cut points, and all nodes."""
+def _list_candidate_ends(graph: Graph) -> tuple[Sequence[int], ...]:
+    """Return two lists of nodes at which segments may end: articulation points, and all nodes."""
     recomputable = {graph.node_of[i] for i in evictable_tensors(graph)}
-    points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
-    forward = [k for k in range(first_backward_node(graph)) if k in recomputable]
-    return ([k for k in forward if k in points], forward)
+    cut_nodes = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
+    forward_nodes = [k for k in range(first_backward_node(graph)) if k in recomputable]
+    return ([k for k in forward_nodes if k in cut_nodes], forward_nodes)
 
 
 def _sqrt_segment_ends(nodes: Sequence[int]) -> list[int]:
     """Return each ``ceil(sqrt(m))``-th of ``m`` nodes."""
-    width = isqrt(max(0, len(nodes) - 1)) + 1
-    return list(nodes[width - 1 :: width])
+    segment_length = isqrt(max(0, len(nodes) - 1)) + 1
+    return list(nodes[segment_length - 1 :: segment_length])
 
 
-def _thresholds(graph: Graph) -> Iterator[float]:
-    """Yield 0 and thresholds from the largest tensor to all bytes [B]."""
+def _list_thresholds(graph: Graph) -> Iterator[float]:
+    """Yield 0 and thresholds from the bytes of the largest tensor to those of all tensors [B]."""
     sizes = [graph.tensor_bytes[i] for i in evictable_tensors(graph)]
     min_bytes, max_bytes = max(sizes, default=0), sum(sizes)
     yield 0.0
@@ -102,36 +102,37 @@ def _thresholds(graph: Graph) -> Iterator[float]:
         yield from (max_bytes * step / N_STEPS for step in range(1, N_STEPS))
 
 
-def _close_segments(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
-    """Return the candidates in `nodes` after which a segment closes for a threshold [B]."""
-    closing, ends = [], set(nodes)
+def _find_closing_nodes(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
+    """Return the nodes of `nodes` after which a segment closes for a threshold [B]."""
+    closing_nodes, ends = [], set(nodes)
     segment_bytes = 0
     for k in range(first_backward_node(graph)):
         segment_bytes += graph.nodes[k].output_bytes
         if k in ends and segment_bytes > threshold:
-            closing.append(k)
+            closing_nodes.append(k)
             segment_bytes = 0
-    return closing
+    return closing_nodes
 
 
-def _fastest(problem: Problem, schedules: Iterable[Schedule], kind: str) -> Schedule:
+def _select_fastest(
+    problem: Problem, schedules: Iterable[Schedule], schedule_kind: str
+) -> Schedule:
     """Return the schedule with minimum compute time among those within the budget.
 
-    Raises `MethodNotApplicableError` if there is none; `kind` names the schedules in the message.
+    Raises `MethodNotApplicableError` if there is none; `schedule_kind` names the schedules in the
+    message.
     """
-    candidates = simulated_within_budget(problem, schedules, kind)
+    candidates = simulate_within_budget(problem, schedules, schedule_kind)
     return min(candidates, key=lambda candidate: candidate[1].compute_s or 0.0)[0]
 
 
-def _schedules_of_segments(
-    graph: Graph, segment_ends: Iterable[Sequence[int]]
-) -> Iterator[Schedule]:
+def _schedule_segments(graph: Graph, segment_ends: Iterable[Sequence[int]]) -> Iterator[Schedule]:
     """Yield the schedules that keep the outputs of segment ends and of the last segment."""
     for ends in dict.fromkeys(map(tuple, segment_ends)):
         starts = [0, *(k + 1 for k in ends), first_backward_node(graph)]
-        groups = [range(*pair) for pair in pairwise(starts)]
-        saved = {i for k in (*ends, *groups[-1]) for i in graph.outputs_of[k]}
-        yield recompute_once(graph, saved, groups)
+        segments = [range(*pair) for pair in pairwise(starts)]
+        saved_tensors = {i for k in (*ends, *segments[-1]) for i in graph.outputs_of[k]}
+        yield recompute_once(graph, saved_tensors, segments)
 
 
 # -- a minimum cut --------------------------------------------------------------------------------
@@ -152,21 +153,25 @@ def min_cut(problem: Problem) -> Schedule:
     """
     graph = problem.graph
     total_bytes = sum(graph.tensor_bytes[i] for i in evictable_tensors(graph))
-    knapsacks = (_knapsack(problem, total_bytes * n // N_SIZES) for n in range(N_SIZES, -1, -1))
+    knapsacks = (
+        _pack_knapsack(problem, total_bytes * n // N_SIZES) for n in range(N_SIZES, -1, -1)
+    )
     cuts = _Cuts(graph)
-    saved = dict.fromkeys(cuts.saved_tensors(single_run) for single_run in dict.fromkeys(knapsacks))
+    saved = dict.fromkeys(
+        cuts.find_saved_tensors(single_run_nodes) for single_run_nodes in dict.fromkeys(knapsacks)
+    )
     schedules = (recompute_once(graph, tensors) for tensors in saved)
-    return _fastest(problem, schedules, "saved sets")
+    return _select_fastest(problem, schedules, "saved sets")
 
 
-def saved_tensors(graph: Graph, single_run_nodes: Collection[int]) -> frozenset[int]:
+def find_saved_tensors(graph: Graph, single_run_nodes: Collection[int]) -> frozenset[int]:
     """Return the smallest set of tensors to save so that some forward nodes run only once.
 
     All reads of the backward pass can be computed from this set, from samples and from tensors that
     cannot be recomputed, without running a node of `single_run_nodes`. Of several minimum cuts the
     one next to the backward pass is returned.
     """
-    return _Cuts(graph).saved_tensors(single_run_nodes)
+    return _Cuts(graph).find_saved_tensors(single_run_nodes)
 
 
 class _Cuts:
@@ -174,65 +179,74 @@ class _Cuts:
 
     Each tensor is an edge with its size as capacity, from its computation to its reads. If the
     tensors exceed 1 GiB in total, sizes are rounded up to a multiple of a few bytes. Edges that
-    must not be cut connect the source with the nodes that must not run again, a node with its
+    must not be cut connect the source with the nodes that must not be recomputed, a node with its
     outputs, and a tensor with its readers: nodes of the forward pass, or the sink. Vertex 0 is the
     source and vertex 1 the sink; the nodes follow, and then two vertices per tensor.
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Build the network except the edges from the source, which each cut adds."""
-        self.recomputable, begin = sorted(evictable_tensors(graph)), first_backward_node(graph)
+        """Build the network without the edges from the source, which `find_saved_tensors` adds."""
+        self.recomputable, first_backward = (
+            sorted(evictable_tensors(graph)),
+            first_backward_node(graph),
+        )
         total_bytes = sum(graph.tensor_bytes[i] for i in self.recomputable)
-        unit_bytes = 1 + 2 * total_bytes // UNCUT
-        first = 2 + len(graph.nodes)
-        self.computed = first + 2 * np.arange(len(self.recomputable))
-        self.n_vertices = first + 2 * len(self.recomputable)
+        unit_bytes = 1 + 2 * total_bytes // UNCUT_CAPACITY
+        first_tensor_vertex = 2 + len(graph.nodes)
+        self.tensor_vertices = first_tensor_vertex + 2 * np.arange(len(self.recomputable))
+        self.n_vertices = first_tensor_vertex + 2 * len(self.recomputable)
         edges: dict[tuple[int, int], int] = {}
-        for i, computed in zip(self.recomputable, self.computed.tolist(), strict=True):
-            edges[2 + graph.node_of[i], computed] = UNCUT
-            edges[computed, computed + 1] = -(-graph.tensor_bytes[i] // unit_bytes)
+        for i, vertex in zip(self.recomputable, self.tensor_vertices.tolist(), strict=True):
+            edges[2 + graph.node_of[i], vertex] = UNCUT_CAPACITY
+            edges[vertex, vertex + 1] = -(-graph.tensor_bytes[i] // unit_bytes)
             for k in graph.users_of[i]:
-                edges[computed + 1, 1 if k >= begin else 2 + k] = UNCUT
+                edges[vertex + 1, 1 if k >= first_backward else 2 + k] = UNCUT_CAPACITY
         self.edges = edges
 
-    def saved_tensors(self, single_run_nodes: Collection[int]) -> frozenset[int]:
+    def find_saved_tensors(self, single_run_nodes: Collection[int]) -> frozenset[int]:
         """Return the tensors of the minimum cut for which no node of `single_run_nodes` reruns."""
         if not self.recomputable:
             return frozenset()
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-        edges = self.edges | {(0, 2 + k): UNCUT for k in single_run_nodes}
+        edges = self.edges | {(0, 2 + k): UNCUT_CAPACITY for k in single_run_nodes}
         endpoints = tuple(np.array(list(edges), dtype=np.int32).T)
         capacity = csr_array(
             (np.array(list(edges.values()), dtype=np.int32), endpoints),
             shape=(self.n_vertices, self.n_vertices),
         )
         residual = capacity - maximum_flow(capacity, 0, 1).flow
-        backwards = csr_array(residual.T)
-        backwards.eliminate_zeros()
-        on_source_side = np.ones(self.n_vertices, dtype=bool)
-        on_source_side[breadth_first_order(backwards, 1, return_predecessors=False)] = False
-        cut = on_source_side[self.computed] & ~on_source_side[self.computed + 1]
-        return frozenset(i for i, is_cut in zip(self.recomputable, cut, strict=True) if is_cut)
+        reversed_residual = csr_array(residual.T)
+        reversed_residual.eliminate_zeros()
+        is_on_source_side = np.ones(self.n_vertices, dtype=bool)
+        is_on_source_side[breadth_first_order(reversed_residual, 1, return_predecessors=False)] = (
+            False
+        )
+        is_tensor_cut = (
+            is_on_source_side[self.tensor_vertices] & ~is_on_source_side[self.tensor_vertices + 1]
+        )
+        return frozenset(
+            i for i, is_saved in zip(self.recomputable, is_tensor_cut, strict=True) if is_saved
+        )
 
 
-def _knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
-    """Return the nodes of maximum compute time whose outputs fit a knapsack."""
-    graph, begin = problem.graph, first_backward_node(problem.graph)
+def _pack_knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
+    """Return the nodes of maximum total compute time whose outputs fit in `size_bytes`."""
+    graph, first_backward = problem.graph, first_backward_node(problem.graph)
     recomputable = evictable_tensors(graph)
     unit_bytes = max(1, -(-size_bytes // UNITS))
     capacity = size_bytes // unit_bytes
-    nodes = [k for k in range(begin) if recomputable.intersection(graph.outputs_of[k])]
-    best = np.zeros(capacity + 1)
+    nodes = [k for k in range(first_backward) if recomputable.intersection(graph.outputs_of[k])]
+    max_times_s = np.zeros(capacity + 1)
     is_taken = np.zeros((len(nodes), capacity + 1), dtype=bool)
     weights = [-(-graph.nodes[k].output_bytes // unit_bytes) for k in nodes]
     for index, (k, weight) in enumerate(zip(nodes, weights, strict=True)):
         if weight > capacity:
             continue
-        with_node_s = best[: capacity + 1 - weight] + problem.table.compute_time_s[k]
-        is_taken[index, weight:] = with_node_s > best[weight:]
-        best[weight:] = np.maximum(best[weight:], with_node_s)
+        times_with_node_s = max_times_s[: capacity + 1 - weight] + problem.table.compute_time_s[k]
+        is_taken[index, weight:] = times_with_node_s > max_times_s[weight:]
+        max_times_s[weight:] = np.maximum(max_times_s[weight:], times_with_node_s)
     packed_nodes = []
     for index in range(len(nodes) - 1, -1, -1):
         if is_taken[index, capacity]:

@@ -195,7 +195,7 @@ class _LayerSearch:
             solver_options=self.request.solver_options,
         )
         best_known_score = max((self._score(self.best), *self.open_scores.values()), default=0.0)
-        if solution.infeasible:
+        if solution.is_infeasible:
             self.bound = best_known_score
             return None
         if solution.bound is not None:

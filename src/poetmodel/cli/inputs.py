@@ -189,9 +189,9 @@ def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:
 
     The outputs of ``pm_infer`` are not included.
     """
-    from poetmodel.export.deployment import reserved_bytes, stack_bytes
+    from poetmodel.export.deployment import parse_stack, reserved_bytes
 
-    return reserved_bytes(replace(step, inference=None), stack_bytes(None, commit=commit))
+    return reserved_bytes(replace(step, inference=None), parse_stack(None, commit=commit))
 
 
 def is_step_file(name: str | None) -> bool:

@@ -210,8 +210,8 @@ def integer_parser(
         except ValueError:
             value = min_value - 1
         if value < min_value or (max_value is not None and value > max_value):
-            to = "" if max_value is None else f" to {max_value}"
-            expected = f"expected a whole number from {min_value}{to}"
+            range_end = "" if max_value is None else f" to {max_value}"
+            expected = f"expected a whole number from {min_value}{range_end}"
             raise typer.BadParameter(f"{expected}, got {str(text)!r}")
         return value
 

@@ -369,8 +369,8 @@ def _table(title: str, rows: Sequence[Row], *, proof_column: str) -> Table:
     )
 
 
-def _join_texts(*parts: str | None) -> str:
-    return ", ".join(part for part in parts if part)
+def _join_texts(*texts: str | None) -> str:
+    return ", ".join(text for text in texts if text)
 
 
 def _format_value(value: float | None, format_number: ValueFormatter) -> str:

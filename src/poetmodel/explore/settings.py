@@ -40,7 +40,10 @@ ShortText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
 
 class ExplorerSettings(BaseModel):
-    """All properties of a problem except RAM and deadline, which the sliders set."""
+    """All properties of a problem except RAM and deadline, which the sliders set.
+
+    The fields have the names of command-line options.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -198,9 +201,10 @@ def catalogue_with_files(
     device: str | None = None,
     profile: str | None = None,
 ) -> Catalogue:
-    """Return the catalogue of everything built in, and of files.
+    """Return the catalogue of everything built in, and of the given files.
 
-    `device` may be the name of a built-in device, which is that of a profile.
+    The arguments are paths. `device` may also be a built-in device, for which the costs in
+    `profile` were measured.
     """
     is_built_in = device in device_names()
     return Catalogue(

@@ -1,6 +1,6 @@
 """The relaxations that ``lazy`` solves: ``compact`` over groups of stages, with few memory rows.
 
-Stages between two enforced memory rows share their columns.
+Stages between two enforced memory rows are a group, which has one column per decision.
 """
 
 from __future__ import annotations
@@ -31,59 +31,67 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
 
 
-def _add_further_counts(m: Model) -> None:
-    """Count rewarded recomputations and page-ins beyond one per group.
+def _add_extra_count_variables(m: Model) -> None:
+    """Add variables that count rewarded recomputations and page-ins beyond one per group.
 
-    A group decides once whether it recomputes a node, which may happen in each of its stages. So
-    for each node or tensor that a limit or the objective rewards, an integer counts the further
-    recomputations or page-ins::
+    A group has one decision to recompute a node, although each of its stages may recompute it. So
+    for each node or tensor that a limit or the objective rewards, an integer variable counts the
+    additional recomputations or page-ins in all groups::
 
-        recomputed_beside[k] <= stages after k - groups that decide on k
-        paged_in_beside[i]   <= stages after node(i) - groups that decide on i
+        extra_recomputed[k] <= stages after k - groups that decide on k
+        extra_paged_in[i]   <= stages after node(i) - groups that decide on i
 
-    Limits and the objective include these counts, memory rows do not. With groups of one stage
-    there are no such counts. Only tensors that were paged out are paged in::
+    Limits and the objective include these variables, memory rows do not. With groups of one stage,
+    there are none. Only tensors that were paged out are paged in::
 
-        paged_in_beside[i] <= max_count * paged_out[i]    i is not on storage from the start
+        extra_paged_in[i] <= upper bound * paged_out[i]    i is not on storage from the start
     """
     problem, events = m.problem, m.events
     rewards, node_of = problem.rewards, problem.graph.node_of
-    recomputations = {
-        k: problem.graph.last_stages[k] - k - len(events.recompute[k])
+    max_extra_recomputations = {
+        k: problem.graph.last_stages[k] - k - len(events.recompute_groups[k])
         for k, reward in enumerate(rewards.compute)
         if reward and m.recomputable[k]
     }
-    pages = {
-        i: problem.graph.last_page_in_stage(i) - node_of[i] - len(events.page_in[i])
+    max_extra_page_ins = {
+        i: problem.graph.last_page_in_stage(i) - node_of[i] - len(events.page_in_groups[i])
         for i, reward in enumerate(rewards.page_in)
         if reward and problem.can_page
     }
-    for name, max_counts in (("recomputed_beside", recomputations), ("paged_in_beside", pages)):
-        positive_counts = {item: times for item, times in max_counts.items() if times}
+    for name, max_counts in (
+        ("extra_recomputed", max_extra_recomputations),
+        ("extra_paged_in", max_extra_page_ins),
+    ):
+        positive_max_counts = {
+            item: max_count for item, max_count in max_counts.items() if max_count
+        }
         m.add_variables(
-            name, positive_counts, upper=[float(times) for times in positive_counts.values()]
+            name,
+            positive_max_counts,
+            upper=[float(max_count) for max_count in positive_max_counts.values()],
         )
     m.decisions = replace(
         m.decisions,
-        recomputations=[*m.decisions.recomputations, *m.recomputed_beside.items()],
-        page_ins=[*m.decisions.page_ins, *m.paged_in_beside.items()],
+        recomputations=[*m.decisions.recomputations, *m.extra_recomputed.items()],
+        page_ins=[*m.decisions.page_ins, *m.extra_paged_in.items()],
     )
-    m.begin_rows("beside_from_storage")
-    for i, column in m.paged_in_beside.items():
+    m.begin_rows("extra_from_storage")
+    for i, column in m.extra_paged_in.items():
         if i not in problem.graph.on_aux:
             home = m.storage_home[i] if i in m.storage_home else m.paged_out[i]
-            m.add_row(i, (column, home), (1.0, -pages[i]), upper=0.0)
+            m.add_row(i, (column, home), (1.0, -max_extra_page_ins[i]), upper=0.0)
 
 
 def _fix_keeps(m: Model) -> None:
     """Fix free keeps to 1 and dominated keeps to 0.
 
-    A free keep is surely in RAM and in no enforced row; a dominated keep is never needed::
+    The tensor of a free keep can be in RAM in every solution, and no enforced row counts it. A
+    schedule without the dominated keeps is as good::
 
-        kept[i,a] = 1    for the free keeps
-        kept[i,a] = 0    for the dominated keeps
+        kept[i,a] = 1    for each free keep
+        kept[i,a] = 0    for each dominated keep
     """
-    for value, segments in ((1.0, m.events.kept), (0.0, m.events.dominated)):
+    for value, segments in ((1.0, m.events.free_keeps), (0.0, m.events.dominated_keeps)):
         for i, a in segments:
             m.fixed[m.kept[i, a]] = value
 
@@ -93,9 +101,9 @@ LAZY = Formulation(
     (
         VARIABLES,
         Component(
-            "beside",
-            _add_further_counts,
-            "poetmodel: own constraints count every recomputation and page-in",
+            "extra_counts",
+            _add_extra_count_variables,
+            "poetmodel: user-defined constraints count every recomputation and page-in",
             AFTER_VARIABLES,
         ),
         Component(
@@ -119,8 +127,8 @@ LAZY = Formulation(
 def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequence[bool]) -> Model:
     """Build the relaxation of a problem that enforces the rows of a grouping.
 
-    Its optimum is a lower bound for the problem, and equals the problem's optimum if its solution,
-    disaggregated to stages, satisfies every row. `recomputable` comes from
+    The optimum of the relaxation is a lower bound for the problem. It equals the problem's optimum
+    if the solution, disaggregated to stages, satisfies every row. `recomputable` is the result of
     `poetmodel.model.events.recomputable_nodes`.
     """
     m = Model(problem, LAZY, exact=True)
@@ -130,12 +138,14 @@ def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequenc
         problem,
         grouping.group_of,
         recomputable=recomputable,
-        counted=[problem.stage_limits[number] for number in grouping.own_rows],
+        counted_rows=[problem.stage_limits[position] for position in grouping.user_rows],
         is_free=partial(grouping.is_free, problem.working_graph),
     )
-    if not grouping.own_rows:
-        single = {grouping.group_of[t] for t in grouping.step_stages}
-        events = drop_dominated_keeps(problem, events, may_move=lambda group: group not in single)
+    if not grouping.user_rows:
+        step_row_groups = {grouping.group_of[t] for t in grouping.step_stages}
+        events = drop_dominated_keeps(
+            problem, events, allows_moves=lambda group: group not in step_row_groups
+        )
     m.events = events
     LAZY.populate(m)
     return m

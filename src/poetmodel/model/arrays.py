@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.model.decisions import Decisions, Liveness
+    from poetmodel.model.decisions import Decisions, LivenessBounds
     from poetmodel.model.events import Events
     from poetmodel.model.formulation import Formulation
     from poetmodel.model.grouping import Grouping
@@ -28,40 +28,40 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 Family = dict[Any, int]
-"""Columns of a family of variables, by index."""
+"""Columns of a family of variables, by key."""
 
 
 class Label(NamedTuple):
-    """Family and index of a column or a row."""
+    """Family and key of a column or a row."""
 
     family: str
     """Name of the family of variables or constraints."""
     key: Any = None
-    """Index in the family; None if the family has one member."""
+    """Key in the family: an index, or a tuple of indices; None if the family has one member."""
 
     @property
     def name(self) -> str:
-        """Name in Pyomo's notation."""
+        """Label as text, in Pyomo's notation: ``family[index,index]``."""
         if self.key is None:
             return self.family
-        keys = self.key if isinstance(self.key, tuple) else (self.key,)
-        return f"{self.family}[{','.join(map(str, keys))}]"
+        indices = self.key if isinstance(self.key, tuple) else (self.key,)
+        return f"{self.family}[{','.join(map(str, indices))}]"
 
 
-class StatedRelations(Protocol):
+class RelationColumns(Protocol):
     """The relations of the paper, in terms of the columns of a model."""
 
     def entry(self, name: str, t: int, k: int) -> int:
-        """Return the column of an entry of a relation, or a constant for a fixed entry."""
+        """Return the column of entry ``name[t,k]``, or the placeholder of a constant entry."""
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
         """Yield (relation, stage, index) of each entry that is 1.
 
-        `is_one` gives the value of a column.
+        `is_one` returns whether a column is 1.
         """
 
-    def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) for all decisions of a schedule."""
+    def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
+        """Yield (column, value) of the decisions of a schedule."""
 
 
 class Model:
@@ -77,8 +77,8 @@ class Model:
     paged_out: Family
     resident: Family
     storage_home: Family
-    recomputed_beside: Family
-    paged_in_beside: Family
+    extra_recomputed: Family
+    extra_paged_in: Family
     live: Family
     # Variables over triangles of stages and nodes or tensors.
     R: Family
@@ -91,67 +91,73 @@ class Model:
     U: Family
 
     def __init__(self, problem: Problem, formulation: Formulation, *, exact: bool) -> None:
-        """Begin a model without columns and rows; `exact` is whether its bound is valid."""
+        """Create a model without columns and rows."""
         self.problem = problem
         self.formulation = formulation
         self.name = f"{problem.graph.name} ({formulation.name})"
         self.exact = exact
-        """Whether its bound is valid for the problem."""
+        """Whether a bound of the model is valid for the problem."""
         self.events: Events
         """Events of ``compact`` and its relaxations."""
         self.grouping: Grouping
         """Enforced memory rows, and groups of stages with common decisions."""
         self.recomputable: tuple[bool, ...] = ()
         self.decisions: Decisions
-        self.relations: StatedRelations
-        """The paper's relations, as columns; set when all components are built."""
+        self.relations: RelationColumns
+        """The paper's relations in terms of columns; set after all components are built."""
         self.families: dict[str, Family] = {}
         self.lower: list[float] = []
         """Lower bound of each column."""
         self.upper: list[float] = []
         """Upper bound of each column."""
         self.integer: list[bool] = []
-        """Whether each column is an integer."""
+        """Whether each column is an integer variable."""
         self.fixed: dict[int, float] = {}
         """Value of each fixed column."""
         self.peak: int | None = None
-        """Column of the peak RAM if that is minimized, else None."""
-        self.live_for: tuple[Liveness, ...] = ()
-        """Conditions of each column of `live`."""
+        """Column of the peak RAM if the objective is the peak RAM, else None."""
+        self.live_bounds: tuple[LivenessBounds, ...] = ()
+        """Lower bounds on each column of `live`."""
         self.limits: dict[Label, LinearRow] = {}
-        """Exact limits over columns, in their own units, by the label of the row that
-        states them."""
+        """Limits over columns before scaling, in units of the problem, by the label of their scaled
+        row."""
         self.has_objective = False
-        """Whether the objective is stated."""
+        """Whether the objective was added."""
         self.costs: list[tuple[float, int]] = []
         """(cost, column) of the objective, in units of `objective_unit`."""
         self.offset = 0.0
         """Constant of the objective."""
         self.objective_unit = 1.0
+        """Unit of the costs, in the unit of the problem's objective."""
         self.keys: list[Any] = []
-        """Index of each row in its family."""
+        """Key of each row in its family."""
         self.row_lower: list[float] = []
         self.row_upper: list[float] = []
-        self._begins: dict[str, int] = {}
+        self._first_rows: dict[str, int] = {}
         """First row of each family; a family ends where the next one begins."""
         self._columns = array("i")
-        """Columns of all terms, row by row."""
+        """Columns of all terms, in the order of rows."""
         self._values = array("d")
-        self._ends = [0]
+        self._term_ends = [0]
+        """0, and for each row the number of terms up to its end."""
 
     # -- columns -------------------------------------------------------------------------------
 
     def add_variables(
         self,
         family: str,
-        index: Iterable[Any],
+        keys: Iterable[Any],
         *,
         upper: float | Sequence[float] = 1.0,
         integer: bool = True,
     ) -> Family:
-        """Add a family of variables with lower bound 0, binary by default; return their columns."""
-        begin = len(self.lower)
-        columns = {key: column for column, key in enumerate(index, start=begin)}
+        """Add a family of variables, one for each key; return their columns by key.
+
+        The lower bound is 0; by default, the variables are binary. Sets the attribute of the
+        family's name.
+        """
+        first_column = len(self.lower)
+        columns = {key: column for column, key in enumerate(keys, start=first_column)}
         count = len(columns)
         self.families[family] = columns
         self.lower += [0.0] * count
@@ -161,7 +167,7 @@ class Model:
         return columns
 
     def add_variable(self, family: str, *, upper: float, lower: float = 0.0) -> int:
-        """Add one real variable; return its column."""
+        """Add a real variable, the only one of its family; return its column."""
         column = len(self.lower)
         self.families[family] = {None: column}
         self.lower.append(lower)
@@ -184,12 +190,12 @@ class Model:
     # -- rows ----------------------------------------------------------------------------------
 
     def begin_rows(self, family: str) -> None:
-        """Begin a family: rows added from now on belong to it.
+        """Make `family` the family of all rows that are added next.
 
-        No effect if it is the current family.
+        No effect if it already is.
         """
-        if not self._begins or next(reversed(self._begins)) != family:
-            self._begins[family] = len(self.keys)
+        if not self._first_rows or next(reversed(self._first_rows)) != family:
+            self._first_rows[family] = len(self.keys)
 
     def add_row(
         self,
@@ -214,43 +220,46 @@ class Model:
         *,
         upper: float,
     ) -> None:
-        """Add a row of arrays, for rows with thousands of terms."""
+        """Add the row ``sum of values * columns <= upper``, faster for thousands of terms."""
         check_time_limit()
         self._columns.frombytes(columns.astype(np.intc).tobytes())
         self._values.frombytes(values.astype(np.float64).tobytes())
         self._close_row(key, -math.inf, upper)
 
     def add_linear_row(self, row: LinearRow) -> None:
-        """Add a `LinearRow` over columns with its own key."""
+        """Add a `LinearRow` over columns, with the key and the bounds that it has."""
         columns, values = tuple(zip(*((c, v) for v, c in row.terms), strict=True)) or ((), ())
         self.add_row(row.key, columns, values, lower=row.lower, upper=row.upper)
 
-    def add_implication_row(self, key: Any, column: int, by: Sequence[int]) -> None:
-        """Add the row ``column <= sum of by``."""
+    def add_implication_row(self, key: Any, column: int, implied_columns: Sequence[int]) -> None:
+        """Add the row ``column <= sum of implied_columns``."""
         check_time_limit()
         self._columns.append(column)
-        self._columns.extend(by)
+        self._columns.extend(implied_columns)
         self._values.append(1.0)
-        self._values.extend(repeat(-1.0, len(by)))
+        self._values.extend(repeat(-1.0, len(implied_columns)))
         self._close_row(key, -math.inf, 0.0)
 
     def add_infeasible_row(self, key: Any = None) -> None:
-        """Add a row that no solution satisfies, in a form that every solver proves infeasible."""
+        """Add a row that no solution satisfies: a variable with upper bound 0 is at least 1.
+
+        Every solver proves such a row infeasible.
+        """
         families = self.families
-        zero = families["nothing"][None] if "nothing" in families else None
+        zero = families["always_zero"][None] if "always_zero" in families else None
         if zero is None:
-            zero = self.add_variable("nothing", upper=0.0)
+            zero = self.add_variable("always_zero", upper=0.0)
         self.add_row(key, (zero,), (1.0,), lower=1.0)
 
     def _close_row(self, key: Any, lower: float, upper: float) -> None:
         self.keys.append(key)
         self.row_lower.append(lower)
         self.row_upper.append(upper)
-        self._ends.append(len(self._columns))
+        self._term_ends.append(len(self._columns))
 
     def terms(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return row, column and value of all terms, row by row."""
-        ends = np.array(self._ends, dtype=np.int64)
+        """Return the rows, the columns and the values of all terms, in the order of rows."""
+        ends = np.array(self._term_ends, dtype=np.int64)
         counts = ends[1:] - ends[:-1]
         columns = np.array(self._columns, dtype=np.int64)
         return np.repeat(np.arange(len(counts)), counts), columns, np.array(self._values)
@@ -258,12 +267,12 @@ class Model:
     @property
     def row_families(self) -> dict[str, range]:
         """Range of rows of each family of constraints."""
-        ends = [*self._begins.values(), len(self.keys)]
-        spans = (range(begin, end) for begin, end in pairwise(ends))
-        return dict(zip(self._begins, spans, strict=True))
+        family_ends = [*self._first_rows.values(), len(self.keys)]
+        row_ranges = (range(first, stop) for first, stop in pairwise(family_ends))
+        return dict(zip(self._first_rows, row_ranges, strict=True))
 
     def row_keys(self, family: str) -> list[Any]:
-        """Return the indices of the rows of a family; [] if there is no such family."""
+        """Return the keys of the rows of a family; [] if there is no such family."""
         rows = self.row_families.get(family, range(0))
         return self.keys[rows.start : rows.stop]
 
@@ -274,16 +283,16 @@ class Model:
             labels.extend(map(Label, repeat(family), self.keys[rows.start : rows.stop]))
         return labels
 
-    def term_slice(self, number: int) -> slice:
+    def term_slice(self, row: int) -> slice:
         """Return the slice of a row's terms among all terms."""
-        return slice(self._ends[number], self._ends[number + 1])
+        return slice(self._term_ends[row], self._term_ends[row + 1])
 
     def n_terms(self, rows: range) -> int:
         """Return the number of terms of consecutive rows."""
-        return self._ends[rows.stop] - self._ends[rows.start]
+        return self._term_ends[rows.stop] - self._term_ends[rows.start]
 
-    def row(self, number: int) -> tuple[Iterator[tuple[float, int]], float, float]:
+    def terms_and_bounds(self, row: int) -> tuple[Iterator[tuple[float, int]], float, float]:
         """Return the terms (value, column) of a row, its lower bound and its upper bound."""
-        span = self.term_slice(number)
-        terms = zip(self._values[span], self._columns[span], strict=True)
-        return terms, self.row_lower[number], self.row_upper[number]
+        term_slice = self.term_slice(row)
+        terms = zip(self._values[term_slice], self._columns[term_slice], strict=True)
+        return terms, self.row_lower[row], self.row_upper[row]

@@ -12,10 +12,10 @@ from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.model.paper import (
     PAPER,
-    check_fits,
+    check_supported,
     describe_reduction,
+    map_to_original_tensors,
     merge_outputs,
-    restore_tensors,
 )
 from poetmodel.model.relations import CompactRelations, TriangleRelations
 from poetmodel.model.unreduced import UNREDUCED
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from poetmodel.model.formulation import Component, Formulation
 
 FORMULATIONS: Final[Mapping[str, Formulation]] = {"compact": COMPACT, "paper": PAPER}
-"""The formulations that `build` accepts by name."""
+"""Formulations by the name that `build` accepts."""
 MEMORY_TERM_S: Final = 8e-7
-"""Time to build and compile one term of a memory row, on one 2 GHz core [s]."""
+"""Time to build one term of a memory row and convert it for a solver, on a 2 GHz core [s]."""
 DECISION_S: Final = 1e-5
-"""Time to build and compile a variable with its rows [s]."""
+"""Time to build a variable with its rows and convert them for a solver [s]."""
 PAPER_TERM_S: Final = 5e-6
-"""Time to build and compile a term of ``paper``, whose rows are all small [s]."""
+"""Time to build a term of ``paper`` and convert it for a solver; all rows are small [s]."""
 
 
 def build(
@@ -57,10 +57,10 @@ def build(
         `Formulation` (an ablation) is built over the variables of ``compact``.
     reductions : bool
         Without reductions, ``compact`` includes every valid decision (page-outs at any stage,
-        dominated recomputations, page-ins that no node needs), for constraints on them.
+        dominated recomputations, page-ins that no node needs), so that constraints can use them.
     memory_rows : bool, optional
         Whether the Pyomo model has memory rows, nearly all terms of a large model. Default: True,
-        but raise if they have millions of terms. A model without them is only for
+        but raises `TooLargeError` if they have millions of terms. A model without them is only for
         `poetmodel.solve`, which adds them; other solvers end with an error.
 
     Returns
@@ -69,8 +69,8 @@ def build(
         With ``model.problem``, and ``model.R[t, k]``, ``model.S_RAM[t, i]``, ``model.S_AUX[t, i]``,
         ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the triangle: a variable, or
         an expression if the formulation fixes the entry; ``model.resident[i]`` for every state
-        tensor. ``model.exact`` is whether its bound is valid for the problem.
-        ``model.stated_rows`` has its own constraints; all other rows were added later.
+        tensor. ``model.exact`` is whether a bound of the model is valid for the problem.
+        ``model.stated_rows`` has the constraints of the formulation; other rows are of the user.
 
     Raises
     ------
@@ -107,18 +107,18 @@ def build_arrays(
     """Build the model of a problem as arrays, without user-defined components; see `build`."""
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {shown(problem)}")
-    found_formulation = _find_formulation(formulation, reductions=reductions)
-    m = Model(problem, found_formulation, exact=found_formulation in (COMPACT, UNREDUCED))
-    user_defined = {component.name for component in user_components(found_formulation)}
-    if found_formulation == PAPER:
-        check_fits(problem)
+    resolved_formulation = _find_formulation(formulation, reductions=reductions)
+    m = Model(problem, resolved_formulation, exact=resolved_formulation in (COMPACT, UNREDUCED))
+    user_component_names = {component.name for component in user_components(resolved_formulation)}
+    if resolved_formulation == PAPER:
+        check_supported(problem)
         if describe_reduction(problem.graph) is not None:
             m.problem = merge_outputs(problem)
-    if found_formulation in (PAPER, UNREDUCED):
-        found_formulation.populate(m)
+    if resolved_formulation in (PAPER, UNREDUCED):
+        resolved_formulation.populate(m)
         m.relations = TriangleRelations(m)
         if m.problem is not problem:
-            restore_tensors(m, problem)
+            map_to_original_tensors(m, problem)
         return m
     rows = problem.stage_limits
     m.grouping = Grouping.one_group_per_stage(len(problem.graph.nodes), len(rows))
@@ -126,17 +126,19 @@ def build_arrays(
         problem,
         m.grouping.group_of,
         recomputable=recomputable_nodes(problem),
-        counted=rows,
+        counted_rows=rows,
     )
-    found_formulation.populate(m, without=user_defined)
+    resolved_formulation.populate(m, omitted_names=user_component_names)
     m.relations = CompactRelations(m)
     return m
 
 
 def user_components(formulation: Formulation) -> list[Component]:
-    """Return the user-defined components of a formulation."""
-    shipped = {*COMPACT.components, *UNREDUCED.components, *PAPER.components}
-    return [component for component in formulation.components if component not in shipped]
+    """Return the components of a formulation that no shipped formulation has."""
+    shipped_components = {*COMPACT.components, *UNREDUCED.components, *PAPER.components}
+    return [
+        component for component in formulation.components if component not in shipped_components
+    ]
 
 
 def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = None) -> Schedule:
@@ -154,25 +156,31 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
     def is_pyomo_one(variable: Any) -> bool:
         return round(pyo.value(variable, exception=False) or 0) == 1
 
-    variables, is_chosen = m.variables, value or is_pyomo_one
-    return schedule_from_columns(m.arrays, lambda column: is_chosen(variables[column]))
+    variables, is_one = m.variables, value or is_pyomo_one
+    return schedule_from_columns(m.arrays, lambda column: is_one(variables[column]))
 
 
 def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
-    """Return the schedule of a model's solution; `is_one` gives the value of a column."""
+    """Return the schedule of a model's solution; `is_one` returns whether a column is 1."""
     entries: dict[str, list[tuple[int, int]]] = {name: [] for name in RELATIONS}
     for name, t, k in m.relations.nonzero_entries(is_one):
         entries[name].append((t, k))
-    homes = m.families.get("resident", {})
+    resident_columns = m.families.get("resident", {})
     return Schedule(
         **{name: tuple(pairs) for name, pairs in entries.items()},
-        resident=tuple(i for i, column in homes.items() if column in m.fixed or is_one(column)),
+        resident=tuple(
+            i for i, column in resident_columns.items() if column in m.fixed or is_one(column)
+        ),
         identity=GraphIdentity.of(m.problem.graph),
     )
 
 
 def _find_formulation(formulation: str | Formulation, *, reductions: bool) -> Formulation:
-    """Return a formulation by name; without `reductions`, the unreduced variant of ``compact``."""
+    """Return the formulation of a name; a `Formulation` is returned unchanged.
+
+    Without `reductions`, ``compact`` is the unreduced variant. Raises `InputError` for an unknown
+    name.
+    """
     if not isinstance(formulation, str):
         return formulation
     if formulation not in FORMULATIONS:
@@ -190,22 +198,24 @@ def estimate_build_s(problem: Problem, formulation: str) -> float:
     graph = problem.graph
     n = len(graph.nodes)
     if formulation == "paper":
-        edges = sum(len(inputs) for inputs in graph.inputs_of)
-        return PAPER_TERM_S * (n * n * 6 + edges * n * 6)
+        n_edges = sum(len(inputs) for inputs in graph.inputs_of)
+        return PAPER_TERM_S * (n * n * 6 + n_edges * n * 6)
     events = find_events(problem, range(n), recomputable=recomputable_nodes(problem))
     live_change = [0] * (n + 1)
     for i, k in enumerate(graph.node_of):
-        if graph.tensor_bytes[i] and events.events[i]:
+        if graph.tensor_bytes[i] and events.event_groups[i]:
             live_change[k + 1] += 1
-            live_change[events.events[i][-1]] -= 1
-    steps = [1] * n
+            live_change[events.event_groups[i][-1]] -= 1
+    n_steps = [1] * n
     for k in range(n):
-        page_in_stages = (events.page_in[i] for i in graph.outputs_of[k])
-        for t in {*events.recompute[k], *(t for stages in page_in_stages for t in stages)}:
-            steps[t] += 1
-    n_terms = n_live = 0
+        page_in_stages = (events.page_in_groups[i] for i in graph.outputs_of[k])
+        for t in {*events.recompute_groups[k], *(t for stages in page_in_stages for t in stages)}:
+            n_steps[t] += 1
+    n_terms = n_live_tensors = 0
     for t in range(n):
-        n_live += live_change[t]
-        n_terms += n_live * steps[t]
-    decisions = sum(map(len, (*events.events, *events.recompute, *events.page_in)))
-    return MEMORY_TERM_S * n_terms + DECISION_S * decisions
+        n_live_tensors += live_change[t]
+        n_terms += n_live_tensors * n_steps[t]
+    n_decisions = sum(
+        map(len, (*events.event_groups, *events.recompute_groups, *events.page_in_groups))
+    )
+    return MEMORY_TERM_S * n_terms + DECISION_S * n_decisions

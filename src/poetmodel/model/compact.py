@@ -1,7 +1,7 @@
 """``compact``: the exact model with few binaries and no big-M.
 
-Its decisions exist only at `Events`, where they can matter. Memory is stated step by step without a
-recurrence; `docs/concepts/formulations.md` proves that no optimum is lost.
+Decisions exist only at the groups of `Events`. Each step has a memory row of its own, without a
+recurrence from step to step; `docs/concepts/formulations.md` proves that no optimum is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def declare_homes(m: Model) -> None:
-    """Declare the homes of state; without paging they are in RAM.
+    """Add the variables and rows of the homes of state; without paging, all state is resident.
 
     ::
 
@@ -41,7 +41,7 @@ def declare_homes(m: Model) -> None:
 
 
 def _declare_decisions(m: Model) -> None:
-    """Declare the decisions, all binary.
+    """Add the decisions, all binary variables.
 
     ::
 
@@ -53,19 +53,19 @@ def _declare_decisions(m: Model) -> None:
         resident[w]      the home of state tensor w is RAM, else storage (storage_home[w])
 
     Decisions that a limit or the objective rewards (a lower limit, a negative coefficient) exist in
-    every stage: recomputations, page-ins, and page-outs of all tensors that are rewarded.
+    every stage: recomputations, page-ins, and page-outs of all such tensors.
     """
     graph, events, rewards = m.problem.working_graph, m.events, m.problem.rewards
-    last = len(graph.nodes) - 1
-    kept = [(i, a) for i, stages in enumerate(events.events) for a in range(len(stages))]
-    recomputed = [(t, k) for k, stages in enumerate(events.recompute) for t in stages]
-    paged_in = [(t, i) for i, stages in enumerate(events.page_in) for t in stages]
+    last_node = len(graph.nodes) - 1
+    kept = [(i, a) for i, stages in enumerate(events.event_groups) for a in range(len(stages))]
+    recomputed = [(t, k) for k, stages in enumerate(events.recompute_groups) for t in stages]
+    paged_in = [(t, i) for i, stages in enumerate(events.page_in_groups) for t in stages]
     paged_out = [
         i
-        for i, stages in enumerate(events.page_in)
+        for i, stages in enumerate(events.page_in_groups)
         if m.problem.can_page
         and (rewards.page_out[i] or i not in graph.on_aux)
-        and (rewards.page_out[i] or stages or (rewards.page_in[i] and graph.node_of[i] < last))
+        and (rewards.page_out[i] or stages or (rewards.page_in[i] and graph.node_of[i] < last_node))
     ]
     m.add_variables("kept", kept)
     m.add_variables("recomputed", recomputed)
@@ -86,9 +86,10 @@ VARIABLES = Component(
 
 
 def source_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns that bring tensor `i` into RAM in `t`, one of its events.
+    """Return the columns of the keep, recomputation and page-in of tensor `i` at `t`.
 
-    `t` is a stage, or a group of stages in a relaxation.
+    One of them is 1 if the tensor, unless resident, is in RAM at `t`: an event of the tensor, a
+    stage or (in a relaxation) a group of stages.
     """
     k = m.problem.working_graph.node_of[i]
     segment = m.events.segment(i, m.events.group_of[k], t)
@@ -101,19 +102,19 @@ def source_columns(m: Model, t: int, i: int) -> list[int]:
 
 
 def presence_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns that can bring or keep tensor `i` in RAM in `t`, a stage or group.
+    """Return the columns of `source_columns` and, for state, the column of the resident home.
 
-    At least one of them must be 1 if a step of `t` reads the tensor.
+    At least one of them must be 1 if a step of `t`, a stage or group, reads tensor `i`.
     """
-    home = [m.resident[i]] if i in m.resident else []
-    return source_columns(m, t, i) + home
+    resident_columns = [m.resident[i]] if i in m.resident else []
+    return source_columns(m, t, i) + resident_columns
 
 
 def _add_once_rows(m: Model) -> None:
-    """Bring a tensor into RAM at most once per stage.
+    """Limit the keep, page-in and recomputation of a tensor in a stage to one of them.
 
-    A tensor in RAM must not be paged in. Recomputing it is useless if its node makes no other
-    tensor, and no limit and no objective rewards the recomputation::
+    A tensor in RAM must not be paged in. Recomputing a tensor in RAM is useless if its node makes
+    no other tensor, and neither a limit nor the objective rewards the recomputation::
 
         S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output and no reward
         S_RAM[t,i] + M_in[t,i] <= 1                   otherwise
@@ -123,17 +124,17 @@ def _add_once_rows(m: Model) -> None:
     paged in again.
     """
     graph, rewards, grouping = m.problem.working_graph, m.problem.rewards, m.grouping
-    longer_groups = {
+    groups_of_several_stages = {
         group
-        for group, last in enumerate(grouping.last_stage)
-        if grouping.first_stage[group] < last
+        for group, last_stage in enumerate(grouping.last_stage)
+        if grouping.first_stage[group] < last_stage
     }
     m.begin_rows("once")
-    for i, groups in enumerate(m.events.events):
+    for i, groups in enumerate(m.events.event_groups):
         k = graph.node_of[i]
         may_recompute_present = len(graph.outputs_of[k]) > 1 or rewards.compute[k] > 0
         for group in groups:
-            if group in longer_groups and rewards.page_in[i]:
+            if group in groups_of_several_stages and rewards.page_in[i]:
                 continue
             columns = source_columns(m, group, i)
             if may_recompute_present:
@@ -152,23 +153,25 @@ ONCE = Component(
 
 
 def _add_keeping_rows(m: Model) -> None:
-    """Keep only a tensor that is in RAM.
+    """Allow keeps only of tensors in RAM.
 
     For every event ``t = e_a`` of a tensor after its first computation::
 
         kept[i,a] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
 
-    There is no row for a free keep (`Events.kept`) of state: the state may be in RAM because it is
-    resident.
+    There is no row for a free keep (`Events.free_keeps`) of state: the state may be in RAM because
+    it is resident.
     """
     m.begin_rows("keeping")
     for (i, a), column in m.kept.items():
-        if a > 0 and not (i in m.resident and (i, a) in m.events.kept):
-            m.add_implication_row((i, a), column, source_columns(m, m.events.events[i][a - 1], i))
+        if a > 0 and not (i in m.resident and (i, a) in m.events.free_keeps):
+            m.add_implication_row(
+                (i, a), column, source_columns(m, m.events.event_groups[i][a - 1], i)
+            )
 
 
 def _add_home_rows(m: Model) -> None:
-    """Keep no copy of resident state.
+    """Forbid keeps of resident state, which needs no copy.
 
     ::
 
@@ -194,7 +197,7 @@ KEEPING = Component(
 
 
 def _add_from_storage_rows(m: Model) -> None:
-    """Page in only tensors that were paged out, and state whose home is storage.
+    """Allow page-ins only of tensors that were paged out, and of state whose home is storage.
 
     ::
 
@@ -219,9 +222,10 @@ FROM_STORAGE = Component(
 
 
 def _add_input_rows(m: Model) -> None:
-    """Compute a node only if its inputs are in RAM.
+    """Require the inputs of a computed node in RAM.
 
-    For every input `i` of node `j`, in its own stage and wherever it may be recomputed::
+    For every input `i` of node `j`, in stage `j` and in each stage `t` with a recomputation of
+    `j`::
 
         1      <= S_RAM[j,i] + R[j,node(i)] + M_in[j,i]
         R[t,j] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
@@ -235,9 +239,9 @@ def _add_input_rows(m: Model) -> None:
         if group_of[graph.node_of[i]] < group_of[j]:
             columns = presence_columns(m, group_of[j], i)
             m.add_row((j, i), columns, [1.0] * len(columns), lower=1.0)
-    m.begin_rows("inputs_again")
+    m.begin_rows("recompute_inputs")
     for j, i in reads:
-        for t in m.events.recompute[j]:
+        for t in m.events.recompute_groups[j]:
             m.add_implication_row((t, j, i), m.recomputed[t, j], presence_columns(m, t, i))
 
 
@@ -261,14 +265,14 @@ def _add_storage_rows(m: Model) -> None:
     if limit is None:
         return
     graph = problem.graph
-    sizes = [
+    page_out_bytes = [
         0 if is_stored else size
         for is_stored, size in zip(graph.starts_on_storage, graph.tensor_bytes, strict=True)
     ]
-    state = set(graph.state_tensors)
-    homes = [size if i in state else 0 for i, size in enumerate(graph.tensor_bytes)]
-    writes = problem.quantity(Quantity.WRITES).coefficients
-    coefficients = writes._replace(page_out=sizes, storage_home=homes)
+    state_tensors = set(graph.state_tensors)
+    home_bytes = [size if i in state_tensors else 0 for i, size in enumerate(graph.tensor_bytes)]
+    coefficients_of_writes = problem.quantity(Quantity.WRITES).coefficients
+    coefficients = coefficients_of_writes._replace(page_out=page_out_bytes, storage_home=home_bytes)
     add_limit(m, row_over_totals(problem, coefficients, name="storage", upper=limit))
 
 
@@ -281,34 +285,36 @@ STORAGE = Component(
 
 
 def _add_stage_limits(m: Model) -> None:
-    """Add the rows of the per-stage user constraints; a relaxation adds only those it enforces.
+    """Add the rows of the per-stage user constraints; a relaxation adds only the enforced ones.
 
-    Groups end where coefficients of such a constraint change, so it has equal coefficients in all
-    stages of a group. `l` is a group; with groups of one stage, the stage::
+    Groups end where coefficients of an enforced constraint change, so its coefficients are equal in
+    all stages of a group. `l` is a group; with groups of one stage, the stage::
 
         sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])  <=  upper
     """
-    add_stage_limit_rows(m, StepView(m), m.grouping.own_rows)
+    add_stage_limit_rows(m, StepView(m), m.grouping.user_rows)
 
 
 def add_stage_limit_rows(m: Model, view: StepView, positions: Iterable[int]) -> None:
-    """Add the rows of some per-stage user constraints.
+    """Add the rows of the per-stage user constraints at `positions`.
 
-    `positions` are their positions in `Problem.stage_limits`; `view` gives the columns.
+    `positions` are positions in `Problem.stage_limits`; `view` maps decisions to columns.
     """
-    columns = {"recomputed": view.computed, "paged_in": view.paged_in}
+    column_getters = {"recomputed": view.recompute_column, "paged_in": view.page_in_column}
     m.begin_rows("stage_limits")
     for position in sorted(positions):
         row = m.problem.stage_limits[position]
         if row.upper < 0:
             m.add_infeasible_row(position)
             continue
-        stated_terms = (
-            (value, columns[family](*index)) for value, (family, index) in row.terms if value
+        all_terms = (
+            (value, column_getters[family](*index)) for value, (family, index) in row.terms if value
         )
-        terms = {column: value for value, column in stated_terms if column is not None}
-        pairs = ((value, column) for column, value in terms.items())
-        limit = LinearRow.from_terms(pairs, upper=row.upper, name="stage_limits", key=position)
+        terms = {column: value for value, column in all_terms if column is not None}
+        column_terms = ((value, column) for column, value in terms.items())
+        limit = LinearRow.from_terms(
+            column_terms, upper=row.upper, name="stage_limits", key=position
+        )
         scaled_limit = scale_and_register_limit(m, limit)
         if scaled_limit is not None:
             m.add_linear_row(scaled_limit)
@@ -317,7 +323,7 @@ def add_stage_limit_rows(m: Model, view: StepView, positions: Iterable[int]) -> 
 STAGE_LIMITS = Component(
     "stage_limits",
     _add_stage_limits,
-    "poetmodel: a user's own rows, over stages with equal coefficients",
+    "poetmodel: per-stage user constraints, over stages with equal coefficients",
     AFTER_VARIABLES,
 )
 

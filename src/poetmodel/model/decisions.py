@@ -1,4 +1,4 @@
-"""Meanings of columns: decisions that limits and objectives count, and liveness of tensors."""
+"""Decisions that limits and objectives count, and bounds on the liveness of tensors, as columns."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Term = tuple[float, int]
 
 def merge_terms(terms: Iterable[Term]) -> list[Term]:
     """Add the coefficients of each column, and drop sums that are 0."""
-    total: dict[int, float] = {}
+    sums: dict[int, float] = {}
     for coefficient, column in terms:
         if coefficient:
-            total[column] = total.get(column, 0) + coefficient
-    return [(coefficient, column) for column, coefficient in total.items() if coefficient]
+            sums[column] = sums.get(column, 0) + coefficient
+    return [(coefficient, column) for column, coefficient in sums.items() if coefficient]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Decisions:
     """Decisions of a formulation, in addition to the single pass."""
 
     recomputations: Sequence[tuple[int, Any]]
-    """(node, column that counts its recomputations); variables for a Pyomo model."""
+    """(node, column that counts its recomputations); with Pyomo, variables replace all columns."""
     page_ins: Sequence[tuple[int, Any]]
     """(tensor, column that counts its page-ins)."""
     page_outs: Sequence[tuple[int, Any]]
@@ -44,24 +44,24 @@ class Decisions:
     storage_homes: Sequence[tuple[int, Any]] = ()
     """(state tensor, column that is 1 if its home is storage)."""
 
-    def map_columns(self, variable: Callable[[int], Any]) -> Decisions:
-        """Return the decisions with `variable` applied to each column."""
+    def map_columns(self, variable_of: Callable[[int], Any]) -> Decisions:
+        """Return the decisions with `variable_of(column)` in place of each column."""
         families = (getattr(self, field) for field in self.__dataclass_fields__)
         return Decisions(
-            *([(item, variable(column)) for item, column in pairs] for pairs in families)
+            *([(item, variable_of(column)) for item, column in pairs] for pairs in families)
         )
 
     def row_over_columns(self, row: LinearRow) -> LinearRow:
-        """Convert a row over totals to a row over the columns of the decisions."""
+        """Convert a limit on totals to a row over the columns of the decisions."""
         terms = self.terms(row.coefficients)
         return LinearRow.from_terms(terms, upper=row.upper, name=row.name, key=row.key)
 
     def terms(self, coefficients: Coefficients) -> list[Term]:
-        """Return the terms over columns of the sum with these coefficients, in the sum's unit."""
+        """Return the terms over columns of the sum of all decisions, weighted by `coefficients`."""
         return merge_terms(
             (coefficient, column)
             for coefficients_by_item, columns_by_item in zip(
-                coefficients, self._by_item, strict=True
+                coefficients, self._columns_by_item, strict=True
             )
             for item, coefficient in enumerate(coefficients_by_item)
             if coefficient
@@ -69,32 +69,32 @@ class Decisions:
         )
 
     @cached_property
-    def _by_item(self) -> tuple[dict[int, list[int]], ...]:
-        """Columns of each node or tensor, for sums with few of them."""
-        columns: tuple[dict[int, list[int]], ...] = ({}, {}, {}, {})
+    def _columns_by_item(self) -> tuple[dict[int, list[int]], ...]:
+        """Columns of each node or tensor, one dict for each field."""
+        dicts: tuple[dict[int, list[int]], ...] = ({}, {}, {}, {})
         families = (self.recomputations, self.page_ins, self.page_outs, self.storage_homes)
-        for by_item, pairs in zip(columns, families, strict=True):
+        for columns_of_item, pairs in zip(dicts, families, strict=True):
             for item, column in pairs:
-                by_item.setdefault(item, []).append(column)
-        return columns
+                columns_of_item.setdefault(item, []).append(column)
+        return dicts
 
 
-class Liveness(NamedTuple):
+class LivenessBounds(NamedTuple):
     """Lower bounds on a liveness column, a variable from 0 to 1.
 
-    The column is at least ``need - unless - (1 - provided)`` for each column `need` in `needs`.
-    Missing columns (`NO_COLUMN`) do not count.
+    The column is at least ``need - waiver - (1 - condition)`` for each column `need` in `needs`. A
+    `waiver` or `condition` of `NO_COLUMN` is left out.
     """
 
     needs: tuple[int, ...]
     """Columns of decisions, each of which needs the tensor in RAM."""
-    unless: int = NO_COLUMN
-    """Column that removes the bounds if it is 1."""
-    provided: int = NO_COLUMN
+    waiver: int = NO_COLUMN
+    """Column that cancels the bounds if it is 1."""
+    condition: int = NO_COLUMN
     """Column that must be 1 for the bounds to apply."""
 
     def min_value(self, values: Mapping[int, float] | NDArray[np.float64]) -> float:
-        """Return the lower bound on the column; `values` are those of the other columns."""
-        largest = max(float(values[column]) for column in self.needs)
-        largest -= values[self.unless] if self.unless >= 0 else 0.0
-        return max(0.0, largest - (1 - values[self.provided] if self.provided >= 0 else 0.0))
+        """Return the lower bound on the column for the `values` of the other columns."""
+        bound = max(float(values[column]) for column in self.needs)
+        bound -= values[self.waiver] if self.waiver >= 0 else 0.0
+        return max(0.0, bound - (1 - values[self.condition] if self.condition >= 0 else 0.0))

@@ -1,6 +1,6 @@
 """Events: the stages at which a tensor may be used, paged in or recomputed.
 
-Stages may be merged into groups; with one stage per group, events are those of the whole problem.
+A relaxation merges stages into groups; the exact model has one stage per group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
     IsFree = Callable[[int, int, int], bool]
-    """Whether no memory row counts a tensor from one group to the beginning of another."""
+    """(tensor, first group, last group) -> whether no memory row counts the tensor from the first
+    group to the beginning of the last."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,44 +33,45 @@ class Events:
 
     group_of: tuple[int, ...]
     """Group of each stage."""
-    uses: tuple[tuple[int, ...], ...]
-    """Groups after a tensor's first one in which a reader may run, ascending, by tensor."""
-    events: tuple[tuple[int, ...], ...]
+    use_groups: tuple[tuple[int, ...], ...]
+    """Groups, after that of its first computation, in which a reader of a tensor may be computed;
+    ascending, by tensor."""
+    event_groups: tuple[tuple[int, ...], ...]
     """Groups at which keeping a tensor may begin or end, ascending, by tensor: ``T(i)``."""
-    recompute: tuple[tuple[int, ...], ...]
+    recompute_groups: tuple[tuple[int, ...], ...]
     """Groups in which a node may be recomputed, ascending, by node: ``RS(k)``."""
-    page_in: tuple[tuple[int, ...], ...]
+    page_in_groups: tuple[tuple[int, ...], ...]
     """Groups in which a tensor may be paged in, ascending, by tensor."""
-    sure: tuple[frozenset[int], ...] = ()
-    """Groups that a tensor surely enters in RAM at no cost, by tensor; empty if unknown."""
-    dominated: frozenset[tuple[int, int]] = frozenset()
-    """Segments ``(i, a)`` in which tensor `i` need not stay in RAM."""
+    present_groups: tuple[frozenset[int], ...] = ()
+    """Groups at whose beginning a tensor can be in RAM in every solution at no cost, by tensor; an
+    empty tuple if unknown."""
+    dominated_keeps: frozenset[tuple[int, int]] = frozenset()
+    """Segments ``(i, a)`` without which a schedule is as good: `drop_dominated_keeps`."""
 
     @cached_property
-    def kept(self) -> frozenset[tuple[int, int]]:
-        """Segments ``(i, a)`` in which tensor `i` stays in RAM at no cost."""
+    def free_keeps(self) -> frozenset[tuple[int, int]]:
+        """Segments ``(i, a)`` in which tensor `i` can stay in RAM in every solution at no cost."""
         return frozenset(
             (i, a)
-            for i, sure_groups in enumerate(self.sure)
-            for a, e in enumerate(self.events[i])
-            if e in sure_groups
+            for i, groups in enumerate(self.present_groups)
+            for a, e in enumerate(self.event_groups[i])
+            if e in groups
         )
 
-    def segment(self, i: int, first: int, group: int) -> int | None:
-        """Return the segment `a` in which keeping tensor `i` brings it into `group`.
+    def segment(self, i: int, first_group: int, group: int) -> int | None:
+        """Return the segment `a` whose keep has tensor `i` in RAM at the beginning of `group`.
 
-        None if there is none.
-
-        `first` is the group of its first computation.
+        None if no segment of the tensor spans that. `first_group` is the group of the tensor's
+        first computation.
         """
-        events = self.events[i]
-        if group <= first or not events or group > events[-1]:
+        events = self.event_groups[i]
+        if group <= first_group or not events or group > events[-1]:
             return None
         return bisect_left(events, group)
 
 
-def storage_is_limiting(problem: Problem) -> bool:
-    """Return whether the storage limit can forbid a choice of page-outs."""
+def is_storage_limiting(problem: Problem) -> bool:
+    """Return whether all useful page-outs together exceed the storage limit."""
     limit = problem.aux_limit_bytes
     graph = problem.graph
     if limit is None or not problem.can_page:
@@ -88,47 +90,47 @@ def storage_is_limiting(problem: Problem) -> bool:
     )
 
 
-def paging_dominates(problem: Problem, k: int, *, limiting: bool | None = None) -> bool:
+def paging_dominates(problem: Problem, k: int, *, is_limiting: bool | None = None) -> bool:
     """Return whether paging the outputs of node `k` is never worse than recomputing it.
 
-    `limiting` is the result of `storage_is_limiting`, if known.
+    `is_limiting` is the result of `is_storage_limiting`, computed if None.
 
     Notes
     -----
     Replace the recomputations of `k` by one page-out of each read output and one page-in for each
     recomputation. This needs no inputs, and no more RAM at any step. Paging
     dominates if the replacement does not cost more in any quantity that is minimized or limited.
-    Written bytes only grow, so paging never dominates if they are minimized or storage is limiting;
-    if time is a makespan, paging would load the bus.
+    The replacement adds written bytes, so paging never dominates if these are minimized or storage
+    is limiting. Nor does it if time is a makespan, because page-ins delay other transfers.
 
     Each row states ``sum <= limit``, lower limits with all signs reversed, so the sum must not
     grow. If `r >= 1` recomputations are removed, *at most* `r` page-ins and one page-out of each
-    read output are added: an output that is in RAM or on storage already needs none. So a transfer
-    with a negative coefficient may not be added at all, and its reward must not be counted:
+    read output are added: an output that is in RAM needs no page-in, one on storage no page-out.
+    So a transfer with a negative coefficient is perhaps not added, and must count 0:
 
         r * compute  >=  r * sum(max(0, page_in)) + sum(max(0, page_out))    for every r >= 1
 
-    which ``r = 1`` implies. A row that rewards recomputing `k` (``compute < 0``) always forbids it.
-    So does a row that limits transfers of its outputs in some stages.
+    which ``r = 1`` implies. Paging does not dominate if a row rewards recomputing `k` (``compute <
+    0``), or if a per-stage row limits page-ins of outputs of `k`.
     """
     graph = problem.graph
-    if limiting is None:
-        limiting = storage_is_limiting(problem)
-    if not problem.can_page or problem.minimize == Quantity.WRITES or limiting:
+    if is_limiting is None:
+        is_limiting = is_storage_limiting(problem)
+    if not problem.can_page or problem.minimize == Quantity.WRITES or is_limiting:
         return False
     if _limits_makespan(problem):
         return False
-    outputs = _read_outputs(graph, k)
-    stored = graph.nodes[k].on_aux
+    outputs = _used_outputs(graph, k)
+    is_stored = graph.nodes[k].on_aux
     if not problem.counted_page_ins.isdisjoint(outputs):
         return False
     return all(
-        quantity.compute[k]
+        coefficients.compute[k]
         >= sum(
-            max(0, quantity.page_in[i]) + (0 if stored else max(0, quantity.page_out[i]))
+            max(0, coefficients.page_in[i]) + (0 if is_stored else max(0, coefficients.page_out[i]))
             for i in outputs
         )
-        for quantity in _limited_quantities(problem)
+        for coefficients in _limited_coefficients(problem)
     )
 
 
@@ -138,13 +140,13 @@ def _limits_makespan(problem: Problem) -> bool:
     return is_time_counted and problem.deadline_counts == DeadlineCounts.OVERLAP
 
 
-def _read_outputs(graph: Graph, k: int) -> list[int]:
+def _used_outputs(graph: Graph, k: int) -> list[int]:
     """Return the outputs of node `k` that have readers."""
     return [i for i in graph.outputs_of[k] if graph.users_of[i]]
 
 
-def _limited_quantities(problem: Problem) -> list[Coefficients]:
-    """Return the coefficients of the objective and of each limit."""
+def _limited_coefficients(problem: Problem) -> list[Coefficients]:
+    """Return the coefficients of the objective and of each limit on totals."""
     return [
         problem.objective.coefficients,
         *(limit.coefficients for limit in problem.linear_limits),
@@ -152,16 +154,17 @@ def _limited_quantities(problem: Problem) -> list[Coefficients]:
 
 
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
-    """Return for each node whether the model must include its recomputation.
+    """Return for each node whether the model has decisions to recompute it.
 
-    Excludes useless recomputations and, with `dominance`, recomputations that paging dominates.
+    Excludes nodes without a use for recomputed outputs and, with `dominance`, nodes whose
+    recomputation paging dominates.
     """
     graph, rewards = problem.graph, problem.rewards.compute
-    limiting = storage_is_limiting(problem)
+    is_limiting = is_storage_limiting(problem)
     return tuple(
         problem.may_recompute(k)
         and (rewards[k] > 0 or any(graph.users_of[i] for i in graph.outputs_of[k]))
-        and not (dominance and paging_dominates(problem, k, limiting=limiting))
+        and not (dominance and paging_dominates(problem, k, is_limiting=is_limiting))
         for k in range(len(graph.nodes))
     )
 
@@ -172,96 +175,115 @@ def find_events(
     *,
     recomputable: Sequence[bool],
     is_free: IsFree | None = None,
-    counted: Iterable[LinearRow] = (),
+    counted_rows: Iterable[LinearRow] = (),
 ) -> Events:
-    """Return the groups at which decisions can matter.
+    """Return the groups at which each tensor and node needs a decision.
 
-    Groups of stages (`group_of`) are numbered from 0, in order. `recomputable` comes from
-    `recomputable_nodes`: a recomputation is possible in every group between the first computation
-    of a node and the last possible use of its outputs.
+    Groups of stages (`group_of`) are numbered from 0, in order. `recomputable` is the result of
+    `recomputable_nodes`: such a node may be recomputed in every group after that of its first
+    computation, up to the last possible use of its outputs. `is_free` identifies free keeps; by
+    default, there are none. `counted_rows` are the enforced per-stage rows.
 
     Notes
     -----
-    Keeping a tensor is decided from one event to the next. A keep that ends, or a page-in, between
-    two uses can be moved to the earlier or the later use, with no more RAM at any step. A
-    recomputation cannot be moved like that, since its inputs may be in RAM only then, and its
-    workspace may fit only then.
+    Keeping a tensor is decided from one event to the next. The end of a keep between two uses can
+    move to the earlier use, and a page-in to the later one, with no more RAM at any step. A
+    recomputation cannot move, because its inputs and its workspace may fit in RAM only in its
+    group.
 
     Recomputations and page-ins that a limit or the objective rewards (`Problem.rewards`) need not
-    serve a use. They are possible in every group after that of the first computation, once in each;
-    for longer groups, relaxations count further ones. A page-in is an event of its tensor up to the
-    last use, since the tensor must be absent before it; after the last use, a copy is freed right
-    after its step.
+    serve a use. They are possible once in every group after that of the first computation; for
+    groups of several stages, relaxations count further ones. Up to the last use, such a page-in is
+    an event of its tensor, because the tensor must be absent before the page-in. A copy made after
+    the last use is freed right after its step.
 
-    Rows over stages (`counted`) distinguish groups: page-ins that they count are possible in every
-    group of the rows, up to the last use, since none can be moved to another group.
+    Page-ins that `counted_rows` count are possible in every group that the rows name, up to the
+    last use, because they cannot move to another group.
 
-    *Free keep*: a tensor that is surely in RAM in an event's group and free up to the next event is
-    kept. Then it need not be paged in there, and its node need not be recomputed if that holds for
-    all its outputs. Every recomputation that is removed also removes uses of its inputs.
+    *Free keep*: if a tensor is in RAM in every solution at one event, and no memory row counts it
+    up to the next event, the tensor is kept. Then the next event needs no page-in of the tensor,
+    and no recomputation of its node if all its outputs are kept. Each omitted recomputation also
+    removes uses of its inputs.
     """
     counted_groups: dict[int, set[int]] = {}
-    for family, index in {decision for row in counted for decision in row.space}:
+    for family, index in {decision for row in counted_rows for decision in row.space}:
         if family == "paged_in":
             counted_groups.setdefault(index[1], set()).add(group_of[index[0]])
     return _EventFinder(
-        problem, group_of, recomputable, is_free=is_free, paged=counted_groups
+        problem, group_of, recomputable, is_free=is_free, counted_page_in_groups=counted_groups
     ).find()
 
 
 def drop_dominated_keeps(
-    problem: Problem, events: Events, *, may_move: Callable[[int], bool]
+    problem: Problem, events: Events, *, allows_moves: Callable[[int], bool]
 ) -> Events:
-    """Return events without keeps and page-ins that those of a reader's outputs dominate.
+    """Remove keeps and page-ins of a tensor that its only reader's outputs can replace.
 
-    `may_move` returns for a group whether no memory row depends on the stage of the group in which
-    a node is recomputed.
+    Return the events with `Events.dominated_keeps`, and with fewer page-ins. `allows_moves` returns
+    for a group whether no memory row depends on the stage of the group in which a node is
+    recomputed.
 
     Notes
     -----
-    Let node `u` be the only reader of tensor `i`, and let its outputs have no more bytes. After the
-    first computation of `u`, `i` serves only the recomputation of `u`, and the outputs of `u` can
-    be in RAM in place of `i`, with no more bytes:
+    Let node `u` be the only reader of tensor `i`, and let the outputs of `u` have no more bytes
+    than `i`. After the first computation of `u`, `i` is needed only to recompute `u`, and the
+    outputs of `u` can be in RAM in place of `i`:
 
-    - kept from the first computation of `u` on. The recomputation is removed;
-    - paged in where `i` is, if that costs no more in any limit and the objective, and if `i` needs
-      no page-out for `u` itself;
-    - kept from a recomputation of ``node(i)`` on: that of `u` moves there, if `u` reads no other
-      tensor and the step fits in the group.
+    - Instead of keeping `i` from the first computation of `u` on, keep the outputs. They need no
+      recomputation of `u`.
+    - Instead of paging in `i`, page in the outputs, if that costs no more in any limit and the
+      objective, and if the first computation of `u` needs no page-in of `i`.
+    - Instead of keeping `i` from a recomputation of ``node(i)`` on, recompute `u` in the same group
+      and keep the outputs, if `u` reads no other tensor and `allows_moves` of that group is True.
     """
     if _limits_makespan(problem):
         return events
     graph, group_of = problem.working_graph, events.group_of
-    free_keeps, sure_groups, page_in = events.kept, events.sure, list(events.page_in)
-    dominated: set[tuple[int, int]] = set()
+    free_keeps, present_groups, page_in_groups = (
+        events.free_keeps,
+        events.present_groups,
+        list(events.page_in_groups),
+    )
+    dominated_keeps: set[tuple[int, int]] = set()
     for i, u, outputs in _replaceable_tensors(problem):
         check_time_limit()
         k = graph.node_of[i]
-        last = group_of[u]
+        reader_group = group_of[u]
         is_only_input = graph.inputs_of[u] == (i,)
-        ends = (e for e in events.recompute[k] if e > last and not (is_only_input and may_move(e)))
-        end = next(ends, len(group_of))
-        begins = (group_of[k], *events.events[i])
-        dominated.update(
-            (i, a)
-            for a, e in enumerate(begins[:-1])
-            if last <= e < end and (i, a) not in free_keeps
+        end_candidates = (
+            e
+            for e in events.recompute_groups[k]
+            if e > reader_group and not (is_only_input and allows_moves(e))
         )
-        is_sure_until_reader = all(e in sure_groups[i] for e in events.events[i] if e <= last)
-        if is_sure_until_reader and _paging_costs_no_more(problem, i, outputs):
-            page_in[i] = ()
-    return replace(events, page_in=tuple(page_in), dominated=frozenset(dominated))
+        end_group = next(end_candidates, len(group_of))
+        begin_groups = (group_of[k], *events.event_groups[i])
+        dominated_keeps.update(
+            (i, a)
+            for a, e in enumerate(begin_groups[:-1])
+            if reader_group <= e < end_group and (i, a) not in free_keeps
+        )
+        is_present_until_reader = all(
+            e in present_groups[i] for e in events.event_groups[i] if e <= reader_group
+        )
+        if is_present_until_reader and _paging_costs_no_more(problem, i, outputs):
+            page_in_groups[i] = ()
+    return replace(
+        events, page_in_groups=tuple(page_in_groups), dominated_keeps=frozenset(dominated_keeps)
+    )
 
 
 def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield (tensor, only reader, used outputs) if these outputs are no larger than the tensor."""
+    """Yield (tensor, only reader, used outputs) if the outputs are no larger than the tensor.
+
+    Omits state, its replacements, and tensors and nodes with rewards.
+    """
     graph, rewards = problem.working_graph, problem.rewards
     state = {*problem.graph.state_tensors, *problem.graph.state_of}
     for i, (size, readers) in enumerate(zip(graph.tensor_bytes, graph.users_of, strict=True)):
         if not size or len(readers) != 1 or i in state or rewards.page_in[i]:
             continue
         (u,) = readers
-        outputs = _read_outputs(graph, u)
+        outputs = _used_outputs(graph, u)
         output_bytes = sum(graph.tensor_bytes[j] for j in outputs)
         is_replaceable = output_bytes <= size and state.isdisjoint(outputs)
         if is_replaceable and not (rewards.compute[u] or any(rewards.page_in[j] for j in outputs)):
@@ -269,21 +291,22 @@ def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]
 
 
 def _paging_costs_no_more(problem: Problem, i: int, outputs: Sequence[int]) -> bool:
-    """Return whether paging `outputs` costs no more than paging tensor `i`, in every quantity.
+    """Return whether paging `outputs` costs no more than paging tensor `i`, in every limited sum.
 
-    If `outputs` have no more bytes than `i`, storage has space for them in place of `i`.
+    False if `i` is on storage from the start. Storage has space for `outputs` in place of `i`,
+    because they have no more bytes.
     """
     return i not in problem.working_graph.on_aux and all(
         sum(max(0, costs[j]) for j in outputs) <= costs[i]
-        for quantity in _limited_quantities(problem)
-        for costs in (quantity.page_in, quantity.page_out)
+        for coefficients in _limited_coefficients(problem)
+        for costs in (coefficients.page_in, coefficients.page_out)
     )
 
 
 class _EventFinder:
     """Finds events from the last node to the first.
 
-    Recomputations of readers are uses of their inputs.
+    In this order, the recomputations of readers, which are uses of their inputs, are known.
     """
 
     def __init__(
@@ -293,23 +316,23 @@ class _EventFinder:
         recomputable: Sequence[bool],
         *,
         is_free: IsFree | None = None,
-        paged: Mapping[int, Collection[int]] | None = None,
+        counted_page_in_groups: Mapping[int, Collection[int]] | None = None,
     ) -> None:
-        """Prepare the search, which `find` executes. Parameters are those of `find_events`."""
+        """Store the parameters of `find_events`; `find` does the search."""
         self.problem = problem
         self.graph = problem.working_graph
         self.rewards = problem.rewards
         self.group_of = group_of
         self.recomputable = recomputable
         self.is_free = is_free
-        self.paged = paged or {}
-        """Groups with possible page-ins, for tensors whose page-ins rows over stages count."""
+        self.counted_page_in_groups = counted_page_in_groups or {}
+        """Groups of the page-ins that per-stage rows count, by tensor."""
         n_tensors = len(self.graph.tensors)
-        self.uses: list[tuple[int, ...]] = [()] * n_tensors
-        self.events: list[tuple[int, ...]] = [()] * n_tensors
-        self.page_in: list[tuple[int, ...]] = [()] * n_tensors
-        self.sure: list[frozenset[int]] = [frozenset()] * n_tensors
-        self.recompute: list[tuple[int, ...]] = [()] * len(self.graph.nodes)
+        self.use_groups: list[tuple[int, ...]] = [()] * n_tensors
+        self.event_groups: list[tuple[int, ...]] = [()] * n_tensors
+        self.page_in_groups: list[tuple[int, ...]] = [()] * n_tensors
+        self.present_groups: list[frozenset[int]] = [frozenset()] * n_tensors
+        self.recompute_groups: list[tuple[int, ...]] = [()] * len(self.graph.nodes)
 
     def find(self) -> Events:
         """Find the events of all nodes and tensors."""
@@ -318,96 +341,114 @@ class _EventFinder:
             self._find_node_events(k)
         return Events(
             group_of=tuple(self.group_of),
-            uses=tuple(self.uses),
-            events=tuple(self.events),
-            recompute=tuple(self.recompute),
-            page_in=tuple(self.page_in),
-            sure=tuple(self.sure),
+            use_groups=tuple(self.use_groups),
+            event_groups=tuple(self.event_groups),
+            recompute_groups=tuple(self.recompute_groups),
+            page_in_groups=tuple(self.page_in_groups),
+            present_groups=tuple(self.present_groups),
         )
 
     def _find_node_events(self, k: int) -> None:
-        """Find the uses, recomputations, events and page-ins of a node and its outputs."""
+        """Set the recomputations of a node, and uses, events and page-ins of its outputs."""
         graph, group_of = self.graph, self.group_of
-        first = group_of[k]
+        first_group = group_of[k]
         use_groups: set[int] = set()
         for i in graph.outputs_of[k]:
             readers = graph.users_of[i]
-            used_in = {group_of[j] for j in readers}.union(*(self.recompute[j] for j in readers))
-            self.uses[i] = tuple(sorted(e for e in used_in if e > first))
-            use_groups.update(self.uses[i])
+            groups_of_uses = {group_of[j] for j in readers}.union(
+                *(self.recompute_groups[j] for j in readers)
+            )
+            self.use_groups[i] = tuple(sorted(e for e in groups_of_uses if e > first_group))
+            use_groups.update(self.use_groups[i])
         if self.recomputable[k]:
-            self.recompute[k] = self._recompute_groups(k, use_groups)
+            self.recompute_groups[k] = self._find_recompute_groups(k, use_groups)
         for i in graph.outputs_of[k]:
-            self.events[i] = self._event_groups(i, self.recompute[k])
-            self.sure[i] = self._sure_groups(i, self.events[i])
+            self.event_groups[i] = self._find_event_groups(i, self.recompute_groups[k])
+            self.present_groups[i] = self._find_present_groups(i, self.event_groups[i])
             if self.problem.can_page:
-                groups: Sequence[int] = self.uses[i]
+                page_in_groups: Sequence[int] = self.use_groups[i]
                 if self._rewards_page_in(i):
-                    groups = self._groups_after(k, self.problem.graph.last_page_in_stage(i))
-                elif i in self.paged:
-                    groups = [e for e in self.events[i] if e in self.paged[i]]
-                self.page_in[i] = tuple(e for e in groups if e not in self.sure[i])
+                    page_in_groups = self._groups_after(k, self.problem.graph.last_page_in_stage(i))
+                elif i in self.counted_page_in_groups:
+                    page_in_groups = [
+                        e for e in self.event_groups[i] if e in self.counted_page_in_groups[i]
+                    ]
+                self.page_in_groups[i] = tuple(
+                    e for e in page_in_groups if e not in self.present_groups[i]
+                )
 
     def _rewards_page_in(self, i: int) -> bool:
         """Return whether a page-in of tensor `i` is possible and rewarded."""
         return self.problem.can_page and self.rewards.page_in[i] > 0
 
-    def _groups_after(self, k: int, last: int) -> range:
-        """Return the groups after that of node `k` up to that of stage `last`."""
-        return range(self.group_of[k] + 1, self.group_of[last] + 1)
+    def _groups_after(self, k: int, last_stage: int) -> range:
+        """Return the groups after that of node `k`, up to and including that of `last_stage`."""
+        return range(self.group_of[k] + 1, self.group_of[last_stage] + 1)
 
-    def _recompute_groups(self, k: int, use_groups: set[int]) -> tuple[int, ...]:
+    def _find_recompute_groups(self, k: int, use_groups: set[int]) -> tuple[int, ...]:
         """Return the groups in which node `k` may be recomputed.
 
         `use_groups` are the groups with a use of its outputs.
         """
-        first = self.group_of[k]
+        first_group = self.group_of[k]
         if self.rewards.compute[k]:
             return tuple(self._groups_after(k, self.problem.graph.last_stages[k]))
         if not use_groups:
             return ()
-        last = min(max(use_groups), self.group_of[self.problem.graph.last_stages[k]])
-        return self._useful_groups(k, range(first + 1, last + 1))
+        last_group = min(max(use_groups), self.group_of[self.problem.graph.last_stages[k]])
+        return self._select_useful_groups(k, range(first_group + 1, last_group + 1))
 
-    def _useful_groups(self, k: int, candidates: Sequence[int]) -> tuple[int, ...]:
-        """Return the `candidates` in which an output with a later use is not surely in RAM."""
+    def _select_useful_groups(self, k: int, candidates: Sequence[int]) -> tuple[int, ...]:
+        """Return the `candidates` in which a recomputation of node `k` can help.
+
+        An output may then be absent, and is used in the same group or later.
+        """
         if self.is_free is None:
             return tuple(candidates)
         useful_groups: set[int] = set()
         for i in self.graph.outputs_of[k]:
-            if self.uses[i]:
-                sure_groups = self._sure_groups(i, self._event_groups(i, candidates))
+            if self.use_groups[i]:
+                present_groups = self._find_present_groups(
+                    i, self._find_event_groups(i, candidates)
+                )
                 useful_groups.update(
-                    e for e in candidates if e <= self.uses[i][-1] and e not in sure_groups
+                    e for e in candidates if e <= self.use_groups[i][-1] and e not in present_groups
                 )
         return tuple(sorted(useful_groups))
 
-    def _event_groups(self, i: int, recompute: Sequence[int]) -> tuple[int, ...]:
+    def _find_event_groups(self, i: int, recompute_groups: Sequence[int]) -> tuple[int, ...]:
         """Return the groups in which tensor `i` may be read, recomputed or paged in.
 
-        Page-ins are those for a reward, or for a row that counts them by stage. The groups end
-        with the last use of the tensor.
+        `recompute_groups` are those of its node. Page-ins are included if they are rewarded, or if
+        a per-stage row counts them. Groups after the last use of the tensor are omitted.
         """
-        last = self.uses[i][-1] if self.uses[i] else -1
-        page_in_groups: Iterable[int] = self.paged.get(i, ())
+        last_group = self.use_groups[i][-1] if self.use_groups[i] else -1
+        page_in_groups: Iterable[int] = self.counted_page_in_groups.get(i, ())
         if self._rewards_page_in(i):
             page_in_groups = self._groups_after(
                 self.graph.node_of[i], self.problem.graph.last_page_in_stage(i)
             )
-        first = self.group_of[self.graph.node_of[i]]
+        first_group = self.group_of[self.graph.node_of[i]]
         return tuple(
             sorted(
-                {*self.uses[i], *(e for e in (*recompute, *page_in_groups) if first < e <= last)}
+                {
+                    *self.use_groups[i],
+                    *(
+                        e
+                        for e in (*recompute_groups, *page_in_groups)
+                        if first_group < e <= last_group
+                    ),
+                }
             )
         )
 
-    def _sure_groups(self, i: int, events: tuple[int, ...]) -> frozenset[int]:
-        """Return the events that tensor `i` may enter in RAM at no cost, in any solution.
+    def _find_present_groups(self, i: int, event_groups: tuple[int, ...]) -> frozenset[int]:
+        """Return the `event_groups` at whose beginning `i` can be in RAM in all solutions for free.
 
         A free interval begins in a group whose last stage makes or reads `i`, which is then in RAM.
-        A tensor with rewarded page-ins is not surely kept: it must be absent before one.
+        A tensor with rewarded page-ins has no such group: it must be absent before each page-in.
         """
         if self.is_free is None or self._rewards_page_in(i):
             return frozenset()
-        intervals = pairwise((self.group_of[self.graph.node_of[i]], *events))
-        return frozenset(end for begin, end in intervals if self.is_free(i, begin, end))
+        intervals = pairwise((self.group_of[self.graph.node_of[i]], *event_groups))
+        return frozenset(last for first, last in intervals if self.is_free(i, first, last))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 AFTER_VARIABLES: Final = frozenset({"variables"})
-"""The requirement of nearly every component: the variables."""
+"""`Component.requires` of nearly every component: the variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,14 @@ class Component:
     """One family of variables or constraints."""
 
     name: str
-    """Name of the family that it adds to the model."""
+    """Name of the component, unique in a formulation; often also of the family."""
     build: Callable[[Any], None]
     """Adds the family to a model; its docstring states the inequality. Shipped components receive a
     `poetmodel.model.arrays.Model`; user-defined components receive the Pyomo model."""
     source: str
     """Paper and equation, or ``poetmodel:`` and the reason for its validity."""
     requires: frozenset[str] = frozenset()
-    """Names of components that must come before."""
+    """Names of components that must precede this one."""
 
     @property
     def statement(self) -> str:
@@ -46,7 +46,7 @@ class Formulation:
     """
 
     name: str
-    """Name for users."""
+    """Name of the formulation."""
     components: tuple[Component, ...]
     """The components, in build order."""
 
@@ -62,45 +62,40 @@ class Formulation:
                 )
             if component.name in preceding_names:
                 raise InputError(
-                    f"formulation {self.name!r}: component {component.name!r} comes twice"
+                    f"formulation {self.name!r}: component {component.name!r} is repeated"
                 )
             preceding_names.add(component.name)
 
     def swap(self, component: Component, *, name: str) -> Formulation:
-        """Return a formulation called `name`, with `component` in place of its namesake."""
-        self._require(component.name, "swap")
+        """Return a formulation called `name`; `component` replaces the component of its name."""
+        self._require_component(component.name, "swap")
         components = (
-            component if present_component.name == component.name else present_component
-            for present_component in self.components
+            component if member.name == component.name else member for member in self.components
         )
         return replace(self, name=name, components=tuple(components))
 
     def without(self, component: str, *, name: str) -> Formulation:
-        """Return a formulation without the component of this name."""
-        self._require(component, "leave out")
-        components = tuple(
-            present_component
-            for present_component in self.components
-            if present_component.name != component
-        )
+        """Return a formulation called `name`, without the component named `component`."""
+        self._require_component(component, "leave out")
+        components = tuple(member for member in self.components if member.name != component)
         return replace(self, name=name, components=components)
 
-    def _require(self, component: str, purpose: str) -> None:
-        """Raise `InputError` if there is no component of this name.
+    def _require_component(self, component_name: str, verb: str) -> None:
+        """Raise `InputError` if the formulation has no component of this name.
 
-        `purpose` is the verb of the message, such as ``swap``.
+        `verb` is the action of the error message, such as ``swap``.
         """
-        if component not in {present_component.name for present_component in self.components}:
+        if component_name not in {member.name for member in self.components}:
             raise InputError(
-                f"formulation {self.name!r} has no component {component!r} to {purpose}"
+                f"formulation {self.name!r} has no component {component_name!r} to {verb}"
             )
 
-    def populate(self, model: object, *, without: Collection[str] = ()) -> None:
-        """Build every component into a model, in order, except those named in `without`.
+    def populate(self, model: object, *, omitted_names: Collection[str] = ()) -> None:
+        """Build all components but those of `omitted_names` into a model, in order.
 
         A model of a shipped formulation is a `poetmodel.model.arrays.Model`.
         """
         for component in self.components:
             check_time_limit()
-            if component.name not in without:
+            if component.name not in omitted_names:
                 component.build(model)

@@ -1,4 +1,4 @@
-"""Groups of stages: enforced memory rows of a relaxation, and stages with common decisions."""
+"""Enforced memory rows of a relaxation, and the groups of stages with common decisions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Grouping:
     """The enforced memory rows, and the resulting groups of stages.
 
     A group ends after every enforced stage row, and a stage with an enforced step row is a group by
-    itself. A relaxation that enforces only these rows loses no strength by deciding once per group.
+    itself. For a relaxation that enforces only these rows, one decision per group gives the same
+    bound as one per stage.
     """
 
     n_stages: int
@@ -29,18 +30,18 @@ class Grouping:
     """Stages `q` whose row ``(q, q)`` is enforced."""
     step_rows: frozenset[tuple[int, int]] = frozenset()
     """Steps ``(t, k)``, ``k < t``, whose rows are enforced."""
-    own_rows: frozenset[int] = frozenset()
+    user_rows: frozenset[int] = frozenset()
     """Positions of the enforced per-stage user constraints."""
-    own_cuts: frozenset[int] = frozenset()
-    """Stages after which groups end because of the constraints in `own_rows`."""
-    every_row: bool = False
+    user_row_ends: frozenset[int] = frozenset()
+    """Stages after which groups end because coefficients of `user_rows` change."""
+    enforces_all_steps: bool = False
     """Whether the rows of all possible steps are enforced."""
 
     @classmethod
-    def one_group_per_stage(cls, n_stages: int, own_rows: int = 0) -> Grouping:
+    def one_group_per_stage(cls, n_stages: int, n_user_rows: int = 0) -> Grouping:
         """Return the grouping of ``compact``: one group per stage, with all rows enforced."""
-        cuts, rows = frozenset(range(n_stages)), frozenset(range(own_rows))
-        return cls(n_stages, own_rows=rows, own_cuts=cuts, every_row=True)
+        stages, user_rows = frozenset(range(n_stages)), frozenset(range(n_user_rows))
+        return cls(n_stages, user_rows=user_rows, user_row_ends=stages, enforces_all_steps=True)
 
     @cached_property
     def step_stages(self) -> frozenset[int]:
@@ -50,9 +51,9 @@ class Grouping:
     @cached_property
     def group_of(self) -> tuple[int, ...]:
         """Group of each stage."""
-        cuts = self.stage_rows | self.step_stages | {t - 1 for t in self.step_stages}
-        cuts |= self.own_cuts
-        return tuple(accumulate((t in cuts for t in range(self.n_stages - 1)), initial=0))
+        end_stages = self.stage_rows | self.step_stages | {t - 1 for t in self.step_stages}
+        end_stages |= self.user_row_ends
+        return tuple(accumulate((t in end_stages for t in range(self.n_stages - 1)), initial=0))
 
     @property
     def n_groups(self) -> int:
@@ -72,7 +73,7 @@ class Grouping:
     @cached_property
     def steps(self) -> Mapping[int, Collection[int]]:
         """Steps with enforced rows, by stage."""
-        if self.every_row:
+        if self.enforces_all_steps:
             return {t: range(t + 1) for t in range(self.n_stages)}
         rows: dict[int, set[int]] = {q: {q} for q in self.stage_rows}
         for t, k in self.step_rows:
@@ -80,18 +81,18 @@ class Grouping:
         return {t: frozenset(steps) for t, steps in rows.items()}
 
     def is_free(self, graph: Graph, i: int, begin: int, end: int) -> bool:
-        """Return whether no enforced row counts tensor `i` across the ends of groups begin..end-1.
+        """Return whether keeping tensor `i` from group `begin` to `end` adds to no enforced row.
 
-        A group ends at a stage with an enforced row, or next to a stage with an enforced step row.
-        The row of a stage that makes or reads `i` counts `i` in any case, unless an output may
-        overwrite `i`. A step row next to an end may count `i`. A tensor of 0 bytes is always free
-        to keep.
+        Groups `begin` to ``end - 1`` must each end at a stage that makes or reads `i`: the row of
+        that stage counts `i` anyway, unless an output may overwrite `i`. No step row may be
+        enforced in that stage or the next one, because such rows may count `i`. A tensor of 0 bytes
+        is always free to keep.
         """
         if graph.tensor_bytes[i] == 0:
             return True
-        users = graph.users_of[i]
+        readers = graph.users_of[i]
         n_free_ends = 0
-        for q in (graph.node_of[i], *users[bisect_left(users, self.first_stage[begin]) :]):
+        for q in (graph.node_of[i], *readers[bisect_left(readers, self.first_stage[begin]) :]):
             group = self.group_of[q]
             n_free_ends += (
                 begin <= group < end
@@ -102,39 +103,43 @@ class Grouping:
             )
         return n_free_ends == end - begin
 
-    def add(
+    def with_rows(
         self,
         stage_rows: Sequence[int] = (),
         step_rows: Sequence[tuple[int, int]] = (),
-        own: Mapping[int, frozenset[int]] | None = None,
+        ends_of_user_row: Mapping[int, frozenset[int]] | None = None,
     ) -> Grouping:
         """Return a grouping that enforces further rows.
 
-        `own` maps the position of each further per-stage user constraint to its `change_stages`.
+        `ends_of_user_row` maps the position of each further per-stage user constraint to its
+        `coefficient_change_stages`.
         """
-        own = own or {}
+        ends_of_user_row = ends_of_user_row or {}
         return Grouping(
             self.n_stages,
             self.stage_rows | frozenset(stage_rows),
             self.step_rows | frozenset(step_rows),
-            self.own_rows | own.keys(),
-            self.own_cuts.union(*own.values()),
+            self.user_rows | ends_of_user_row.keys(),
+            self.user_row_ends.union(*ends_of_user_row.values()),
         )
 
 
-def change_stages(row: LinearRow) -> frozenset[int]:
-    """Return the stages after which the coefficients of a row over stages change.
+def coefficient_change_stages(row: LinearRow) -> frozenset[int]:
+    """Return the stages after which the coefficients of a per-stage row change.
 
-    Between two of them, the row has equal coefficients in all stages.
+    In the stages between two changes, each decision has one coefficient.
     """
-    stages: dict[int, dict[tuple[str, int], float]] = {}
+    values_of_stage: dict[int, dict[tuple[str, int], float]] = {}
     for value, (family, (t, item)) in row.terms:
-        stages.setdefault(t, {})[family, item] = value
-    last_stages: set[int] = set()
-    group_values: dict[tuple[str, int], float] = {}
-    for t in sorted(stages):
-        if any(group_values.get(decision, value) != value for decision, value in stages[t].items()):
-            last_stages.add(t - 1)
-            group_values = {}
-        group_values |= stages[t]
-    return frozenset(last_stages)
+        values_of_stage.setdefault(t, {})[family, item] = value
+    change_stages: set[int] = set()
+    current_values: dict[tuple[str, int], float] = {}
+    for t in sorted(values_of_stage):
+        if any(
+            current_values.get(decision, value) != value
+            for decision, value in values_of_stage[t].items()
+        ):
+            change_stages.add(t - 1)
+            current_values = {}
+        current_values |= values_of_stage[t]
+    return frozenset(change_stages)

@@ -18,56 +18,57 @@ if TYPE_CHECKING:
 
 
 LOOSENING: Final = 5e-7
-"""Relative loosening of a row's limit: five times a solver's tolerance."""
+"""Fraction of a row's limit that is added to it: five times a solver's tolerance."""
 MAX_SCALED_VALUE: Final = 1e3
-"""Maximum coefficient of a value above the limit, in limits."""
+"""Maximum coefficient of a value above the limit, in multiples of the limit."""
 MAX_ARRAY_SUM: Final = 2.0**62
-"""Maximum sum of integers that fits in an array's sum."""
+"""Maximum sum of integers for which an int64 array is summed."""
 MIN_RELATIVE_VALUE: Final = 1e-9
-"""Values below this fraction of a row's largest value are dropped: solvers ignore them."""
+"""Values below this fraction of a row's largest value are dropped, because solvers ignore them."""
 
 
-def literal_slack(row: LinearRow, upper_bounds: Sequence[float]) -> float:
-    """Return the limit on the sum of a row's *literals*, weighted by absolute coefficients.
+def literal_limit(row: LinearRow, upper_bounds: Sequence[float]) -> float:
+    """Return the limit of a row rewritten as a sum of *literals* with absolute coefficients.
 
-    The literal of a positive value is its variable `x`, that of a negative one ``1 - x``, or ``u -
-    x`` for a count up to `u`. For real numbers, the possible rounding error is added.
+    The literal of a positive value is its variable `x`, that of a negative value ``1 - x``, or ``u
+    - x`` for a count up to `u`. For real numbers, the possible rounding error is added.
     `upper_bounds` has the upper bound of each column.
     """
-    negative_sum: float = sum(
+    negated_sum: float = sum(
         -value * round(upper_bounds[column]) for value, column in row.terms if value < 0
     )
     is_integer = isinstance(row.upper, int)
-    return row.upper + negative_sum + (0 if is_integer else ROUNDING_ERROR * negative_sum)
+    return row.upper + negated_sum + (0 if is_integer else ROUNDING_ERROR * negated_sum)
 
 
 def scale_limit(row: LinearRow) -> LinearRow | None:
     """Return the row that a solver gets for a limit; None if the limit cannot bind.
 
     Limit and values are 0 or more, in the unit of the simulator: integer bytes, or times or
-    energies. Variables are binary where it matters. The row has coefficients near one, and excludes
-    no 0/1 point that meets the limit.
+    energies. The returned row has coefficients near one, and excludes no 0/1 point that meets the
+    limit.
 
     Notes
     -----
     A solver's tolerance is absolute, and its conclusions from a row that a point meets exactly may
     be wrong by this tolerance. So each point that meets the limit must satisfy the row with slack:
     the right-hand side is raised by five tolerances. Bytes are multiples of their greatest common
-    divisor `g`, so the limit is first rounded down to a multiple and then raised by ``g / 2``, if
-    that is more; this admits no further point. Points that exceed the limit by less than the slack
-    are excluded by cover cuts (`poetmodel.solver.covers`).
+    divisor `g`, so the limit is first rounded down to a multiple and then raised by the maximum of
+    ``g / 2`` and five tolerances; adding ``g / 2`` admits no further point. Points that exceed the
+    limit by less than the slack are excluded by cover cuts (`poetmodel.solver.covers`).
 
-    A value above the limit forces its variable to 0. It is truncated to a thousand limits, so that
-    small values are not lost beside it. If the others always meet the limit together, the row only
-    states that all such variables are 0. Negligible values are dropped, which only loosens the row.
+    A value above the limit forces its variable to 0. It is truncated to a thousand limits, because
+    solvers lose small values beside very large ones. If all other values together meet the limit,
+    the row only states that the variables with values above the limit are 0. Negligible values are
+    dropped, which only loosens the row.
     """
     values, limit = np.asarray(row.values), row.upper
-    if values.dtype.kind not in "if":  # whole numbers that arrays do not hold
+    if values.dtype.kind not in "if":  # Python integers beyond 64 bits
         values, limit = values.astype(np.float64), float(limit)
-    scaled_parts = _scale_values(values, limit)
-    if scaled_parts is None:
+    scaled_values = _scale_values(values, limit)
+    if scaled_values is None:
         return None
-    is_retained, coefficients, upper = scaled_parts
+    is_retained, coefficients, upper = scaled_values
     index = (
         np.flatnonzero(is_retained).astype(np.int32)
         if row.index is None
@@ -79,17 +80,17 @@ def scale_limit(row: LinearRow) -> LinearRow | None:
 def _scale_values(
     values: NDArray[Any], limit: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
-    """Return a mask of retained values, their coefficients, and the right-hand side.
+    """Return the mask of retained values, their coefficients, and the right-hand side.
 
-    Returns None if the limit cannot bind.
+    None if the limit cannot bind.
     """
     if _exact_sum(values) <= limit:
         return None
     is_above = values > limit
-    fitting_values = values[~is_above]
-    if _exact_sum(fitting_values) <= limit:
+    other_values = values[~is_above]
+    if _exact_sum(other_values) <= limit:
         return is_above, np.ones(int(is_above.sum())), 0.0
-    largest = fitting_values.max().item()
+    largest = other_values.max().item()
     half_divisor = 0.0
     if isinstance(limit, int):
         divisor = int(np.gcd.reduce(values.astype(np.int64)))
@@ -106,16 +107,16 @@ def _exact_sum(values: NDArray[Any]) -> float:
     """Return the sum of values, exact for integers."""
     if values.dtype.kind == "f":
         return float(sum(values.tolist()))
-    is_exact = values.sum(dtype=np.float64) <= MAX_ARRAY_SUM
-    return int(values.sum()) if is_exact else int(sum(values.tolist()))
+    fits_array_sum = values.sum(dtype=np.float64) <= MAX_ARRAY_SUM
+    return int(values.sum()) if fits_array_sum else int(sum(values.tolist()))
 
 
 def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow:
     """Return an equivalent limit whose negative values are at least minus the maximum violation.
 
-    The same decisions meet the limit, and small values are not lost beside large ones (coefficient
-    reduction: Savelsbergh, ORSA Journal on Computing 6, 1994). `upper_bounds` has the upper bound
-    of each column.
+    The same decisions meet both limits. Solvers lose fewer small values beside large ones
+    (coefficient reduction: Savelsbergh, ORSA Journal on Computing 6, 1994). `upper_bounds` has the
+    upper bound of each column.
     """
     positive_sum = sum(
         value * round(upper_bounds[column]) for value, column in row.terms if value > 0
@@ -133,7 +134,7 @@ def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> Linear
 def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow | None:
     """Return the row of a limit with negative values or counts; see `scale_limit`.
 
-    The limit is scaled as a row over literals (`literal_slack`); a count up to `u` is `u` equal
+    The limit is scaled as a row over literals (`literal_limit`); a count up to `u` is `u` equal
     literals. Returns None if positive values together do not exceed the limit. A negative value
     that would be dropped as negligible gets a tiny coefficient, so that the row has the variable
     and covers can count it. `upper_bounds` has the upper bound of each column.
@@ -150,24 +151,24 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
         for (value, column), count in zip(terms, counts, strict=True)
         for _ in range(count)
     ]
-    scaled_row = scale_limit(LinearRow.from_terms(literals, upper=literal_slack(row, upper_bounds)))
+    scaled_row = scale_limit(LinearRow.from_terms(literals, upper=literal_limit(row, upper_bounds)))
     if scaled_row is None:
         return None
     literal_terms = list(scaled_row.terms)
     upper = scaled_row.upper - sum(value for value, (sign, _) in literal_terms if sign < 0)
-    merged_row = {column: sign * value for value, (sign, column) in literal_terms}
-    min_value = MIN_RELATIVE_VALUE * max(value for value, _ in literals)
+    coefficient_of_column = {column: sign * value for value, (sign, column) in literal_terms}
+    negligible_value = MIN_RELATIVE_VALUE * max(value for value, _ in literals)
     for value, column in terms:
-        if -min_value < value < 0:
-            merged_row.setdefault(column, -2 * MIN_RELATIVE_VALUE)
-    pairs = ((value, column) for column, value in merged_row.items())
-    return LinearRow.from_terms(pairs, upper=upper, name=row.name, key=row.key)
+        if -negligible_value < value < 0:
+            coefficient_of_column.setdefault(column, -2 * MIN_RELATIVE_VALUE)
+    row_terms = ((value, column) for column, value in coefficient_of_column.items())
+    return LinearRow.from_terms(row_terms, upper=upper, name=row.name, key=row.key)
 
 
 def scale_and_register_limit(m: Model, limit: LinearRow) -> LinearRow | None:
-    """Return the scaled row of a limit and register the limit for covers.
+    """Return the scaled row of a limit, and register the limit for cover cuts.
 
-    None if it cannot bind.
+    Return None, and register nothing, if the limit cannot bind.
     """
     row = scale_signed_limit(limit, m.upper)
     if row is not None:
@@ -176,5 +177,5 @@ def scale_and_register_limit(m: Model, limit: LinearRow) -> LinearRow | None:
 
 
 def register_limit(m: Model, limit: LinearRow) -> None:
-    """Store a limit in the model, for cover cuts."""
+    """Add a limit to `Model.limits`, from which cover cuts are found."""
     m.limits[Label(limit.name, limit.key)] = limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
-from poetmodel.model.linear import literal_slack, reduce_coefficients, scale_and_register_limit
+from poetmodel.model.linear import literal_limit, reduce_coefficients, scale_and_register_limit
 from poetmodel.problem import (
     DEADLINE_ROWS,
     USER_CONSTRAINTS,
@@ -20,22 +20,23 @@ if TYPE_CHECKING:
     from poetmodel.model.decisions import Term
 
 
-MAX_UNITS: Final = 1e6
-"""Maximum cost in the objective, in units: beside larger costs, solvers lose small ones."""
+MAX_COST_UNITS: Final = 1e6
+"""Maximum cost in units of the objective: solvers lose small costs beside larger ones."""
 
 
 def _add_objective(m: Model) -> None:
-    """Minimize the excess of decisions over the single pass.
+    """Minimize the cost of all decisions beyond the single pass.
 
-    In units of a thousandth of the baseline, without the constant::
+    The unit is a thousandth of the baseline; the constant is omitted here::
 
         sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)
         + sum((1 - resident) * (page_in + page_out of the replacement))
 
-    with energies, times, bytes written or user-defined coefficients; or the peak RAM variable. If
-    coefficients are negative, a constant makes the objective 0 or more: their largest possible
-    reward. Very large costs are truncated to a million units, or twice the reference. Bounds remain
-    valid, and solutions better than the reference keep their cost.
+    Coefficients are energies, times, bytes written or user-defined; or the objective is the peak
+    RAM variable. If coefficients are negative, a constant makes the objective 0 or more: the
+    largest possible reward. Costs are truncated to a million units, or to twice the `reference` of
+    the problem's objective if it has one. Bounds remain valid, and solutions better than the
+    reference have their true cost.
     """
     m.objective_unit = m.problem.objective.unit
     m.costs, m.offset = objective_terms(m, m.problem)
@@ -43,23 +44,26 @@ def _add_objective(m: Model) -> None:
 
 
 def objective_terms(m: Model, problem: Problem) -> tuple[list[Term], float]:
-    """Return the objective of a problem in its unit: terms over a model's columns, and a constant.
+    """Return the objective of `problem` in its unit: terms over columns of `m`, and a constant.
 
-    The model is of that problem, or of a problem that it is a surrogate of.
+    `m` is a model of the problem, or of the stated problem if `problem` is its surrogate.
     """
     objective = problem.objective
     if not objective.is_sum:
         return ([] if m.peak is None else [(1000.0, m.peak)]), 0.0
     unit, reference = objective.unit, objective.reference
-    max_cost = MAX_UNITS if reference is None else 2 * reference / unit
-    capped = Coefficients(
+    max_cost = MAX_COST_UNITS if reference is None else 2 * reference / unit
+    capped_coefficients = Coefficients(
         *(
-            tuple(max(-max_cost, min(coefficient / unit, max_cost)) for coefficient in column)
-            for column in objective.coefficients
+            tuple(
+                max(-max_cost, min(coefficient / unit, max_cost))
+                for coefficient in item_coefficients
+            )
+            for item_coefficients in objective.coefficients
         )
     )
-    rewards = min_negative_sum(problem.graph, capped)
-    return m.decisions.terms(capped), -rewards if rewards else 0.0
+    min_sum = min_negative_sum(problem.graph, capped_coefficients)
+    return m.decisions.terms(capped_coefficients), -min_sum if min_sum else 0.0
 
 
 OBJECTIVE = Component("objective", _add_objective, "POET (ICML 2022), equation 2", AFTER_VARIABLES)
@@ -68,7 +72,7 @@ OBJECTIVE = Component("objective", _add_objective, "POET (ICML 2022), equation 2
 def _add_deadline_rows(m: Model) -> None:
     """Meet the deadline.
 
-    With page times only if the deadline counts them::
+    Transfer times are included only if the deadline counts them::
 
         sum(R * compute_time) + sum(M_in * page_in_time) + sum(M_out * page_out_time) <= deadline
 
@@ -81,7 +85,7 @@ def _add_deadline_rows(m: Model) -> None:
 
 
 WRITES_ROW: Final = "fewer_writes"
-"""Name of the row of bytes written that is temporarily added to a model."""
+"""Name of the limit on bytes written that `poetmodel.solver.extended` adds to a model."""
 
 
 DEADLINE = Component(
@@ -116,13 +120,13 @@ ENERGY_BUDGET = Component(
 def _add_user_constraint_rows(m: Model) -> None:
     """Meet the user-defined constraints on the totals of a schedule.
 
-    For every constraint ``lower <= sum of totals <= upper``, with the contribution of each
-    decision, and without that of a single pass; a constraint has one such row or two::
+    Every constraint ``lower <= sum of totals <= upper`` has one or two rows. They have the
+    contribution of each decision; `pass` is the contribution of a single pass::
 
         sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)  <=  upper - pass
         - sum(R * compute) - sum(M_in * page_in) - sum(M_out * page_out)  <=  pass - lower
 
-    If a limit or the objective rewards paging a tensor out, one page-out counts::
+    If a limit or the objective rewards paging a tensor out, at most one page-out is allowed::
 
         sum(M_out[t,i], t >= node(i)) <= 1
     """
@@ -140,27 +144,27 @@ def _add_user_constraint_rows(m: Model) -> None:
             m.add_row(i, columns, [1.0] * len(columns), upper=1.0)
 
 
-OWN_CONSTRAINTS = Component(
+USER_TOTALS = Component(
     USER_CONSTRAINTS,
     _add_user_constraint_rows,
-    "poetmodel: a user's own rows, over the decisions that totals count",
+    "poetmodel: user-defined constraints, over the decisions that totals count",
     AFTER_VARIABLES,
 )
 
-LIMITS_AND_OBJECTIVE: Final = (DEADLINE, ENERGY_BUDGET, OWN_CONSTRAINTS, OBJECTIVE)
+LIMITS_AND_OBJECTIVE: Final = (DEADLINE, ENERGY_BUDGET, USER_TOTALS, OBJECTIVE)
 
 
 def add_limit(m: Model, limit: LinearRow) -> None:
-    """Add the row of a limit over totals under its name, unless it cannot bind.
+    """Add the scaled row of a limit on totals to the family of its name, unless it cannot bind.
 
-    Adds an infeasible row if even the largest rewards cannot meet the limit.
+    Adds an infeasible row if no decisions can meet the limit.
     """
-    reduced = reduce_coefficients(m.decisions.row_over_columns(limit), m.upper)
-    if literal_slack(reduced, m.upper) < 0:
+    reduced_limit = reduce_coefficients(m.decisions.row_over_columns(limit), m.upper)
+    if literal_limit(reduced_limit, m.upper) < 0:
         m.begin_rows(limit.name)
         m.add_infeasible_row(limit.key)
         return
-    row = scale_and_register_limit(m, reduced)
+    row = scale_and_register_limit(m, reduced_limit)
     if row is not None:
         m.begin_rows(limit.name)
         m.add_linear_row(row)

@@ -1,9 +1,9 @@
 """``paper``: Algorithm 1 of POET as published, for comparison and teaching.
 
-Its memory recurrence differs from the simulator: a page-in's destination counts one stage late, and
-a tensor without readers is never freed. Its schedules are verified like all schedules.
+The memory recurrence differs from the simulator: the RAM of a page-in counts one stage late, and a
+tensor without readers is never freed. Schedules are verified like those of other formulations.
 
-It supports only nodes with one output. Other graphs are reduced first: see `merge_outputs`.
+``paper`` supports only nodes with one output. Other graphs are reduced first: see `merge_outputs`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import ModelError
 from poetmodel.graph import Graph, Tensor
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.objective import DEADLINE, OBJECTIVE, OWN_CONSTRAINTS
+from poetmodel.model.objective import DEADLINE, OBJECTIVE, USER_TOTALS
 from poetmodel.model.relations import TRIANGLE, ZERO, TriangleRelations
 from poetmodel.problem import LinearRow, Problem, Quantity
 from poetmodel.schedule import RELATIONS
@@ -26,46 +26,46 @@ if TYPE_CHECKING:
     from poetmodel.model.arrays import Model
 
 
-def check_fits(problem: Problem) -> None:
-    """Raise `ModelError` if Algorithm 1 cannot state the problem."""
+def check_supported(problem: Problem) -> None:
+    """Raise `ModelError` with all features of the problem that Algorithm 1 does not support."""
     graph = problem.graph
-    faults = []
+    errors = []
     stored_nodes = [node.name for node in graph.nodes if node.on_aux]
     if stored_nodes:
-        faults.append(
+        errors.append(
             f"formulation 'paper' has no nodes on auxiliary storage such as {stored_nodes[0]!r}; "
             "use lazy or compact"
         )
     if graph.version > 1:
-        faults.append(
+        errors.append(
             "formulation 'paper' has no state tensors and no in-place operators; "
             "use lazy or compact"
         )
     if problem.minimize != Quantity.ENERGY:
-        faults.append(
+        errors.append(
             f"formulation 'paper' minimizes energy only, not {problem.minimize}; "
             "use lazy or compact"
         )
     if problem.energy_budget_j is not None:
-        faults.append("formulation 'paper' has no energy budget; use lazy or compact")
+        errors.append("formulation 'paper' has no energy budget; use lazy or compact")
     if problem.stage_limits:
-        faults.append("formulation 'paper' has no constraints on stages; use lazy or compact")
-    if faults:
-        raise ModelError(faults)
+        errors.append("formulation 'paper' has no constraints on stages; use lazy or compact")
+    if errors:
+        raise ModelError(errors)
 
 
 def describe_reduction(graph: Graph) -> str | None:
-    """Return a sentence that describes the change of `merge_outputs`.
+    """Return a sentence that describes the change of a graph by `merge_outputs`.
 
-    None if it changes nothing.
+    None if each node has one output, so that the graph does not change.
     """
-    several = [node.name for node in graph.nodes if len(node.outputs) != 1]
-    if not several:
+    node_names = [node.name for node in graph.nodes if len(node.outputs) != 1]
+    if not node_names:
         return None
     return (
         f"formulation 'paper' supports one output per node: the outputs of a node are merged to "
-        f"one tensor, kept, recomputed and paged together ({len(several)} of {len(graph.nodes)} "
-        f"nodes have several or none, such as {several[0]!r}); the schedule is verified on the "
+        f"one tensor, kept, recomputed and paged together ({len(node_names)} of {len(graph.nodes)} "
+        f"nodes have several or none, such as {node_names[0]!r}); the schedule is verified on the "
         "graph itself"
     )
 
@@ -74,12 +74,12 @@ def merge_outputs(problem: Problem) -> Problem:
     """Return the problem with the outputs of each node merged to one tensor.
 
     The tensor has the bytes of all outputs; paging it costs as much as paging the outputs that have
-    readers. A node without outputs gets one of 0 bytes. Limits are those of the problem in bytes,
-    seconds and joules, so that percentages keep their meaning. User-defined constraints, which name
-    tensors, are stated later by `restore_tensors`.
+    readers. A node without outputs gets one of 0 bytes. Limits given as percentages become bytes,
+    seconds and joules. User-defined constraints are dropped, because they name tensors;
+    `map_to_original_tensors` adds them to the model.
     """
-    graph, table = problem.graph, problem.table
-    outputs_read = read_outputs(graph)
+    graph, cost_table = problem.graph, problem.table
+    outputs_of_node = used_outputs(graph)
     nodes = tuple(
         replace(
             node,
@@ -90,52 +90,55 @@ def merge_outputs(problem: Problem) -> Problem:
         )
         for k, node in enumerate(graph.nodes)
     )
-    reduced = replace(graph, nodes=nodes)
+    merged_graph = replace(graph, nodes=nodes)
 
     def sum_costs(
         times: Sequence[float], energies: Sequence[float]
     ) -> list[tuple[float, float]] | None:
-        if not table.has_storage:
+        if not cost_table.has_storage:
             return None
-        return [(sum(times[i] for i in r), sum(energies[i] for i in r)) for r in outputs_read]
+        return [
+            (sum(times[i] for i in outputs), sum(energies[i] for i in outputs))
+            for outputs in outputs_of_node
+        ]
 
     costs = Costs.from_arrays(
-        reduced,
-        compute_time_s=table.compute_time_s,
-        compute_energy_j=table.compute_energy_j,
-        page_in=sum_costs(table.page_in_time_s, table.page_in_energy_j),
-        page_out=sum_costs(table.page_out_time_s, table.page_out_energy_j),
+        merged_graph,
+        compute_time_s=cost_table.compute_time_s,
+        compute_energy_j=cost_table.compute_energy_j,
+        page_in=sum_costs(cost_table.page_in_time_s, cost_table.page_in_energy_j),
+        page_out=sum_costs(cost_table.page_out_time_s, cost_table.page_out_energy_j),
         device=problem.costs.device,
     )
-    return replace(problem.resolved(), graph=reduced, costs=costs, constraints=())
+    return replace(problem.resolved(), graph=merged_graph, costs=costs, constraints=())
 
 
-def read_outputs(graph: Graph) -> list[tuple[int, ...]]:
+def used_outputs(graph: Graph) -> list[tuple[int, ...]]:
     """Return for each node its outputs that have readers."""
     return [tuple(i for i in outputs if graph.users_of[i]) for outputs in graph.outputs_of]
 
 
-def restore_tensors(m: Model, problem: Problem) -> None:
-    """Change a model of the merged problem to refer to the tensors of the original problem.
+def map_to_original_tensors(m: Model, problem: Problem) -> None:
+    """Change a model of the merged problem to refer to the tensors of the original `problem`.
 
-    Every output with readers has the column of its node; the other outputs are never in RAM at the
-    beginning of a stage, and never paged.
+    Every output with readers gets the columns of its node; an output without readers is never in
+    RAM at the beginning of a stage, and never paged. Adds the user-defined constraints.
     """
-    outputs_read = read_outputs(problem.graph)
-    names = {name: f"{name}_of_node" for name in RELATIONS[1:]}
-    m.families = {names.get(name, name): columns for name, columns in m.families.items()}
+    outputs_of_node = used_outputs(problem.graph)
+    node_families = {name: f"{name}_of_node" for name in RELATIONS[1:]}
+    m.families = {node_families.get(name, name): columns for name, columns in m.families.items()}
     m.decisions = replace(
         m.decisions,
-        page_ins=[(i, column) for k, column in m.decisions.page_ins for i in outputs_read[k]],
-        page_outs=[(i, column) for k, column in m.decisions.page_outs for i in outputs_read[k]],
+        page_ins=[(i, column) for k, column in m.decisions.page_ins for i in outputs_of_node[k]],
+        page_outs=[(i, column) for k, column in m.decisions.page_outs for i in outputs_of_node[k]],
     )
     m.problem = problem
-    OWN_CONSTRAINTS.build(m)
+    USER_TOTALS.build(m)
     m.relations = NodeRelations(m)
 
 
 class NodeRelations(TriangleRelations):
-    """Entries of the relations if the outputs of a node are merged to one tensor."""
+    """Entries of the relations for a graph whose model has one merged tensor per node."""
 
     def entry(self, name: str, t: int, k: int) -> int:
         """Return the column of an entry of a relation; `ZERO` for an output without readers."""
@@ -149,18 +152,18 @@ class NodeRelations(TriangleRelations):
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
         """Yield (relation, stage, index) of every entry that is 1.
 
-        `is_one` gives a column's value.
+        `is_one` returns whether a column is 1.
         """
-        outputs_read = read_outputs(self.problem.graph)
+        outputs_of_node = used_outputs(self.problem.graph)
         yield from (("R", t, k) for (t, k), column in self.m.R.items() if is_one(column))
         for name in RELATIONS[1:]:
             for (t, k), column in self.m.families[f"{name}_of_node"].items():
                 if is_one(column):
-                    yield from ((name, t, i) for i in outputs_read[k])
+                    yield from ((name, t, i) for i in outputs_of_node[k])
 
 
 def _add_inputs_resident_rows(m: Model) -> None:
-    """Compute a node only if its inputs are in RAM.
+    """Require the inputs of a computed node in RAM.
 
     For every edge ``(i, j)`` and stage ``t``::
 
@@ -175,7 +178,7 @@ def _add_inputs_resident_rows(m: Model) -> None:
 
 
 def _add_ram_continuity_rows(m: Model) -> None:
-    """Have in RAM only tensors that were in RAM, were computed, or were paged in, one stage before.
+    """Allow in RAM only tensors that were in RAM, computed or paged in, one stage before.
 
     ::
 
@@ -188,7 +191,7 @@ def _add_ram_continuity_rows(m: Model) -> None:
 
 
 def _add_aux_continuity_rows(m: Model) -> None:
-    """Have on storage only tensors that were on storage or were paged out, one stage before.
+    """Allow on storage only tensors that were on storage or paged out, one stage before.
 
     ::
 
@@ -201,7 +204,7 @@ def _add_aux_continuity_rows(m: Model) -> None:
 
 
 def _add_page_in_source_rows(m: Model) -> None:
-    """Page in only tensors that are on storage.
+    """Allow page-ins only of tensors on storage.
 
     ::
 
@@ -213,7 +216,7 @@ def _add_page_in_source_rows(m: Model) -> None:
 
 
 def _add_page_out_source_rows(m: Model) -> None:
-    """Page out only tensors that were in RAM when the stage began.
+    """Allow page-outs only of tensors that were in RAM when the stage began.
 
     ::
 
@@ -228,13 +231,11 @@ def _add_page_out_source_rows(m: Model) -> None:
 def _add_freeing_rows(m: Model) -> None:
     """Free a tensor after the last step of a stage that reads it.
 
-    For every edge ``(i, k)`` and stage ``t >= k``, with the hazards ``H`` that forbid freeing `i`
-    after step `k`, and their number `h_max`::
+    For every edge ``(i, k)`` and stage ``t >= k``, `H` is the number of hazards, each of which
+    forbids freeing `i` after step `k`, and `h_max` its maximum, the number of summands::
 
         H[t,i,k] = (1 - R[t,k]) + S_RAM[t+1,i] + sum(R[t,j] for readers j > k of i, j <= t)
         1 - FREE[t,i,k] <= H[t,i,k] <= h_max * (1 - FREE[t,i,k])
-
-    `h_max` is the number of summands, the largest value of `H`.
     """
     graph = m.problem.graph
     n = len(graph.nodes)
@@ -242,8 +243,8 @@ def _add_freeing_rows(m: Model) -> None:
     index = [(t, i, k) for i, k in edges for t in range(k, n)]
     m.add_variables("FREE", index)
 
-    def hazards(t: int, i: int, k: int) -> tuple[list[int], list[float]]:
-        """Return the columns of `H` and their signs, without the constant of ``1 - R[t,k]``."""
+    def hazard_terms(t: int, i: int, k: int) -> tuple[list[int], list[float]]:
+        """Return the columns of `H` and their signs, without the constant 1."""
         columns = [m.R[t, k]]
         if t + 1 < n:
             columns.append(m.S_RAM[t + 1, i])
@@ -252,17 +253,17 @@ def _add_freeing_rows(m: Model) -> None:
 
     m.begin_rows("freeing_lower")
     for (t, i, k), free_column in m.FREE.items():
-        columns, signs = hazards(t, i, k)
+        columns, signs = hazard_terms(t, i, k)
         m.add_row((t, i, k), [*columns, free_column], [*signs, 1.0], lower=0.0)
     m.begin_rows("freeing_upper")
     for (t, i, k), free_column in m.FREE.items():
-        columns, signs = hazards(t, i, k)
+        columns, signs = hazard_terms(t, i, k)
         h_max = len(columns)
         m.add_row((t, i, k), [*columns, free_column], [*signs, h_max], upper=h_max - 1)
 
 
 def _add_all_memory_rows(m: Model) -> None:
-    """Track the memory in use through the steps of a stage, and limit it.
+    """Compute the RAM in use after each step of a stage, and limit it.
 
     In units of the budget, over the steps ``k <= t``::
 
@@ -270,21 +271,21 @@ def _add_all_memory_rows(m: Model) -> None:
         U[t,k+1] = U[t,k] - sum(bytes[i] * FREE[t,i,k] for inputs i of k) + bytes[k+1] * R[t,k+1]
         U[t,k]  <= budget
     """
-    graph, limit = m.problem.graph, m.problem.usable_ram_bytes
+    graph, limit_bytes = m.problem.graph, m.problem.usable_ram_bytes
     # A budget of 0 bytes or less is infeasible, which U >= 0 with this bound still implies.
-    unit = max(limit, 1)
-    size = [bytes_ / unit for bytes_ in graph.tensor_bytes]
+    unit_bytes = max(limit_bytes, 1)
+    sizes = [size / unit_bytes for size in graph.tensor_bytes]
     index = list(m.R)
-    max_use = min(limit, unit) / unit if limit > 0 else 0.0
-    m.add_variables("U", index, upper=max_use, integer=False)
+    max_usage = min(limit_bytes, unit_bytes) / unit_bytes if limit_bytes > 0 else 0.0
+    m.add_variables("U", index, upper=max_usage, integer=False)
     m.begin_rows("memory")
-    for (t, k), in_use in m.U.items():
-        terms = [(-1.0, in_use), (size[k], m.R[t, k])]
+    for (t, k), usage_column in m.U.items():
+        terms = [(-1.0, usage_column), (sizes[k], m.R[t, k])]
         if k == 0:
-            terms += [(size[i], m.S_RAM[t, i]) for i in range(t)]
+            terms += [(sizes[i], m.S_RAM[t, i]) for i in range(t)]
         else:
             terms.append((1.0, m.U[t, k - 1]))
-            terms += [(-size[i], m.FREE[t, i, k - 1]) for i in graph.inputs_of[k - 1]]
+            terms += [(-sizes[i], m.FREE[t, i, k - 1]) for i in graph.inputs_of[k - 1]]
         m.add_linear_row(LinearRow.from_terms(terms, lower=0.0, upper=0.0, key=(t, k)))
 
 
@@ -317,7 +318,7 @@ PAPER = Formulation(
             AFTER_VARIABLES | {"freeing"},
         ),
         DEADLINE,
-        OWN_CONSTRAINTS,
+        USER_TOTALS,
         OBJECTIVE,
     ),
 )

@@ -1,4 +1,4 @@
-"""The relations of the paper over their triangles, for users and as columns."""
+"""The relations of the paper over their triangles: as mappings for users, and as columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from poetmodel.errors import ModelError
 from poetmodel.model.compact import declare_homes
 from poetmodel.model.decisions import Decisions
 from poetmodel.model.formulation import Component
-from poetmodel.model.memory import StepView, assign_memory
+from poetmodel.model.memory import StepView, memory_values
 from poetmodel.schedule import RELATIONS, Schedule
 
 if TYPE_CHECKING:
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from poetmodel.model.arrays import Model
 
 ZERO: Final = -1
-"""Stands for the column of an entry that is always 0."""
+"""Placeholder for the column of an entry that is always 0."""
 ONE: Final = -2
-"""Stands for the column of an entry that is always 1."""
+"""Placeholder for the column of an entry that is always 1."""
 
 
 def first_stages(graph: Graph, name: str) -> Sequence[int]:
-    """Return the first stage with an entry of a relation, for each node or tensor."""
+    """Return the first stage with an entry of relation `name`, for each node or tensor."""
     if name == "R":
         return range(len(graph.nodes))
     return graph.node_of if name == "M_out" else [k + 1 for k in graph.node_of]
 
 
-def triangle(graph: Graph, name: str) -> Iterator[tuple[int, int]]:
-    """Yield every (stage, node or tensor) of a relation, in order."""
-    firsts = first_stages(graph, name)
+def triangle_indices(graph: Graph, name: str) -> Iterator[tuple[int, int]]:
+    """Yield each index (stage, node or tensor) of relation `name`, in order."""
+    first_stage_of = first_stages(graph, name)
     stages = range(len(graph.nodes))
-    return ((t, k) for t in stages for k, first in enumerate(firsts) if first <= t)
+    return ((t, k) for t in stages for k, first in enumerate(first_stage_of) if first <= t)
 
 
 class Relation(Mapping[tuple[int, int], Any]):
@@ -48,7 +48,7 @@ class Relation(Mapping[tuple[int, int], Any]):
         self._name = name
         self._graph = graph
         self._entry = entry
-        self._firsts = first_stages(graph, name)
+        self._first_stage_of = first_stages(graph, name)
 
     def __getitem__(self, index: tuple[int, int]) -> Any:
         """Return an entry; raise `ModelError` outside the triangle."""
@@ -76,19 +76,21 @@ class Relation(Mapping[tuple[int, int], Any]):
             t, k = map(operator.index, index)
         except TypeError:
             return None
-        if 0 <= k < len(self._firsts) and self._firsts[k] <= t < len(self._graph.nodes):
+        if 0 <= k < len(self._first_stage_of) and self._first_stage_of[k] <= t < len(
+            self._graph.nodes
+        ):
             return t, k
         return None
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return triangle(self._graph, self._name)
+        return triangle_indices(self._graph, self._name)
 
     def __len__(self) -> int:
-        return sum(len(self._graph.nodes) - first for first in self._firsts)
+        return sum(len(self._graph.nodes) - first for first in self._first_stage_of)
 
 
 def _declare_relations(m: Model) -> None:
-    """Declare the paper's five binary relations over their triangles.
+    """Add the variables of the paper's five relations over their triangles, all binary.
 
     ::
 
@@ -97,13 +99,13 @@ def _declare_relations(m: Model) -> None:
 
     Recomputations of nodes that are not recomputable, and page-ins and page-outs without paging,
     are fixed to 0. Tensors on storage from the start have S_AUX = 1. The home of state is RAM
-    (``resident[w]``) or storage. No node reads state after its replacement, and a replacement is
-    only in ``M_out``, in the stage that makes it.
+    (``resident[w]``) or storage. State has no entries after the stage of its replacement. A
+    replacement has only the entry of ``M_out`` in the stage that makes it.
     """
     problem = m.problem
     graph = problem.working_graph
     for name in RELATIONS:
-        m.add_variables(name, triangle(graph, name))
+        m.add_variables(name, triangle_indices(graph, name))
     for (t, k), column in m.R.items():
         if t == k:
             m.fixed[column] = 1.0
@@ -113,7 +115,7 @@ def _declare_relations(m: Model) -> None:
         if i in problem.graph.on_aux:
             m.fixed[column] = 1.0
     declare_homes(m)
-    _fix_state(m)
+    _fix_impossible_state_entries(m)
     if not problem.can_page:
         m.fixed |= dict.fromkeys((*m.M_in.values(), *m.M_out.values()), 0.0)
     state_of = problem.graph.state_of
@@ -131,8 +133,8 @@ def _declare_relations(m: Model) -> None:
     )
 
 
-def _fix_state(m: Model) -> None:
-    """Fix impossible entries of state and replacements to 0."""
+def _fix_impossible_state_entries(m: Model) -> None:
+    """Fix to 0 the entries that state and replacements cannot have."""
     problem, node_of = m.problem, m.problem.graph.node_of
     state = frozenset(problem.graph.state_tensors)
     mapped_state = state if problem.reads_in_place else frozenset()
@@ -150,29 +152,29 @@ def _fix_state(m: Model) -> None:
 TRIANGLE = Component("variables", _declare_relations, source="POET (ICML 2022), section 5.2")
 
 
-def assign_homes(m: Model, schedule: Schedule) -> Iterator[tuple[int, float]]:
-    """Yield (column, value) of the homes of state in a schedule."""
-    homes = set(schedule.resident)
-    yield from ((column, float(i in homes)) for i, column in m.resident.items())
-    yield from ((column, float(i not in homes)) for i, column in m.storage_home.items())
+def home_values(m: Model, schedule: Schedule) -> Iterator[tuple[int, float]]:
+    """Yield (column, value) of the columns of state's homes, for a schedule."""
+    resident_tensors = set(schedule.resident)
+    yield from ((column, float(i in resident_tensors)) for i, column in m.resident.items())
+    yield from ((column, float(i not in resident_tensors)) for i, column in m.storage_home.items())
 
 
 class TriangleRelations(StepView):
-    """Entries of the relations as separate columns."""
+    """Returns the columns of entries of the relations; each entry has a column."""
 
-    def in_ram(self, t: int, i: int) -> int | None:
+    def in_ram_column(self, t: int, i: int) -> int | None:
         """Return the column of ``S_RAM[t,i]``; None if it is zero."""
-        return self._unless_fixed(self.m.S_RAM.get((t, i)))
+        return self._unfixed_column(self.m.S_RAM.get((t, i)))
 
-    def computed(self, t: int, k: int) -> int | None:
+    def recompute_column(self, t: int, k: int) -> int | None:
         """Return the column of ``R[t,k]``, ``k < t``; None if it is fixed to zero."""
-        return self._unless_fixed(self.m.R[t, k])
+        return self._unfixed_column(self.m.R[t, k])
 
-    def paged_in(self, t: int, i: int) -> int | None:
+    def page_in_column(self, t: int, i: int) -> int | None:
         """Return the column of ``M_in[t,i]``; None if it is fixed to zero."""
-        return self._unless_fixed(self.m.M_in[t, i])
+        return self._unfixed_column(self.m.M_in[t, i])
 
-    def _unless_fixed(self, column: int | None) -> int | None:
+    def _unfixed_column(self, column: int | None) -> int | None:
         return None if column in self.m.fixed else column
 
     def entry(self, name: str, t: int, k: int) -> int:
@@ -182,29 +184,29 @@ class TriangleRelations(StepView):
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
         """Yield (relation, stage, index) of every entry that is 1.
 
-        `is_one` gives a column's value.
+        `is_one` returns whether a column is 1.
         """
         for name in RELATIONS:
             for (t, k), column in self.m.families[name].items():
                 if is_one(column):
                     yield name, t, k
 
-    def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
+    def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
         """Yield (column, value) of the decisions of a schedule."""
         values: dict[int, float] = {}
         for name in RELATIONS:
-            entries, columns = set(getattr(schedule, name)), self.m.families[name]
-            values |= {column: float(index in entries) for index, column in columns.items()}
+            ones, columns = set(getattr(schedule, name)), self.m.families[name]
+            values |= {column: float(index in ones) for index, column in columns.items()}
         if "stored" in self.m.families:
             paged_out = {i for _, i in schedule.M_out}
             values |= {column: float(i in paged_out) for i, column in self.m.stored.items()}
-        values |= assign_homes(self.m, schedule)
+        values |= home_values(self.m, schedule)
         yield from values.items()
-        yield from assign_memory(self.m, schedule, values)
+        yield from memory_values(self.m, schedule, values)
 
 
 class CompactRelations(StepView):
-    """Values of the paper's relations in terms of the columns of ``compact``."""
+    """Returns the columns of ``compact`` that have the values of the relations' entries."""
 
     def entry(self, name: str, t: int, k: int) -> int:
         """Return the column of an entry of a relation, or `ZERO` or `ONE`."""
@@ -212,15 +214,15 @@ class CompactRelations(StepView):
         return column
 
     def R(self, t: int, k: int) -> int:
-        """``R[t,k]``."""
-        return ONE if t == k else self._or_zero(self.computed(t, k))
+        """Return the column of ``R[t,k]``, or `ZERO` or `ONE`."""
+        return ONE if t == k else self._column_or_zero(self.recompute_column(t, k))
 
     def S_RAM(self, t: int, i: int) -> int:
-        """``S_RAM[t,i]``."""
-        return self._or_zero(self.in_ram(t, i))
+        """Return the column of ``S_RAM[t,i]``, or `ZERO`."""
+        return self._column_or_zero(self.in_ram_column(t, i))
 
     def S_AUX(self, t: int, i: int) -> int:
-        """``S_AUX[t,i]``."""
+        """Return the column of ``S_AUX[t,i]``, or `ZERO` or `ONE`."""
         if i in self.m.resident:
             home = self.m.storage_home.get(i, ZERO)
             return home if t <= self.problem.graph.last_page_in_stage(i) else ZERO
@@ -229,11 +231,11 @@ class CompactRelations(StepView):
         return self.m.paged_out.get(i, ZERO)
 
     def M_in(self, t: int, i: int) -> int:
-        """``M_in[t,i]``."""
-        return self._or_zero(self.paged_in(t, i))
+        """Return the column of ``M_in[t,i]``, or `ZERO`."""
+        return self._column_or_zero(self.page_in_column(t, i))
 
     def M_out(self, t: int, i: int) -> int:
-        """``M_out[t,i]``."""
+        """Return the column of ``M_out[t,i]``, or `ZERO`."""
         if t != self.graph.node_of[i]:
             return ZERO
         old = self.problem.graph.state_of.get(i)
@@ -241,13 +243,13 @@ class CompactRelations(StepView):
             return self.m.storage_home.get(old, ZERO)
         return self.m.paged_out.get(i, ZERO)
 
-    def _or_zero(self, column: int | None) -> int:
+    def _column_or_zero(self, column: int | None) -> int:
         return ZERO if column is None else column
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
         """Yield (relation, stage, index) of every entry that is 1.
 
-        `is_one` gives a column's value.
+        `is_one` returns whether a column is 1.
         """
         m, graph = self.m, self.graph
         yield from (("R", t, t) for t in range(len(graph.nodes)))
@@ -271,28 +273,25 @@ class CompactRelations(StepView):
                 if replacement is not None:
                     yield "M_out", last_stage, replacement
 
-    def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) of the decisions of a schedule.
-
-        Decisions without a column are omitted.
-        """
+    def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
+        """Yield (column, value) of the decisions of a schedule that have a column."""
         m = self.m
-        in_ram = set(schedule.S_RAM)
+        in_ram_entries = set(schedule.S_RAM)
         values: dict[int, float] = {}
-        for columns, entries in (
+        for columns, ones in (
             (m.recomputed, set(schedule.R)),
             (m.paged_in, set(schedule.M_in)),
             (m.paged_out, {i for _, i in schedule.M_out}),
         ):
-            values |= {column: float(index in entries) for index, column in columns.items()}
+            values |= {column: float(index in ones) for index, column in columns.items()}
         for (i, a), column in m.kept.items():
-            values[column] = float(all((t, i) in in_ram for t in self.segment_stages(i, a)))
-        values |= assign_homes(m, schedule)
+            values[column] = float(all((t, i) in in_ram_entries for t in self.segment_stages(i, a)))
+        values |= home_values(m, schedule)
         yield from values.items()
-        yield from assign_memory(m, schedule, values)
+        yield from memory_values(m, schedule, values)
 
     def segment_stages(self, i: int, a: int) -> range:
-        """Return the stages that begin with tensor `i` in RAM because of segment `a`."""
-        stages = self.m.events.events[i]
-        begin = self.graph.node_of[i] if a == 0 else stages[a - 1]
-        return range(begin + 1, stages[a] + 1)
+        """Return the stages at whose beginning tensor `i` is in RAM if segment `a` is kept."""
+        event_stages = self.m.events.event_groups[i]
+        first = self.graph.node_of[i] if a == 0 else event_stages[a - 1]
+        return range(first + 1, event_stages[a] + 1)

@@ -1,4 +1,4 @@
-"""``compact`` without reductions: every valid decision is possible; memory rows are as exact.
+"""``compact`` without reductions: with all valid decisions, and the memory rows of ``compact``.
 
 Users choose it to constrain decisions that the reductions remove, such as a page-out later than the
 first computation.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _presence_columns(m: Model, t: int, i: int) -> list[int]:
-    """Return the columns of which at least one must be 1 for a copy of tensor `i` in stage `t`."""
+    """Return the columns of which at least one is 1 if stage `t` has a copy of tensor `i`."""
     columns = [m.R[t, m.problem.working_graph.node_of[i]]]
     if (t, i) in m.S_RAM:
         columns += [m.S_RAM[t, i], m.M_in[t, i]]
@@ -30,7 +30,7 @@ def _presence_columns(m: Model, t: int, i: int) -> list[int]:
 
 
 def _add_input_rows(m: Model) -> None:
-    """Compute a node only if its inputs are in RAM.
+    """Require the inputs of a computed node in RAM.
 
     For every input `i` of node `j` and every stage::
 
@@ -43,13 +43,15 @@ def _add_input_rows(m: Model) -> None:
     m.begin_rows("inputs")
     for j, inputs in enumerate(graph.inputs_of):
         for i in inputs:
-            home = [m.resident[i]] if i in m.resident else []
+            resident_columns = [m.resident[i]] if i in m.resident else []
             for t in range(j, len(graph.nodes)):
-                m.add_implication_row((t, j, i), m.R[t, j], _presence_columns(m, t, i) + home)
+                m.add_implication_row(
+                    (t, j, i), m.R[t, j], _presence_columns(m, t, i) + resident_columns
+                )
 
 
 def _add_keeping_rows(m: Model) -> None:
-    """Keep only a tensor that is in RAM.
+    """Allow keeps only of tensors in RAM.
 
     ::
 
@@ -61,13 +63,14 @@ def _add_keeping_rows(m: Model) -> None:
 
 
 def _add_on_storage_rows(m: Model) -> None:
-    """Have on storage only tensors that were paged out, or were there from the start.
+    """Allow on storage only tensors that were paged out, or that are there from the start.
 
     ::
 
         S_AUX[t+1,i] <= S_AUX[t,i] + M_out[t,i]
 
-    State that is not resident is on storage, and its replacement is paged out where it is made::
+    State that is not resident is on storage, and node `u`, which makes its replacement `w+`, pages
+    it out::
 
         S_RAM[t,w], S_AUX[t,w] <= 1 - resident[w]
         M_out[u,w+]            =  1 - resident[w]
@@ -96,7 +99,7 @@ def _add_on_storage_rows(m: Model) -> None:
 
 
 def _add_from_storage_rows(m: Model) -> None:
-    """Page in only tensors that are on storage and not in RAM.
+    """Allow page-ins only of tensors that are on storage and not in RAM.
 
     ::
 
@@ -111,7 +114,7 @@ def _add_from_storage_rows(m: Model) -> None:
 
 
 def _add_page_out_rows(m: Model) -> None:
-    """Page out only tensors that are in RAM.
+    """Allow page-outs only of tensors in RAM.
 
     ::
 
@@ -123,7 +126,7 @@ def _add_page_out_rows(m: Model) -> None:
 
 
 def _add_all_memory_rows(m: Model) -> None:
-    """Keep within RAM at every step: the rows of ``compact`` over the whole triangle."""
+    """Limit RAM at every step, with the rows of ``compact``."""
     n = len(m.problem.graph.nodes)
     add_memory_rows(m, TriangleRelations(m), {t: range(t + 1) for t in range(n)})
 
@@ -143,8 +146,10 @@ def _add_storage_rows(m: Model) -> None:
     graph = problem.working_graph
     pageable_tensors = [i for i in range(len(graph.tensors)) if i not in graph.on_aux]
     m.add_variables("stored", pageable_tensors, integer=False)
-    homes = ((problem.graph.tensor_bytes[i], column) for i, column in m.storage_home.items())
-    terms = merge_terms([*((graph.tensor_bytes[i], m.stored[i]) for i in pageable_tensors), *homes])
+    home_terms = ((problem.graph.tensor_bytes[i], column) for i, column in m.storage_home.items())
+    terms = merge_terms(
+        [*((graph.tensor_bytes[i], m.stored[i]) for i in pageable_tensors), *home_terms]
+    )
     row = scale_and_register_limit(m, LinearRow.from_terms(terms, upper=limit, name="storage"))
     if row is None:
         return
@@ -199,7 +204,7 @@ UNREDUCED = Formulation(
         Component(
             "stage_limits",
             _add_stage_limits,
-            "poetmodel: a user's own rows, by stage",
+            "poetmodel: per-stage user constraints",
             AFTER_VARIABLES,
         ),
         *LIMITS_AND_OBJECTIVE,

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 MAX_TERMS: Final = 5_000_000
 """Maximum number of memory-row terms that become Pyomo objects by default: about 15 s and 2 GB."""
-MEMORY: Final = "memory"
-"""Name of the constraint with the memory rows, nearly all terms of a model."""
-LEFT_OUT: Final = "memory_rows_left_out__build_with_memory_rows_True"
+MEMORY_FAMILY: Final = "memory"
+"""Name of the family of memory rows, which have nearly all terms of a model."""
+OMITTED_ROWS: Final = "memory_rows_left_out__build_with_memory_rows_True"
 """Name of a parameter without a value that replaces omitted memory rows. Solvers report the name in
 their error."""
 
@@ -36,20 +36,23 @@ def to_pyomo(
 ) -> pyo.ConcreteModel:
     """Convert a model to a Pyomo model, and build user-defined components into it.
 
-    The result has `arrays`, the model itself; `variables`, the variable of each column;
-    `stated_rows`, the expressions of each constraint's rows, by index; `stated_objective`.
+    The result has the attributes `arrays`, which is `model`; `variables`, the Pyomo variable of
+    each column; `stated_rows`, the expressions of the rows of each constraint, by key; and
+    `stated_objective`, the expression of the objective.
     """
     m = pyo.ConcreteModel(name=model.name)
     for name in ("problem", "formulation", "exact", "events"):
         if hasattr(model, name):
             setattr(m, name, getattr(model, name))
     m.arrays = model
-    m.variables = _declare(m, model)
+    m.variables = _add_variables(m, model)
     if hasattr(model, "decisions"):
         m.decisions = model.decisions.map_columns(m.variables.__getitem__)
     m.stated_rows = {}
     for name, rows in model.row_families.items():
-        if name == MEMORY and not _includes_memory_rows(model, rows, memory_rows=memory_rows):
+        if name == MEMORY_FAMILY and not _includes_memory_rows(
+            model, rows, memory_rows=memory_rows
+        ):
             _replace_memory_rows(m)
         else:
             _add_constraint(m, name, rows)
@@ -65,17 +68,21 @@ def to_pyomo(
     return m
 
 
-def _declare(m: pyo.ConcreteModel, model: Model) -> list[Any]:
-    """Add the variables to the Pyomo model; return that of each column."""
+def _add_variables(m: pyo.ConcreteModel, model: Model) -> list[Any]:
+    """Add the variables of all families to the Pyomo model; return the variable of each column."""
     variables: list[Any] = []
     for name, columns in model.families.items():
-        first = next(iter(columns.values()), 0)
-        last = first + len(columns)
+        first_column = next(iter(columns.values()), 0)
+        stop_column = first_column + len(columns)
         domain = pyo.Reals
-        if columns and model.integer[first]:
-            is_binary = set(model.upper[first:last]) == {1.0}
+        if columns and model.integer[first_column]:
+            is_binary = set(model.upper[first_column:stop_column]) == {1.0}
             domain = pyo.Binary if is_binary else pyo.Integers
-        bounds = zip(model.lower[first:last], model.upper[first:last], strict=True)
+        bounds = zip(
+            model.lower[first_column:stop_column],
+            model.upper[first_column:stop_column],
+            strict=True,
+        )
         if list(columns) == [None]:
             family = pyo.Var(domain=domain, bounds=next(bounds))
         else:
@@ -91,25 +98,25 @@ def _declare(m: pyo.ConcreteModel, model: Model) -> list[Any]:
 
 
 def _includes_memory_rows(model: Model, rows: range, *, memory_rows: bool | None) -> bool:
-    """Return whether the Pyomo model gets the memory rows: `memory_rows`, by default True.
+    """Return whether the Pyomo model gets the memory rows: `memory_rows`, or True if None.
 
-    Raises `TooLargeError` by default if the rows have more than `MAX_TERMS` terms.
+    Raises `TooLargeError` if `memory_rows` is None and the rows have more than `MAX_TERMS` terms.
     """
-    count = model.n_terms(rows)
-    if memory_rows is None and count > MAX_TERMS:
+    n_terms = model.n_terms(rows)
+    if memory_rows is None and n_terms > MAX_TERMS:
         raise TooLargeError(
-            f"model {model.name!r}: memory rows have {count:,} terms, each of them an object of "
+            f"model {model.name!r}: memory rows have {n_terms:,} terms, each of them an object of "
             "Pyomo; build(..., memory_rows=False) omits them, and poetmodel.solve adds them; "
             "memory_rows=True states them, for other solvers"
         )
-    return not count or memory_rows is not False
+    return not n_terms or memory_rows is not False
 
 
 def _replace_memory_rows(m: pyo.ConcreteModel) -> None:
-    """Add an unreadable row instead of the memory rows, so that other solvers fail without them."""
-    setattr(m, LEFT_OUT, pyo.Param(mutable=True))
-    m.memory = pyo.Constraint(expr=getattr(m, LEFT_OUT) * m.variables[0] <= 0)
-    m.stated_rows[MEMORY] = {None: m.memory.expr}
+    """Replace the memory rows by a row with a parameter without value, which solvers reject."""
+    setattr(m, OMITTED_ROWS, pyo.Param(mutable=True))
+    m.memory = pyo.Constraint(expr=getattr(m, OMITTED_ROWS) * m.variables[0] <= 0)
+    m.stated_rows[MEMORY_FAMILY] = {None: m.memory.expr}
 
 
 def _add_constraint(m: pyo.ConcreteModel, name: str, rows: range) -> None:
@@ -117,9 +124,9 @@ def _add_constraint(m: pyo.ConcreteModel, name: str, rows: range) -> None:
     model, variables = m.arrays, m.variables
     relations = {}
     for number in rows:
-        terms, lower, upper = model.row(number)
+        terms, lower, upper = model.terms_and_bounds(number)
         body = linear_expression((value, variables[column]) for value, column in terms)
-        relations[model.keys[number]] = _relation(lower, body, upper)
+        relations[model.keys[number]] = _make_relation(lower, body, upper)
     if list(relations) == [None]:
         constraint = pyo.Constraint(expr=relations[None])
     else:
@@ -128,7 +135,7 @@ def _add_constraint(m: pyo.ConcreteModel, name: str, rows: range) -> None:
     m.stated_rows[name] = {key: row.expr for key, row in constraint.items()}
 
 
-def _relation(lower: float, body: Any, upper: float) -> Any:
+def _make_relation(lower: float, body: Any, upper: float) -> Any:
     """Return a row with one bound, or with equal bounds, as a Pyomo relation."""
     if lower == -math.inf:
         return InequalityExpression((body, upper), strict=False)
@@ -151,7 +158,7 @@ def linear_expression(terms: Iterable[tuple[float, Any]], constant: float = 0.0)
 
 
 def _add_relations(m: pyo.ConcreteModel, model: Model) -> None:
-    """Add the paper's relations that are not families of variables."""
+    """Add the relations of the paper that are not families of variables, as `Relation`."""
     m.zero = pyo.Expression(expr=0.0)
     m.one = pyo.Expression(expr=1.0)
     relations = _RelationEntries(m)
@@ -161,13 +168,13 @@ def _add_relations(m: pyo.ConcreteModel, model: Model) -> None:
 
 
 class _RelationEntries:
-    """Entries of the relations as Pyomo variables, or as constants if they are fixed."""
+    """Returns entries of the relations as Pyomo variables, or as constants if they are fixed."""
 
     def __init__(self, m: pyo.ConcreteModel) -> None:
         self.m = m
 
     def entry(self, name: str, t: int, k: int) -> Any:
-        """Return the variable or constant of an entry of a relation."""
+        """Return the variable or constant of entry ``name[t,k]``."""
         column = self.m.arrays.relations.entry(name, t, k)
         if column >= 0:
             return self.m.variables[column]
@@ -175,20 +182,20 @@ class _RelationEntries:
 
 
 def unchanged_constraints(m: pyo.ConcreteModel) -> dict[int, range]:
-    """Return the range of the model's rows for each unchanged Pyomo constraint, by its `id`.
+    """Return a range of rows of the model for each unchanged Pyomo constraint, by its `id`.
 
-    A constraint is unchanged if its expression is that of `to_pyomo`. The range has one row, except
-    for the constraint that replaces omitted memory rows: its range has all of these.
+    A constraint is unchanged if its expression is that of `to_pyomo`. The range has one row; for
+    the constraint that replaces omitted memory rows, all memory rows.
     """
-    rows: dict[int, range] = {}
-    for name, span in m.arrays.row_families.items():
+    rows_of_constraint: dict[int, range] = {}
+    for name, row_range in m.arrays.row_families.items():
         constraint, stated_rows = m.component(name), m.stated_rows[name]
         if constraint is None:
             continue
-        row_of_key = dict(zip(m.arrays.row_keys(name), span, strict=True))
-        for key, row in constraint.items():
-            if row.expr is stated_rows.get(key):
-                rows[id(row)] = (
-                    range(row_of_key[key], row_of_key[key] + 1) if key in row_of_key else span
+        row_of_key = dict(zip(m.arrays.row_keys(name), row_range, strict=True))
+        for key, member in constraint.items():
+            if member.expr is stated_rows.get(key):
+                rows_of_constraint[id(member)] = (
+                    range(row_of_key[key], row_of_key[key] + 1) if key in row_of_key else row_range
                 )
-    return rows
+    return rows_of_constraint

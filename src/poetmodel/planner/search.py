@@ -140,19 +140,19 @@ class _BeamSearch:
         """Prepare the search over the intervals of `windows`; `search_round` does one round."""
         self.windows, self.parameters = windows, parameters
         n_intervals = len(windows.nodes) + 1
-        self.closing_page_ins = _window_masks(
+        self.closing_page_ins = _make_window_masks(
             n_intervals, ((x.last_interval, x.last_interval) for x in windows.page_ins)
         )
-        self.open_page_ins = _window_masks(
+        self.open_page_ins = _make_window_masks(
             n_intervals, ((x.first_interval, x.last_interval) for x in windows.page_ins)
         )
-        self.closing_page_outs = _window_masks(
+        self.closing_page_outs = _make_window_masks(
             n_intervals, ((x.last_interval, x.last_interval) for x in windows.page_outs)
         )
-        self.open_page_outs = _window_masks(
+        self.open_page_outs = _make_window_masks(
             n_intervals, ((x.first_interval, n_intervals - 1) for x in windows.page_outs)
         )
-        self.held_by_page_outs = _window_masks(
+        self.held_by_page_outs = _make_window_masks(
             n_intervals, ((x.first_held_interval, n_intervals - 1) for x in windows.page_outs)
         )
         self.estimates = _Estimates(windows, parameters.lookahead)
@@ -258,7 +258,7 @@ class _BeamSearch:
                 last_page_out = label.trail.number
         for page_in in self._limit_choices(
             page_in
-            for page_in in self._possible_page_ins(label, interval)
+            for page_in in self._find_possible_page_ins(label, interval)
             if page_in > last_page_in
         ):
             waited_label = self._wait_for_ram(label, interval, self.windows.page_ins[page_in].bytes)
@@ -270,7 +270,7 @@ class _BeamSearch:
         ):
             yield self._begin_page_out(label, page_out, interval)
 
-    def _possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
+    def _find_possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
         """Yield the page-ins that can begin in an interval, by last interval.
 
         The tensor must be on storage, or its page-out must have begun, and RAM must suffice.
@@ -512,7 +512,7 @@ class _Estimates:
         return max(max_end_s, bus_s - counted_twice_s + self.remaining_s[end])
 
 
-def _window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> list[int]:
+def _make_window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> list[int]:
     """Return for each interval the bit mask of the (first, last) windows that contain it."""
     masks = [0] * n_intervals
     for bit, (first, last) in enumerate(windows):

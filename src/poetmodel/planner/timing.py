@@ -94,7 +94,7 @@ class Timing:
         if op == Op.COMPUTE:
             self._compute(index, ended_tensors)
         else:
-            self._transfer(op, index)
+            self._begin_transfer(op, index)
         self.steps.append(step)
         for i in ended_tensors:
             if i in self._page_in_ends:
@@ -140,7 +140,7 @@ class Timing:
         self.begin_s.append(self._now_s)
         self._now_s += self.table.compute_time_s[k]
 
-    def _transfer(self, op: Op, i: int) -> None:
+    def _begin_transfer(self, op: Op, i: int) -> None:
         """Begin a transfer of tensor `i` on the bus, after the end of its pending transfers."""
         if i in self._dead_tensors:
             self._free_dead(i)

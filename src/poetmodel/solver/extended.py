@@ -21,8 +21,8 @@ from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.model.arrays import Label
 from poetmodel.model.building import read_schedule
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.linear import literal_slack, reduce_coefficients, scale_signed_limit
-from poetmodel.model.objective import MAX_UNITS, WRITES_ROW, objective_terms
+from poetmodel.model.linear import literal_limit, reduce_coefficients, scale_signed_limit
+from poetmodel.model.objective import MAX_COST_UNITS, WRITES_ROW, objective_terms
 from poetmodel.problem import (
     DEADLINE_ROWS,
     WRITTEN_BYTES_CUTOFF,
@@ -190,7 +190,7 @@ def _objective_unit(form: StandardForm) -> float:
     if not costs.size:
         return 1.0
     min_cost = max(costs.min() / 1000, sys.float_info.min)
-    unit = max(min_cost, costs.max() / MAX_UNITS, abs(form.offset) / MAX_OFFSET)
+    unit = max(min_cost, costs.max() / MAX_COST_UNITS, abs(form.offset) / MAX_OFFSET)
     return float(2.0 ** math.floor(math.log2(unit)))
 
 
@@ -336,7 +336,7 @@ def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
     reduced_terms = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
     columns: Mapping[int, float] = {}
     lower, upper = -math.inf, math.inf
-    if literal_slack(reduced_terms, model.upper) < 0:
+    if literal_limit(reduced_terms, model.upper) < 0:
         lower = 1.0  # an empty row that no values satisfy
     else:
         row = scale_signed_limit(reduced_terms, model.upper)
@@ -385,7 +385,7 @@ def _to_form_columns(
     columns: dict[int, float] = {}
     constant = 0.0
     for value, column in terms:
-        position, fixed = int(layout.positions[column]), float(layout.fixed[column])
+        position, fixed = int(layout.positions[column]), float(layout.fixed_values[column])
         if position >= 0:
             columns[position] = value
         elif not math.isnan(fixed):

@@ -154,14 +154,14 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
     if formulation == DEFAULT_FORMULATION:
         return
     from poetmodel.model import FORMULATIONS
-    from poetmodel.model.paper import check_fits
+    from poetmodel.model.paper import check_supported
 
     if formulation not in FORMULATIONS:
         raise InputError(
             f"formulation: expected lazy, {' or '.join(FORMULATIONS)}, got {formulation!r}"
         )
     if formulation == "paper":
-        check_fits(problem)
+        check_supported(problem)
 
 
 def _add_reported_schedule(

@@ -16,7 +16,7 @@ import numpy as np
 from poetmodel.backends.layout import require_layout, to_standard_form
 from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, SolverStatus
 from poetmodel.backends.registry import backend
-from poetmodel.backends.standard_form import StandardForm, round_binaries
+from poetmodel.backends.standard_form import StandardForm, round_integers
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.clock import infrequent_gc, time_limit
 from poetmodel.errors import TimeLimitError, VerificationError
@@ -121,7 +121,7 @@ def schedule_point(form: StandardForm, schedule: Schedule) -> NDArray[np.float64
     layout = require_layout(form)
     if layout.model.formulation == PAPER:
         return None
-    return layout.point(form.n_columns, layout.model.relations.assign(schedule))
+    return layout.to_form_solution(form.n_columns, layout.model.relations.column_values(schedule))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,9 +171,9 @@ class ModelProof:
                 or (self.drops_unneeded_decisions and start.value < candidate.value)
             )
             and not np.isnan(start_point).any()
-            and form.violation(start_point) <= MAX_START_VIOLATION
+            and form.max_violation(start_point) <= MAX_START_VIOLATION
         ):
-            candidate, value = start, form.value(start_point)
+            candidate, value = start, form.objective_value(start_point)
         if candidate is not None:
             candidate = replace(candidate, model_objective=self.model_objective(value, bound))
         return self._make_outcome(raw, candidate)
@@ -256,7 +256,7 @@ class ModelProof:
         return RawSolution(
             status=SolverStatus.TIME_LIMIT,
             x=x,
-            objective=None if x is None else self.form.value(x),
+            objective=None if x is None else self.form.objective_value(x),
             bound=None if last_report is None else last_report.bound,
             solve_s=solve_s,
         )
@@ -294,8 +294,8 @@ class ModelProof:
 
     def extract_schedule(self, x: NDArray[np.float64]) -> Schedule:
         """Return the schedule of a solution."""
-        rounded = round_binaries(x, self.form)
-        values = require_layout(self.form).values(rounded)
+        rounded = round_integers(x, self.form)
+        values = require_layout(self.form).model_values(rounded)
         return schedule_from_columns(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _problem_bound(self, bound: float | None) -> float | None:
@@ -337,7 +337,7 @@ class ModelProof:
             termination=TERMINATIONS[raw.status],
             candidate=candidate,
             bound=self._problem_bound(raw.bound) or 0.0,
-            infeasible=raw.infeasible and self.arrays.exact,
+            infeasible=raw.is_infeasible and self.arrays.exact,
             reason=self._no_schedule_reason(raw),
             build_s=self.build_s + raw.build_s,
             versions=backend(self.request.backend).versions(),
@@ -350,14 +350,14 @@ class ModelProof:
         formulation = self.arrays.formulation
         if raw.status == SolverStatus.UNBOUNDED:
             return "the objective of the model is unbounded: give the variables in it bounds"
-        if not raw.infeasible:
+        if not raw.is_infeasible:
             return f"no schedule was found within {raw.solve_s:.3g} s"
         if not self.arrays.exact:
             return (
                 f"the model of {formulation.name!r} has no schedule, which proves nothing of the "
                 "problem; use lazy or compact"
             )
-        contradiction = self.form.contradiction()
+        contradiction = self.form.describe_contradiction()
         if contradiction is not None:
             return f"proved: {contradiction}{self.hint}"
         return infeasibility_proof(self.problem, self.conflict_phrase) + self.hint

@@ -331,7 +331,7 @@ def check_solutions(folder: Path, solutions: Path) -> list[CheckedSolution]:
 
     Returns
     -------
-    list of Checked
+    list of CheckedSolution
         The findings in the order of the index; problems without a solution are omitted.
 
     Raises

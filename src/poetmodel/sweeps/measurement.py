@@ -209,7 +209,7 @@ def _warm_up(method_name: str, backend: str | None, formulation: str | None) -> 
     )
     with suppress(PoetModelError):
         method_options: dict[str, Any] = {"time_limit": WARM_UP_S}
-        if method(method_name).by_solver:
+        if method(method_name).uses_solver:
             method_options |= {"backend": backend, "formulation": formulation}
         run_method(Problem(graph, costs, ram=12), method_name, **method_options)
 
@@ -218,7 +218,7 @@ def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     """Solve the problem of a run by its method, from the schedule `start` if one is given."""
     problem, settings = run.build_problem(), run.settings
     method_options: dict[str, Any] = {}
-    if method(run.method).by_solver:
+    if method(run.method).uses_solver:
         method_options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
             method_options["start"] = Schedule.from_entries(start, GraphIdentity.of(problem.graph))

@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.lookup import method as find_method
-from poetmodel.baselines.own import fingerprint, known_elsewhere
+from poetmodel.baselines.own import hash_method_files, is_found_by_other_processes
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, OwnMethodError
@@ -95,8 +95,8 @@ class Run:
     @property
     def name(self) -> str:
         """Name in tables and messages: network, device, limits, method and solver."""
-        parts = (self.network, self.device, self.ram, self.deadline, self.method, self.backend)
-        return " | ".join(part for part in (*parts, self.formulation) if part)
+        texts = (self.network, self.device, self.ram, self.deadline, self.method, self.backend)
+        return " | ".join(text for text in (*texts, self.formulation) if text)
 
     @property
     def shape(self) -> Variant:
@@ -165,9 +165,9 @@ class Run:
         return values
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Run:
-        """Return the run with the fields of `to_dict`."""
-        return cls(**{**fields, "settings": Settings(**fields["settings"])})
+    def from_dict(cls, values: dict[str, Any]) -> Run:
+        """Return the run of the values that `to_dict` returned."""
+        return cls(**{**values, "settings": Settings(**values["settings"])})
 
 
 def grid(
@@ -228,13 +228,13 @@ def grid(
             method=name,
             backend=backend,
             formulation=formulation,
-            inputs=run.inputs + fingerprint(found_method),
+            inputs=run.inputs + hash_method_files(found_method),
         )
         for formulation, runs, (name, found_method) in product(
             formulations, runs_by_problem, methods_by_name.items()
         )
-        if found_method.by_solver or formulation is None
-        for backend in (backends if found_method.by_solver else (None,))
+        if found_method.uses_solver or formulation is None
+        for backend in (backends if found_method.uses_solver else (None,))
         for run in runs
     )
     return tuple(dict.fromkeys(combinations))
@@ -242,13 +242,13 @@ def grid(
 
 def _find_shareable_method(name: str) -> Method:
     """Return a method by its name; raise `InputError` if it is registered in this process only."""
-    entry = find_method(name)
-    if entry.user_function is not None and not known_elsewhere(name):
+    found_method = find_method(name)
+    if found_method.user_function is not None and not is_found_by_other_processes(name):
         raise InputError(
             f"method {name!r}: it is registered in this process only, and a sweep uses other "
             "processes; name it FILE.py:FUNCTION"
         )
-    return entry
+    return found_method
 
 
 @cache

@@ -137,8 +137,8 @@ def _model_and_device(row: Row) -> tuple[str, str]:
     return row["model"], row["device"]
 
 
-def _dominates(row: Row, other: Row, *, is_earlier: bool) -> bool:
-    pairs = [(row[name], other[name]) for name in ("energy_j", "peak_ram_bytes", "makespan_s")]
+def _dominates(row: Row, other_row: Row, *, is_earlier: bool) -> bool:
+    pairs = [(row[name], other_row[name]) for name in ("energy_j", "peak_ram_bytes", "makespan_s")]
     if any(value > other_value for value, other_value in pairs):
         return False
     return is_earlier or any(value < other_value for value, other_value in pairs)

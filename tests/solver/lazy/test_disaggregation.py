@@ -37,10 +37,10 @@ def comb_events(grouping, events):
     """Return events of the comb of three teeth: those given, else none."""
     return Events(
         group_of=grouping.group_of,
-        uses=((),) * 6,
-        events=tuple(events.get(i, ()) for i in range(6)),
-        recompute=((),) * 6,
-        page_in=((),) * 6,
+        use_groups=((),) * 6,
+        event_groups=tuple(events.get(i, ()) for i in range(6)),
+        recompute_groups=((),) * 6,
+        page_in_groups=((),) * 6,
     )
 
 

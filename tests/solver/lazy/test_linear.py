@@ -31,7 +31,7 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
     """Above the first linear relaxation, below the integer one; from no row at all there is one."""
     session = session_of(comb_problem(8, 10))
     relaxation = session.build_relaxation(Grouping(16, frozenset(range(2, 15))))
-    first = session.solve_form(relaxation.form.relaxed())
+    first = session.solve_form(relaxation.form.linear_relaxation())
     answer = add_cuts(session, relaxation)
     assert answer.x is not None
     assert not answer.infeasible
@@ -116,7 +116,7 @@ def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
     """Whatever Python does between two calls of the solver looks at the clock, and logs nothing."""
     session = session_of(comb_problem(8, 10))
     relaxation = session.build_relaxation(Grouping(16, frozenset(range(2, 15))))
-    raw = session.solve_form(relaxation.form.relaxed())
+    raw = session.solve_form(relaxation.form.linear_relaxation())
     assert raw.x is not None
     x = raw.x
     relaxation.cuts = relaxation.separate(x, 1e-3)

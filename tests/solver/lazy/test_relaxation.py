@@ -107,7 +107,7 @@ def test_points_of_schedules_are_admitted_and_cost_no_more(part):
                 missing += 1
                 continue
             admitted += 1
-            assert relaxation.form.violation(x) <= CLOSE
+            assert relaxation.form.max_violation(x) <= CLOSE
             stated = float(relaxation.form.objective @ x) * relaxation.unit
             bound = least(relaxation.form)
             assert bound * relaxation.unit - CLOSE <= stated <= value + CLOSE, (number, grouping)
@@ -127,7 +127,7 @@ def test_points_of_other_valid_schedules_are_points_or_nothing():
         x = relaxation.schedule_point(schedule)
         if x is not None:
             admitted += 1
-            assert relaxation.form.violation(x) <= CLOSE
+            assert relaxation.form.max_violation(x) <= CLOSE
             stated = float(relaxation.form.objective @ x) * relaxation.unit
             if problem.minimize != Quantity.RAM:
                 assert stated <= candidate.value + CLOSE

@@ -61,7 +61,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair():
     relaxation = session_of(problem).build(Grouping(12, frozenset({5, 6})))
     assert session_of(problem).start_point(relaxation) is None
     x = session_of(problem, greedy=True).start_point(relaxation)
-    assert relaxation.form.violation(x) <= CLOSE
+    assert relaxation.form.max_violation(x) <= CLOSE
 
 
 def session_that_pages_everything():
@@ -163,7 +163,7 @@ def test_cuts_go_along_into_finer_groupings():
         point = [0.3] * coarse.form.n_columns
         coarse.cuts = coarse.separators["interval"].separate(point, 1e-3)
         finer = session.build_relaxation(
-            coarse.grouping.add([t for t in range(n) if t % 3 == 0]), coarse
+            coarse.grouping.with_rows([t for t in range(n) if t % 3 == 0]), coarse
         )
         assert len(finer.cuts) <= len(coarse.cuts)
         origins = {cut.origin for cut in coarse.cuts}

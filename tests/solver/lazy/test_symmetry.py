@@ -70,7 +70,7 @@ def test_counted_forms_by_hand():
         rows=["need", "deadline"],
     )
     counted = counted_form(form, None)
-    relaxed = counted.form.relaxed()
+    relaxed = counted.form.linear_relaxation()
     assert least(relaxed) == pytest.approx(7.5)
     third = counted.counted_classes[0].counters[2]
     for value, expected in ((0.0, None), (1.0, 9.0)):
@@ -118,8 +118,10 @@ def test_points_keep_value_and_rows(part):
         if raw.x is None:
             continue
         point = counted.extend_point(raw.x)
-        assert counted.form.violation(point) <= CLOSE, seed
-        assert counted.form.value(point) == pytest.approx(form.value(raw.x)), seed
+        assert counted.form.max_violation(point) <= CLOSE, seed
+        assert counted.form.objective_value(point) == pytest.approx(form.objective_value(raw.x)), (
+            seed
+        )
         extended += 1
     assert extended > part.share(20)
 

@@ -220,7 +220,7 @@ class _Disaggregator:
         for i, a in decisions.kept:
             if i in resident:
                 continue
-            event_groups = events.events[i]
+            event_groups = events.event_groups[i]
             first_group = grouping.group_of[graph.node_of[i]] if a == 0 else event_groups[a - 1]
             for group in range(first_group + 1, event_groups[a] + 1):
                 self.kept_tensors[group].add(i)

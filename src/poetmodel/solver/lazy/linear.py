@@ -51,9 +51,9 @@ def add_cuts(
     solution = LinearSolution(None, float("-inf"))
     basis: Basis | None = None
     for round_index in range(params.cut_rounds):
-        raw = session.solve_form(relaxation.form_with_all_cuts().relaxed(), basis=basis)
+        raw = session.solve_form(relaxation.form_with_all_cuts().linear_relaxation(), basis=basis)
         if raw is None or raw.x is None or raw.bound is None:
-            if raw is not None and raw.infeasible:
+            if raw is not None and raw.is_infeasible:
                 return LinearSolution(None, 0.0, infeasible=True)
             return solution
         session.raise_bound(safe_bound(session.problem, raw.bound) * relaxation.unit)
@@ -150,7 +150,7 @@ def add_rows(
         growth = int(params.linear_growth_ratio * finest_relaxation.grouping.n_groups)
         max_rows = max(params.linear_rows, growth) << n_idle_rounds
         finest_relaxation = session.build_relaxation(
-            finest_relaxation.grouping.add(new_stages[:max_rows]), finest_relaxation
+            finest_relaxation.grouping.with_rows(new_stages[:max_rows]), finest_relaxation
         )
         finest_solution = add_cuts(session, finest_relaxation, on_cut_point)
         if finest_solution.infeasible:
@@ -191,13 +191,13 @@ def kept_spans(
         relaxation.events,
     )
     group_of = grouping.group_of
-    free_keeps = relaxation.events.kept
+    free_keeps = relaxation.events.free_keeps
     for i, k in enumerate(graph.node_of):
         if not graph.users_of[i]:
             continue
         first_group = group_of[k]
         levels = []
-        for a in range(len(events.events[i])):
+        for a in range(len(events.event_groups[i])):
             column = relaxation.kept.get((i, a))
             levels.append(float((i, a) in free_keeps) if column is None else float(x[column]))
         readers: dict[int, list[int]] = {}
@@ -206,7 +206,7 @@ def kept_spans(
         last_reader = max(readers.get(first_group, [k]))
         spans = [(k, last_reader, 1.0)]
         level = levels[0] if levels else 0.0
-        for a, event in enumerate(events.events[i]):
+        for a, event in enumerate(events.event_groups[i]):
             spans.append((last_reader, grouping.last_stage[event - 1], level))
             first_stage, last_stage = grouping.first_stage[event], grouping.last_stage[event]
             reader_nodes = readers.get(event)

@@ -11,7 +11,7 @@ from poetmodel.heuristics.greedy import add_rewarded_decisions
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import list_restorations
-from poetmodel.model.grouping import change_stages
+from poetmodel.model.grouping import coefficient_change_stages
 from poetmodel.solver.lazy.disaggregation import Disaggregation, violated_stages, violated_steps
 
 if TYPE_CHECKING:
@@ -178,8 +178,8 @@ def _violated_user_limits(
     decisions = {("recomputed", index) for index in disaggregation.recomputed}
     decisions.update(("paged_in", index) for index in disaggregation.paged_in)
     return {
-        position: change_stages(row)
+        position: coefficient_change_stages(row)
         for position, row in enumerate(limits)
-        if position not in relaxation.grouping.own_rows
+        if position not in relaxation.grouping.user_rows
         and not row.is_satisfied(decisions.__contains__)
     }

@@ -15,7 +15,7 @@ from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import check_time_limit
 from poetmodel.heuristics.restorations import PAGE_IN, PAGE_OUT, RECOMPUTE, Restoration
 from poetmodel.model.aggregated import build_relaxation
-from poetmodel.model.memory import assign_memory
+from poetmodel.model.memory import memory_values
 from poetmodel.solver.lazy.disaggregation import (
     ROUNDING,
     Disaggregation,
@@ -47,8 +47,8 @@ FAMILIES: Final = (
     "paged_out",
     "resident",
     "storage_home",
-    "recomputed_beside",
-    "paged_in_beside",
+    "extra_recomputed",
+    "extra_paged_in",
 )
 """Families of the model's variables whose columns a relaxation has as fields."""
 
@@ -80,10 +80,10 @@ class Relaxation:
     """Column of ``resident[w]``."""
     storage_home: Family
     """Column of ``storage_home[w]``."""
-    recomputed_beside: Family
-    """Column of ``recomputed_beside[k]``."""
-    paged_in_beside: Family
-    """Column of ``paged_in_beside[i]``."""
+    extra_recomputed: Family
+    """Column of ``extra_recomputed[k]``."""
+    extra_paged_in: Family
+    """Column of ``extra_paged_in[i]``."""
     separators: dict[str, Separator] = field(init=False, default_factory=dict)
     """Separators of cuts, by the name of the family."""
     cuts: list[Cut] = field(init=False, default_factory=list)
@@ -177,7 +177,7 @@ class Relaxation:
     def group_decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return the decisions of a solution `x`, over groups."""
         return GroupDecisions(
-            kept=_indices_at_one(self.kept, x) | self.events.kept,
+            kept=_indices_at_one(self.kept, x) | self.events.free_keeps,
             recomputed=_indices_at_one(self.recomputed, x),
             paged_in=_indices_at_one(self.paged_in, x),
             resident=_indices_at_one(self.resident, x).union(
@@ -203,8 +203,8 @@ class Relaxation:
         graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
         for count_columns, group_columns, scheduled_decisions, kind in (
-            (self.recomputed_beside, self.recomputed, disaggregation.recomputed, RECOMPUTE),
-            (self.paged_in_beside, self.paged_in, disaggregation.paged_in, PAGE_IN),
+            (self.extra_recomputed, self.recomputed, disaggregation.recomputed, RECOMPUTE),
+            (self.extra_paged_in, self.paged_in, disaggregation.paged_in, PAGE_IN),
         ):
             rewards_of_kind = rewards.compute if kind == RECOMPUTE else rewards.page_in
             n_missing = {item: 0 for item, reward in enumerate(rewards_of_kind) if reward}
@@ -242,7 +242,7 @@ class Relaxation:
         node_of = self.problem.graph.node_of
         x = np.full(self.form.n_columns, np.nan)
         for (i, a), column in self.kept.items():
-            event_groups = events.events[i]
+            event_groups = events.event_groups[i]
             first_group = group_of[node_of[i]] if a == 0 else event_groups[a - 1]
             kept_groups = range(first_group + 1, event_groups[a] + 1)
             x[column] = all(
@@ -255,8 +255,8 @@ class Relaxation:
         for index, column in self.paged_in.items():
             x[column] = index in page_ins
         for count_columns, group_columns, pairs in (
-            (self.recomputed_beside, self.recomputed, ((t, k) for t, k in schedule.R if k < t)),
-            (self.paged_in_beside, self.paged_in, schedule.M_in),
+            (self.extra_recomputed, self.recomputed, ((t, k) for t, k in schedule.R if k < t)),
+            (self.extra_paged_in, self.paged_in, schedule.M_in),
         ):
             counts = Counter(item for _, item in pairs)
             for (_, item), column in group_columns.items():
@@ -267,11 +267,11 @@ class Relaxation:
         for i, column in self.paged_out.items():
             x[column] = i in page_outs
         self._assign_homes(x, frozenset(schedule.resident))
-        positions, values = self.layout.positions, self.layout.values(x)
-        for column, value in assign_memory(self.model, schedule, values):
+        positions, values = self.layout.positions, self.layout.model_values(x)
+        for column, value in memory_values(self.model, schedule, values):
             if positions[column] >= 0:
                 x[positions[column]] = value
-        is_valid = not np.isnan(x).any() and self.form.violation(x) <= MAX_START_VIOLATION
+        is_valid = not np.isnan(x).any() and self.form.max_violation(x) <= MAX_START_VIOLATION
         return x if is_valid else None
 
     def _assign_homes(self, x: NDArray[np.float64], resident: frozenset[int]) -> None:

@@ -81,7 +81,7 @@ class RowGeneration:
                 raw = self._solve_relaxation(relaxation)
                 if raw is None:
                     break  # the time limit has passed
-                if raw.infeasible or raw.status == SolverStatus.CUTOFF:
+                if raw.is_infeasible or raw.status == SolverStatus.CUTOFF:
                     is_infeasible = self._is_infeasible()
                     break
                 if raw.x is None:
@@ -233,7 +233,7 @@ class RowGeneration:
             return relaxation
         is_easy = raw.status in _COMPLETED and raw.nodes is not None and raw.nodes <= 1
         max_rows = self._max_rows_to_add(relaxation.grouping.n_groups, is_easy=is_easy)
-        self.grouping = relaxation.grouping.add(
+        self.grouping = relaxation.grouping.with_rows(
             violated_rows.stages[:max_rows],
             violated_rows.steps[:max_rows],
             violated_rows.user_limits,

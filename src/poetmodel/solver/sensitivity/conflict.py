@@ -213,7 +213,7 @@ def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[
             layout=None,
         )
         solution = backend("highs").solve(subset_form, Limits(time_s=remaining_s))
-        if solution.infeasible:
+        if solution.is_infeasible:
             return True
         return None if solution.x is None else False
 

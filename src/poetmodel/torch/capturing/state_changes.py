@@ -76,7 +76,7 @@ class _WatchedHolder:
         """Whether the keys are names of attributes."""
         return self.has_attributes or not isinstance(self.holder, dict | UserDict)
 
-    def copy_content(self) -> Any:
+    def copy_current(self) -> Any:
         """Return a copy of the current content."""
         content = self.content
         return self.old_content if content is None else copy_content(content)
@@ -106,7 +106,7 @@ class _WatchedHolder:
 
         A changed list, set or deque is yielded as a whole, with the key None.
         """
-        old_content, new_content = self.old_content, self.copy_content()
+        old_content, new_content = self.old_content, self.copy_current()
         if not isinstance(old_content, dict):
             if list(map(id, new_content)) != list(map(id, old_content)):
                 yield None, old_content, new_content
@@ -132,7 +132,7 @@ class _WatchedGlobal(_WatchedHolder):
         """True: keys are names."""
         return True
 
-    def copy_content(self) -> Any:
+    def copy_current(self) -> Any:
         """Return the current value as a dict, by the name of the global."""
         return {key: self.holder.get(key, ABSENT) for key in self.old_content}
 
@@ -145,7 +145,7 @@ class _WatchedClass(_WatchedHolder):
         """The plain attributes, by name."""
         return plain_attributes(self.holder)
 
-    def copy_content(self) -> Any:
+    def copy_current(self) -> Any:
         """Return the plain attributes, and the current values of attributes that were plain."""
         attributes = vars(self.holder)
         return self.content | {
@@ -400,7 +400,7 @@ class _ChangeTracer:
 
     @staticmethod
     def _current_value(watched: _WatchedHolder, key: Any) -> Any:
-        content = watched.copy_content()
+        content = watched.copy_current()
         return content.get(key, ABSENT) if isinstance(content, dict) else list(content)
 
     def __enter__(self) -> None:

@@ -184,10 +184,8 @@ class Backend(GraphPlanner):
             raise InputError(_AUTO_ERROR)
         if self._settings.outside != AUTO:
             return self._compile_graph(module, inputs, self._compiler, **options)
-        plan_index, is_first_shape = (
-            len(self._graph_plans),
-            call.function not in self._first_keep_all_bytes,
-        )
+        plan_index = len(self._graph_plans)
+        is_first_shape = call.function not in self._first_keep_all_bytes
 
         def compile_again(outside: OutsideMemory, arguments: Sequence[Any]) -> Callable[..., Any]:
             """Compile the graph again with the measured memory, and replace its first plan."""
@@ -201,7 +199,7 @@ class Backend(GraphPlanner):
             return compiled
 
         remeasured_graph = RemeasuredGraph(compile_again)
-        backward = remeasured_graph.mark_backward(self._compiler)
+        backward = remeasured_graph.wrap_backward_compiler(self._compiler)
         remeasured_graph.compiled = self._compile_graph(module, inputs, backward, **options)
         return remeasured_graph
 
@@ -222,8 +220,8 @@ class Backend(GraphPlanner):
         self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
     ) -> CompiledVariant:
         """Compile a graph by the plan of the current `FirstCall`, or by a new plan without one."""
-        is_fsdp = self._call is not None and self._call.is_sharded
-        counted_graph = CountedGraph(self._live, is_sharded=is_fsdp)
+        is_sharded = self._call is not None and self._call.is_sharded
+        counted_graph = CountedGraph(self._live, is_sharded=is_sharded)
         forward, inference = self._compiler, self._compile_inference
         adds_gradients = self._settings.add_gradients
         self._added_parameters = trained_parameters(inputs, self.names) if adds_gradients else {}
@@ -237,9 +235,8 @@ class Backend(GraphPlanner):
             inference_compiler=inference,
             partition_fn=self._partition,
         )
-        lazy_modules = _use_lazy_graph_module(
-            should_use=True
-        )  # the code of the module is never executed
+        # The Python code of lazy modules is not generated, because it is never executed.
+        lazy_modules = _use_lazy_graph_module(should_use=True)
         stride_correction = nullcontext() if self._is_predicted else correct_fake_strides(inputs)
         with CAPTURE_LOCK, native_operators(), stride_correction, lazy_modules, infrequent_gc():
             compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
@@ -282,7 +279,7 @@ class Backend(GraphPlanner):
             return None
         number = self._live.next_call_number()
         if number == 0:
-            self._steps.current = None
+            self._steps.step_plan = None
             last_step = self._live.last_step
             if last_step is not None and any(event.frontier is not None for event in last_step):
                 has_many_calls = len(find_frontiers(last_step)) > 1

@@ -86,19 +86,19 @@ def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
     (output,) = graph.find_nodes(op="output")
     arguments = {node.meta.get("desc"): node for node in graph.find_nodes(op="placeholder")}
     results = list(output.args[0])
-    for k, kind in enumerate(output.meta.get("desc", ())):
+    for k, descriptor in enumerate(output.meta.get("desc", ())):
         gradient = results[k]
-        if not isinstance(kind, GradAOTOutput) or not isinstance(gradient, fx.Node):
+        if not isinstance(descriptor, GradAOTOutput) or not isinstance(gradient, fx.Node):
             continue
-        source = kind.grad_of
-        if not isinstance(source, PlainAOTInput) or source.idx not in parameters:
+        parameter = descriptor.grad_of
+        if not isinstance(parameter, PlainAOTInput) or parameter.idx not in parameters:
             continue
         is_computed = gradient.op == "call_function"
         with graph.inserting_before(gradient.next if is_computed else output):
             node = graph.call_function(
-                add_gradient, (arguments[source], gradient), {"is_owned": False}
+                add_gradient, (arguments[parameter], gradient), {"is_owned": False}
             )
-        node.meta = {"val": None, "desc": kind}
+        node.meta = {"val": None, "desc": descriptor}
         for key in ("nn_module_stack", "fwd_nn_module_stack"):
             if key in gradient.meta:
                 node.meta[key] = gradient.meta[key]

@@ -87,7 +87,7 @@ class InliningPredictor:
         """Return whether a node is inlined, by its size and the sizes of its inputs [B]."""
         if not self._is_fusible(node) or node in self._reductions or node.is_impure():
             return False
-        views = [node, *self._views(node)]
+        views = [node, *self._find_views(node)]
         if not self._results.isdisjoint(views):
             return False
         readers = {reader for view in views for reader in view.users} - set(views)
@@ -109,12 +109,12 @@ class InliningPredictor:
             return False
         return self._op_types.is_fusible(node) or operator_name(node) in _SEEDED_OPERATORS
 
-    def _views(self, node: fx.Node) -> Iterator[fx.Node]:
+    def _find_views(self, node: fx.Node) -> Iterator[fx.Node]:
         """Yield the views of a node, and their views."""
         for user in node.users:
             if user.op == "call_function" and fake_storage_key(user) == fake_storage_key(node):
                 yield user
-                yield from self._views(user)
+                yield from self._find_views(user)
 
 
 def _is_reduction(node: fx.Node) -> bool:
@@ -249,7 +249,7 @@ class MeasuringCompiler:
                     self._strides[name] = stride
                 # Convolutions save arguments in another layout, as a copy.
                 is_counted = self._strides.get(name) != stride
-                makers.append(_synthetic_source(value, is_counted=is_counted, integer=integer))
+                makers.append(_make_synthetic_source(value, is_counted=is_counted, integer=integer))
             first_makers, results = list(makers), list[Any]()
             compiled([make() for make in first_makers])  # fills the caches of libraries
 
@@ -272,7 +272,7 @@ class MeasuringCompiler:
         return self._counted_graph.count_forward(compiled)
 
 
-def _synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
+def _make_synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
     """Return a function that returns a synthetic value like `value`.
 
     With `is_counted` each call allocates a new tensor, so that a measured peak includes it.

@@ -188,6 +188,7 @@ class JointGraph(StepGraph):
         last_node_of_region: dict[Hashable, int] = {}
         for k in sorted(graph.node_of[i] for i in recompute_tensors):
             last_node_of_region[region_of[k]] = k
+        # (node, whether it is recomputed), in execution order.
         steps, recomputed_regions = [(k, False) for k in range(backward.start)], set[Any]()
         for k in backward:
             regions = {
@@ -201,13 +202,13 @@ class JointGraph(StepGraph):
             recomputed_regions |= regions
             steps.append((k, False))
         # The key of `last_use` is (tensor, step that computed this copy).
-        computed_at: dict[int, int] = {}
+        last_computation: dict[int, int] = {}
         last_use: dict[tuple[int, int], int] = {}
         for step, (k, _) in enumerate(steps):
             for i in graph.inputs_of[k]:
-                last_use[i, computed_at[i]] = step
+                last_use[i, last_computation[i]] = step
             for i in graph.outputs_of[k]:
-                computed_at[i] = step
+                last_computation[i] = step
                 last_use[i, step] = step
         freed_bytes: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
         for (i, _), step in last_use.items():
@@ -275,7 +276,7 @@ class JointGraph(StepGraph):
         """Return the node of an operation; results that the caller holds get 0 bytes."""
         caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
-        if len(operation.storages) > 1:  # recomputed beside the caller's copy
+        if len(operation.storages) > 1:  # the caller holds a copy too
             workspace_bytes += sum(self.storages[number].bytes for number in caller_storages)
         # The memory that other code uses between the passes is freed by the first backward node.
         if operation.node is self._first_backward:

@@ -59,7 +59,7 @@ class RemeasuredGraph:
             self._heap_watch.start_section()
         return results
 
-    def mark_backward(self, compiler: Compiler) -> Compiler:
+    def wrap_backward_compiler(self, compiler: Compiler) -> Compiler:
         """Wrap a compiler of the backward pass, so that this pass ends the measured section."""
 
         def compile_backward(

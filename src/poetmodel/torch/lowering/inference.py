@@ -260,7 +260,7 @@ def _remove_shared_values(
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)
-    for evaluation_step in step.evaluation_steps:
+    for evaluation_step in step.forward_passes:
         step_values.update(evaluation_step.values)
     for name, values in forward_pass.values.items():
         step_value = step_values.get(name)

@@ -18,8 +18,8 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.kernels import kernel_names, parameters
-from poetmodel.lowered.loops import RANK, merge_dimensions
+from poetmodel.lowered.kernels import kernel_names, parameter_types
+from poetmodel.lowered.loops import MAX_RANK, merge_dimensions
 from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import CaptureError
 
@@ -206,7 +206,7 @@ class Lowering:
         """
         if kernel not in kernel_names():
             self.refuse("has no kernel for elements of this type")
-        for argument, parameter_type in zip(arguments, parameters(kernel), strict=True):
+        for argument, parameter_type in zip(arguments, parameter_types(kernel), strict=True):
             if isinstance(argument, StridedView) and argument.type.c_name not in parameter_type:
                 type_texts = (
                     _TYPE_TEXTS[kind] for kind in DataType if kind.c_name in parameter_type
@@ -285,8 +285,8 @@ def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False)
     rows = merge_dimensions(list(zip(*reversed(dimensions), strict=True))) or [
         [1, *(0 for _ in views)]
     ]
-    if len(rows) > RANK:
-        op.refuse(f"expected at most {RANK} dimensions that cannot be merged, got {len(rows)}")
+    if len(rows) > MAX_RANK:
+        op.refuse(f"expected at most {MAX_RANK} dimensions that cannot be merged, got {len(rows)}")
     return (len(rows), *(number for row in rows for number in row))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.lowered.tables import BYTES
+from poetmodel.lowered.tables import BYTE_VALUES
 from poetmodel.torch.capturing.joint_graph import InputKind, InputSpec, Joint
 from poetmodel.torch.capturing.replay import execute_kernel
 from poetmodel.torch.lowering.operands import StridedView, lowers, shape_table
@@ -44,7 +44,7 @@ no more elements than the converted input."""
 )
 def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[int]) -> torch.Tensor:
     """Look up each byte in a table: in its only row, or in the row of the byte's channel."""
-    out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTES
+    out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTE_VALUES
     if len(rows) == 1:
         return out.copy_(rows[0][index])
     channel = torch.arange(len(rows)).view(-1, *[1] * (x.ndim - 1 - dimension))
@@ -58,7 +58,7 @@ def _lower_lookup(op: Lowering) -> None:
     out, x, rows = op.output(), op.value(x), op.value(rows)
     strides = [0] * len(out.shape)
     if rows.shape[0] > 1:
-        strides[dimension] = BYTES
+        strides[dimension] = BYTE_VALUES
     rows = StridedView(
         buffer=rows.buffer, offset=0, shape=out.shape, strides=tuple(strides), type=rows.type
     )
@@ -243,7 +243,7 @@ class _Conversions:
             (dimension,) = self._channel_dimensions[end_node] or {0}
             channels = shape[dimension] if self._channel_dimensions[end_node] else 1
             sizes = [channels if d == dimension else 1 for d in range(len(shape))]
-            all_bytes = torch.arange(BYTES).to(torch.uint8).view(dtype)
+            all_bytes = torch.arange(BYTE_VALUES).to(torch.uint8).view(dtype)
             values = {source: all_bytes.view(-1, *[1] * len(sizes)).expand(-1, *sizes).contiguous()}
             for node in self.source_of:
                 if (
@@ -251,7 +251,7 @@ class _Conversions:
                     and self._channel_dimensions[node] <= self._channel_dimensions[end_node]
                 ):
                     values[node] = self._convert_bytes(node, values)
-            table = values[end_node].reshape(BYTES, channels).t().contiguous()
+            table = values[end_node].reshape(BYTE_VALUES, channels).t().contiguous()
             yield end_node, dimension, table
 
     def _convert_bytes(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
@@ -275,7 +275,7 @@ def _is_channel_dimension(shape: Sequence[int], dimension: int) -> bool:
     rank, channels = len(shape), shape[dimension]
     is_first = dimension == 1 or (dimension == 0 and rank == _IMAGE_RANK)
     is_last = dimension == rank - 1 and channels <= _MAX_LAST_CHANNELS
-    is_small = channels <= _MAX_TABLE_CHANNELS or channels * BYTES <= math.prod(shape)
+    is_small = channels <= _MAX_TABLE_CHANNELS or channels * BYTE_VALUES <= math.prod(shape)
     return (is_first or is_last) and is_small
 
 

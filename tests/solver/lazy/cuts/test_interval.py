@@ -210,7 +210,7 @@ def test_every_point_of_a_relaxation_keeps_its_cuts(numbers, kind, n, own, cuts,
         points = list(whole_points(rng, relaxation, 5))
         more = random_rows(rng, relaxation.problem, 0.4)
         rows = (tuple(more.stage_rows), tuple(more.step_rows))
-        finer = relaxation_of(relaxation.problem, relaxation.grouping.add(*rows))
+        finer = relaxation_of(relaxation.problem, relaxation.grouping.with_rows(*rows))
         fine_points = list(whole_points(rng, finer, 5))
         for cut, _ in found:
             least = min((activity(cut, x) for x in points), default=0.0)
@@ -266,7 +266,7 @@ def test_cuts_raise_the_linear_bound_and_keep_the_optimum(ram, page):
     found = []
     bounds = []
     for _ in range(8):
-        raw = backend("highs").solve(relaxation.form_with_cuts(found).relaxed(), Limits())
+        raw = backend("highs").solve(relaxation.form_with_cuts(found).linear_relaxation(), Limits())
         bounds.append(raw.objective)
         found += separate(relaxation, raw.x)
     assert np.diff(bounds).min() > -CLOSE
@@ -356,7 +356,10 @@ def test_optima_stay_and_linear_bounds_rise(part):
         if whole is None:
             continue
         assert again == pytest.approx(whole, abs=CLOSE), seed
-        below, above = least(relaxation.form.relaxed()), least(tightened.relaxed())
+        below, above = (
+            least(relaxation.form.linear_relaxation()),
+            least(tightened.linear_relaxation()),
+        )
         assert below - CLOSE <= above <= whole + CLOSE, seed
         compared += 1
         raised += above > below + CLOSE

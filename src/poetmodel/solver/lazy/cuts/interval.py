@@ -137,7 +137,7 @@ class IntervalSeparator:
         )
         if segment is None:
             return 0.0
-        if (i, segment) in relaxation.events.kept:
+        if (i, segment) in relaxation.events.free_keeps:
             return 1.0
         _add_term(terms, relaxation.kept.get((i, segment)))
         return 0.0
@@ -180,11 +180,11 @@ class _FractionalPoint:
     def _keep_values(self) -> NDArray[np.float64]:
         """Return the value of keeping each tensor into each group, shape (tensors, groups)."""
         keep_values = np.zeros((len(self.graph.tensors), self.n_groups))
-        for i, event_groups in enumerate(self.events.events):
+        for i, event_groups in enumerate(self.events.event_groups):
             first_group = self.group_of[self.graph.node_of[i]] + 1
             for a, last_group in enumerate(event_groups):
                 column = self.relaxation.kept.get((i, a))
-                is_free_keep = (i, a) in self.relaxation.events.kept
+                is_free_keep = (i, a) in self.relaxation.events.free_keeps
                 value = self.x[column] if column is not None else float(is_free_keep)
                 keep_values[i, first_group : last_group + 1] = value
                 first_group = last_group + 1
@@ -261,7 +261,7 @@ class _FractionalPoint:
                     if page_out_column is None
                     else np.minimum(page_ins, x[page_out_column])
                 )
-                if self.events.recompute[k]:
+                if self.events.recompute_groups[k]:
                     if recompute_value is None:
                         recompute_value = (
                             self.recompute_sums[k, last_group + 1]
@@ -311,7 +311,7 @@ class _FractionalPoint:
             )
             page_out_column = self.relaxation.page_out_column_of.get(i)
             chain.append((i, page_out_column is not None and self.x[page_out_column] < page_ins))
-            if self.group_of[k] >= first_group or not self.events.recompute[k]:
+            if self.group_of[k] >= first_group or not self.events.recompute_groups[k]:
                 return tuple(chain), False
             min_value = float(
                 self.recompute_sums[k, last_group + 1] - self.recompute_sums[k, first_group]
@@ -338,7 +338,7 @@ class _FractionalPoint:
         value += (
             page_ins if page_out_column is None else min(page_ins, float(self.x[page_out_column]))
         )
-        if self.events.recompute[k]:
+        if self.events.recompute_groups[k]:
             recompute_value = float(
                 self.recompute_sums[k, last_group + 1] - self.recompute_sums[k, first_group]
             )
