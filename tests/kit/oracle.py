@@ -262,7 +262,7 @@ class _Search:
         if str(problem.deadline_counts) == "serial":
             time = time.plus(total["transfer_s"])
         if minimize != "ram":
-            own = self._sum(total, problem.own_objective)
+            own = self._sum(total, problem.user_objective)
             by_name = {"energy": total["energy_j"], "writes": total["bytes_written"]}
             yield _Counted.of({**by_name, "time": time, "own": own}[minimize])
         for quantity, given in (
