@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from poetmodel.export.board import Target, missing_programs
+from poetmodel.export.board import Target, list_missing_programs
 from poetmodel.sweeps.measurement import FAILED
 from studies import STUDIES, study_of
 
@@ -34,7 +34,7 @@ def test_study(benchmark: Any, name: str, tmp_path: Path, *, smoke: bool) -> Non
     """Every kind of run leaves a record that is no failure."""
     if not smoke:
         pytest.skip(f"python -m bench {name} runs it")
-    missing = {each for target in NEEDS.get(name, ()) for each in missing_programs(target)}
+    missing = {each for target in NEEDS.get(name, ()) for each in list_missing_programs(target)}
     if name == "fused" and not (shutil.which("g++") or shutil.which("clang++")):
         missing.add("g++")
     if missing:

@@ -25,13 +25,19 @@ from mcu.networks import parameters, step_macs
 from mcu.small_networks import NETWORKS, training
 from poetmodel import torch as pmt
 from poetmodel.errors import InputError
-from poetmodel.export.board import Target, ToolchainError, build, require_programs, run
+from poetmodel.export.board import (
+    Target,
+    ToolchainError,
+    build_program,
+    require_programs,
+    run_program,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from mcu.networks import Training
-    from poetmodel.export.board import ProgramRun
+    from poetmodel.export.board import ProgramResult
     from poetmodel.export.deployment import Deployment
     from poetmodel.sweeps.measurement import Record
 
@@ -194,11 +200,11 @@ def batches(made: Training) -> bytes:
     return b"".join(parts)
 
 
-def ran(folder: Path, data: bytes, stack_bytes: int, *settings: str) -> ProgramRun:
+def ran(folder: Path, data: bytes, stack_bytes: int, *settings: str) -> ProgramResult:
     """Build a folder for a Cortex-M4F with a stack size [B]; execute it, return its run."""
     size = stack_bytes + -stack_bytes % STACK_ALIGNMENT
-    program = build(folder, Target.M4, settings=(f"STACK_SIZE={size}", *settings))
-    found = run(
+    program = build_program(folder, Target.M4, settings=(f"STACK_SIZE={size}", *settings))
+    found = run_program(
         program, Target.M4, folder, inputs=data, steps=STEPS, learning_rate=LEARNING_RATE
     ).require_success()
     if len(found.losses) != STEPS:
@@ -206,12 +212,12 @@ def ran(folder: Path, data: bytes, stack_bytes: int, *settings: str) -> ProgramR
     return found
 
 
-def our_program(folder: Path, data: bytes) -> ProgramRun:
+def our_program(folder: Path, data: bytes) -> ProgramResult:
     """Execute an exported step with the smallest stack that it needs."""
     return ran(folder, data, ran(folder, data, ROOMY_BYTES).metrics["stack_bytes"])
 
 
-def aifes_program(source: Path, folder: Path, made: Training, data: bytes) -> ProgramRun:
+def aifes_program(source: Path, folder: Path, made: Training, data: bytes) -> ProgramResult:
     """Execute AIfES with the smallest memory and stack that it needs.
 
     It is built in the folder of an exported step, by the same makefile for the same board.
@@ -230,7 +236,7 @@ def aifes_program(source: Path, folder: Path, made: Training, data: bytes) -> Pr
     return ran(folder, data, asked["stack_bytes"], *settings)
 
 
-def program_facts(found: ProgramRun) -> dict[str, Any]:
+def program_facts(found: ProgramResult) -> dict[str, Any]:
     """Return the record fields of an executed program."""
     names = ("ram_bytes", "stack_bytes", "flash_bytes")
     facts = {name: found.metrics[name] for name in names}
@@ -238,7 +244,7 @@ def program_facts(found: ProgramRun) -> dict[str, Any]:
     return {"instructions": found.metrics["step_instructions"], **facts, "losses": losses}
 
 
-def exported_facts(deployment: Deployment, found: ProgramRun) -> dict[str, Any]:
+def exported_facts(deployment: Deployment, found: ProgramResult) -> dict[str, Any]:
     """Return the record fields of an exported step, with its solver's results."""
     result = deployment.result
     if result is None:

@@ -20,8 +20,8 @@ from poetmodel.errors import BudgetError, FlashError, NoScheduleError
 from poetmodel.export.board import (
     Target,
     ToolchainError,
-    build,
-    run,
+    build_program,
+    run_program,
 )
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from mcu.networks import Training
-    from poetmodel.export.board import ProgramRun
+    from poetmodel.export.board import ProgramResult
     from poetmodel.export.deployment import Deployment
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.problem import Problem
@@ -351,7 +351,7 @@ def _batches(training: Training) -> bytes:
 
 def _ran(
     wanted: BoardRun, training: Training, deployment: Deployment, folder: Path
-) -> dict[Target, ProgramRun]:
+) -> dict[Target, ProgramResult]:
     """Build and execute the programs for this machine and for the board; return their runs."""
     settings = ["DRIVER=ram" if deployment.plan.memory_mapped else "DRIVER=file"]
     storage = None if deployment.device is None else deployment.device.storage
@@ -362,8 +362,8 @@ def _ran(
     found = {}
     for target in (Target.HOST, BOARDS[wanted.board]):
         moved = (MOVED,) if target.is_board and wanted.ram == LARGE else ()
-        program = build(folder, target, settings=(*settings, *moved))
-        found[target] = run(
+        program = build_program(folder, target, settings=(*settings, *moved))
+        found[target] = run_program(
             program,
             target,
             folder,
@@ -375,7 +375,7 @@ def _ran(
 
 
 def _measurement_record(
-    deployment: Deployment, host: ProgramRun, board: ProgramRun
+    deployment: Deployment, host: ProgramResult, board: ProgramResult
 ) -> dict[str, Any]:
     """Return the measured metrics; raise `ToolchainError` if losses differ from the host."""
     apart = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
@@ -399,7 +399,7 @@ def _measurement_record(
         "input_bytes": inputs,
         "runtime_bytes": runtime,
         "flash_bytes": figures["flash_bytes"],
-        "weight_bytes": len(Weights.of(deployment.step).data),
+        "weight_bytes": len(Weights.from_step(deployment.step).data),
         "instructions": figures["step_instructions"],
         "clock_hz": device.clock_hz,
         "power_w": device.compute.power_w,
@@ -436,8 +436,10 @@ def _instruction_record(deployment: Deployment, folder: Path) -> dict[str, Any]:
 def _products(deployment: Deployment, folder: Path) -> list[dict[str, Any]]:
     """Return instructions and multiply-accumulates of the nodes that multiply."""
     inputs = (folder / "inputs.bin").read_bytes()
-    program = build(folder, Target.M4, settings=("PROFILE=1",))
-    spent = run(program, Target.M4, folder, inputs=inputs, steps=1, learning_rate=LEARNING_RATE)
+    program = build_program(folder, Target.M4, settings=("PROFILE=1",))
+    spent = run_program(
+        program, Target.M4, folder, inputs=inputs, steps=1, learning_rate=LEARNING_RATE
+    )
     counts = spent.require_success().node_instructions
     found = []
     for k, node in enumerate(deployment.step.graph.nodes):

@@ -22,13 +22,19 @@ from harness import REQUIRED, Cell, Study, record
 from mcu.boards import tools
 from mcu.quantized import INT8, Layers, mobilenet_layers, pool_sizes, square
 from poetmodel.errors import InputError
-from poetmodel.export.board import Target, ToolchainError, build, require_programs, run
+from poetmodel.export.board import (
+    Target,
+    ToolchainError,
+    build_program,
+    require_programs,
+    run_program,
+)
 from poetmodel.export.exporting import export_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from poetmodel.export.board import ProgramRun
+    from poetmodel.export.board import ProgramResult
     from poetmodel.lowered.calls import ConvolutionSizes
     from poetmodel.sweeps.measurement import Record
 
@@ -212,7 +218,7 @@ def add_layer(layers: Layers, kind: str, sizes: ConvolutionSizes) -> None:
         layers.pool(kernel_of(kind), sizes, limits=INT8, same_scale=True)
 
 
-def program(source: Path, folder: Path, wanted: Sequence[Layer]) -> ProgramRun:
+def program(source: Path, folder: Path, wanted: Sequence[Layer]) -> ProgramResult:
     """Build `PROGRAM` in an exported folder by its makefile, and run it on the emulated board.
 
     Each kind must be among the wanted layers, because the program calls all kernels.
@@ -233,11 +239,13 @@ def program(source: Path, folder: Path, wanted: Sequence[Layer]) -> ProgramRun:
     content = header(layers, [kind for _, kind, _ in wanted], [sizes for _, _, sizes in wanted])
     (folder / "cmsis_nn_layers.h").write_text(content, encoding="utf-8")
     settings = (f"SOURCES={' '.join(files)}", "EXTRA=-w -I. -Isrc -Ihost -Icmsis/Include")
-    built = build(folder, Target.M4, settings=settings)
-    return run(built, Target.M4, folder, inputs=b"", steps=1, learning_rate=0.0).require_success()
+    built = build_program(folder, Target.M4, settings=settings)
+    return run_program(
+        built, Target.M4, folder, inputs=b"", steps=1, learning_rate=0.0
+    ).require_success()
 
 
-def checked(found: ProgramRun) -> dict[str, int]:
+def checked(found: ProgramResult) -> dict[str, int]:
     """Return the numbers of elements and of differences, the largest one, and scratch memory [B].
 
     Raises
@@ -258,7 +266,7 @@ def terms(kind: str, sizes: ConvolutionSizes) -> int:
     return sizes.results * sizes.out_plane * each
 
 
-def rows(found: ProgramRun, wanted: Sequence[Layer]) -> list[dict[str, Any]]:
+def rows(found: ProgramResult, wanted: Sequence[Layer]) -> list[dict[str, Any]]:
     """Return terms and instructions of layers by group and kind."""
     sums: dict[tuple[str, str], Counter[str]] = {}
     for k, (of, kind, sizes) in enumerate(wanted):

@@ -35,8 +35,8 @@ from mcu.networks import NETWORKS
 from poetmodel.device import Device
 from poetmodel.errors import PoetModelError
 from poetmodel.export.exporting import export_step
-from poetmodel.export.flash import TABLE, count_elements, table_bytes
-from poetmodel.export.kernels import kernel_header
+from poetmodel.export.flash import TABLE_FILE, count_elements, table_bytes
+from poetmodel.export.kernels import make_kernel_header
 from poetmodel.export.source import StepSource
 from poetmodel.lowered import kernels as our
 from poetmodel.lowered.step import Weights
@@ -101,7 +101,7 @@ def kernel_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     kernels: dict[str, Any] = {}
     library: dict[str, int] = {}
     names = sorted(our.kernel_names())
-    header = kernel_header({name: our.kernel_source(name) for name in names})
+    header = make_kernel_header({name: our.kernel_source(name) for name in names})
     (folder / "pm_kernels.h").write_text(header, encoding="utf-8")
     random = folder / "random.c"
     step = "#include <stdint.h>\nextern uint32_t pm_random_step;\nuint32_t pm_random_step;\n"
@@ -196,7 +196,7 @@ def linked_step(folder: Path) -> Counter[str]:
 
 def measured(deployment: Deployment, folder: Path) -> tuple[Counter[str], int, Counter[str]]:
     """Return counts of repeated code, bytes outside kernels and tables, and library members."""
-    source = StepSource(deployment, Weights.of(deployment.step))
+    source = StepSource(deployment, Weights.from_step(deployment.step))
     sizes = linked_step(folder)
     library = Counter({part: size for part, size in sizes.items() if part.endswith(".o")})
     others = library.keys() | set(source.kernels)
@@ -219,7 +219,7 @@ def fitted(samples: Sequence[tuple[Counter[str], int]]) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, link, fit and write; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    default = Path(poetmodel.export.__file__).parent / TABLE
+    default = Path(poetmodel.export.__file__).parent / TABLE_FILE
     parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")

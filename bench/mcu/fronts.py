@@ -26,7 +26,7 @@ from mcu import networks
 from mcu.boards import LEARNING_RATE, LOSS_TOLERANCE, ROOMY, STEPS, tools
 from poetmodel import torch as pmt
 from poetmodel.device import Device
-from poetmodel.export.board import Target, ToolchainError, build, run
+from poetmodel.export.board import Target, ToolchainError, build_program, run_program
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import floor
@@ -184,7 +184,7 @@ def _step_record(wanted: FrontRun) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in trained),
         **_least(step),
         "constant_bytes": sum(step.buffers[name].bytes for name in constants),
-        "weight_bytes": len(Weights.of(step).data),
+        "weight_bytes": len(Weights.from_step(step).data),
         "exactness": step.graph.exactness,
         "tools": tools(),
         **_ran(step, inputs),
@@ -222,8 +222,10 @@ def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
         }
         found = {}
         for target in (Target.HOST, Target.M4):
-            program = build(folder, target, settings=["DRIVER=file"])
-            found[target] = run(program, target, folder, steps=STEPS, **given).require_success()
+            program = build_program(folder, target, settings=["DRIVER=file"])
+            found[target] = run_program(
+                program, target, folder, steps=STEPS, **given
+            ).require_success()
         front = {str(t): _of_front(step, folder, t, given) for t in (Target.M3, Target.M4)}
         device = deployment.device
     host, board = found[Target.HOST], found[Target.M4]
@@ -262,9 +264,11 @@ def _of_replay(wanted: FrontRun) -> dict[str, Any]:
         folder = Path(name)
         options: dict[str, Any] = {"paging": False, "recompute": False, "tile": "none"}
         made = export_step(step, folder, device=_roomy(), ram=ROOMY, replay=SAMPLES, **options)
-        program = build(folder, Target.M4, settings=["DRIVER=file"])
-        whole = run(program, Target.M4, folder, **given).require_success()
-        stored = run(program, Target.M4, folder, words=("stored",), **given).require_success()
+        program = build_program(folder, Target.M4, settings=["DRIVER=file"])
+        whole = run_program(program, Target.M4, folder, **given).require_success()
+        stored = run_program(
+            program, Target.M4, folder, words=("stored",), **given
+        ).require_success()
         said = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["replay"]
     if (stored.losses, stored.state) != (whole.losses, whole.state) or made.replay is None:
         raise ToolchainError(
@@ -272,7 +276,7 @@ def _of_replay(wanted: FrontRun) -> dict[str, Any]:
         )
     return {
         "sample_bytes": said["sample_bytes"],
-        "output_bytes": sum(made.replay.part_bytes[: len(made.replay.front.outputs)]),
+        "output_bytes": sum(made.replay.tensor_bytes[: len(made.replay.front.outputs)]),
         "image_bytes": inputs[0].numel(),
         "ram_bytes": said["step"]["ram_bytes"],
         "stored_ram_bytes": said["stored_step"]["ram_bytes"],
@@ -287,9 +291,13 @@ def _of_front(step: LoweredStep, folder: Path, target: Target, given: dict[str, 
 
     A program that counts its nodes stops on the emulated board with more than 2 MiB of RAM.
     """
-    program = build(folder, target, settings=("PROFILE=1",))
+    program = build_program(folder, target, settings=("PROFILE=1",))
     try:
-        counts = run(program, target, folder, steps=1, **given).require_success().node_instructions
+        counts = (
+            run_program(program, target, folder, steps=1, **given)
+            .require_success()
+            .node_instructions
+        )
     except ToolchainError:
         return None
     return sum(counts[k] for k, node in enumerate(step.graph.nodes) if node.name.startswith("0."))

@@ -27,8 +27,13 @@ import poetmodel.lowered
 from mcu.networks import NETWORKS
 from mcu.quantized import INT8, Layers, square
 from poetmodel.device import Device
-from poetmodel.export.measuring import emulated_profile
-from poetmodel.lowered.instructions import OTHER, TABLE, computing_calls, count_work
+from poetmodel.export.measuring import measure_emulated
+from poetmodel.lowered.instructions import (
+    OTHER_KERNELS,
+    TABLE_FILE,
+    count_work,
+    find_computing_calls,
+)
 from poetmodel.tiling.choice import divide_step
 from poetmodel.torch import QuantizedSGD
 from poetmodel.torch import quantized as quantize
@@ -299,7 +304,7 @@ def fitted(samples: Sequence[tuple[Counter[tuple[str, str]], int]]) -> dict[str,
 def main(arguments: Sequence[str] | None = None) -> int:
     """Count instructions, fit the table and write it; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    default = Path(poetmodel.lowered.__file__).parent / TABLE
+    default = Path(poetmodel.lowered.__file__).parent / TABLE_FILE
     parser.add_argument("--out", type=Path, default=default)
     parser.add_argument("--new", action="store_true", help="rows that the table has stay")
     options = parser.parse_args(arguments)
@@ -307,19 +312,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     samples = []
     for step in steps():
-        counts = emulated_profile(step, device=DEVICE).instructions
+        counts = measure_emulated(step, device=DEVICE).instructions
         for node, calls in zip(step.graph.nodes, step.calls, strict=True):
             if node.is_state:
                 continue
             work: Counter[tuple[str, str]] = Counter()
-            for call in computing_calls(node, calls):
+            for call in find_computing_calls(node, calls):
                 kernel, repeated = count_work(call)
                 work.update({(kernel, what): n for what, n in repeated.items()})
             samples.append((work, counts[node.name]))
         logging.info("%s: %d nodes so far", step.graph.name, len(samples))
     table = fitted(samples)
     known = [[row[what] for row in table.values() if what in row] for what in COMMON]
-    table[OTHER] = {
+    table[OTHER_KERNELS] = {
         what: float(f"{median(values):.{DIGITS}g}")
         for what, values in zip(COMMON, known, strict=True)
     }

@@ -124,7 +124,7 @@ def test_plan_tells_what_is_read_and_written_back(step, path, told):
         S_RAM=((1, 0), (2, 0), (2, 1), (3, 1), (3, 2)),
         S_AUX=((2, 1), (3, 1)),
         M_out=((3, 3),),
-        identity=GraphIdentity.of(step),
+        identity=GraphIdentity.from_graph(step),
     ).save(file)
     given = (file, "--graph", path, "--device", "mkr1000")
     outcome = invoke("plan", *given, "--out", made, status=0)

@@ -12,7 +12,7 @@ from kit.digits import linear_step
 from kit.programs import needs
 from poetmodel.cli.explore import initial_state
 from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
-from poetmodel.export.board import Target, build, run
+from poetmodel.export.board import Target, build_program, run_program
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import Variant
 from poetmodel.lowered.io import save_step
@@ -225,8 +225,8 @@ def test_one_model_has_one_least_ram_from_trace_to_board(more, train, tmp_path, 
     assert done.status == 0, done.err
     needs(Target.M4)
     batch = np.ones(64, np.float32).tobytes() + np.array([1], np.int32).tobytes()
-    program = build(folder, Target.M4)
-    ran = run(program, Target.M4, folder, inputs=batch, steps=3, learning_rate=0.1)
+    program = build_program(folder, Target.M4)
+    ran = run_program(program, Target.M4, folder, inputs=batch, steps=3, learning_rate=0.1)
     assert len(ran.require_success().losses) == 3
     assert ran.losses[3] < ran.losses[1]
     assert ran.metrics["ram_bytes"] <= ran.metrics["ram_limit_bytes"] == least

@@ -182,8 +182,10 @@ def here(runs, folder, **_):
 @pytest.fixture(autouse=True)
 def _small_figure(monkeypatch):
     """Let there be a figure that takes no time."""
-    known = figures.figure
-    monkeypatch.setattr(figures, "figure", lambda name: SMALL if name == "small" else known(name))
+    known = figures.find_figure
+    monkeypatch.setattr(
+        figures, "find_figure", lambda name: SMALL if name == "small" else known(name)
+    )
 
 
 @pytest.mark.slow

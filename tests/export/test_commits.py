@@ -350,7 +350,7 @@ def test_commit_between_two_others(programs, whole, plan, step):
     assert program.resumed() == (0, step)
     assert program.state() == whole
     program.flash.unlink()
-    before = (2 * len(made.generation) + 2) * (step // 3)  # tensors and sums, record and seal
+    before = (2 * len(made.generation_names) + 2) * (step // 3)  # tensors and sums, record and seal
     program.run(step, COMMIT_NOW=step, STEP_WRITE=before + 2)
     assert program.resumed() == (0, step // 3 * 3)
     assert program.state() == whole
@@ -361,7 +361,7 @@ def test_state_on_storage_that_forgets_goes_to_flash(programs):
     made = programs("forgets, each third").deployment
     homes = {made.step.graph.tensors[i].name for i in made.step.graph.state_tensors}
     assert homes - made.resident_names
-    assert set(made.generation) == homes
+    assert set(made.generation_names) == homes
     assert made.device is not None
     assert made.device.flash is not None
     assert made.saved_bytes == made.generations * made.commit_erases * 4096

@@ -15,9 +15,9 @@ from kit.rotation import rotating
 from kit.shared_objects import build
 from kit.traced_models import Through
 from poetmodel.errors import InputError
-from poetmodel.export.board import Target, run
+from poetmodel.export.board import Target, run_program
 from poetmodel.export.exporting import export_step
-from poetmodel.export.state import read_state, state_tensors
+from poetmodel.export.state import load_state_tensors, read_state
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.tiling.tiles import tile_step
 from poetmodel.torch.lowering.inference import with_evaluation, with_inference
@@ -166,12 +166,12 @@ def test_evaluation_after_steps_is_that_of_torch(place, target, tmp_path):
     )
     program = build(tmp_path, target, settings=("POISON=1", *settings))
     given = {"inputs": data, "steps": 3, "learning_rate": 0.1}
-    without = run(program, target, tmp_path, **given).require_success()
+    without = run_program(program, target, tmp_path, **given).require_success()
     (tmp_path / "pm_storage.bin").unlink(missing_ok=True)
-    found = run(program, target, tmp_path, words=("evaluate",), **given).require_success()
+    found = run_program(program, target, tmp_path, words=("evaluate",), **given).require_success()
     assert found.state == without.state
     twin = copy.deepcopy(model).double()
-    states = read_state(tmp_path / "state.bin", state_tensors(tmp_path))
+    states = read_state(tmp_path / "state.bin", load_state_tensors(tmp_path))
     named = {name: torch.tensor(array) for name, array in states.items()}
     twin.load_state_dict(named, strict=False)
     for number, batch in enumerate(batches, 1):
@@ -202,7 +202,7 @@ def test_folder_without_it_knows_nothing_of_it(tmp_path):
     deployment = export_step(step, tmp_path, commit=True, gap=0.5)
     assert deployment.evaluation is None
     assert "pm_evaluate(" not in (tmp_path / "include/pm.h").read_text(encoding="utf-8")
-    assert not deployment.keeps_best
+    assert not deployment.stores_best
     plain = lower(nn.Linear(6, 4), functional.cross_entropy, (torch.randn(2, 6), IMAGES[1]))
     with pytest.raises(InputError, match="evaluate: Linear was captured without"):
         export_step(plain, tmp_path, evaluate=True)

@@ -14,7 +14,7 @@ from kit.traced_models import Through
 from poetmodel.device import Device
 from poetmodel.device.io import device_names
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.board import Target, build
+from poetmodel.export.board import Target, build_program
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.torch import trace
@@ -129,7 +129,7 @@ def test_any_names_compile(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     name = "a /* b */ c"
     export(model, torch.nn.MSELoss(), given, folder=tmp_path, name=name, optimizer=optimizer)
-    build(tmp_path, Target.HOST)
+    build_program(tmp_path, Target.HOST)
 
 
 @pytest.mark.parametrize("second", [slice(5, 7), slice(3, 5)])

@@ -18,9 +18,9 @@ from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.export.flash import (
     code_bytes,
-    code_sizes,
     count_elements,
     flash_warning,
+    load_code_sizes,
     table_bytes,
 )
 from poetmodel.export.folder import summarize
@@ -55,7 +55,7 @@ def exported(folder, device, **given):
 
 def test_the_table_has_all_kernels():
     """Each with its bytes and what it needs of the library, which is there too."""
-    sizes = code_sizes()
+    sizes = load_code_sizes()
     assert sizes["kernels"].keys() == kernel_names()
     for kernel in (*sizes["kernels"].values(), sizes["runtime"], sizes["other"]):
         assert kernel["bytes"] >= 0
@@ -234,11 +234,11 @@ def test_programs_are_counted_by_what_they_repeat(tmp_path):
 @pytest.mark.parametrize("plan", rotating(PLANS, ("read in place",)))
 def test_estimates_are_near_what_is_linked(tmp_path, plan):
     """Within a tenth of what GCC makes of the step and its runtime, kernels and library."""
-    needs(*board.required_programs(Target.M4, emulate=False))
+    needs(*board.list_required_programs(Target.M4, emulate=False))
     from mcu.code_sizes import linked_step
 
     made = export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS[plan])
-    source = StepSource(made, Weights.of(made.step))
+    source = StepSource(made, Weights.from_step(made.step))
     estimate = code_bytes(made, source) + table_bytes(made, source)
     assert estimate == pytest.approx(linked_step(tmp_path).total(), rel=0.1)
 

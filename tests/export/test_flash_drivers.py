@@ -12,7 +12,7 @@ from kit.nor_flash import DRIVERS, FLASH, C, over_nor, step_writes
 from kit.programs import needs
 from kit.rotation import quick
 from kit.shared_objects import build
-from poetmodel.export.board import INPUTS, STATE, STOPPED_STATUS, Target, run
+from poetmodel.export.board import INPUTS_FILE, STATE_FILE, STOPPED_STATUS, Target, run_program
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step
 
@@ -35,13 +35,13 @@ class Trainer:
     def __init__(self, program, folder):
         self.program = program
         self.folder = folder
-        (folder / INPUTS).write_bytes(BATCHES)
+        (folder / INPUTS_FILE).write_bytes(BATCHES)
 
     def train(self, *words, fault="", unit=1):
         """Run all steps; return the status and how many calls the flash had."""
-        (self.folder / STATE).unlink(missing_ok=True)
+        (self.folder / STATE_FILE).unlink(missing_ok=True)
         done = subprocess.run(
-            [self.program, str(STEPS), RATE, INPUTS, STATE, *words],
+            [self.program, str(STEPS), RATE, INPUTS_FILE, STATE_FILE, *words],
             cwd=self.folder,
             env=os.environ | {"NOR_FAULT": fault, "NOR_UNIT": str(unit)},
             capture_output=True,
@@ -54,12 +54,12 @@ class Trainer:
 
     def finish(self, steps):
         """Go on from what the last whole step left, for so many steps; return the status."""
-        command = [self.program, str(steps), RATE, INPUTS, STATE, "resume"]
+        command = [self.program, str(steps), RATE, INPUTS_FILE, STATE_FILE, "resume"]
         return subprocess.run(command, cwd=self.folder, capture_output=True, check=False).returncode
 
     def resumed(self):
         """Return how many steps were whole when the power went; negative: an error."""
-        command = [self.program, "0", RATE, INPUTS, STATE, "resume"]
+        command = [self.program, "0", RATE, INPUTS_FILE, STATE_FILE, "resume"]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
         said = re.search(r"resumed (\d+)", done.stderr)
         return int(said[1]) if done.returncode == 0 and said else -done.returncode
@@ -67,7 +67,7 @@ class Trainer:
     @property
     def state(self):
         """All state tensors, as the last run wrote them."""
-        return (self.folder / STATE).read_bytes()
+        return (self.folder / STATE_FILE).read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def worn(folder, target, steps, *settings):
     """Run steps over storage that is like the flash of the device."""
     program = build(folder, target, settings=("DRIVER=nor", *settings))
     inputs = digit_batches(3, seed=8)
-    return run(program, target, folder, inputs=inputs, steps=steps, learning_rate=0.1)
+    return run_program(program, target, folder, inputs=inputs, steps=steps, learning_rate=0.1)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from kit.rotation import rotating
 from kit.shared_objects import build
 from kit.traced_models import Through
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.board import Target, run
+from poetmodel.export.board import Target, run_program
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import floor
@@ -100,10 +100,10 @@ def check_inference(
     quick = (QUICK_BUILD,) if target is Target.HOST_DOUBLE else ()
     program = build(folder, target, settings=("POISON=1", *quick, *settings))
     given = {"inputs": file_of(batches, real), "steps": STEPS, "learning_rate": 0.1}
-    with_it = run(program, target, folder, words=("infer=outputs.bin",), **given)
+    with_it = run_program(program, target, folder, words=("infer=outputs.bin",), **given)
     found = np.fromfile(folder / "outputs.bin", real).reshape(len(LABELS), 4)
     (folder / "pm_storage.bin").unlink(missing_ok=True)
-    without = run(program, target, folder, **given).require_success()
+    without = run_program(program, target, folder, **given).require_success()
     assert with_it.require_success().state == without.state
     twin = copy.deepcopy(model).double().eval()
     if deployment.step.learning_rate is not None:

@@ -15,7 +15,7 @@ from kit.rotation import parts
 from kit.traced_models import Through
 from poetmodel.export.board import Target
 from poetmodel.lowered import fusing
-from poetmodel.lowered.fusing import FUSED, split_fused_updates
+from poetmodel.lowered.fusing import FUSED_KERNELS, split_fused_updates
 from poetmodel.torch.lowering.step import lower
 
 aten = torch.ops.aten
@@ -191,9 +191,12 @@ def test_filters_of_every_layer_have_the_bits_of_two_nodes(part, tmp_path, monke
     elements = max(math.prod(layer[0]) for layer in layers)
     inputs = (torch.randn(elements), torch.ones(()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.1)
-    monkeypatch.setattr(fusing, "saves_memory", lambda _step, _node: True)
+    monkeypatch.setattr(fusing, "is_gradient_largest", lambda _step, _node: True)
     step = lower(model, lambda y, t: y * t, inputs, optimizer=optimizer)
-    assert sum(c.kernel in FUSED.values() for calls in step.calls for c in calls) >= len(layers) - 2
+    assert (
+        sum(c.kernel in FUSED_KERNELS.values() for calls in step.calls for c in calls)
+        >= len(layers) - 2
+    )
     data = b"".join(x.numpy().tobytes() for x in inputs)
     expected = state_after(split_fused_updates(step), tmp_path / "two", data, 1)
     assert state_after(step, tmp_path / "one", data, 1, {"ram": "100%"}) == expected

@@ -15,11 +15,11 @@ from poetmodel.export import board
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.export.flash import code_bytes, table_bytes
-from poetmodel.export.measuring import emulated_profile
+from poetmodel.export.measuring import measure_emulated
 from poetmodel.export.source import StepSource
 from poetmodel.graph import Graph
 from poetmodel.lowered.calls import ConvolutionSizes, DataType
-from poetmodel.lowered.instructions import call_instructions, count_work
+from poetmodel.lowered.instructions import count_work, estimate_call_instructions
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.step import ALIGNMENT, Weights
 from poetmodel.tiling.choice import divide_step
@@ -299,26 +299,26 @@ def test_a_front_is_quick(core):
             layers.layer(f"pm_q8_{kind}", sizes, limits=INT8)
     layers.layer("pm_q8_pointwise", square(128, 128, 6), limits=INT8)
     step = layers.step(handed=False)
-    found = emulated_profile(step, device="nrf52840", core=core).instructions
+    found = measure_emulated(step, device="nrf52840", core=core).instructions
     *front, wide = (found[f"layer_{k}"] for k in range(len(layers.calls)))
     assert sum(front) <= MOST[core]
     if core is Target.M4:
         assert wide <= WIDE_PER_MAC * 36 * 128 * 128
-        estimates = [call_instructions(call) for call in layers.calls]
+        estimates = [estimate_call_instructions(call) for call in layers.calls]
         assert sum(estimates[:-1]) == pytest.approx(sum(front), rel=0.03)
         assert estimates == pytest.approx([*front, wide], rel=0.1)
 
 
 def test_flash_is_estimated(exported, monkeypatch):
     """Kernels, weights that lie as bytes, and the program: within a tenth."""
-    needs(*board.required_programs(Target.M4, emulate=False))
+    needs(*board.list_required_programs(Target.M4, emulate=False))
     from mcu.code_sizes import linked_step
 
     monkeypatch.setattr("poetmodel.export.exporting.check_values", lambda _: None)
     layers, folder = exported
     step = layers.step()
     made = export_step(step, folder, ram="100%", paging=False, gap=0.5)
-    source = StepSource(made, Weights.of(step))
+    source = StepSource(made, Weights.from_step(step))
     estimate = code_bytes(made, source) + table_bytes(made, source)
     assert estimate == pytest.approx(linked_step(folder).total(), rel=0.1)
     sizes = {name: layers.buffers[name].bytes for name in layers.values}

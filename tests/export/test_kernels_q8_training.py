@@ -11,7 +11,7 @@ import torch
 
 from kit.kernel_calls import Memory, lower_operation
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
-from poetmodel.lowered.fusing import QUANTIZED_FUSED
+from poetmodel.lowered.fusing import FUSED_INT8_KERNELS
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits
 from poetmodel.torch.int8.operators import find_operator
 from poetmodel.torch.int8.training import subtract_gradient
@@ -196,7 +196,7 @@ def test_updates_have_the_bits_of_eager(decay, sign, bits):
             assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize(("kernel", "update"), QUANTIZED_FUSED)
+@pytest.mark.parametrize(("kernel", "update"), FUSED_INT8_KERNELS)
 def test_updates_in_place_have_the_bits_of_two_calls(kernel, update):
     """A kernel that makes a gradient and updates with it is both, also in parts of any size."""
     depthwise, pixels = "depthwise" in kernel, 60
@@ -211,7 +211,7 @@ def test_updates_in_place_have_the_bits_of_two_calls(kernel, update):
         "w": integers(count, low=-127), "r": integers(count), "x": integers(pixels * channels),
         "g": torch.randn(places * results), "s": torch.rand(results), "d": torch.zeros(count),
     }  # fmt: skip
-    fused, state = QUANTIZED_FUSED[kernel, update], "wr" if update == "pm_q8_sgd" else "w"
+    fused, state = FUSED_INT8_KERNELS[kernel, update], "wr" if update == "pm_q8_sgd" else "w"
     numbers = (*(() if len(state) > 1 else (2, 5, 1, 1, 0)), 0.7, 1.0, 0.01)
     made = (Ref("g"), Ref("x"), *shape, 0.02, -3)
 

@@ -17,8 +17,8 @@ from kit.shared_objects import build, flags_of
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.kernels import kernel_header
-from poetmodel.export.state import state_tensors
+from poetmodel.export.kernels import make_kernel_header
+from poetmodel.export.state import load_state_tensors
 from poetmodel.lowered.io import load_step
 from poetmodel.lowered.kernels import SOURCES as KERNELS
 from poetmodel.lowered.kernels import kernel_names, kernel_source
@@ -115,7 +115,7 @@ def test_kernels_compile_without_warnings(tmp_path, compiler):
     """Each kernel, on cores with instructions of their own too: no number changes its sign."""
     needs(compiler[0])
     texts = {name: kernel_source(name) for name in sorted(kernel_names())}
-    (tmp_path / "pm_kernels.h").write_text(kernel_header(texts), encoding="utf-8")
+    (tmp_path / "pm_kernels.h").write_text(make_kernel_header(texts), encoding="utf-8")
     folder = Path(str(KERNELS))
     includes = (f"-I{folder / 'kernels'}", f"-I{folder / 'src'}", f"-I{tmp_path}")
     files = [folder / "kernels" / f"{name}.c" for name in texts]
@@ -274,7 +274,7 @@ def test_a_step_that_fails_may_be_done_again(tmp_path, kind, options):
     needs(Target.HOST)
     folder = tmp_path / "folder"
     export_step(load_step(STEP), folder, ram="90%", gap=0.5, **options)
-    homes = {tensor.home for tensor in state_tensors(folder)}
+    homes = {tensor.home for tensor in load_state_tensors(folder)}
     assert homes == {"ram", "storage"}  # of one the other generation is in RAM
     driver = (folder / "port" / "driver_ram.c", folder / "host" / "driver_faults.c")
     flags = ("-DPM_FAULTS", f"-I{folder}", f"-I{folder / 'include'}", "-lm", "-o", "app")

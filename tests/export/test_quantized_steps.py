@@ -14,7 +14,7 @@ from kit.programs import needs
 from kit.quantized_networks import converted, float_front, images
 from kit.rotation import rotating
 from kit.shared_objects import build
-from poetmodel.export.board import Target, run
+from poetmodel.export.board import Target, run_program
 from poetmodel.export.deployment import reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.tiling.choice import needed_bytes
@@ -78,7 +78,7 @@ def test_inference_has_the_front_too(tmp_path):
     raw = b"".join(x.numpy().tobytes() for x in inputs)
     words = ("infer=outputs.bin",)
     program = build(tmp_path, Target.HOST)
-    run(
+    run_program(
         program, Target.HOST, tmp_path, inputs=raw, steps=1, learning_rate=0.0, words=words
     ).require_success()
     found = np.fromfile(tmp_path / "outputs.bin", "<f4").reshape(2, 3)
@@ -177,7 +177,7 @@ def test_boards_evaluate_replay_and_migrate_in_tiles(programs, target):
                 "learning_rate": 0.1,
                 "words": (*words, "evaluate"),
             }
-            return run(build_of[name], where, programs, **given).require_success()
+            return run_program(build_of[name], where, programs, **given).require_success()
 
         return ran("old", 3, "stored"), ran("new", 4, "resume")
 

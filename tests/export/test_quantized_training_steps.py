@@ -14,7 +14,7 @@ from kit.nor_flash import power_cuts
 from kit.programs import done, needs
 from kit.rotation import rotating
 from kit.shared_objects import build
-from poetmodel.export.board import Target, run
+from poetmodel.export.board import Target, run_program
 from poetmodel.tiling.choice import divide_step
 from poetmodel.torch.lowering.step import lower
 
@@ -253,7 +253,7 @@ def test_end_behind_a_front_is_stored_evaluated_and_loaded(tmp_path):
     pmt.export(model, entropy, labelled[0], folder=folder, optimizer=optimizer, **given, **more)
     raw = b"".join(x.numpy().tobytes() + y.numpy().astype("<i4").tobytes() for x, y in labelled)
     words = ("infer=outputs.bin",)
-    found = run(
+    found = run_program(
         build(folder, Target.HOST), Target.HOST, folder,
         inputs=raw, steps=8, learning_rate=RATE, words=words,
     ).require_success()  # fmt: skip

@@ -11,10 +11,10 @@ from kit.programs import done, needs
 from kit.traced_models import Through
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.ranges import Indices, index_operands, trace_copies
+from poetmodel.export.ranges import Indices, find_index_operands, trace_copies
 from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.io import load_step, save_step
-from poetmodel.lowered.loops import shape_table
+from poetmodel.lowered.loops import make_shape_table
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -151,33 +151,35 @@ def test_step_files_keep_the_ranges(tmp_path):
     step = captured("label")
     save_step(step, tmp_path / "a.step.json")
     assert load_step(tmp_path / "a.step.json").calls == step.calls
-    ranges = {call.kernel: call.within for calls in step.calls for call in calls if call.within}
+    ranges = {
+        call.kernel: call.index_range for calls in step.calls for call in calls if call.index_range
+    }
     assert ranges == {"pm_nll_loss": (0, 5), "pm_nll_loss_backward": (0, 5)}
 
 
 # -- which elements ------------------------------------------------------------------------------
 def gather(ref, sizes, steps):
     """Return a call that goes by indices."""
-    table = shape_table((sizes, sizes, steps, steps))
+    table = make_shape_table((sizes, sizes, steps, steps))
     assert table is not None
-    return Call("pm_gather", (Ref("out"), Ref("x"), ref, table, 1, 4), within=(0, 4))
+    return Call("pm_gather", (Ref("out"), Ref("x"), ref, table, 1, 4), index_range=(0, 4))
 
 
 def test_the_same_elements_are_known_in_any_order():
     """Loops from the end, in another order, or over an element again are about the same ones."""
-    (plain,) = index_operands(gather(Ref("i", 2), (3, 2), (1, 3)))
+    (plain,) = find_index_operands(gather(Ref("i", 2), (3, 2), (1, 3)))
     assert (plain.ref, plain.shape) == (Ref("i", 2), (1, 6, 1))
     for offset, sizes, steps in (
         (2, (2, 3), (3, 1)),
         (7, (3, 2), (-1, -3)),
         (2, (3, 5, 2), (1, 0, 3)),
     ):
-        (other,) = index_operands(gather(Ref("i", offset), sizes, steps))
+        (other,) = find_index_operands(gather(Ref("i", offset), sizes, steps))
         assert other.implies(plain)
         assert plain.implies(other)
-    (fewer,) = index_operands(gather(Ref("i", 2), (3,), (1,)))
+    (fewer,) = find_index_operands(gather(Ref("i", 2), (3,), (1,)))
     assert not plain.implies(fewer)
-    assert list(index_operands(gather(Ref("i"), (0,), (1,)))) == []
+    assert list(find_index_operands(gather(Ref("i"), (0,), (1,)))) == []
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from poetmodel.export import board
 from poetmodel.export.board import (
     FAULT_STATUS,
     STOPPED_STATUS,
-    ProgramRun,
+    ProgramResult,
     Target,
     ToolchainError,
-    build,
-    run,
+    build_program,
+    run_program,
 )
 
 BOARDS = [Target.M4, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M7))]
@@ -79,7 +79,9 @@ def test_unknown_words_are_refused(toys, tmp_path, words):
     assert words[0].split(":")[0] in found.messages
     program = toys.program(Target.HOST)
     short = batches(Target.HOST)[:23]
-    found = run(program, Target.HOST, tmp_path, inputs=short, steps=1, learning_rate=LEARNING_RATE)
+    found = run_program(
+        program, Target.HOST, tmp_path, inputs=short, steps=1, learning_rate=LEARNING_RATE
+    )
     assert found.status == 2
     assert "batch" in found.messages
 
@@ -126,7 +128,7 @@ def test_objects_are_made_again_where_flags_or_texts_differ(toys, name, old, new
     folder = toys.sources()
 
     def built(*settings):
-        return build(folder, Target.HOST, settings=settings).read_bytes()
+        return build_program(folder, Target.HOST, settings=settings).read_bytes()
 
     plain = built()
     assert built("EXTRA=-DTOY_GRADIENTS") != plain
@@ -226,8 +228,8 @@ def test_missing_programs_are_named_with_their_packages(target, package):
     """One sentence says what is missing and how Debian calls it; to build takes no QEMU."""
     with pytest.raises(MissingExtraError, match=package):
         board.require_programs(target)
-    assert board.missing_programs(Target.M7, emulate=False) == ("make", "arm-none-eabi-gcc")
-    assert "qemu-system-arm" in board.missing_programs(Target.M7)
+    assert board.list_missing_programs(Target.M7, emulate=False) == ("make", "arm-none-eabi-gcc")
+    assert "qemu-system-arm" in board.list_missing_programs(Target.M7)
 
 
 def test_errors_of_the_compiler_are_shown(tmp_path):
@@ -237,10 +239,10 @@ def test_errors_of_the_compiler_are_shown(tmp_path):
         "host:\n\t@echo 'step.c:3: error: no such thing' >&2; false\n"
     )
     with pytest.raises(ToolchainError, match=r"make host failed: step\.c:3: error: no such"):
-        build(tmp_path, Target.HOST)
+        build_program(tmp_path, Target.HOST)
     with pytest.raises(ToolchainError, match=r"sleep: expected to end within 0.1 s"):
         board.execute(["sleep", "60"], tmp_path, time_limit_s=0.1)
-    failed = ProgramRun(
+    failed = ProgramResult(
         status=12,
         losses={},
         state=b"",

@@ -13,8 +13,8 @@ from kit.programs import needs
 from kit.rotation import quick
 from kit.shared_objects import build
 from poetmodel.errors import InputError
-from poetmodel.export.board import STATE, Target, ToolchainError, run
-from poetmodel.export.state import read_state, state_tensors, write_state
+from poetmodel.export.board import STATE_FILE, Target, ToolchainError, run_program
+from poetmodel.export.state import load_state_tensors, read_state, write_state
 
 RATE = 0.01
 OPTIMIZERS = {
@@ -68,7 +68,7 @@ def exported(request, tmp_path_factory):
     program = build(folder, Target.HOST)
 
     def program_state(steps, *words):
-        done = run(
+        done = run_program(
             program, Target.HOST, folder, inputs=file_of(steps), steps=len(steps),
             learning_rate=RATE, words=words,
         )  # fmt: skip
@@ -111,7 +111,7 @@ def test_program_goes_on_where_the_model_ended(exported):
     pmt.save_state(net, folder / "first.bin", optimizer=optimizer)
     program_state(batches()[2:], "state=first.bin")
     after = model()
-    pmt.load_state(folder / STATE, after)
+    pmt.load_state(folder / STATE_FILE, after)
     trained(net, optimizer, batches()[2:])
     assert distance(net, after) < 1e-5
     state = program_state(batches()[:1])
@@ -127,7 +127,7 @@ def test_moments_of_an_optimizer_without_a_step_are_the_first(exported, tmp_path
         pmt.save_state(net, tmp_path / "a.bin", folder=folder)
     fresh = make([p for p in net.parameters() if p.requires_grad])
     pmt.save_state(net, tmp_path / "a.bin", optimizer=fresh, folder=folder)
-    arrays = read_state(tmp_path / "a.bin", state_tensors(folder))
+    arrays = read_state(tmp_path / "a.bin", load_state_tensors(folder))
     own = {name for name, _ in (*net.named_parameters(), *net.named_buffers())}
     assert arrays.keys() > own
     products = {name for name in arrays if name.endswith("mu_product")}
@@ -144,7 +144,7 @@ def test_dampened_momentum_begins_with_the_first_gradient(tmp_path):
         return torch.optim.SGD(trained_ones, lr=RATE, momentum=0.9, dampening=0.5)
 
     def states(steps, *words):
-        return run(
+        return run_program(
             program, Target.HOST, tmp_path, inputs=file_of(batches()), steps=len(steps),
             learning_rate=RATE, words=words,
         ).require_success().state  # fmt: skip
@@ -155,7 +155,7 @@ def test_dampened_momentum_begins_with_the_first_gradient(tmp_path):
     program = build(tmp_path, Target.HOST)
     pmt.save_state(net, tmp_path / "first.bin", optimizer=optimizer, folder=tmp_path)
     assert states(batches(), "state=first.bin") == states(batches())
-    (tmp_path / STATE).write_bytes(states([]))
+    (tmp_path / STATE_FILE).write_bytes(states([]))
     other = model()
     begun = make(other)
     pmt.load_state(tmp_path, other, optimizer=begun)
@@ -174,7 +174,7 @@ def test_files_and_models_that_do_not_fit_are_refused(exported, tmp_path):
         pmt.load_state(tmp_path / "short.bin", net, folder=folder)
     with pytest.raises(InputError, match=r"manifest.json: no such file"):
         pmt.load_state(tmp_path / "short.bin", net)
-    tensors = state_tensors(folder)
+    tensors = load_state_tensors(folder)
     zeros = {tensor.name: np.zeros(tensor.shape) for tensor in tensors}
     write_state(tmp_path / "zeros.bin", tensors, zeros)
     wrong = model()
@@ -216,7 +216,7 @@ def test_folder_of_gradients_has_no_file_of_state(tmp_path):
     net = torch.nn.Linear(4, 3)
     samples = torch.randn(2, 4), torch.tensor([0, 1])
     pmt.export(net, torch.nn.functional.cross_entropy, samples, folder=tmp_path)
-    (tmp_path / STATE).write_bytes(bytes(4 * (12 + 3)))
+    (tmp_path / STATE_FILE).write_bytes(bytes(4 * (12 + 3)))
     before = net.weight.detach().clone()
     with pytest.raises(InputError, match="hands out gradients and changes no state"):
         pmt.load_state(tmp_path, net)
@@ -237,7 +237,7 @@ def test_doubles_are_read(exported):
     state = ran(folder, Target.HOST_DOUBLE, **given).state
     net, other = model(), model()
     pmt.load_state(folder, net)
-    assert len(state) > sum(tensor.bytes for tensor in state_tensors(folder))
+    assert len(state) > sum(tensor.bytes for tensor in load_state_tensors(folder))
     parameters = [p for p in other.parameters() if p.requires_grad]
     trained(other, torch.optim.SGD(parameters, lr=0.0), batches()[:1])
     assert torch.allclose(net[1].running_mean, other[1].running_mean, atol=1e-6)

@@ -512,7 +512,7 @@ def test_a_late_page_out_moves_to_the_first_computation():
     assert run(graph, late).valid
     assert needed(graph, late) == LEAN
     check_no_worse(graph, late, LEAN)
-    identity = GraphIdentity.of(graph)
+    identity = GraphIdentity.from_graph(graph)
     assert needed(graph, replace(late, identity=identity)).identity == identity
     graph = skip_graph(on_aux=True)
     schedule = replace(LEAN, M_out=((0, 0),))

@@ -13,7 +13,7 @@ from kit.programs import needs
 from kit.shared_objects import STORE, build, digest
 from kit.worked import make_state_node, make_update_node
 from poetmodel.export import board
-from poetmodel.export.board import Target, run
+from poetmodel.export.board import Target, run_program
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref, ScaledLearningRate
@@ -90,7 +90,7 @@ def ran(folder, target=Target.HOST, *, settings=(), inputs, steps, rate=0.1, wor
     """Build an exported folder and train some steps; return the run of the program."""
     program = build(folder, target, settings=settings)
     given = {"inputs": inputs, "steps": steps, "learning_rate": rate, "words": words}
-    return run(program, target, folder, **given).require_success()
+    return run_program(program, target, folder, **given).require_success()
 
 
 def state_after(step, folder, inputs, steps, options=None, settings=(), rate=0.05):
@@ -168,7 +168,7 @@ class Toys:
 
     def run(self, target, settings, folder, *, steps, words=()):
         """Execute the toy on its batches, in a folder."""
-        return run(
+        return run_program(
             self.program(target, *settings),
             target,
             folder,

@@ -13,9 +13,9 @@ from kit.eager_steps import eager_step
 from kit.programs import needs
 from kit.shared_objects import build
 from poetmodel.device import Device
-from poetmodel.export.board import Target, run
-from poetmodel.export.deployment import reserved_bytes, stack_bytes
-from poetmodel.export.exporting import DEVICE, export_step
+from poetmodel.export.board import Target, run_program
+from poetmodel.export.deployment import parse_stack, reserved_bytes
+from poetmodel.export.exporting import DEFAULT_DEVICE, export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.plan.alignment import align_sizes, device_alignment
@@ -297,10 +297,10 @@ class Exported:
             device = Device.load(board) if isinstance(board, str) else board
             paging = options.get("paging", True)
             commit = options.get("commit", False) or options.get("commit_every", 1) > 1
-            stack = stack_bytes(options.get("stack"), commit=commit)
+            stack = parse_stack(options.get("stack"), commit=commit)
             arena = _arena_bytes(step, share, device_alignment(device), paging=paging)
             options["ram"] = arena + reserved_bytes(step, stack)
-        settings = {"device": DEVICE, "gap": 0.5, "time_limit": 120.0}
+        settings = {"device": DEFAULT_DEVICE, "gap": 0.5, "time_limit": 120.0}
         settings |= options or SCHEDULES["keep-all"]
         settings["device"] = _with_enough_flash(settings["device"])
         self.folder = folder
@@ -320,7 +320,7 @@ class Exported:
     def run(self, batches, steps, *, target=Target.HOST_DOUBLE, settings=("POISON=1",), words=()):
         """Build and run; settings are variables of the Makefile, words go to ``pm_run``."""
         needs(target)
-        return run(
+        return run_program(
             self._program(target, settings),
             target,
             self.folder,

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 import poetmodel.export
 from kit.programs import needs
 from kit.shared_objects import STORE
-from poetmodel.export.kernels import kernel_header
+from poetmodel.export.kernels import make_kernel_header
 from poetmodel.lowered.calls import WORKSPACE, Buffer, DataType, Ref, ScaledLearningRate
 from poetmodel.plan import Op
 from poetmodel.torch import lowering
@@ -56,7 +56,7 @@ def parse_parameters(kernel):
 def include_options():
     """Return the compiler options for the include folders of kernels; write their common header."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c"))}
-    text = kernel_header(texts)
+    text = make_kernel_header(texts)
     header = STORE.keep("pm_kernels.h", lambda path: path.write_text(text, encoding="utf-8"))
     return (f"-I{KERNELS}", f"-I{SOURCES / 'src'}", f"-I{header.parent}")
 
@@ -116,7 +116,7 @@ class Memory:
         self.buffers[WORKSPACE] = Buffer(elements=n_elements, type=DataType.REAL)
         self._arrays[WORKSPACE] = np.full(n_elements + 2 * _GUARD, np.nan)
         for call in calls:
-            if call.where and self[call.where.counter.buffer][0] != call.where.value:
+            if call.condition and self[call.condition.counter.buffer][0] != call.condition.value:
                 continue
             constant_arrays = []
             arguments = [

@@ -45,4 +45,4 @@ def step_writes(made, *, commits=True):
     pages = [size for size, times in writes for _ in range(times)]
     most = sum(pages) + made.commit_bytes * commits
     erases = sum(-(-size // made.layout.erase_block_bytes) for size in pages)
-    return most - 3 * len(made.generation), most, erases + made.commit_erases * commits
+    return most - 3 * len(made.generation_names), most, erases + made.commit_erases * commits

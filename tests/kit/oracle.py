@@ -273,7 +273,7 @@ class _Search:
         if str(problem.deadline_counts) == "serial":
             time = time.add(totals["transfer_s"])
         if minimize != "ram":
-            objective = self._combine_totals(totals, problem.own_objective)
+            objective = self._combine_totals(totals, problem.user_objective)
             by_name = {"energy": totals["energy_j"], "writes": totals["bytes_written"]}
             yield _IntegerQuantity.from_quantity(
                 {**by_name, "time": time, "own": objective}[minimize]

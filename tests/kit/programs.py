@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from poetmodel.export.board import Target, required_programs
+from poetmodel.export.board import Target, list_required_programs
 
 LACKING = re.compile(r"no [\w+-]+( and no [\w+-]+)* on PATH")
 """How the reason of such a skip reads."""
@@ -17,7 +17,7 @@ def needs(*names):
     wanted = [
         p
         for name in names
-        for p in (required_programs(name) if isinstance(name, Target) else [name])
+        for p in (list_required_programs(name) if isinstance(name, Target) else [name])
     ]
     missing = [program for program in dict.fromkeys(wanted) if shutil.which(program) is None]
     if missing:

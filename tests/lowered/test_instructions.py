@@ -14,10 +14,15 @@ from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.measuring import emulated_profile
+from poetmodel.export.measuring import measure_emulated
 from poetmodel.graph import Graph
 from poetmodel.lowered.calls import Call, Ref
-from poetmodel.lowered.instructions import OTHER, call_instructions, count_work, table
+from poetmodel.lowered.instructions import (
+    OTHER_KERNELS,
+    count_work,
+    estimate_call_instructions,
+    load_table,
+)
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.lowered.kernels import kernel_names
 from poetmodel.plan import Op
@@ -83,15 +88,15 @@ def test_convolutions_are_counted_in_windows():
 
 def test_table_is_about_kernels():
     """Each row is one of a kernel, and costs something; what is not there as others, decay more."""
-    names = {name.removesuffix(", decay") for name in table()} - {OTHER}
+    names = {name.removesuffix(", decay") for name in load_table()} - {OTHER_KERNELS}
     assert names <= kernel_names()
     assert len(names) > 0.7 * len(kernel_names())
-    assert all(cost > 0 for row in table().values() for cost in row.values())
+    assert all(cost > 0 for row in load_table().values() for cost in row.values())
     (unknown, *_) = sorted(kernel_names() - names)
-    assert unknown not in table()
+    assert unknown not in load_table()
     arguments = (Ref("w"), Ref("g"), 40, 0.1, 1.0)
     plain, decayed = (Call("pm_sgd", (*arguments, decay)) for decay in (0.0, 0.1))
-    assert call_instructions(plain) < call_instructions(decayed)
+    assert estimate_call_instructions(plain) < estimate_call_instructions(decayed)
 
 
 def node_instructions(step):
@@ -166,7 +171,7 @@ def test_estimates_are_near_the_emulator(name, tile):
     needs(Target.M4)
     step = captured(name, tile)
     found = node_instructions(step)
-    emulated = emulated_profile(step, device="nrf52840").instructions
+    emulated = measure_emulated(step, device="nrf52840").instructions
     total = sum(emulated.values())
     assert sum(found.values()) == pytest.approx(total, rel=0.03)
     assert tile is not None or total <= MOST[name]
@@ -251,7 +256,7 @@ def test_kernels_are_quick():
 
     As estimated, which `test_estimates_are_near_the_emulator` holds to the emulator.
     """
-    per_mac = {name: call_instructions(call) / macs for name, call, macs in cases()}
+    per_mac = {name: estimate_call_instructions(call) / macs for name, call, macs in cases()}
     assert {name: found for name, found in per_mac.items() if found > MOST_PER_MAC} == {}
     assert sorted(per_mac.values())[len(per_mac) // 2] < MOST_PER_MAC / 2
 
@@ -261,7 +266,7 @@ def test_costs_are_counted_instructions():
     """Each node costs its instructions over those of a cycle and the clock, the same each time."""
     needs(Target.M4)
     step = linear_step()
-    found = emulated_profile(step, device="nrf52840")
+    found = measure_emulated(step, device="nrf52840")
     assert set(found.instructions) == {"linear", "gradient", "update"}
     # 192 products each: fewer than 3 instructions would be wrong, and more than 12 slow.
     assert all(2 * 192 < count < 12 * 192 + 400 for count in found.instructions.values())
@@ -272,7 +277,7 @@ def test_costs_are_counted_instructions():
     estimated = Costs.estimate(step.graph, Device.load("nrf52840"))
     assert found.costs.pages == estimated.pages
     found.costs.table(step.graph)
-    again = emulated_profile(step, device="nrf52840", instructions_per_cycle=0.5)
+    again = measure_emulated(step, device="nrf52840", instructions_per_cycle=0.5)
     assert again.instructions == found.instructions
     cost, count = again.costs.compute["linear"], found.instructions["linear"]
     assert cost.time_s == pytest.approx(count / 32e6)
@@ -304,7 +309,7 @@ def test_profiles_take_the_figure_of_the_core(monkeypatch, device, core, built, 
     monkeypatch.setattr(measuring, "_measure_instructions", counted)
     board = Device.load(device)
     board = replace(board, compute=replace(board.compute, memory_factor=1.25))
-    profile = emulated_profile(linear_step(), device=board, core=core)
+    profile = measure_emulated(linear_step(), device=board, core=core)
     assert targets == [built.lower()]
     assert f"a Cortex-{built}, counted by QEMU, {rate}" in profile.notes[0]
     assert profile.notes[0].endswith("times 1.25 for waits for memory")
@@ -328,7 +333,7 @@ COMPUTE = replace(Device.load("nrf52840").compute, power_w=None, flops_per_j=1e9
 def test_wrong_choices_are_refused(device, options, words):
     """What cannot turn instructions into time is named before anything is built."""
     with pytest.raises(InputError, match=words):
-        emulated_profile(linear_step(), device=device, **options)
+        measure_emulated(linear_step(), device=device, **options)
 
 
 def test_profile_measures_a_step_file(tmp_path):

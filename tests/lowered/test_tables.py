@@ -17,7 +17,7 @@ from kit.programs import needs
 from kit.rotation import rotating
 from kit.shared_objects import build
 from poetmodel.errors import InputError
-from poetmodel.export.board import Target, run
+from poetmodel.export.board import Target, run_program
 from poetmodel.export.deployment import STACK_BYTES, input_bytes, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step, save_step
@@ -204,7 +204,7 @@ def test_programs_read_bytes(target, kind, tmp_path):
         real = "<f8" if target is Target.HOST_DOUBLE else "<f4"
         array = x.numpy() if x.dtype is kind else x.numpy().astype(real)
         inputs = array.tobytes() + LABELS.int().numpy().tobytes()
-        done = run(
+        done = run_program(
             program, target, tmp_path / folder, inputs=inputs, steps=3, learning_rate=0.1,
             words=("infer=outputs.bin",),
         )  # fmt: skip

@@ -121,7 +121,7 @@ def test_page_ins_without_a_stall_are_just_in_time():
             if step.op != Op.PAGE_IN:
                 continue
             wait = program.index(Instruction(Op.WAIT, step.index), place)
-            if check.moments[wait].end_s > check.moments[wait].start_s:
+            if check.records[wait].end_s > check.records[wait].start_s:
                 continue
             for later in range(place + 1, wait):
                 other = program[later]
@@ -305,7 +305,7 @@ def test_the_room_of_a_replacement_is_held_until_it_is_written_back():
     out, wait, free = (program.index((op, 3)) for op in (Op.PAGE_OUT, Op.WAIT, Op.FREE))
     assert update_place < out < wait < free
     assert program.index((Op.COMPUTE, 5), out) < wait  # y1 is computed meanwhile
-    assert check.moments[free].high_bytes - check.moments[free].ram_bytes == 10
+    assert check.records[free].peak_bytes - check.records[free].ram_bytes == 10
 
 
 def in_place_chain():

@@ -347,7 +347,7 @@ def test_no_valid_schedule_is_below_the_floor(part):
 def test_resident_is_in_the_file_where_there_is_some(tmp_path):
     """It is sorted, each once; without any the file is what it was."""
     graph = step()
-    identity = GraphIdentity.of(graph)
+    identity = GraphIdentity.from_graph(graph)
     schedule = kept(resident=(V, W, V), identity=identity)
     assert schedule.resident == (W, V)
     path = tmp_path / "kept.schedule.json"
@@ -370,7 +370,7 @@ def test_what_is_no_list_of_tensors_is_refused(tmp_path, entry):
     graph = step()
     with pytest.raises(ScheduleError, match="resident: expected whole numbers"):
         kept(resident=[entry])
-    document = kept(identity=GraphIdentity.of(graph)).to_dict() | {"resident": [entry]}
+    document = kept(identity=GraphIdentity.from_graph(graph)).to_dict() | {"resident": [entry]}
     path = tmp_path / "bad.schedule.json"
     path.write_text(json.dumps(document))
     with pytest.raises(ScheduleError, match=r"resident\[0\]: expected"):

@@ -44,7 +44,7 @@ def committing(problem, seed):
     commit = rng.choice((1, 1, 1, 2, 5))
     counts = rng.choice(("serial", "serial", "compute"))
     changes = {"commit": commit, "costs": costs, "deadline_counts": counts}
-    stated = replace(problem.without("time"), **changes)
+    stated = replace(problem.without_limits("time"), **changes)
     if rng.random() < 0.4:
         stated = replace(stated, deadline=rng.choice(("100%", "110%", "150%")))
     return stated

@@ -196,7 +196,7 @@ def test_objectives_at_the_edge(way, what):
     """Each is as small as it can be."""
     problem, terms = OBJECTIVES[what]
     assert not fault(
-        replace(problem, minimize=USER_OBJECTIVE, own_objective=tuple(terms.items())), way
+        replace(problem, minimize=USER_OBJECTIVE, user_objective=tuple(terms.items())), way
     )
 
 

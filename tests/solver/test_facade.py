@@ -89,7 +89,7 @@ def test_a_problem_is_solved_and_proved(formulation, monkeypatch):
     schedule = result.require_schedule()
     assert [pair for pair in schedule.R if pair[0] != pair[1]] == [(3, 0)]
     assert schedule.M_out == ()
-    assert schedule.identity == GraphIdentity.of(problem.graph)
+    assert schedule.identity == GraphIdentity.from_graph(problem.graph)
     assert result.violations == check_schedule(problem, schedule).violations == ()
     assert result.formulation == formulation
     monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("called a solver"))

@@ -137,13 +137,13 @@ def test_damaged_schedule_file_is_none(tmp_path):
 def test_records_of_other_sweeps_are_seen(tmp_path):
     """Each of two sweeps in a folder sees what the other has written."""
     one, other = Store(tmp_path), Store(tmp_path)
-    assert one.record("a") is None
+    assert one.find_record("a") is None
     other.add(_record("a", "failed"))
-    assert one.record("a") == _record("a", "failed")
+    assert one.find_record("a") == _record("a", "failed")
     one.add(_record("a"))
-    assert other.record("a") == _record("a")
+    assert other.find_record("a") == _record("a")
     one.path.write_bytes(b"")
-    assert other.record("a") is None
+    assert other.find_record("a") is None
 
 
 # -- runs ----------------------------------------------------------------------------------------

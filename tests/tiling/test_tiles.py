@@ -25,7 +25,7 @@ from poetmodel.graph import Phase, floor
 from poetmodel.lowered.calls import Ref
 from poetmodel.plan.alignment import ALIGNMENT
 from poetmodel.tiling.choice import MAX_CANDIDATES, choose_tiles, divide_step, needed_bytes
-from poetmodel.tiling.tiles import distinct_tilings, min_tiled_bytes, tile_step
+from poetmodel.tiling.tiles import make_distinct_tilings, min_tiled_bytes, tile_step
 from poetmodel.torch.lowering.inference import with_inference
 from poetmodel.torch.lowering.step import lower
 
@@ -504,9 +504,9 @@ def test_auto_is_the_cheapest_of_sizes_that_fit(tmp_path):
 def test_no_tiles_need_less_than_their_bound(make, paging):
     """The bound holds for each size; distinct sizes are tried, and give what `tile_step` gives."""
     step, device = lowered(make, "sgd"), Device.load("nrf52840")
-    bound = min_tiled_bytes(step, alignment=ALIGNMENT, in_place=False, resident=not paging)
+    bound = min_tiled_bytes(step, alignment=ALIGNMENT, reads_in_place=False, is_resident=not paging)
     sizes = [2**k for k in range(12, 3, -1)]
-    found = dict(distinct_tilings(step, sizes))
+    found = dict(make_distinct_tilings(step, sizes))
     assert 1 < len(found) < len(sizes)
     last = None
     for size in sizes:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.graph import Graph, Node, Phase
-from poetmodel.lowered.instructions import instructions
+from poetmodel.lowered.instructions import estimate_instructions
 from poetmodel.lowered.step import defer_updates
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class Freezable:
                 )
                 read_outputs = {tensor.name for tensor in outputs}
                 inputs = self.inputs_for(k, read_outputs)
-                instruction_count = instructions(node, self._calls_for(k, read_outputs))
+                instruction_count = estimate_instructions(node, self._calls_for(k, read_outputs))
             output_names = {tensor.name for tensor in outputs}
             restricted_nodes[k] = replace(
                 node,

@@ -76,15 +76,15 @@ class Application(TyperGroup):
         """Return the options of the application itself."""
         return _hide_flag_metavars(super().get_params(ctx))
 
-    def main(self, *args: Any, **extra: Any) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Run a command and exit with its status."""
-        extra["standalone_mode"] = False
+        options["standalone_mode"] = False
         set_quiet(False)
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            status = self._run_command(*args, **extra)
+            status = self._run_command(*args, **options)
             sys.stdout.flush()
             sys.stderr.flush()
         except BrokenPipeError:
@@ -96,13 +96,13 @@ class Application(TyperGroup):
             status = report_error(error)
         sys.exit(int(status or 0))
 
-    def _run_command(self, *args: Any, **extra: Any) -> int | None:
+    def _run_command(self, *args: Any, **options: Any) -> int | None:
         """Run the command line; return its exit status, and print an error for a known failure.
 
         Raises `BrokenPipeError` if the reader of the output closed the pipe.
         """
         try:
-            status: int | None = super().main(*args, **extra)
+            status: int | None = super().main(*args, **options)
         except USAGE_ERROR as error:
             print_errors([_usage_sentence(error)])
             return ExitStatus.BAD_INPUT

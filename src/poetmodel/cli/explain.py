@@ -14,7 +14,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid_schedule
 from poetmodel.cli.output import fact_table, listing, live_line, print_json, print_text, show
-from poetmodel.errors import InputError, did_you_mean
+from poetmodel.errors import InputError, suggest_names
 from poetmodel.problem import Quantity
 from poetmodel.report.folding import DIGITS, Fold, fold
 from poetmodel.report.presenter import (
@@ -102,7 +102,7 @@ def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact
     """Return the extra cost of a schedule without a decision, with its proof status."""
     name = f"without {alternative.forbidden}"
     if alternative.status == "infeasible":
-        return text_fact(name, "impossible", "proven: no schedule does")
+        return text_fact(name, "impossible", "proven: every schedule has this decision")
     lower_bound = -math.inf if alternative.least_extra is None else alternative.least_extra
     if alternative.extra is None:
         cost_text = (
@@ -118,7 +118,7 @@ def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact
             f"{_format_change(summary, lower_bound)} to "
             f"{_format_change(summary, alternative.extra)}"
         )
-        proof = "no more is proven within the time limit"
+        proof = "the range is not closed within the time limit"
     else:
         cost_text = f"at most {_format_change(summary, alternative.extra)}"
         proof = "not proven within the time limit"
@@ -129,44 +129,46 @@ def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact
     return text_fact(name, cost_text, "; ".join((*notes, proof)))
 
 
-def _ram_row(summary: DecisionSummary, step: RamStep) -> Fact:
+def _ram_row(summary: DecisionSummary, ram_step: RamStep) -> Fact:
     """Return the saving of the next larger RAM budget that helps, with its proof status."""
     problem = summary.verified.problem
     budget = problem.ram_budget_bytes
     name = "with more RAM"
-    if step.status == "infeasible":
+    if ram_step.status == "infeasible":
         return text_fact(name, "saves nothing", "proven")
-    min_useful_bytes = step.least_ram_bytes or 0
+    min_useful_bytes = ram_step.least_ram_bytes or 0
     useless_text, useful_text = (
-        format_bytes((size or 0) - budget) for size in (min_useful_bytes, step.ram_bytes)
+        format_bytes((size or 0) - budget) for size in (min_useful_bytes, ram_step.ram_bytes)
     )
     useless_text = (
         f"{min_useful_bytes - budget:,} B" if useless_text == useful_text else useless_text
     )
     no_gain_text = f"proven: less than {useless_text} more saves nothing"
-    if step.ram_bytes is None or step.saved is None:
+    if ram_step.ram_bytes is None or ram_step.saved is None:
         note = "no better schedule was found within the time limit"
         return text_fact(
             name, "unknown", f"{note}; {no_gain_text}" if min_useful_bytes > budget else note
         )
-    if step.ram_bytes == budget:
+    if ram_step.ram_bytes == budget:
         return text_fact(
             "with this RAM",
-            _format_change(summary, -step.saved),
+            _format_change(summary, -ram_step.saved),
             "the schedule is not the best",
         )
-    proof = "the next step, proven" if step.proven else "found within the time limit"
-    if not step.proven and min_useful_bytes > budget:
+    proof = "the next step, proven" if ram_step.proven else "found within the time limit"
+    if not ram_step.proven and min_useful_bytes > budget:
         proof = f"{proof}; {no_gain_text}"
-    return text_fact(f"with {useful_text} more RAM", _format_change(summary, -step.saved), proof)
+    return text_fact(
+        f"with {useful_text} more RAM", _format_change(summary, -ram_step.saved), proof
+    )
 
 
-def _format_change(summary: DecisionSummary, extra: float) -> str:
-    """Format an extra amount of the minimized quantity with its sign; 0 within the tolerance."""
+def _format_change(summary: DecisionSummary, amount: float) -> str:
+    """Format a change of the minimized quantity with its sign; as 0 within the tolerance."""
     format_value = summary.verified.problem.objective.format
-    if abs(extra) <= summary.tolerance:
+    if abs(amount) <= summary.tolerance:
         return format_value(0.0)
-    return f"{'-' if extra < 0 else '+'}{format_value(abs(extra))}"
+    return f"{'-' if amount < 0 else '+'}{format_value(abs(amount))}"
 
 
 def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
@@ -176,7 +178,7 @@ def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
     producer = graph.nodes[graph.node_of[decision.tensor]].name
     readers = ", ".join(graph.nodes[k].name for k in graph.users_of[decision.tensor]) or "no node"
     yield text_fact("size", format_bytes(size), f"made by {producer}, read by {readers}")
-    yield text_fact("decision", str(decision.choice), _action_text(decision))
+    yield text_fact("decision", str(decision.treatment), _action_text(decision))
     yield text_fact("costs", format_joules(decision.energy_j), format_seconds(decision.time_s))
     yield text_fact("in RAM", _spans_text(decision.in_ram), "stages")
     if decision.on_storage:
@@ -198,7 +200,7 @@ def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
         yield text_fact(
             "in place", "always", f"in the memory of {graph.tensors[graph.state_of[i]].name}"
         )
-    for verb, own_field, other_field in (
+    for phrase, own_field, other_field in (
         ("in the memory of", "output", "input"),
         ("its memory is overwritten by", "input", "output"),
     ):
@@ -208,13 +210,13 @@ def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
                 stages_by_tensor.setdefault(getattr(use, other_field), []).append(use.stage)
         for other_tensor, stages in stages_by_tensor.items():
             yield text_fact(
-                "in place", _stages_text(stages), f"{verb} {graph.tensors[other_tensor].name}"
+                "in place", _stages_text(stages), f"{phrase} {graph.tensors[other_tensor].name}"
             )
 
 
 def _action_text(decision: Decision) -> str:
     """Return the stages in which a tensor is recomputed and paged, as text."""
-    is_on_storage = decision.choice == "on storage"
+    is_on_storage = decision.treatment == "on storage"
     transfer_verbs = ("written back", "read") if is_on_storage else ("paged out", "paged in")
     actions = (
         ("recomputed", decision.recomputed),
@@ -249,7 +251,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
     verified = summary.verified
     graph, simulation = verified.graph, verified.simulation
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
-    counts = Counter(str(decision.choice) for decision in summary.decisions)
+    counts = Counter(str(decision.treatment) for decision in summary.decisions)
     yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
     yield Fact("status", verified.document.status)
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY, Group.STORAGE, Group.WEAR):
@@ -278,7 +280,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
         {
             "name": group.name,
             "tensors": [graph.tensors[decision.tensor].name for decision in group.members],
-            "fate": str(group.members[0].choice),
+            "fate": str(group.members[0].treatment),
             "energy_j": sum(decision.energy_j for decision in group.members),
             "time_s": sum(decision.time_s for decision in group.members),
         }
@@ -293,18 +295,18 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
 def _in_place_fact(summary: DecisionSummary) -> Iterator[Fact]:
     """Yield the number of operations in place, and the bytes that they save at the peak.
 
-    Yield nothing if the graph has no in-place operators.
+    Yield no fact if the graph has no in-place operators.
     """
     graph, uses, saved_bytes = (
         summary.verified.graph,
         summary.in_place_uses,
         summary.saved_in_place_bytes,
     )
-    pairs = sum(map(len, graph.in_place_of))
-    if pairs:
-        values = {"uses": len(uses), "possible": pairs, "saved_at_peak_bytes": saved_bytes}
+    n_pairs = sum(map(len, graph.in_place_of))
+    if n_pairs:
+        values = {"uses": len(uses), "possible": n_pairs, "saved_at_peak_bytes": saved_bytes}
         n_overwriting = len({(use.output, use.input) for use in uses})
-        text = f"{n_overwriting} of {format_items(pairs, 'output')}"
+        text = f"{n_overwriting} of {format_items(n_pairs, 'output')}"
         note = f"{format_items(len(uses), 'time')}; saves {format_bytes(saved_bytes)} at the peak"
         yield Fact("in_place", values, "in place", lambda _: text, note)
 
@@ -312,20 +314,22 @@ def _in_place_fact(summary: DecisionSummary) -> Iterator[Fact]:
 def _full_steps_fact(summary: DecisionSummary) -> Fact:
     """Return the number of steps whose RAM is at its limit, and the steps with the most RAM."""
     graph, points = summary.verified.graph, summary.full_steps
-    fullest = sorted(points, key=lambda point: -point.ram_bytes)[:3]
-    names = ", ".join(f"{graph.nodes[point.node].name} in stage {point.stage}" for point in fullest)
-    total = len(summary.verified.simulation.curve)
+    points_with_most_ram = sorted(points, key=lambda point: -point.ram_bytes)[:3]
+    names = ", ".join(
+        f"{graph.nodes[point.node].name} in stage {point.stage}" for point in points_with_most_ram
+    )
+    n_steps = len(summary.verified.simulation.curve)
     return text_fact(
         "RAM at its limit",
-        f"{len(points)} of {total} steps",
-        f"fullest at {names}" if names else "",
+        f"{len(points)} of {n_steps} steps",
+        f"most RAM at {names}" if names else "",
     )
 
 
 def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
     """Yield one table row for each of the most expensive decisions."""
     for group in summary.groups:
-        n_members, choice = len(group.members), group.members[0].choice
+        n_members, choice = len(group.members), group.members[0].treatment
         yield (
             group.name,
             f"{choice}" if n_members == 1 else f"{n_members} {choice}",
@@ -344,6 +348,7 @@ NOT_PROVEN: Final = (
     "the schedule is not proven optimal: a better schedule may account for the savings of another "
     "decision or of more RAM"
 )
+"""Warning about the costs of alternatives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,7 +468,7 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
         decisions,
         name=lambda decision: graph.tensors[decision.tensor].name,
         key=lambda decision: (
-            *(decision.choice, graph.tensor_bytes[decision.tensor]),
+            *(decision.treatment, graph.tensor_bytes[decision.tensor]),
             *(len(decision.recomputed), len(decision.paged_in), len(decision.paged_out)),
             *(f"{cost:.{DIGITS}g}" for cost in (decision.energy_j, decision.time_s)),
         ),
@@ -476,7 +481,7 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
 def _tensor_index(verified: VerifiedSchedule, name: str) -> int:
     index = verified.graph.tensor_index
     if name not in index:
-        hint = did_you_mean(name, index, max_names=3)
+        hint = suggest_names(name, index, max_names=3)
         message = f"tensor {name!r}: graph {verified.graph.name!r} has no such tensor"
         raise InputError(f"{message}; {hint}" if hint else message)
     return index[name]

@@ -517,7 +517,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
     """Yield the storage of stored samples, and the instructions of a step on a sample and a batch.
 
-    Yield nothing without ``--replay``.
+    Yield no facts without ``--replay``.
     """
     from poetmodel.export.replay import program_instructions
 
@@ -527,7 +527,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
     storage_text = (
         f"{format_bytes(replay.stored_bytes)} of storage, {replay.sample_bytes:,} B a sample"
     )
-    yield text_fact("stored samples", f"{replay.samples:,}", storage_text)
+    yield text_fact("stored samples", f"{replay.max_samples:,}", storage_text)
     lowered_step, plan = deployment.step, deployment.plan
     batch_instructions, stored_sample_instructions = (
         program_instructions(lowered_step, plan, nodes) for nodes in ((), replay.front.nodes)
@@ -540,15 +540,17 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the use of the device's flash by region; nothing if the device states no flash."""
+    """Yield the use of the device's flash by region; no facts if its size is unknown."""
     sizes = deployment.flash_map()
     if not sizes:
         return
-    free = sizes.pop("free")
+    free_bytes = sizes.pop("free")
     used_bytes = sum(sizes.values())
-    fraction_text = format_percent(used_bytes / (used_bytes + free), digits=3)
+    fraction_text = format_percent(used_bytes / (used_bytes + free_bytes), digits=3)
     yield text_fact(
-        "flash", format_bytes(used_bytes), f"{fraction_text} of {format_bytes(used_bytes + free)}"
+        "flash",
+        format_bytes(used_bytes),
+        f"{fraction_text} of {format_bytes(used_bytes + free_bytes)}",
     )
     notes = {"code": "estimated, as by -O2 on a Cortex-M4; without the application"}
     for region, size in sizes.items():

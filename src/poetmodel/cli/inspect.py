@@ -91,9 +91,9 @@ class FolderArgument:
 @command("poetmodel state firmware")
 def state(folder_argument: FolderArgument, output: OutputOptions) -> None:
     """List the state of exported C in the order of its functions and files."""
-    from poetmodel.export.state import state_tensors
+    from poetmodel.export.state import load_state_tensors
 
-    tensors = state_tensors(folder_argument.folder)
+    tensors = load_state_tensors(folder_argument.folder)
     if output.json:
         keys = ("name", "shape", "dtype", "bytes", "home")
         print_json([{key: getattr(tensor, key) for key in keys} for tensor in tensors])
@@ -310,9 +310,13 @@ def _mapped_remark(graph: Graph, i: int, device: Device | None) -> str:
 
 def _shared_memory_remark(graph: Graph, i: int) -> str:
     """Return a remark on an output that overwrites another tensor, else ""."""
-    pairs = graph.in_place_of[graph.node_of[i]]
-    shared = {**dict(pairs), **graph.state_of}.get(i)
-    return "" if shared is None else f", in the memory of {graph.tensors[shared].name}"
+    in_place_pairs = graph.in_place_of[graph.node_of[i]]
+    overwritten_tensor = {**dict(in_place_pairs), **graph.state_of}.get(i)
+    return (
+        ""
+        if overwritten_tensor is None
+        else f", in the memory of {graph.tensors[overwritten_tensor].name}"
+    )
 
 
 def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:

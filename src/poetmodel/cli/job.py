@@ -160,8 +160,12 @@ _STATE_TEXTS: Final = {
 
 
 def _format_fraction(
-    total: float | None, limit: float | None, quantity: str, format_value: ValueFormatter
+    total_value: float | None,
+    limit_value: float | None,
+    quantity: str,
+    format_value: ValueFormatter,
 ) -> str:
-    if total is None or limit is None:
+    if total_value is None or limit_value is None:
         return "the whole job"
-    return f"{format_percent(total / limit, digits=3)} of the {quantity} of {format_value(limit)}"
+    fraction_text = format_percent(total_value / limit_value, digits=3)
+    return f"{fraction_text} of the {quantity} of {format_value(limit_value)}"

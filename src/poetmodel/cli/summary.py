@@ -158,7 +158,7 @@ def _objective_facts(result: SolveResult) -> Iterator[Fact]:
     value, bound = (objective.format(number or 0.0) for number in (result.value, result.bound))
     name, remark = f"minimized {minimize}", ""
     if minimize == USER_OBJECTIVE:
-        name, remark = "user-defined objective", f"{format_terms(result.problem.own_objective)}; "
+        name, remark = "user-defined objective", f"{format_terms(result.problem.user_objective)}; "
     elif minimize == Quantity.TIME and objective.baseline > 0:
         increase = format_percent((result.overhead or 0.0) / objective.baseline)
         remark = f"{increase} more than a single pass; "
@@ -221,7 +221,7 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
     recomputations = [k for t, k in schedule.R if k < t]
     recomputed = set(recomputations)
     never_kept = {*simulation.page_ins, *simulation.page_outs, *graph.state_tensors}
-    kept = [
+    kept_tensors = [
         i
         for i, users in enumerate(graph.users_of)
         if users and i not in never_kept and graph.node_of[i] not in recomputed
@@ -238,9 +238,9 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
         ("paged in", simulation.page_ins, f"{format_bytes(simulation.read_bytes)} read"),
     ):
         yield text_fact(name, _times_text(sum(counts.values())), bytes_text)
-    kept_bytes_text = format_bytes(sum(graph.tensor_bytes[i] for i in kept))
+    kept_bytes_text = format_bytes(sum(graph.tensor_bytes[i] for i in kept_tensors))
     note = f"{kept_bytes_text} that stay in RAM from first computation to last use"
-    yield text_fact("kept", format_items(len(kept), "tensor"), note)
+    yield text_fact("kept", format_items(len(kept_tensors), "tensor"), note)
 
 
 def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
@@ -276,7 +276,7 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
-    """Yield the cost of commits in a step, which is the same for every schedule; nothing without.
+    """Yield the cost of commits in a step, which all schedules have; no fact without commits.
 
     A commit writes the new values of state to storage, where they survive a power cut.
     """
@@ -314,8 +314,8 @@ def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iter
     versions_text = ", ".join(
         f"{name} {version}" for name, version in result.versions.items() if name != "poetmodel"
     )
-    parts = (method_text, f"formulation {result.formulation}", versions_text)
-    yield text_fact("solved by", result.backend, "; ".join(part for part in parts if part))
+    notes = (method_text, f"formulation {result.formulation}", versions_text)
+    yield text_fact("solved by", result.backend, "; ".join(note for note in notes if note))
 
 
 def _model_size_texts(statistics: Mapping[str, Any]) -> Iterator[str]:

@@ -155,7 +155,7 @@ def sweep(
         try:
             grid_runs = grid_runs[sweeps.shard(run_options.shard)]
         except InputError as error:
-            raise error.within("--shard") from None
+            raise error.with_prefix("--shard") from None
     with progress_bar(enabled=not output.json) as on_progress:
         records = sweeps.sweep(
             grid_runs,
@@ -369,8 +369,8 @@ def _table(title: str, rows: Sequence[Row], *, proof_column: str) -> Table:
     )
 
 
-def _join_texts(*parts: str | None) -> str:
-    return ", ".join(part for part in parts if part)
+def _join_texts(*texts: str | None) -> str:
+    return ", ".join(text for text in texts if text)
 
 
 def _format_value(value: float | None, format_number: ValueFormatter) -> str:

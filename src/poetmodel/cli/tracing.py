@@ -326,20 +326,20 @@ class EmulationOptions:
         self, step_source: str, onnx: OnnxStep, costing: CostingOptions, tile: str | None
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
         """Export a step, execute it on the emulated board, and return graph, costs and notes."""
-        from poetmodel.export.exporting import DEVICE
-        from poetmodel.export.measuring import emulated_board, emulated_profile
+        from poetmodel.export.exporting import DEFAULT_DEVICE
+        from poetmodel.export.measuring import measure_emulated, parse_emulation
         from poetmodel.tiling.choice import divide_step, parse_tile
 
-        device = costing.device or DEVICE
+        device = costing.device or DEFAULT_DEVICE
         instructions_per_cycle = self.instructions_per_cycle
         tile_choice = parse_tile(tile)
         tile_choice.require_size()
-        emulated_board(device, instructions_per_cycle=instructions_per_cycle, core=self.core)
+        parse_emulation(device, instructions_per_cycle=instructions_per_cycle, core=self.core)
         step = divide_step(
             read_or_capture_step(step_source, onnx, name=costing.name, optimizer=self.optimizer),
             tile_choice,
         )
-        profile = emulated_profile(
+        profile = measure_emulated(
             step,
             device=device,
             instructions_per_cycle=instructions_per_cycle,

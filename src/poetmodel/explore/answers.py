@@ -65,7 +65,7 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
     commands solve and verify the point. The RAM of the point is that of the tensors; stack, inputs
     and runtime are added for the export.
     """
-    from poetmodel.export.deployment import reserved_bytes, stack_bytes
+    from poetmodel.export.deployment import parse_stack, reserved_bytes
 
     prepared, search, deadline_s = (
         load_prepared_problem(job, context),
@@ -76,7 +76,7 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
     device, profile = context.catalogue.cost_options(settings)
     if lowered_step is None or settings.minimize != "energy" or device is None:
         return list(reproduction_commands(subject))
-    reserved_stack_bytes = stack_bytes(None, commit=settings.commit is not None)
+    reserved_stack_bytes = parse_stack(None, commit=settings.commit is not None)
     values_by_option = {
         "--device": device,
         "--profile": profile,

@@ -220,14 +220,14 @@ class Coordinator:
             )
             open_problem.points[point_id] = point
         page_session = self.find_or_add_session(session_id)
-        previous, page_session.requested_point, page_session.problem = (
+        previous_id, page_session.requested_point, page_session.problem = (
             page_session.requested_point,
             point_id,
             problem_id,
         )
         page_session.last_seen_s = time.monotonic()
-        if previous is not None and previous != point_id:
-            self._cancel_unrequested(previous)
+        if previous_id is not None and previous_id != point_id:
+            self._cancel_unrequested(previous_id)
         must_solve_again = solve_again and not point.is_proved
         if point_id not in self.solves.running and (must_solve_again or not point.is_finished):
             if not point.is_finished:
@@ -235,9 +235,8 @@ class Coordinator:
             is_still_requested = page_session.requested_point == point_id and (
                 must_solve_again or not point.is_finished
             )
-            if (
-                is_still_requested and point_id not in self.solves.running
-            ):  # no other call has started it during the wait
+            # No other call has started the solve during the wait.
+            if is_still_requested and point_id not in self.solves.running:
                 self.solves.start_solve(open_problem, point)
         return open_problem.describe(point)
 
@@ -401,8 +400,10 @@ def _without_running_solve(point: Point) -> Point:
     return point
 
 
-def _is_newer(stored: Point, point: Point) -> bool:
-    """Return whether the stored point is finished or has a better schedule than `point`."""
-    if stored.is_finished:
+def _is_newer(stored_point: Point, point: Point) -> bool:
+    """Return whether `stored_point` is finished or has a better schedule than `point`."""
+    if stored_point.is_finished:
         return True
-    return stored.value is not None and (point.value is None or stored.value < point.value)
+    return stored_point.value is not None and (
+        point.value is None or stored_point.value < point.value
+    )

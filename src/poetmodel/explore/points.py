@@ -36,6 +36,7 @@ class Point:
 
     id: str
     problem: str
+    """Id of the problem."""
     ram_bytes: int
     deadline_s: float | None
     state: str = "waiting"
@@ -194,16 +195,16 @@ def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> 
         is_available = has_second_schedule or all(
             getattr(first, name) == getattr(second, name) for name in METRICS
         )
-        is_new = is_available and second.proof_rank >= first.proof_rank
+        is_second = is_available and second.proof_rank >= first.proof_rank
     else:
         is_better = first.value is None or (second.value is not None and second.value < first.value)
-        is_new = has_second_schedule and is_better
-    best = second if is_new else first
+        is_second = has_second_schedule and is_better
+    best = second if is_second else first
     bound = max(first.bound, second.bound, 0.0)
     bound = bound if best.value is None else min(bound, best.value)
     if bound <= best.bound:
-        return best, is_new
-    return replace(best, bound=bound, proof=dict(best.proof)), is_new
+        return best, is_second
+    return replace(best, bound=bound, proof=dict(best.proof)), is_second
 
 
 def best_neighbour(
@@ -216,15 +217,15 @@ def best_neighbour(
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     fitting_points = [
-        neighbour
-        for neighbour in other_points
-        if neighbour.value is not None
-        and (neighbour.needs_bytes or 0) <= point.ram_bytes
-        and (neighbour.time_s or 0.0) <= limit_s
-        and (not overlaps or neighbour.ram_bytes <= point.ram_bytes)
+        candidate
+        for candidate in other_points
+        if candidate.value is not None
+        and (candidate.needs_bytes or 0) <= point.ram_bytes
+        and (candidate.time_s or 0.0) <= limit_s
+        and (not overlaps or candidate.ram_bytes <= point.ram_bytes)
     ]
     return min(
-        fitting_points, key=lambda neighbour: (neighbour.value, -neighbour.ram_bytes), default=None
+        fitting_points, key=lambda candidate: (candidate.value, -candidate.ram_bytes), default=None
     )
 
 

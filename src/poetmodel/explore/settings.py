@@ -36,11 +36,16 @@ MAX_TEXT: Final = 200
 StateName = Literal[STATES]  # type: ignore[valid-type]
 """Optimizers whose state may be in the graph."""
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
+"""Input size or count."""
 ShortText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+"""Name of a graph or device, or value of an option."""
 
 
 class ExplorerSettings(BaseModel):
-    """All properties of a problem except RAM and deadline, which the sliders set."""
+    """All properties of a problem except RAM and deadline, which the sliders set.
+
+    The fields have the names of command-line options.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -198,9 +203,10 @@ def catalogue_with_files(
     device: str | None = None,
     profile: str | None = None,
 ) -> Catalogue:
-    """Return the catalogue of everything built in, and of files.
+    """Return the catalogue of everything built in, and of the given files.
 
-    `device` may be the name of a built-in device, which is that of a profile.
+    The arguments are paths. `device` may also be a built-in device, for which the costs in
+    `profile` were measured.
     """
     is_built_in = device in device_names()
     return Catalogue(

@@ -26,7 +26,7 @@ NO_PROOF: Final = {"termination": "interrupted", "build_s": 0.0, "solve_s": 0.0,
 
 
 class Notify(Protocol):
-    """Callback for a change of a point; `has_new_schedule` is whether it has a new schedule."""
+    """Callback for a change of a point; `has_new_schedule` is whether its schedule is new."""
 
     def __call__(
         self, open_problem: OpenProblem, point: Point, *, has_new_schedule: bool = False
@@ -46,7 +46,7 @@ class SolveManager:
         search: dict[str, Any],
         notify: Notify,
     ) -> None:
-        """Store the settings; no solve is running.
+        """Create a manager without running solves.
 
         `solve_workers` are the processes of long solves, `quick_workers` those of short tasks:
         drawings and first schedules. `search` has the keywords of `poetmodel.solver.facade.solve`.
@@ -57,6 +57,7 @@ class SolveManager:
         self.search = search
         self.notify = notify
         self.running: dict[str, asyncio.Task[None]] = {}
+        """Tasks of running solves, by the id of their point."""
         self._schedules: dict[str, bytes] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -86,8 +87,8 @@ class SolveManager:
         """
         other_points = [other for other in open_problem.points.values() if other is not point]
         point.bound = max(point.bound, inherited_bound(point, other_points))
-        overlaps = open_problem.facts["deadline"]["counts"] == DeadlineCounts.OVERLAP
-        neighbour = best_neighbour(point, other_points, overlaps=overlaps)
+        plans_overlap = open_problem.facts["deadline"]["counts"] == DeadlineCounts.OVERLAP
+        neighbour = best_neighbour(point, other_points, overlaps=plans_overlap)
         if neighbour is None or (
             point.value is not None and point.value <= (neighbour.value or 0.0)
         ):
@@ -104,9 +105,8 @@ class SolveManager:
         )
         point.bound = min(point.bound, neighbour.value)
         point.proof = {**NO_PROOF, **neighbour.proof, "termination": "interrupted"}
-        if (
-            relative_gap(neighbour.value, point.bound) <= self.search["gap"]
-        ):  # the bound proves the schedule optimal
+        # The bound proves the schedule optimal.
+        if relative_gap(neighbour.value, point.bound) <= self.search["gap"]:
             point.state, point.status, point.provisional = "done", "optimal", False
             point.proof["termination"] = "proved"
         point.set_schedule(metrics, schedule)
@@ -188,9 +188,8 @@ class SolveManager:
         def on_frame(frame: Frame) -> None:
             """Store a report of the solver, unless the solve was cancelled."""
             nonlocal saved_s
-            if (
-                self.running.get(point.id) is not this_solve
-            ):  # no session requests the point any more
+            # No session requests the point any more.
+            if self.running.get(point.id) is not this_solve:
                 return
             values = frame.values
             point.state = "solving"
@@ -252,8 +251,8 @@ class SolveManager:
     async def _save(self, point: Point, schedule: bytes | None) -> None:
         """Write a point to the store if its solve has ended or found a schedule."""
         if point.is_finished or (point.value is not None and not point.provisional):
-            copy = replace(point, proof=dict(point.proof))
-            await self.store.call(self.store.save, copy, schedule)
+            point_copy = replace(point, proof=dict(point.proof))
+            await self.store.call(self.store.save, point_copy, schedule)
 
     def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine as a task in the background."""

@@ -145,30 +145,44 @@ class PointStore:
         deleted.
         """
         with self._transaction() as connection:
-            stored = self.load_point(point.id)
-            merged, is_new_schedule = point, True
-            if stored is not None:
-                merged, is_new_schedule = merge_records(
-                    stored, point, has_second_schedule=schedule is not None
+            stored_point = self.load_point(point.id)
+            merged_point, is_new_schedule = point, True
+            if stored_point is not None:
+                merged_point, is_new_schedule = merge_records(
+                    stored_point, point, has_second_schedule=schedule is not None
                 )
-            if merged == stored:
+            if merged_point == stored_point:
                 return
             packed_schedule = (schedule if is_new_schedule else None) or self.load_schedule(
                 point.id
             )
-            if merged not in (stored, point):  # schedule and bound come from different records
-                merged.begin_revision(packed_schedule)
-            facts = json.dumps(asdict(merged), allow_nan=False)
+            # Schedule and bound come from different records.
+            if merged_point not in (stored_point, point):
+                merged_point.begin_revision(packed_schedule)
+            facts = json.dumps(asdict(merged_point), allow_nan=False)
             connection.execute(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(merged.id, merged.problem, merged.ram_bytes, merged.deadline_s, merged.state),
-                    *(merged.proof_rank, merged.value, merged.bound, merged.digest, facts),
+                    *(
+                        merged_point.id,
+                        merged_point.problem,
+                        merged_point.ram_bytes,
+                        merged_point.deadline_s,
+                        merged_point.state,
+                    ),
+                    *(
+                        merged_point.proof_rank,
+                        merged_point.value,
+                        merged_point.bound,
+                        merged_point.digest,
+                        facts,
+                    ),
                     *(packed_schedule or None, time.time()),
                 ),
             )
             connection.execute(
-                "DELETE FROM answers WHERE point = ? AND digest <> ?", (merged.id, merged.digest)
+                "DELETE FROM answers WHERE point = ? AND digest <> ?",
+                (merged_point.id, merged_point.digest),
             )
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Building an exported folder for this machine or an emulated board, and executing the program."""
+"""Build an exported folder for this machine or an emulated board, and execute the program."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ PACKAGES: Final = {
     "arm-none-eabi-gcc": "gcc-arm-none-eabi and libnewlib-arm-none-eabi",
     "qemu-system-arm": "qemu-system-arm",
 }
-"""The Debian packages of each program."""
+"""Debian packages of each program."""
 
 
 class ToolchainError(PoetModelError, RuntimeError):
     """A compiler, a linker, the emulator or an executed program failed."""
 
 
-def required_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
-    """Return the programs that building for a target needs, with `emulate` also the emulator."""
+def list_required_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
+    """Return the programs needed to build for a target and, with `emulate`, to execute."""
     if not target.is_board:
         return ("make", "cc")
     return ("make", "arm-none-eabi-gcc", *(("qemu-system-arm",) if emulate else ()))
 
 
-def missing_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
+def list_missing_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
     """Return the required programs that are not installed on this machine."""
     return tuple(
         program
-        for program in required_programs(target, emulate=emulate)
+        for program in list_required_programs(target, emulate=emulate)
         if shutil.which(program) is None
     )
 
@@ -77,16 +77,16 @@ def require_programs(target: Target, *, emulate: bool = True) -> None:
     MissingExtraError
         If a program is missing; the message names its Debian package.
     """
-    missing = missing_programs(target, emulate=emulate)
-    if missing:
-        names = " ".join(PACKAGES[program] for program in missing).replace(" and ", " ")
+    missing_names = list_missing_programs(target, emulate=emulate)
+    if missing_names:
+        names = " ".join(PACKAGES[program] for program in missing_names).replace(" and ", " ")
         raise MissingExtraError(
-            f"target {target}: needs {' and '.join(missing)}, which this machine lacks; "
+            f"target {target}: needs {' and '.join(missing_names)}, which this machine lacks; "
             f"on Debian: apt-get install {names}"
         )
 
 
-def build(
+def build_program(
     folder: Path, target: Target, *, settings: Sequence[str] = (), time_limit_s: float = 600.0
 ) -> Path:
     """Build the program of an exported folder with ``make``, and return its path.
@@ -111,12 +111,14 @@ def build(
     """
     require_programs(target, emulate=False)
     # Variables that an outer make exports would change the build.
-    inherited = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CFLAGS")
-    environment = {key: value for key, value in os.environ.items() if key not in inherited}
+    removed_variables = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CFLAGS")
+    environment = {key: value for key, value in os.environ.items() if key not in removed_variables}
     command = ["make", "--silent", target.value, *settings]
     completed = execute(command, folder, time_limit_s=time_limit_s, environment=environment)
     if completed.returncode:
-        raise ToolchainError(f"{folder}: make {target} failed: {_first_errors(completed.stderr)}")
+        raise ToolchainError(
+            f"{folder}: make {target} failed: {_find_first_errors(completed.stderr)}"
+        )
     return folder / "build" / target / "pm_run"
 
 
@@ -153,34 +155,36 @@ def execute(
         ) from None
 
 
-def _first_errors(text: str, max_lines: int = 3) -> str:
+def _find_first_errors(text: str, max_lines: int = 3) -> str:
     """Return the first error lines of a compiler's output, otherwise its last lines."""
-    marks = ("error", "overflowed", "undefined reference", "heap")
+    error_marks = ("error", "overflowed", "undefined reference", "heap")
     lines = [line.strip() for line in text.splitlines()]
-    error_lines = [line for line in lines if any(mark in line for mark in marks)] or lines[
-        -max_lines:
-    ]
+    error_lines = [
+        line for line in lines if any(error_mark in line for error_mark in error_marks)
+    ] or lines[-max_lines:]
     return "; ".join(error_lines[:max_lines])
 
 
-INPUTS: Final = "inputs.bin"
-STATE: Final = "state.bin"
+INPUTS_FILE: Final = "inputs.bin"
+"""File of the batches, in the working folder of a program."""
+STATE_FILE: Final = "state.bin"
+"""File of the final state, in the working folder of a program."""
 FAULT_STATUS: Final = 3
 """Exit status of a board after a processor fault."""
 STOPPED_STATUS: Final = 9
 """Exit status of a program that ends at an injected stop (``cut:`` or ``stop:``)."""
 STEP_STATUS: Final = 10
-"""Exit status minus the error number of a failed step."""
+"""Exit status of a program whose step failed, minus the error number."""
 
-_METRIC: Final = re.compile(r"^([a-z_]+) (\d+)$", re.MULTILINE)
-_NODE: Final = re.compile(r"^node (\d+) (\d+)$", re.MULTILINE)
-_LOSS: Final = re.compile(r"^loss (\d+) (\S+)$", re.MULTILINE)
-_EVALUATION: Final = re.compile(r"^evaluation (\d+) (\S+) (\d+)$", re.MULTILINE)
+_METRIC_LINE: Final = re.compile(r"^([a-z_]+) (\d+)$", re.MULTILINE)
+_NODE_LINE: Final = re.compile(r"^node (\d+) (\d+)$", re.MULTILINE)
+_LOSS_LINE: Final = re.compile(r"^loss (\d+) (\S+)$", re.MULTILINE)
+_EVALUATION_LINE: Final = re.compile(r"^evaluation (\d+) (\S+) (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramRun:
-    """The output, state file and exit status of an executed program."""
+class ProgramResult:
+    """The outputs, final state and exit status of an executed program."""
 
     status: int
     losses: Mapping[int, float]
@@ -202,11 +206,11 @@ class ProgramRun:
     """Loss and number of correct samples in evaluation mode, by number of the batch, from 1."""
 
     @property
-    def error(self) -> int:
-        """The error number of the failed step, or 0."""
+    def error_number(self) -> int:
+        """The error number of a failed step; 0 if no step failed."""
         return max(0, self.status - STEP_STATUS)
 
-    def require_success(self) -> ProgramRun:
+    def require_success(self) -> ProgramResult:
         """Return this object if the exit status is 0.
 
         Raises
@@ -220,7 +224,7 @@ class ProgramRun:
         return self
 
 
-def run(
+def run_program(
     program: Path,
     target: Target,
     folder: Path,
@@ -230,13 +234,13 @@ def run(
     learning_rate: float,
     words: Sequence[str] = (),
     time_limit_s: float = 600.0,
-) -> ProgramRun:
+) -> ProgramResult:
     """Execute a program that was built from an exported folder, in QEMU if it is for a board.
 
     Parameters
     ----------
     program : Path
-        Path from `build`.
+        Result of `build_program`.
     target : Target
         The processor that the program was built for.
     folder : Path
@@ -248,7 +252,7 @@ def run(
     learning_rate : float
         Learning rate of all steps.
     words : sequence of str
-        Further arguments: ``resume``, ``evaluate``, and faults such as ``cut:7``.
+        Further words of the command line: ``resume``, ``evaluate``, and faults such as ``cut:7``.
     time_limit_s : float
         Time limit of the execution [s].
 
@@ -259,12 +263,12 @@ def run(
     ToolchainError
         If the program exceeds the time limit, or the emulator fails.
     """
-    (folder / INPUTS).write_bytes(inputs)
-    (folder / STATE).unlink(missing_ok=True)
-    arguments = [str(steps), repr(learning_rate), INPUTS, STATE, *words]
+    (folder / INPUTS_FILE).write_bytes(inputs)
+    (folder / STATE_FILE).unlink(missing_ok=True)
+    arguments = [str(steps), repr(learning_rate), INPUTS_FILE, STATE_FILE, *words]
     if target.is_board:
         require_programs(target)
-        command = _qemu_command(program.resolve(), target, arguments)
+        command = _make_qemu_command(program.resolve(), target, arguments)
     else:
         command = [str(program.resolve()), *arguments]
     completed = execute(command, folder, time_limit_s=time_limit_s)
@@ -272,27 +276,27 @@ def run(
         raise ToolchainError(
             f"QEMU: ended by signal {-completed.returncode}: {completed.stderr.strip()}"
         )
-    state = folder / STATE
-    return ProgramRun(
+    state = folder / STATE_FILE
+    return ProgramResult(
         status=completed.returncode,
-        losses={int(step): float(loss) for step, loss in _LOSS.findall(completed.stdout)},
+        losses={int(step): float(loss) for step, loss in _LOSS_LINE.findall(completed.stdout)},
         evaluations={
             int(batch): (float(loss), int(correct))
-            for batch, loss, correct in _EVALUATION.findall(completed.stdout)
+            for batch, loss, correct in _EVALUATION_LINE.findall(completed.stdout)
         },
         state=state.read_bytes() if state.is_file() else b"",
-        metrics={name: int(value) for name, value in _METRIC.findall(completed.stderr)},
+        metrics={name: int(value) for name, value in _METRIC_LINE.findall(completed.stderr)},
         node_instructions={
-            int(node): int(count) for node, count in _NODE.findall(completed.stderr)
+            int(node): int(count) for node, count in _NODE_LINE.findall(completed.stderr)
         },
         messages=completed.stderr,
     )
 
 
-def _qemu_command(program: Path, target: Target, arguments: Sequence[str]) -> list[str]:
+def _make_qemu_command(program: Path, target: Target, arguments: Sequence[str]) -> list[str]:
     """Return the command line of QEMU, in which each instruction takes 1 ns of emulated time."""
     words = "".join(f",arg={word}" for word in ("pm_run", *arguments))
     options = ["-icount", "shift=0", "-nographic", "-monitor", "none", "-serial", "none"]
-    hosting = f"enable=on,target=native{words}"
+    semihosting = f"enable=on,target=native{words}"
     command = ["qemu-system-arm", "-M", MACHINES[target], *options]
-    return [*command, "-semihosting-config", hosting, "-kernel", str(program)]
+    return [*command, "-semihosting-config", semihosting, "-kernel", str(program)]

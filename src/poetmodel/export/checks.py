@@ -1,4 +1,4 @@
-"""Checks of an export that need no schedule: options, size of the weights, RAM of one node."""
+"""Check an export before a solve: options, size of the weights, RAM of one node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, Device
 from poetmodel.device.generation import MIN_WRITE_UNIT_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, FlashError, InputError
-from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, stack_bytes
+from poetmodel.export.deployment import RUNTIME_BYTES, WeightsFormat, parse_stack
 from poetmodel.export.folder import check_folder, check_prefix, check_shared_folder
 from poetmodel.export.replay import check_samples
 from poetmodel.lowered.tables import parse_byte_inputs
@@ -80,7 +80,7 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
         raise InputError(f"replay: device {board.name} has no storage for samples")
     parse_tile(tile)
     check_limits(ram=ram, deadline=deadline)
-    stack_bytes(stack, commit=commit)
+    parse_stack(stack, commit=commit)
     return board
 
 
@@ -90,12 +90,12 @@ def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: De
     if budget is None or budget.size_bytes is None:
         return
     ram_bytes = budget.size_bytes
-    fixed_bytes = stack_bytes(stack, commit=False) + RUNTIME_BYTES
-    if ram_bytes <= fixed_bytes:
-        has_unit = not str(budget.stated).isdigit() or not ram_bytes
+    reserved_bytes = parse_stack(stack, commit=False) + RUNTIME_BYTES
+    if ram_bytes <= reserved_bytes:
+        has_unit = not str(budget.stated_value).isdigit() or not ram_bytes
         remark = "" if has_unit else missing_unit_hint(ram_bytes, board.ram_bytes)
         raise BudgetError(
-            f"ram: {format_bytes(ram_bytes)} less {format_bytes(fixed_bytes)} for stack and "
+            f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved_bytes)} for stack and "
             "runtime leave 0 B for inputs and tensors; give more, up to the "
             f"{format_bytes(board.ram_bytes)} of device {board.short_name}{remark}"
         )
@@ -122,20 +122,20 @@ def _check_commit(board: Device) -> None:
 
 
 def min_weight_bytes(step: LoweredStep) -> int:
-    """Return the bytes of all nonzero weights: the minimum in flash, for any tiles [B].
+    """Return a lower bound on the weights in flash, for any tiles: all nonzero elements [B].
 
     Weights in flash omit slices of state that contain only zeros.
     """
-    steps = (step, *step.evaluation_steps)
+    steps = (step, *step.forward_passes)
     return sum(
-        each_step.buffers[name].type.itemsize * int(np.count_nonzero(array))
+        each_step.buffers[name].type.itemsize * int(np.count_nonzero(values))
         for each_step in steps
-        for name, array in each_step.values.items()
+        for name, values in each_step.values.items()
     )
 
 
 def check_weight_bytes(weight_bytes: int, device: Device) -> None:
-    """Raise `FlashError` if the first weights alone exceed the flash of a device."""
+    """Raise `FlashError` if the initial weights alone exceed the flash of a device."""
     if device.flash is not None and weight_bytes > device.flash.size_bytes:
         raise FlashError(
             f"flash: first weights alone are {weight_bytes:,} B at least, and device "
@@ -144,7 +144,7 @@ def check_weight_bytes(weight_bytes: int, device: Device) -> None:
         )
 
 
-def ram_error(
+def make_ram_error(
     step: LoweredStep,
     device: Device,
     *,
@@ -157,16 +157,16 @@ def ram_error(
 ) -> BudgetError:
     """Return the error for a step with a node that needs more RAM than tensors may use.
 
-    `needed_bytes` is the working set of that node [B], and `reserved_bytes` the size of inputs,
-    stack and runtime [B]. The message advises more RAM if the device has it. `hints` are further
+    `needed_bytes` is the working set of the node [B], and `reserved_bytes` the size of inputs,
+    stack and runtime [B]. The message advises more RAM if the device has it, and lists `hints` for
     options that reduce the working set.
     """
     total_bytes, available_bytes = needed_bytes + reserved_bytes, device.ram_bytes
-    tiles = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"
-    options = list(hints)
+    tiling = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"
+    advice = list(hints)
     if total_bytes <= available_bytes:
-        more = "" if paging else "without paging "
-        options.insert(0, f"{more}give at least {total_bytes:,} B")
+        condition = "" if paging else "without paging "
+        advice.insert(0, f"{condition}give at least {total_bytes:,} B")
         remark = missing_unit_hint(ram_bytes, total_bytes)
         limit = ""
     else:
@@ -175,10 +175,10 @@ def ram_error(
             f", {total_bytes:,} B in all, and device {device.short_name} has {available_bytes:,} B"
         )
         if step.gradients:
-            options.append("update the parameters by an optimizer: gradients are then in tiles too")
-        options = options or ["take a smaller network or batch, or a device with more RAM"]
+            advice.append("update the parameters by an optimizer: gradients are then in tiles too")
+        advice = advice or ["take a smaller network or batch, or a device with more RAM"]
     return BudgetError(
         f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved_bytes)} for inputs, stack and "
         f"runtime leave {max(0, ram_bytes - reserved_bytes):,} B for tensors, and one node alone "
-        f"of the step, {tiles}, needs {needed_bytes:,} B{limit}; {', or '.join(options)}{remark}"
+        f"of the step, {tiling}, needs {needed_bytes:,} B{limit}; {', or '.join(advice)}{remark}"
     )

@@ -1,4 +1,4 @@
-"""Fusion of byte lookups and int8 quantization into one table, which maps bytes to int8."""
+"""Fuse byte lookups and int8 quantization into one table, which maps bytes to int8."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from poetmodel.graph import Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
 from poetmodel.lowered.kernels import parameter_names
 from poetmodel.lowered.loops import call_refs, table_columns
-from poetmodel.lowered.tables import CODES, LOOKUP
+from poetmodel.lowered.tables import INT8_LOOKUP_KERNEL, LOOKUP_KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.lowered.step import LoweredStep
 
-QUANTIZE: Final = "pm_q8_quantize"
-_LOWEST, _HIGHEST = -128, 127
+QUANTIZE_KERNEL: Final = "pm_q8_quantize"
+"""The kernel that quantizes real numbers to int8."""
+_MIN_INT8, _MAX_INT8 = -128, 127
 
 
 def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
@@ -30,20 +31,20 @@ def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
     numbers between both nodes is removed.
     """
     inference, evaluation = (
-        None if part is None else fuse_byte_quantization(part)
-        for part in (step.inference, step.evaluation)
+        None if forward_pass is None else fuse_byte_quantization(forward_pass)
+        for forward_pass in (step.inference, step.evaluation)
     )
     step = replace(step, inference=inference, evaluation=evaluation)
-    while (pair := next(_fusible_pairs(step), None)) is not None:
+    while (pair := next(_find_fusible_pairs(step), None)) is not None:
         step = _fuse_pair(step, *pair)
     return step
 
 
-def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield each fusible pair: (lookup node, quantization node, `_fused_arguments`)."""
+def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yield each fusible pair: (lookup node, quantization node, `_make_fused_arguments`)."""
     graph = step.graph
     for k, calls in enumerate(step.calls):
-        if len(calls) != 1 or calls[0].kernel != LOOKUP:
+        if len(calls) != 1 or calls[0].kernel != LOOKUP_KERNEL:
             continue
         out = call_refs(calls[0])[0].buffer
         readers = [n for n, node in enumerate(graph.nodes) if out in node.inputs]
@@ -53,51 +54,61 @@ def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...
         reader_calls = step.calls[reader]
         if (
             len(reader_calls) != 1
-            or reader_calls[0].kernel != QUANTIZE
+            or reader_calls[0].kernel != QUANTIZE_KERNEL
             or call_refs(reader_calls[0])[1] != Ref(out)
         ):
             continue
-        fused_arguments = _fused_arguments(calls[0], reader_calls[0])
+        fused_arguments = _make_fused_arguments(calls[0], reader_calls[0])
         if fused_arguments is not None:
             yield k, reader, fused_arguments
 
 
-def _arguments_by_name(call: Call) -> dict[str, Any]:
+def _name_arguments(call: Call) -> dict[str, Any]:
     return dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
 
 
-def _fused_arguments(lookup: Call, quantize: Call) -> tuple[int, ...] | None:
-    """Return the numeric arguments of the fused kernel, None if the strides are irregular.
+def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, ...] | None:
+    """Return the numeric arguments of the fused kernel; None if the strides are irregular.
 
-    They are the numbers of images, channels and elements of a plane, the three strides of the
-    input for these, and the stride of the table between channels [elements].
+    The arguments are the numbers of images, channels and elements of a plane, the strides of the
+    input between images, channels and elements, and the stride of the table between channels
+    [elements].
     """
-    arguments = _arguments_by_name(quantize)
+    arguments = _name_arguments(quantize_call)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
-    refs, (sizes, *steps) = call_refs(lookup), table_columns(lookup.arguments[-1])
+    refs, (sizes, *lookup_strides) = (
+        call_refs(lookup_call),
+        table_columns(lookup_call.arguments[-1]),
+    )
     elements = int(np.prod([batch, channels, plane]))
     if any(ref.offset for ref in refs) or int(np.prod(sizes)) != elements:
         return None
     grid = np.indices(tuple(sizes)).reshape(len(sizes), -1)
-    out, x, table = (np.array(step) @ grid for step in steps)
+    out, x, table = (np.array(dimension_strides) @ grid for dimension_strides in lookup_strides)
     if not np.array_equal(np.sort(out), np.arange(elements)):
         return None
     order = np.argsort(out)
-    positions = [array[order].reshape(batch, channels, plane) for array in (x, table)]
+    positions = [
+        element_positions[order].reshape(batch, channels, plane) for element_positions in (x, table)
+    ]
     index = np.indices((batch, channels, plane))
-    strides_of = []
-    for array in positions:
-        if array[0, 0, 0]:
+    strides_of_tensors = []
+    for element_positions in positions:
+        if element_positions[0, 0, 0]:
             return None
-        strides = [int(array[p]) if all(n > i for n, i in zip(array.shape, p, strict=True)) else 0
-               for p in ((1, 0, 0), (0, 1, 0), (0, 0, 1))]  # fmt: skip
-        if not np.array_equal(np.tensordot(strides, index, 1), array):
+        strides = [
+            int(element_positions[neighbour])
+            if all(n > m for n, m in zip(element_positions.shape, neighbour, strict=True))
+            else 0
+            for neighbour in ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+        ]
+        if not np.array_equal(np.tensordot(strides, index, 1), element_positions):
             return None
-        strides_of.append(strides)
+        strides_of_tensors.append(strides)
     (
         (image_stride, channel_stride, element_stride),
         (table_image_stride, table_channel_stride, table_element_stride),
-    ) = strides_of
+    ) = strides_of_tensors
     if table_image_stride or table_element_stride:
         return None
     return (
@@ -116,18 +127,20 @@ def _fuse_pair(
 ) -> LoweredStep:
     """Return a step in which one node replaces lookup node `k` and its quantization `reader`."""
     graph = step.graph
-    (lookup,), (quantize,) = step.calls[k], step.calls[reader]
-    real_ref, byte_ref, table_ref = call_refs(lookup)
-    int8_ref, *_ = call_refs(quantize)
-    arguments = _arguments_by_name(quantize)
-    inverse, zero = arguments["inverse"], arguments["zero"]
-    rows = np.float32(step.values[table_ref.buffer]) * np.float32(inverse)
+    (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]
+    real_ref, byte_ref, table_ref = call_refs(lookup_call)
+    int8_ref, *_ = call_refs(quantize_call)
+    arguments = _name_arguments(quantize_call)
+    inverse_scale, zero_point = arguments["inverse"], arguments["zero"]
+    rows = np.float32(step.values[table_ref.buffer]) * np.float32(inverse_scale)
     rounded_rows = np.nan_to_num(np.rint(rows), nan=0.0, posinf=1024.0, neginf=-1024.0)
-    codes = np.clip(np.clip(rounded_rows, -1024, 1024) + zero, _LOWEST, _HIGHEST).astype("i1")
+    int8_rows = np.clip(
+        np.clip(rounded_rows, -1024, 1024) + zero_point, _MIN_INT8, _MAX_INT8
+    ).astype("i1")
     name = f"{table_ref.buffer} as int8"
     while name in step.buffers:
         name += "'"
-    call = Call(CODES, (int8_ref, byte_ref, Ref(name), *fused_arguments))
+    call = Call(INT8_LOOKUP_KERNEL, (int8_ref, byte_ref, Ref(name), *fused_arguments))
     lookup_node, quantize_node = graph.nodes[k], graph.nodes[reader]
     other_inputs = tuple(i for i in quantize_node.inputs if i != real_ref.buffer)
     output = Tensor(name=int8_ref.buffer, bytes=step.buffers[int8_ref.buffer].bytes)
@@ -143,8 +156,8 @@ def _fuse_pair(
     read_names = {name for node_calls in calls for other in node_calls for name in other.buffers}
     removed_names = {real_ref.buffer} | ({table_ref.buffer} - read_names)
     buffers = {n: buffer for n, buffer in step.buffers.items() if n not in removed_names}
-    buffers[name] = Buffer(elements=codes.size, type=DataType.INT8)
+    buffers[name] = Buffer(elements=int8_rows.size, type=DataType.INT8)
     values = {n: array for n, array in step.values.items() if n not in removed_names} | {
-        name: codes
+        name: int8_rows
     }
     return step.with_nodes(nodes, calls, buffers=buffers, values=values)

@@ -1,4 +1,4 @@
-"""An exported step: its plan and offsets, slots on storage, and usage of RAM, flash and storage."""
+"""An exported step: plan, offsets, slots on storage, and usage of RAM, flash and storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from poetmodel.schedule.machine import BEFORE
 from poetmodel.units import brief, format_bytes, parse_size
 
 RUNTIME_BYTES: Final = 512
-"""Reserved RAM of the C library, the page driver and `pm_run` [B]. The largest measured use on
+"""Reserved RAM of the C library, the page driver and ``pm_run`` [B]. The largest measured use on
 Cortex-M cores was 172, without checksums of pages."""
 STACK_BYTES: Final = 1536
 """Default size of the stack [B]. The largest measured stack on Cortex-M cores was between 1,280 and
@@ -30,12 +30,12 @@ RECORD_SLOT: Final = "record of a generation"
 SEAL_SLOT: Final = "seal of a generation"
 """Name of the last slot of a generation."""
 WORD_BYTES: Final = 4
-"""Each input of a batch begins at a multiple of this [B]."""
+"""Alignment of each input of a batch [B]."""
 NEARLY_FULL: Final = 0.9
-"""Max. fraction of the flash that program and generations use if two generations fit within it.
-A larger fraction causes a warning."""
+"""Maximum fraction of the flash that program and generations use, except if two generations need
+more. A larger fraction causes a warning."""
 MAX_GENERATIONS: Final = 4096
-"""Max. number of generations that take turns: a restart reads the record of each."""
+"""Maximum number of generations that take turns: a restart reads the record of each."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class WeightsFormat(StrEnum):
-    """Format of the first values of state and of the constants in an exported folder."""
+    """Format of the initial values of state and of the constants in an exported folder."""
 
     C = "c"
     """An array in C, for any build system."""
@@ -78,20 +78,23 @@ class Deployment:
     """A step to export, with its plan, offsets, limits and options."""
 
     step: LoweredStep
+    """The exported step, in tiles if tensors are divided."""
     identity: str
     """Result of `step_identity` for the step before tiling."""
     plan: Plan
     arena: Arena
+    """Offsets of the plan."""
     ram_bytes: int
     """RAM limit of the step, stack and input buffers included [B]."""
     stack_bytes: int
     """Reserved size of the stack [B]."""
     tile_bytes: int | None = None
-    """Max. size of a tile [B]; None for a step without tiles."""
+    """Maximum size of a tile [B]; None for a step without tiles."""
     tile_trials: tuple[TileTrial, ...] = ()
     """Trials of tile sizes for ``auto``; empty if only one size was possible."""
     device: Device | None = None
     result: SolveResult | None = None
+    """Result of the solve of the step; None before the solve."""
     commit: bool = False
     """Whether storage holds generations of all replaced state, of which one is always complete."""
     commit_every: int = 1
@@ -103,14 +106,16 @@ class Deployment:
     evaluation: ForwardPass | None = None
     """The forward pass to the loss, if requested."""
     replay: Replay | None = None
-    """The storage of samples for steps after the frozen front, if requested."""
+    """The storage for samples of latent replay, if requested."""
     migration: Migration | None = None
     """The state that the step copies from the storage of another step, if requested."""
     prefix: str = "pm"
     """Prefix of all names in C."""
     weights: WeightsFormat = WeightsFormat.C
+    """Format of initial values and constants."""
     shared_kernels: str | None = None
-    """Relative path to the folder of shared kernels; None if the step has all kernels itself."""
+    """Relative path to the folder of shared kernels; None if the folder has all kernels of the
+    step."""
     program_bytes: Mapping[str, int] = field(default_factory=dict)
     """Flash usage without storage, by use: code, constants, first weights [B]."""
 
@@ -126,40 +131,46 @@ class Deployment:
 
         A generation consists of a record, its state tensors, and a seal.
         """
-        if not self.generation:
+        if not self.generation_names:
             return tuple(self._page_bytes)
-        saved = map(saved_slot_name, self.generation) if self.copies_to_flash else self.generation
-        return (*self._page_bytes, RECORD_SLOT, *saved, SEAL_SLOT)
+        saved_names = (
+            map(saved_slot_name, self.generation_names)
+            if self.copies_to_flash
+            else self.generation_names
+        )
+        return (*self._page_bytes, RECORD_SLOT, *saved_names, SEAL_SLOT)
 
     @cached_property
     def page_bytes(self) -> tuple[int, ...]:
-        """Sizes of the slots outside of generations, each of which has its own erase blocks [B]."""
+        """Sizes of the slots outside of generations, each in separate erase blocks [B]."""
         return tuple(self._page_bytes.values())
 
     @cached_property
     def generation_bytes(self) -> tuple[int, ...]:
         """Sizes of the state tensors of one generation [B]."""
-        return tuple(self.step.buffers[name].bytes for name in self.generation)
+        return tuple(self.step.buffers[name].bytes for name in self.generation_names)
 
     @cached_property
     def _page_bytes(self) -> dict[str, int]:
         """Sizes of the slots outside of generations, by name, in the order of slots [B]."""
         buffers = self.step.buffers
-        paged = {name: buffers[name].bytes for name in _paged_out_names(self.step, self.plan)}
+        pages = {name: buffers[name].bytes for name in _list_paged_out(self.step, self.plan)}
         pass_pages = {
-            pass_slot_name(each.kind, name): each.step.buffers[name].bytes
-            for each in self.forward_passes
-            for name in _paged_out_names(each.step, each.plan)
+            pass_slot_name(forward_pass.kind, name): forward_pass.step.buffers[name].bytes
+            for forward_pass in self.forward_passes
+            for name in _list_paged_out(forward_pass.step, forward_pass.plan)
         }
         gradients = {
-            gradient_slot_name(value): buffers[value.pieces[0].buffer].bytes
-            for value in self.step.gradients
+            gradient_slot_name(tensor): buffers[tensor.pieces[0].buffer].bytes
+            for tensor in self.step.gradients
         }
-        state = {name: buffers[name].bytes for name in self._state if self._has_page_slot(name)}
-        return paged | pass_pages | gradients | state
+        state = {
+            name: buffers[name].bytes for name in self._state_names if self._has_page_slot(name)
+        }
+        return pages | pass_pages | gradients | state
 
     @cached_property
-    def _state(self) -> tuple[str, ...]:
+    def _state_names(self) -> tuple[str, ...]:
         """Names of all state tensors, in the order of the graph."""
         graph = self.step.graph
         return tuple(graph.tensors[i].name for i in graph.state_tensors)
@@ -167,7 +178,8 @@ class Deployment:
     def _has_page_slot(self, name: str) -> bool:
         """Return whether a state tensor has a slot outside of generations.
 
-        With rotating state, all other state has one; otherwise, state with its home on storage.
+        If there is rotating state, all other state has such a slot. Otherwise, state on storage has
+        one.
         """
         if self.rotating_state:
             return name not in self.rotating_state
@@ -179,23 +191,23 @@ class Deployment:
         return frozenset(self.step.graph.tensors[i].name for i in self.plan.resident or ())
 
     @cached_property
-    def generation(self) -> tuple[str, ...]:
-        """Names of the state in each generation: first state on storage, in the order of writes."""
+    def generation_names(self) -> tuple[str, ...]:
+        """Names of the state in each generation: on storage in the order of writes, then in RAM."""
         if not self.commit:
             return ()
         graph = self.step.graph
-        replaced = {graph.tensors[old].name for old in graph.replacement_of}
-        pieces = (ref.buffer for value in self.step.states for ref in value.pieces)
-        order = (
+        replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
+        state_buffers = (ref.buffer for tensor in self.step.states for ref in tensor.pieces)
+        ordered_names = (
             *self._written_state_names(),
-            *(name for name in pieces if name in self.resident_names),
+            *(name for name in state_buffers if name in self.resident_names),
         )
-        return tuple(dict.fromkeys(name for name in order if name in replaced))
+        return tuple(dict.fromkeys(name for name in ordered_names if name in replaced_names))
 
     @property
-    def keeps_best(self) -> bool:
+    def stores_best(self) -> bool:
         """Whether two more generations store the state with the best evaluation."""
-        return bool(self.generation) and self.evaluation is not None
+        return bool(self.generation_names) and self.evaluation is not None
 
     @property
     def counts_correct(self) -> bool:
@@ -211,7 +223,7 @@ class Deployment:
     @cached_property
     def rotating_state(self) -> frozenset[str]:
         """Names of the state that a step writes directly to the next generation on storage."""
-        return frozenset(() if self.copies_to_flash else self.generation)
+        return frozenset(() if self.copies_to_flash else self.generation_names)
 
     def _written_state_names(self) -> Iterator[str]:
         """Yield the names of state on storage in the order in which a step writes it."""
@@ -220,8 +232,10 @@ class Deployment:
             if op == Op.PAGE_OUT and i in graph.state_of and not self.plan.memory_mapped:
                 yield graph.tensors[graph.state_of[i]].name
             if op == Op.COMPUTE and self.plan.memory_mapped:
-                written = (ref.buffer for call in self.step.calls[i] for ref in written_refs(call))
-                yield from (name for name in written if name not in self.resident_names)
+                written_names = (
+                    ref.buffer for call in self.step.calls[i] for ref in written_refs(call)
+                )
+                yield from (name for name in written_names if name not in self.resident_names)
 
     @property
     def layout(self) -> GenerationLayout:
@@ -236,20 +250,23 @@ class Deployment:
         return GenerationLayout(erase_block_bytes=self.arena.alignment)
 
     @property
-    def _paged_bytes(self) -> int:
-        """Erase blocks of the slots outside of generations [B]."""
+    def _page_storage_bytes(self) -> int:
+        """Size of the erase blocks of the slots outside of generations [B]."""
         block = self.page_layout.erase_block_bytes
         return sum(round_up(size, block) for size in self.page_bytes)
 
     @property
     def generations(self) -> int:
-        """Number of generations that take turns: 0, 2, or as many as fit if erasing causes wear."""
-        if not self.generation:
+        """Number of generations that take turns: 0, 2, or all that fit if erasing causes wear."""
+        if not self.generation_names:
             return 0
         if self.device is None or self._endurance_cycles is None:
             return 2
-        flash, other_bytes = self.device.flash, 0 if self.copies_to_flash else self._paged_bytes
-        other_bytes += self._best_bytes + self.replay_bytes
+        flash, other_bytes = (
+            self.device.flash,
+            0 if self.copies_to_flash else self._page_storage_bytes,
+        )
+        other_bytes += self._best_generation_bytes + self.replay_bytes
         free_bytes = (self.device.aux_bytes or 0) - other_bytes
         if flash is not None and self.device.commits_to_flash:
             max_flash_bytes = int(NEARLY_FULL * flash.size_bytes) - sum(self.program_bytes.values())
@@ -266,7 +283,7 @@ class Deployment:
     @property
     def generations_per_block(self) -> int:
         """Number of generations that share an erase block; 1 if erasing causes no wear."""
-        causes_wear = self.generation and self._endurance_cycles is not None
+        causes_wear = self.generation_names and self._endurance_cycles is not None
         return self.layout.generations_per_block(self.generation_bytes) if causes_wear else 1
 
     @property
@@ -281,17 +298,17 @@ class Deployment:
 
     @property
     def replay_bytes(self) -> int:
-        """Erase blocks of stored samples [B]."""
+        """Size of the erase blocks of stored samples [B]."""
         return 0 if self.replay is None else self.replay.stored_bytes
 
     @property
-    def _best_bytes(self) -> int:
-        """Erase blocks of the best generation and of its replacement [B]."""
-        return 2 * self._bytes_per_generation if self.keeps_best else 0
+    def _best_generation_bytes(self) -> int:
+        """Size of the erase blocks of the best generation and of its next version [B]."""
+        return 2 * self._bytes_per_generation if self.stores_best else 0
 
     @property
     def _bytes_per_generation(self) -> int:
-        """Erase blocks of one generation [B]."""
+        """Size of the erase blocks of one generation [B]."""
         return self.commit_erases * self.layout.erase_block_bytes
 
     @property
@@ -304,31 +321,34 @@ class Deployment:
 
     @property
     def saved_bytes(self) -> int:
-        """Erase blocks of generations and samples in flash; 0 unless storage is volatile [B]."""
+        """Size of erase blocks of state and samples in flash; 0 unless storage is volatile [B]."""
         if not self.copies_to_flash:
             return 0
         return (
             self._generation_groups * self._bytes_per_generation
-            + self._best_bytes
+            + self._best_generation_bytes
             + self.replay_bytes
         )
 
     @property
     def stored_bytes(self) -> int:
-        """Erase blocks on storage: pages, samples, and all generations [B]."""
+        """Size of the erase blocks on storage: pages, samples, and all generations [B]."""
         return self._stored_bytes(self._generation_groups)
 
     @property
     def min_stored_bytes(self) -> int:
-        """Erase blocks on storage with at most two groups of generations [B]."""
+        """Size of the erase blocks on storage with at most two groups of generations [B]."""
         return self._stored_bytes(min(self._generation_groups, 2))
 
-    def _stored_bytes(self, generations: int) -> int:
-        """Return the erase blocks on storage for a number of groups of generations [B]."""
+    def _stored_bytes(self, groups: int) -> int:
+        """Return the size of the erase blocks on storage with `groups` groups of generations [B].
+
+        The result is at least the storage of the earlier step that is migrated.
+        """
         if self.copies_to_flash:
-            return self._paged_bytes
-        stored_generations_bytes = generations * self._bytes_per_generation + self._best_bytes
-        used_bytes = self._paged_bytes + stored_generations_bytes + self.replay_bytes
+            return self._page_storage_bytes
+        stored_generations_bytes = groups * self._bytes_per_generation + self._best_generation_bytes
+        used_bytes = self._page_storage_bytes + stored_generations_bytes + self.replay_bytes
         return (
             used_bytes
             if self.migration is None
@@ -338,66 +358,70 @@ class Deployment:
     @property
     def commit_bytes(self) -> int:
         """Bytes that one commit writes: record, state, checksums, seal [B]."""
-        return self.layout.size_bytes(self.generation_bytes) if self.generation else 0
+        return self.layout.size_bytes(self.generation_bytes) if self.generation_names else 0
 
     @property
     def commit_erases(self) -> int:
-        """Max. number of blocks that a commit erases: those of a generation, or a shared block."""
-        return self.layout.n_blocks(self.generation_bytes) if self.generation else 0
+        """Maximum number of erases of a commit: all blocks of a generation, or its shared block."""
+        return self.layout.n_blocks(self.generation_bytes) if self.generation_names else 0
 
     @property
     def page_writes(self) -> tuple[tuple[int, int], ...]:
         """Writes of one step outside of commits: (size of a page [B], number of writes)."""
         graph, sizes = self.step.graph, self.step.graph.tensor_bytes
         page_outs = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
-        homes = {graph.tensor_index[name] for name in self.rotating_state}
-        buffers = (self.step.buffers[value.pieces[0].buffer] for value in self.step.gradients)
+        rotating_tensors = {graph.tensor_index[name] for name in self.rotating_state}
+        buffers = (self.step.buffers[tensor.pieces[0].buffer] for tensor in self.step.gradients)
         return (
-            *((sizes[i], n) for i, n in page_outs.items() if graph.state_of.get(i) not in homes),
-            *((b.bytes, 1) for b in buffers),
+            *(
+                (sizes[i], n)
+                for i, n in page_outs.items()
+                if graph.state_of.get(i) not in rotating_tensors
+            ),
+            *((buffer.bytes, 1) for buffer in buffers),
         )
 
     @property
     def step_writes(self) -> tuple[tuple[int, float], ...]:
         """Mean writes of one step: (size [B], number); a commit counts 1 / `commit_every` times."""
         commit = (self.commit_bytes, 1 / self.commit_every)
-        return (*self.page_writes, commit) if self.generation else self.page_writes
+        return (*self.page_writes, commit) if self.generation_names else self.page_writes
 
     @property
     def written_bytes(self) -> int:
-        """Mean bytes that a step writes to storage [B]."""
-        return math.ceil(sum(size * times for size, times in self.step_writes))
+        """Mean bytes that a step writes to storage, rounded up [B]."""
+        return math.ceil(sum(size * count for size, count in self.step_writes))
 
     @property
     def steps_until_worn(self) -> float | None:
         """Number of steps until the first block reaches its rated erase cycles.
 
-        Drivers do no wear levelling: each page stays in its blocks, and generations take turns.
-        None if the device states no endurance, or a step writes no byte.
+        Drivers do no wear levelling: each page stays in the same blocks, and generations take
+        turns. None if the device states no endurance, or a step writes nothing.
         """
         if self._endurance_cycles is None:
             return None
-        steps_per_erase = [1 / times for _, times in self.page_writes if not self.copies_to_flash]
-        if self.generation:
+        steps_per_erase = [1 / count for _, count in self.page_writes if not self.copies_to_flash]
+        if self.generation_names:
             steps_per_erase.append(self.generations * self.commit_every)
         return self._endurance_cycles * min(steps_per_erase) if steps_per_erase else None
 
     @cached_property
     def resident_bytes(self) -> int:
-        """Size of the state in RAM, which is at the beginning of the arena [B]."""
+        """Size of the state in RAM, at the beginning of the arena [B]."""
         sizes, alignment = self.step.graph.tensor_bytes, self.arena.alignment
-        resident = [entry for entry in self.arena.offsets if entry.position == BEFORE]
+        resident_entries = [entry for entry in self.arena.offsets if entry.position == BEFORE]
         return max(
-            (round_up(entry.offset + sizes[entry.index], alignment) for entry in resident),
+            (round_up(entry.offset + sizes[entry.index], alignment) for entry in resident_entries),
             default=0,
         )
 
     @property
     def arena_bytes(self) -> int:
         """Size of the arena, which the step and forward passes use at different times [B]."""
-        return max(self.arena.bytes, 0, *map(self.pass_bytes, self.forward_passes))
+        return max(self.arena.bytes, 0, *map(self.pass_arena_bytes, self.forward_passes))
 
-    def pass_bytes(self, forward_pass: ForwardPass) -> int:
+    def pass_arena_bytes(self, forward_pass: ForwardPass) -> int:
         """Return the arena size for the state in RAM and a forward pass [B]."""
         return self.resident_bytes + forward_pass.arena.bytes
 
@@ -420,17 +444,17 @@ class Deployment:
         return sizes | {"free": self.device.flash.size_bytes - sum(sizes.values())}
 
     def ram_map(self) -> dict[str, int]:
-        """Return the RAM usage of the build for the device by use, free bytes included [B]."""
-        step, resident = self.step, self.plan.resident or ()
-        state = sum(step.graph.tensor_bytes[i] for i in resident)
-        outputs = {} if self.inference is None else {"outputs": output_bytes(step)}
+        """Return the RAM usage on the device by use, free bytes included [B]."""
+        step, resident_tensors = self.step, self.plan.resident or ()
+        state_bytes = sum(step.graph.tensor_bytes[i] for i in resident_tensors)
+        optional_bytes = {} if self.inference is None else {"outputs": output_bytes(step)}
         if self.replay is not None:
-            outputs["stored samples"] = self.replay.ram_bytes
+            optional_bytes["stored samples"] = self.replay.ram_bytes
         return {
-            "state in the arena": state,
-            "the rest of the arena": self.arena_bytes - state,
+            "state in the arena": state_bytes,
+            "the rest of the arena": self.arena_bytes - state_bytes,
             "inputs": input_bytes(step),
-            **outputs,
+            **optional_bytes,
             "stack": self.stack_bytes,
             "runtime": RUNTIME_BYTES,
             "free": self.ram_bytes
@@ -439,11 +463,11 @@ class Deployment:
         }
 
 
-def _paged_out_names(step: LoweredStep, plan: Plan) -> list[str]:
-    """Return the names of the tensors that a plan pages out, except new state."""
+def _list_paged_out(step: LoweredStep, plan: Plan) -> list[str]:
+    """Return the names of the tensors that a plan pages out, except replacements of state."""
     graph = step.graph
-    paged_out = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}
-    return [graph.tensors[i].name for i in sorted(paged_out)]
+    paged_tensors = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}
+    return [graph.tensors[i].name for i in sorted(paged_tensors)]
 
 
 def pass_slot_name(kind: str, name: str) -> str:
@@ -456,25 +480,25 @@ def saved_slot_name(name: str) -> str:
     return f"{name} in flash"
 
 
-def gradient_slot_name(value: NamedTensor) -> str:
+def gradient_slot_name(tensor: NamedTensor) -> str:
     """Return the name of the slot of a gradient that the program returns."""
-    return f"gradient of {value.name}"
+    return f"gradient of {tensor.name}"
 
 
 def input_bytes(step: LoweredStep) -> int:
     """Return the size of the inputs of a step, which stay in RAM during the step [B]."""
-    sizes = (step.buffers[value.pieces[0].buffer].bytes for value in step.inputs)
+    sizes = (step.buffers[tensor.pieces[0].buffer].bytes for tensor in step.inputs)
     return sum(round_up(size, WORD_BYTES) for size in sizes)
 
 
 def output_bytes(step: LoweredStep) -> int:
-    """Return the size of the output of an inference, 0 without one [B]."""
+    """Return the size of the output of the inference [B]; 0 if there is none."""
     output = None if step.inference is None else step.inference.output
     return 0 if output is None else math.prod(output.shape) * output.type.itemsize
 
 
-def stack_bytes(stack: str | int | None, *, commit: bool) -> int:
-    """Return the size of the stack: `stack` if given, otherwise the default [B]."""
+def parse_stack(stack: str | int | None, *, commit: bool) -> int:
+    """Parse the size of the stack [B]; None is the default size, which depends on `commit`."""
     if stack is None:
         return COMMIT_STACK_BYTES if commit else STACK_BYTES
     return parse_size(stack, field="stack")

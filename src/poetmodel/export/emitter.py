@@ -1,4 +1,4 @@
-"""Generation of the C statements of a step: straight-line kernel calls with constant addresses."""
+"""Generate the C statements of a step: straight-line kernel calls with constant addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot_name, pass_slot_name
-from poetmodel.export.ranges import Indices, index_operands, trace_copies
+from poetmodel.export.ranges import Indices, find_index_operands, trace_copies
 from poetmodel.lowered.calls import (
     WORKSPACE,
     Call,
@@ -18,8 +18,8 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.fusing import FUSED, QUANTIZED_FUSED, QUANTIZED_UPDATES
-from poetmodel.lowered.kernels import parameter_names, parameters, written_refs
+from poetmodel.lowered.fusing import FUSED_INT8_KERNELS, FUSED_KERNELS, INT8_UPDATE_KERNELS
+from poetmodel.lowered.kernels import parameter_names, parameter_types, written_refs
 from poetmodel.lowered.loops import call_refs
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
@@ -33,31 +33,32 @@ if TYPE_CHECKING:
     from poetmodel.lowered.calls import Argument
     from poetmodel.lowered.step import Weights
 
-_POINTER: Final = {
+_POINTER_MACROS: Final = {
     DataType.REAL: "PM_REALS",
     DataType.INT32: "PM_INTS",
     DataType.UINT8: "PM_BYTES",
     DataType.INT8: "PM_INT8S",
 }
-"""The macros that convert an offset in the arena to a typed pointer."""
-_CONSTANT: Final = {
+"""Macros that convert an offset in the arena to a typed pointer."""
+_CONSTANT_MACROS: Final = {
     DataType.REAL: "PM_CONSTANT_REALS",
     DataType.INT32: "PM_CONSTANT_INTS",
     DataType.UINT8: "PM_CONSTANT_BYTES",
     DataType.INT8: "PM_CONSTANT_INT8S",
 }
-"""The macros that convert an index in the weights to a typed pointer."""
-_PIECE: Final = 32
-"""Number of elements of memory-mapped state that one iteration updates and writes."""
-_MAX_LONG_PIECES: Final = 4
-"""Max. number of pieces of `_PIECE` elements on the stack; more pieces have half as many each."""
+"""Macros that convert an index in the weights to a typed pointer."""
+_CHUNK_ELEMENTS: Final = 32
+"""Number of elements of memory-mapped state in a chunk: one iteration updates and writes it."""
+_MAX_FULL_CHUNKS: Final = 4
+"""Maximum number of chunks of `_CHUNK_ELEMENTS` on the stack; if there are more, each has half
+as many elements."""
 _OTHER_STACK_BYTES: Final = 1024
-"""Stack of the rest of a program while the windows of a weight are on the stack [B]. The measured
-use on a Cortex-M4 is 676."""
+"""Stack that a program uses besides the windows of a weight [B]. The measured use on a Cortex-M4
+is 676."""
 
 
 class ProgramSource:
-    """Generator of the body of ``pm_step`` or of a forward pass: C lines for each plan instruction.
+    """Generates the body of ``pm_step`` or of a forward pass: C lines for each plan instruction.
 
     Both begin with all state at its home; state in RAM is at the beginning of the arena. Generating
     the lines also collects the called kernels and the arrays of sizes and strides.
@@ -66,9 +67,9 @@ class ProgramSource:
     def __init__(
         self, deployment: Deployment, weights: Weights, forward_pass: ForwardPass | None = None
     ) -> None:
-        """Prepare the generation of `lines`: pointers, offsets, and slots of all buffers.
+        """Prepare `generate_lines`: pointers, offsets, and slots of all buffers.
 
-        Without a `forward_pass`, the lines are those of the training step.
+        The lines are those of the training step if `forward_pass` is None.
         """
         self.deployment = deployment
         self.forward_pass = forward_pass
@@ -82,20 +83,22 @@ class ProgramSource:
         """Names of the C arrays of sizes and strides, by their content."""
         self.kernels: dict[str, None] = {}
         """The called kernels, in the order of their first call."""
-        self._gradients = tuple(value.pieces[0] for value in self.step.gradients)
+        self._gradients = tuple(tensor.pieces[0] for tensor in self.step.gradients)
         """The buffers of returned gradients, none of which is in tiles."""
-        self._slot = {name: k for k, name in enumerate(deployment.slots)}
+        self._slot_numbers = {name: k for k, name in enumerate(deployment.slots)}
         self._caller_pointers = {
             v.pieces[0].buffer: f"x{k}" for k, v in enumerate(self.step.inputs)
         }
         """C pointers to the buffers of the caller: inputs and output."""
         if self.step.output is not None:
             self._caller_pointers[self.step.output.pieces[0].buffer] = "outputs"
-        trained, plan = deployment.step.graph, deployment.plan
-        self._resident = {trained.tensors[i].name for i in plan.resident or ()}
-        self._state = {trained.tensors[i].name for i in trained.state_tensors}
-        self._mapped = self._state - self._resident if plan.memory_mapped else set()
-        self._constants = weights.offsets.keys() - self._state
+        training_graph, plan = deployment.step.graph, deployment.plan
+        self._resident_names = {training_graph.tensors[i].name for i in plan.resident or ()}
+        self._state_names = {training_graph.tensors[i].name for i in training_graph.state_tensors}
+        self._mapped_state = (
+            self._state_names - self._resident_names if plan.memory_mapped else set()
+        )
+        self._constant_names = weights.offsets.keys() - self._state_names
         self._checked_indices: list[Indices] = []
         """The index operands that are already checked, or implied by a check."""
         self._replaced_state = {
@@ -103,61 +106,62 @@ class ProgramSource:
             for old, new in self.graph.replacement_of.items()
         }
         """The replaced state tensor of each replacement."""
-        self._offsets = self._offsets_by_instruction()
+        self._offsets = self._find_offsets()
         self._current_offsets = {
-            trained.tensors[entry.index].name: entry.offset
+            training_graph.tensors[entry.index].name: entry.offset
             for entry in deployment.arena.offsets
             if entry.position == BEFORE
         }
         """Offset of the current copy of each tensor in the arena [B]."""
         self.state_offsets = dict(self._current_offsets)
         """Offset at which a state tensor is, or may be loaded between two steps [B]."""
-        self._overwritten: set[str] = set()
+        self._overwritten_names: set[str] = set()
         """Inputs of the current node that its outputs overwrite in place."""
         self._written_state: set[str] = set()
-        """Memory-mapped state of which the new value is already written."""
+        """Memory-mapped state whose new value the lines have written."""
         self._workspace: int | None = None
         self._has_updated = False
-        """Whether an update was executed, so that an error leaves old and new state mixed."""
+        """Whether the lines include an update, so that a later error leaves old and new state
+        mixed."""
         self._transfers: dict[str, None] = {}
-        """The slots of transfers in progress, in the order of their start."""
+        """Slots of pending transfers, in the order of their start."""
         self.writes_early = False
         """Whether a step writes state of the next generation before the end of the step."""
         self._slice_count = 0
-        """Number of slice labels so far: a sliced step can pause before each computation."""
+        """Number of generated slice labels: a sliced step can pause before each computation."""
         self._replay = deployment.replay if forward_pass is None else None
         self._front_is_stored = self._replay is None
-        """Whether all outputs of the front are stored, so that only later nodes follow."""
+        """Whether the generated lines have stored all outputs of the front."""
         self._missing_outputs = set(self._replay.front.outputs) if self._replay else set()
         """Outputs of the front that are not computed yet."""
         input_indices = self._replay.front.inputs if self._replay else ()
         self._stored_inputs = {self.step.inputs[k].pieces[0].buffer for k in input_indices}
         """Buffers of the inputs that a stored sample contains."""
         self._computation_counts: Counter[int] = Counter()
-        """Number of computations of each node so far."""
+        """Number of generated computations of each node."""
 
-    def _offsets_by_instruction(self) -> dict[int, dict[int, int]]:
-        """Return the offset of each output by instruction and tensor, and register workspaces."""
+    def _find_offsets(self) -> dict[int, dict[int, int]]:
+        """Return the offset of each output by instruction and tensor; set `_workspaces`."""
         offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
-        base = 0 if self.forward_pass is None else self.deployment.resident_bytes
+        base_offset = 0 if self.forward_pass is None else self.deployment.resident_bytes
         for position, content, index, arena_offset in self.arena.offsets:
-            offset = base + arena_offset
+            offset = base_offset + arena_offset
             if content == Content.WORKSPACE:
                 self._workspaces[position] = offset
             else:
                 offsets.setdefault(position, {})[index] = offset
         return offsets
 
-    def lines(self) -> Iterator[str]:
+    def generate_lines(self) -> Iterator[str]:
         """Yield the C statements of the step or the forward pass."""
         tensors = {tensor.name for tensor in self.graph.tensors}
-        yield from self._caller_index_checks()
-        yield from self._gradient_page_outs({ref.buffer for ref in self._gradients} - tensors)
+        yield from self._index_check_lines()
+        yield from self._gradient_lines({ref.buffer for ref in self._gradients} - tensors)
         for position, (op, index) in enumerate(self.plan.program):
             if op == Op.COMPUTE:
                 self._workspace = self._workspaces.get(position)
-                self._overwritten = set(self._overwritten_inputs(position, index))
+                self._overwritten_names = set(self._find_overwritten_inputs(position, index))
             for i, offset in self._offsets.get(position, {}).items():
                 self._current_offsets[self.graph.tensors[i].name] = offset
             if self._replay is None:
@@ -179,7 +183,7 @@ class ProgramSource:
             yield self._wait_line(self._slot_of(name))
         elif (
             self._replaced_state.get(name, name)
-            not in self._resident | self._mapped | self._overwritten
+            not in self._resident_names | self._mapped_state | self._overwritten_names
         ):
             size = self.step.buffers[self._replaced_state.get(name, name)].bytes
             if size:
@@ -191,36 +195,39 @@ class ProgramSource:
         """Yield the C statements of one instruction of a step with replay.
 
         On a stored sample (PM_STORED), nodes of the front are skipped, and their outputs are read
-        from the sample. A step that stores a sample (PM_KEEPS) writes these outputs, and ends after
-        the front.
+        from the sample. A step that stores a sample (PM_KEEPS) writes these outputs, and returns
+        after the front.
         """
-        maker = index if op == Op.COMPUTE else self.graph.node_of[index]
+        producer_index = index if op == Op.COMPUTE else self.graph.node_of[index]
         lines = list(self._instruction_lines(op, index))
-        names = [tensor.name for tensor in self.graph.nodes[maker].outputs]
+        names = [tensor.name for tensor in self.graph.nodes[producer_index].outputs]
         front_outputs = [name for name in names if name in front.outputs]
-        if maker not in front.nodes:
-            yield from lines if self._front_is_stored else _if_block("!PM_KEEPS", lines)
+        if producer_index not in front.nodes:
+            yield from lines if self._front_is_stored else _wrap_in_if("!PM_KEEPS", lines)
         elif op == Op.COMPUTE:
-            yield from _if_block("!PM_STORED", lines)
-            yield from self._sample_reads(front_outputs)
+            yield from _wrap_in_if("!PM_STORED", lines)
+            yield from self._sample_read_lines(front_outputs)
             if self._computation_counts[index] == 1:
-                yield from self._sample_writes(front_outputs)
+                yield from self._sample_write_lines(front_outputs)
         elif self.graph.tensors[index].name in front_outputs:
             yield from lines
         else:
-            yield from _if_block("!PM_STORED", lines)
+            yield from _wrap_in_if("!PM_STORED", lines)
 
-    def _sample_reads(self, names: Sequence[str]) -> Iterator[str]:
+    def _sample_read_lines(self, names: Sequence[str]) -> Iterator[str]:
         """Yield the statements that read outputs of the front from a stored sample."""
         for name in names:
-            read = self._checked_call(f"pm_sample_read({self._sample_arguments(name)})")
-            yield f"if (PM_STORED) {read}"
+            read_call = self._try_call(f"pm_sample_read({self._sample_arguments(name)})")
+            yield f"if (PM_STORED) {read_call}"
 
-    def _sample_writes(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield the statements that write outputs of the front to a sample, then the return."""
+    def _sample_write_lines(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield the statements that write outputs of the front to a sample.
+
+        After the last output, also yields the return of a step that stores a sample.
+        """
         for name in names:
-            write = self._checked_call(f"pm_sample_write({self._sample_arguments(name)})")
-            yield f"if (PM_KEEPS) {write}"
+            write_call = self._try_call(f"pm_sample_write({self._sample_arguments(name)})")
+            yield f"if (PM_KEEPS) {write_call}"
         self._missing_outputs -= set(names)
         if not self._missing_outputs and not self._front_is_stored:
             self._front_is_stored = True
@@ -228,24 +235,26 @@ class ProgramSource:
             yield f"if (PM_KEEPS) {{ {waits}return PM_OK; }}"
 
     def _sample_arguments(self, name: str) -> str:
-        """Return the C arguments for an output of the front in a sample: number, address, size."""
+        """Return the C arguments for an output of the front in a sample: index, address, size."""
         if self._replay is None:
             raise ValueError(name)
         output_index = self._replay.front.outputs.index(name)
         size = self.step.buffers[name].bytes
         return f"{output_index}, PM_ADDRESS({self._address_of(name)}), {size} * PM_SCALE"
 
-    def _overwritten_inputs(self, position: int, k: int) -> Iterator[str]:
+    def _find_overwritten_inputs(self, position: int, k: int) -> Iterator[str]:
         """Yield the names of the inputs of a node that its outputs overwrite in place."""
         output_offsets = self._offsets.get(position, {})
-        for y, x in self.graph.in_place_of[k]:
-            name = self.graph.tensors[x].name
-            if y in output_offsets and output_offsets[y] == self._current_offsets.get(name):
+        for output_index, input_index in self.graph.in_place_of[k]:
+            name = self.graph.tensors[input_index].name
+            if output_index in output_offsets and output_offsets[
+                output_index
+            ] == self._current_offsets.get(name):
                 yield name
 
     # -- indices -----------------------------------------------------------------------------------
 
-    def _caller_index_checks(self) -> Iterator[str]:
+    def _index_check_lines(self) -> Iterator[str]:
         """Yield the range checks of indices in inputs, also of those that the step copies."""
         writers = {
             tensor.name: [call for call in calls if tensor.name in call.buffers]
@@ -253,20 +262,20 @@ class ProgramSource:
             for tensor in node.outputs
         }
         for calls in self.step.calls:
-            for indices in (indices for call in calls for indices in index_operands(call)):
+            for indices in (indices for call in calls for indices in find_index_operands(call)):
                 source_indices = trace_copies(indices, writers)
                 if source_indices.ref.buffer in self._caller_pointers:
-                    checks = list(self._index_check(source_indices))
+                    checks = list(self._range_check_lines(source_indices))
                     is_stored = (
                         self._replay is None or source_indices.ref.buffer in self._stored_inputs
                     )
-                    yield from checks if is_stored else _if_block("!PM_STORED", checks)
+                    yield from checks if is_stored else _wrap_in_if("!PM_STORED", checks)
                     self._checked_indices.append(indices)
 
-    def _index_check(self, indices: Indices) -> Iterator[str]:
+    def _range_check_lines(self, indices: Indices) -> Iterator[str]:
         """Yield the range check of indices, unless they are constant or already checked."""
         is_checked = any(checked.implies(indices) for checked in self._checked_indices)
-        if is_checked or indices.ref.buffer in self._constants:
+        if is_checked or indices.ref.buffer in self._constant_names:
             return
         self._checked_indices.append(indices)
         self.kernels.setdefault("pm_within")
@@ -277,7 +286,7 @@ class ProgramSource:
     def _return_if(self, condition: str, error: str) -> str:
         """Return the statement that waits for transfers and returns `error` if a condition is true.
 
-        After the first update, the program returns PM_TORN instead.
+        After the first update, the statement returns PM_TORN instead.
         """
         waits = "".join(f"(void)pm_page_wait({slot}); " for slot in self._transfers)
         end = f"return {'PM_TORN' if self._has_updated else error};"
@@ -286,12 +295,12 @@ class ProgramSource:
     # -- computing ---------------------------------------------------------------------------------
 
     def _compute_lines(self, k: int) -> Iterator[str]:
-        """Yield the statements of node `k`: a page-in of state, or its calls and results."""
+        """Yield the statements of node `k`: a page-in of state, or calls, checks and page-outs."""
         node = self.graph.nodes[k]
         self._computation_counts[k] += 1
         if node.is_state:
             name = node.outputs[0].name
-            if name not in self._resident | self._mapped:
+            if name not in self._resident_names | self._mapped_state:
                 self.state_offsets.setdefault(name, self._current_offsets[name])
                 yield from self._page_in_lines(name)
             return
@@ -299,58 +308,64 @@ class ProgramSource:
             for tensor in node.outputs:
                 yield from self._transfer_lines("in", tensor.name, wait=True)
             return
-        yield from self._node_heading(k)
-        replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
-        yield from self._begin_generation(replaced & self._mapped)
-        if replaced:
+        yield from self._heading_lines(k)
+        replaced_names = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
+        yield from self._begin_generation_lines(replaced_names & self._mapped_state)
+        if replaced_names:
             self._has_updated = True
         calls = self.step.calls[k]
-        for call_number, call in enumerate(calls):
+        for call_index, call in enumerate(calls):
             if not self._is_self_copy(call):
                 self.kernels.setdefault(call.kernel)
-                yield from self._call_lines(node.name, calls, call_number, replaced)
+                yield from self._call_lines(node.name, calls, call_index, replaced_names)
         if self._computation_counts[k] == 1:
             yield from self._result_lines(k)
 
     def _call_lines(
-        self, node: str, calls: Sequence[Call], call_number: int, replaced: AbstractSet[str | None]
+        self,
+        node_name: str,
+        calls: Sequence[Call],
+        call_index: int,
+        replaced_names: AbstractSet[str | None],
     ) -> Iterator[str]:
-        """Yield one call of a node, with range checks; writes to mapped state use the driver."""
-        call = calls[call_number]
-        for indices in index_operands(call):
-            yield from self._index_check(indices)
+        """Yield one call of a node after its range checks; the driver writes mapped state."""
+        call = calls[call_index]
+        for indices in find_index_operands(call):
+            yield from self._range_check_lines(indices)
         refs = written_refs(call)
-        written = {ref.buffer for ref in refs} & replaced
-        if not written & self._mapped:
-            yield from self._call_in_ram(calls[:call_number], call, replaced)
-        elif any(ref.offset and ref.buffer in written & self._mapped for ref in refs):
+        written_names = {ref.buffer for ref in refs} & replaced_names
+        if not written_names & self._mapped_state:
+            yield from self._ram_call_lines(calls[:call_index], call, replaced_names)
+        elif any(ref.offset and ref.buffer in written_names & self._mapped_state for ref in refs):
             raise InputError(
-                f"{node}: its state is a part of a larger tensor, which memory-mapped storage "
+                f"{node_name}: its state is a part of a larger tensor, which memory-mapped storage "
                 "cannot take; give it memory of its own, such as .clone() returns, or choose a "
                 "device whose storage is paged"
             )
         elif call.kernel.startswith("pm_copy"):
-            yield self._copy_to_storage(node, call)
+            yield self._copy_to_storage(node_name, call)
         elif call.kernel == "pm_mm_sgd":
-            yield from self._update_by_row(call)
-        elif call.kernel in FUSED.values():
-            yield from self._update_by_filter(call)
+            yield from self._row_update_lines(call)
+        elif call.kernel in FUSED_KERNELS.values():
+            yield from self._filter_update_lines(call)
         elif self.deployment.rotating_state:
-            yield from self._update_one_by_one(calls, call_number, written)
+            yield from self._serial_update_lines(calls, call_index, written_names)
         else:
-            yield from self._update_in_pieces((call,), written & self._mapped)
+            yield from self._chunk_update_lines((call,), written_names & self._mapped_state)
 
-    def _call_in_ram(
-        self, earlier_calls: Sequence[Call], call: Call, replaced: AbstractSet[str | None]
+    def _ram_call_lines(
+        self, earlier_calls: Sequence[Call], call: Call, replaced_names: AbstractSet[str | None]
     ) -> Iterator[str]:
-        """Yield the lines of a call that writes no mapped state.
+        """Yield a call that writes no mapped state.
 
         `earlier_calls` are those of the same node. If they change a sum of gradients on mapped
         storage, `call` cannot read the new sum before the commit. An update of state in RAM then
-        recomputes the sum in pieces, and a copy of the sum adds the gradient itself.
+        recomputes the sum in chunks, and a copy of the sum adds the gradient to the copied old sum.
         """
         sum_names = [
-            r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced
+            ref.buffer
+            for ref in call.arguments
+            if isinstance(ref, Ref) and ref.buffer in replaced_names
         ]
         additions = [
             c for c in earlier_calls if any(ref.buffer in sum_names for ref in written_refs(c))
@@ -362,30 +377,38 @@ class ProgramSource:
         ):
             yield self._call_line(call)
         elif call.kernel.startswith("pm_copy"):
-            (add,) = additions
-            yield from self._copy_new_sum(call, add, sum_names)
+            (add_call,) = additions
+            yield from self._sum_copy_lines(call, add_call, sum_names)
         else:
-            yield from self._update_in_pieces((*additions, call), set())
+            yield from self._chunk_update_lines((*additions, call), set())
 
-    def _copy_new_sum(self, copy: Call, add: Call, sum_names: Sequence[str]) -> Iterator[str]:
+    def _sum_copy_lines(
+        self, copy_call: Call, add_call: Call, sum_names: Sequence[str]
+    ) -> Iterator[str]:
         """Yield a copy of the old sum of gradients, and the call that adds the gradient to it."""
-        (target, source), (_, gradient), count = call_refs(copy), call_refs(add), add.arguments[-1]
+        (target, source), (_, gradient), count = (
+            call_refs(copy_call),
+            call_refs(add_call),
+            add_call.arguments[-1],
+        )
         self._written_state.difference_update(sum_names)
         if gradient.buffer != WORKSPACE:
-            yield self._call_line(copy)
+            yield self._call_line(copy_call)
             source = gradient
-        yield self._call_line(replace(copy, kernel=add.kernel, arguments=(target, source, count)))
+        yield self._call_line(
+            replace(copy_call, kernel=add_call.kernel, arguments=(target, source, count))
+        )
         self._written_state.update(sum_names)
 
-    def _node_heading(self, k: int) -> Iterator[str]:
+    def _heading_lines(self, k: int) -> Iterator[str]:
         """Yield the comment before the calls of a node; in a step, also slice label and hook."""
         suffix = ", again" if self._computation_counts[k] > 1 else ""
-        mark = ""
+        hook = ""
         if self.forward_pass is None:
             self._slice_count += 1
             yield f"PM_SLICE({self._slice_count + 1}):"
-            mark = f"PM_NODE({k}); "
-        yield f"{mark}/* {comment_text(self.graph.nodes[k].name)}{suffix} */"
+            hook = f"PM_NODE({k}); "
+        yield f"{hook}/* {comment_text(self.graph.nodes[k].name)}{suffix} */"
 
     def _is_self_copy(self, call: Call) -> bool:
         """Return whether a call copies a tensor onto itself."""
@@ -397,7 +420,7 @@ class ProgramSource:
         return False
 
     def _call_line(self, call: Call) -> str:
-        expressions = map(self._cast_argument, parameters(call.kernel), call.arguments)
+        expressions = map(self._cast_argument, parameter_types(call.kernel), call.arguments)
         return self._conditional_line(call, f"{call.kernel}({', '.join(expressions)});")
 
     def _cast_argument(self, parameter_type: str, argument: Argument) -> str:
@@ -410,72 +433,81 @@ class ProgramSource:
 
     def _conditional_line(self, call: Call, line: str) -> str:
         """Return a line of C, under the condition of its call if it has one."""
-        if call.where is None:
+        if call.condition is None:
             return line
-        return f"if (*{self._pointer(call.where.counter)} == {call.where.value}) {line}"
+        return f"if (*{self._pointer(call.condition.counter)} == {call.condition.value}) {line}"
 
-    def _copy_to_storage(self, node: str, call: Call) -> str:
+    def _copy_to_storage(self, node_name: str, call: Call) -> str:
         """Return the driver call for a kernel that copies a new value to memory-mapped state.
 
         Raises `InputError` if the copy changes the order of elements.
         """
         match call.arguments:
-            case (Ref() as new, Ref() as value, (1, count, *steps)) if count == 1 or steps == [
-                1,
-                1,
-            ]:
-                type_name = self.step.buffers[new.buffer].type.c_name
-                first, size = (
-                    f"{new.offset} * sizeof({type_name})",
+            case (Ref() as state_ref, Ref() as value_ref, (1, count, *strides)) if (
+                count == 1
+                or strides
+                == [
+                    1,
+                    1,
+                ]
+            ):
+                type_name = self.step.buffers[state_ref.buffer].type.c_name
+                first_byte, n_bytes = (
+                    f"{state_ref.offset} * sizeof({type_name})",
                     f"{count} * sizeof({type_name})",
                 )
-                write_arguments = f"(uint32_t)({first}), {self._pointer(value)}, (uint32_t)({size})"
-                line = self._checked_call(
-                    f"pm_page_write({self._new_slot(new.buffer)}, {write_arguments})"
+                write_arguments = (
+                    f"(uint32_t)({first_byte}), {self._pointer(value_ref)}, (uint32_t)({n_bytes})"
                 )
-                self._written_state.add(new.buffer)
+                line = self._try_call(
+                    f"pm_page_write({self._new_slot(state_ref.buffer)}, {write_arguments})"
+                )
+                self._written_state.add(state_ref.buffer)
                 return line
         raise InputError(
-            f"{node}: its new value lies in another order than the state, which memory-mapped "
+            f"{node_name}: its new value lies in another order than the state, which memory-mapped "
             "storage cannot take; make it contiguous, or choose a device whose storage is paged"
         )
 
-    def _update_one_by_one(
-        self, calls: Sequence[Call], call_number: int, written: set[str]
+    def _serial_update_lines(
+        self, calls: Sequence[Call], call_index: int, written_names: set[str]
     ) -> Iterator[str]:
-        """Yield an update of several mapped tensors that writes one after the other.
+        """Yield an update of several mapped tensors, one after the other.
 
-        Each is recomputed from old values, by all calls of its node on which it depends. State in
-        RAM that the call also changes is updated with the last tensor.
+        Each tensor is recomputed from old values, by all calls of the node on which it depends.
+        State in RAM that the call also changes is updated with the last tensor.
         """
-        names = (ref.buffer for ref in written_refs(calls[call_number]))
+        names = (ref.buffer for ref in written_refs(calls[call_index]))
         targets = [
-            name for name in dict.fromkeys(names) if name in self._mapped - self._written_state
+            name
+            for name in dict.fromkeys(names)
+            if name in self._mapped_state - self._written_state
         ]
-        ram_names = written - self._mapped
+        ram_names = written_names - self._mapped_state
         for target in targets:
             pending_names = {target}
             needed_calls: list[Call] = []
             for k, call in reversed([*enumerate(calls)]):
                 changed_names = {ref.buffer for ref in written_refs(call)}
-                if changed_names & pending_names and (
-                    k <= call_number or changed_names == {target}
-                ):
+                if changed_names & pending_names and (k <= call_index or changed_names == {target}):
                     needed_calls.insert(0, call)
-                    read = {a.buffer for a in call.arguments if isinstance(a, Ref)}
-                    pending_names |= read & self._mapped
+                    read_names = {a.buffer for a in call.arguments if isinstance(a, Ref)}
+                    pending_names |= read_names & self._mapped_state
             is_last = target == targets[-1]
-            yield from self._update_in_pieces(
+            yield from self._chunk_update_lines(
                 needed_calls, {target}, set() if is_last else ram_names
             )
 
-    def _update_in_pieces(
-        self, calls: Sequence[Call], targets: set[str], preserved: AbstractSet[str] = frozenset()
+    def _chunk_update_lines(
+        self,
+        calls: Sequence[Call],
+        targets: set[str],
+        preserved_names: AbstractSet[str] = frozenset(),
     ) -> Iterator[str]:
-        """Yield a loop that updates memory-mapped state in pieces on the stack.
+        """Yield a loop that updates memory-mapped state in chunks on the stack.
 
-        Pieces of `targets` are written by the driver. All other mapped state that the calls change,
-        and the state in RAM in `preserved`, are updated in copies only. The first arguments of
+        The driver writes the chunks of `targets`. All other mapped state that the calls change, and
+        the state in RAM in `preserved_names`, are updated in copies only. The first arguments of
         update kernels are pointers, which advance with the elements except for buffers of one
         element; the number of elements follows.
         """
@@ -484,91 +516,108 @@ class ProgramSource:
             a.buffer: a
             for c in calls
             for a in written_refs(c)
-            if a.buffer in self._mapped | preserved
+            if a.buffer in self._mapped_state | preserved_names
         }
-        pieces = {name: f"piece{k}" for k, name in enumerate(refs)}
-        count = max(buffers[name].elements for name in targets or pieces)
-        max_elements = _PIECE if len(pieces) <= _MAX_LONG_PIECES else _PIECE // 2
+        chunks = {name: f"piece{k}" for k, name in enumerate(refs)}
+        n_elements = max(buffers[name].elements for name in targets or chunks)
+        max_elements = _CHUNK_ELEMENTS if len(chunks) <= _MAX_FULL_CHUNKS else _CHUNK_ELEMENTS // 2
         opening = "{"
         if not self.deployment.rotating_state and targets <= self._written_state:
             # Skip the whole block if the condition is false: targets are already written, and
             # writing unchanged values would erase them.
             (call,) = calls
-            opening, calls = self._conditional_line(call, opening), (replace(call, where=None),)
+            opening, calls = self._conditional_line(call, opening), (replace(call, condition=None),)
         yield opening
-        for name, piece in pieces.items():
-            kind = buffers[name].type.c_name
-            yield f"    {kind} {piece}[{min(max_elements, buffers[name].elements)}];"
-            yield f"    const {kind} *const old_{piece} = {self._pointer(refs[name], old=True)};"
-        yield f"    for (int32_t first = 0; first < {count}; first += {max_elements}) {{"
-        yield f"        const int32_t n = PM_MIN({count} - first, {max_elements});"
-        for name, piece in pieces.items():
-            n, first = ("1", "") if buffers[name].elements == 1 != count else ("n", " + first")
-            yield f"        memcpy({piece}, old_{piece}{first}, (size_t){n} * sizeof {piece}[0]);"
+        for name, chunk in chunks.items():
+            element_type = buffers[name].type.c_name
+            yield f"    {element_type} {chunk}[{min(max_elements, buffers[name].elements)}];"
+            yield (
+                f"    const {element_type} *const old_{chunk} = "
+                f"{self._pointer(refs[name], old=True)};"
+            )
+        yield f"    for (int32_t first = 0; first < {n_elements}; first += {max_elements}) {{"
+        yield f"        const int32_t n = PM_MIN({n_elements} - first, {max_elements});"
+        for name, chunk in chunks.items():
+            n_expression, offset_expression = (
+                ("1", "") if buffers[name].elements == 1 != n_elements else ("n", " + first")
+            )
+            yield (
+                f"        memcpy({chunk}, old_{chunk}{offset_expression}, "
+                f"(size_t){n_expression} * sizeof {chunk}[0]);"
+            )
         for call in calls:
             self.kernels.setdefault(call.kernel)
-            line = self._conditional_line(call, self._call_on_piece(call, count, pieces))
+            line = self._conditional_line(call, self._call_on_chunk(call, n_elements, chunks))
             yield f"        {line}"
-        for name, piece in pieces.items():
+        for name, chunk in chunks.items():
             if name not in targets:
                 continue
-            slot, size = self._new_slot(name), f"(uint32_t)sizeof {piece}[0]"
-            write_arguments = f"(uint32_t)first * {size}, {piece}, (uint32_t)n * {size}"
-            yield f"        {self._checked_call(f'pm_page_write({slot}, {write_arguments})')}"
+            slot, size = self._new_slot(name), f"(uint32_t)sizeof {chunk}[0]"
+            write_arguments = f"(uint32_t)first * {size}, {chunk}, (uint32_t)n * {size}"
+            yield f"        {self._try_call(f'pm_page_write({slot}, {write_arguments})')}"
         yield "    }"
         yield "}"
         self._written_state.update(targets)
 
-    def _call_on_piece(self, call: Call, count: int, pieces: Mapping[str, str]) -> str:
-        """Return the C of an update call for one piece: elements ``first`` to ``first + n``."""
+    def _call_on_chunk(self, call: Call, n_elements: int, chunks: Mapping[str, str]) -> str:
+        """Return the C of an update call for one chunk: elements ``first`` to ``first + n``.
+
+        `chunks` has the C arrays of the chunks, by buffer; `n_elements` is the size of the buffers.
+        """
         expressions: list[str] = []
-        if call.kernel in (*QUANTIZED_FUSED.values(), *QUANTIZED_UPDATES):
+        if call.kernel in (*FUSED_INT8_KERNELS.values(), *INT8_UPDATE_KERNELS):
             names = parameter_names(call.kernel)
             for name, argument in zip(names, call.arguments, strict=True):
-                expressions.append(self._int8_argument(call.kernel, name, argument, pieces))
+                expressions.append(self._int8_argument(call.kernel, name, argument, chunks))
             return f"{call.kernel}({', '.join(expressions)});"
         for argument in call.arguments:
             if not isinstance(argument, Ref):
-                is_element_count = argument == count and len(expressions) == len(call_refs(call))
+                is_element_count = argument == n_elements and len(expressions) == len(
+                    call_refs(call)
+                )
                 expressions.append("n" if is_element_count else self._argument(argument))
             elif argument.buffer == WORKSPACE:  # the summed or clipped gradient
                 expressions.append(f"(const pm_real *){self._pointer(argument)} + first")
-            elif argument.buffer in pieces:
-                expressions.append(pieces[argument.buffer])
+            elif argument.buffer in chunks:
+                expressions.append(chunks[argument.buffer])
             else:
                 is_scalar = self.step.buffers[argument.buffer].elements == 1
                 expressions.append(self._pointer(argument) + ("" if is_scalar else " + first"))
         return f"{call.kernel}({', '.join(expressions)});"
 
     def _int8_argument(
-        self, kernel: str, name: str, argument: Argument, pieces: Mapping[str, str]
+        self, kernel: str, name: str, argument: Argument, chunks: Mapping[str, str]
     ) -> str:
-        """Return the C of an argument of an int8 update call for a piece; see `_call_on_piece`."""
+        """Return the C of an argument of an int8 update call for a chunk; see `_call_on_chunk`."""
         if name in ("first", "count"):
             return "first" if name == "first" else "n"
         if not isinstance(argument, Ref):
             return self._argument(argument)
-        advances = name in ("w", "residual") or (name == "gradient" and kernel in QUANTIZED_UPDATES)
-        if not advances:
+        is_advanced = name in ("w", "residual") or (
+            name == "gradient" and kernel in INT8_UPDATE_KERNELS
+        )
+        if not is_advanced:
             return self._argument(argument)
         if argument.buffer == WORKSPACE:
             return f"(const pm_real *){self._pointer(argument)} + first"
-        return pieces.get(argument.buffer) or f"{self._pointer(argument)} + first"
+        return chunks.get(argument.buffer) or f"{self._pointer(argument)} + first"
 
-    def _update_by_row(self, call: Call) -> Iterator[str]:
-        """Yield the update of pieces of rows of a mapped matrix, by a kernel with its gradient."""
+    def _row_update_lines(self, call: Call) -> Iterator[str]:
+        """Yield the update of a mapped matrix by row, with a kernel that computes its gradient."""
         weight, a, b, m, k, n, _, a_row, a_column, b_row, b_column, *update_numbers = call.arguments
         loops = (
             f"for (int32_t row = 0; row < {m}; row++) {{",
-            f"for (int32_t first = 0; first < {n}; first += {_PIECE}) {{",
+            f"for (int32_t first = 0; first < {n}; first += {_CHUNK_ELEMENTS}) {{",
         )
-        count = f"PM_MIN({n} - first, {_PIECE})"
+        n_expression = f"PM_MIN({n} - first, {_CHUNK_ELEMENTS})"
         factors = f"{self._argument(a)} + row * {a_row}, {self._argument(b)} + first * {b_column}"
         sizes = f"1, {k}, n, n, {a_row}, {a_column}, {b_row}, {b_column}"
         arguments_text = ", ".join((factors, sizes, *map(self._argument, update_numbers)))
-        yield from self._update_windows(call.kernel, weight, loops, _PIECE, count, arguments_text)
+        yield from self._window_update_lines(
+            call.kernel, weight, loops, _CHUNK_ELEMENTS, n_expression, arguments_text
+        )
 
-    def _update_by_filter(self, call: Call) -> Iterator[str]:
+    def _filter_update_lines(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped convolution weight by a kernel that computes its gradient.
 
         Each call updates some input channels of one output channel.
@@ -578,42 +627,46 @@ class ProgramSource:
             raise TypeError(shape)
         sizes = ConvolutionSizes(*shape)
         channels = sizes.group_channels
-        max_elements = max(1, _PIECE // sizes.window)
-        size = max(n for n in range(1, channels + 1) if channels % n == 0 and n <= max_elements)
+        max_elements = max(1, _CHUNK_ELEMENTS // sizes.window)
+        n_channels = max(
+            n for n in range(1, channels + 1) if channels % n == 0 and n <= max_elements
+        )
         loops = (
             f"for (int32_t o = 0; o < {count}; o++) {{",
-            f"for (int32_t i = 0; i < {channels}; i += {size}) {{",
+            f"for (int32_t i = 0; i < {channels}; i += {n_channels}) {{",
         )
-        piece_sizes = tuple(sizes._replace(channels=size, results=1, groups=1))
+        piece_sizes = tuple(sizes._replace(channels=n_channels, results=1, groups=1))
         number_arguments = (piece_sizes, batch, 0, 1, dy_step, x_step, *update_numbers)
         channel = f"(o + {first}) / {sizes.group_results} * {channels} + i"
         inputs = f"{self._argument(x)} + ({channel}) * {sizes.plane}"
         factors = f"{inputs}, {self._argument(dy)} + o * {sizes.out_plane}"
         arguments_text = ", ".join((factors, *map(self._argument, number_arguments)))
-        elements = size * sizes.window
-        yield from self._update_windows(
-            call.kernel, weight, loops, elements, str(elements), arguments_text
+        n_elements = n_channels * sizes.window
+        yield from self._window_update_lines(
+            call.kernel, weight, loops, n_elements, str(n_elements), arguments_text
         )
 
-    def _update_windows(
+    def _window_update_lines(
         self,
         kernel: str,
         weight: Argument,
         loops: Sequence[str],
         max_elements: int,
-        count: str,
+        n_expression: str,
         arguments_text: str,
     ) -> Iterator[str]:
         """Yield loops that update a mapped weight, at most `max_elements` per kernel call.
 
-        `count` is the C expression for the elements of one call, `arguments_text` the C arguments
-        after the pointer to the weight. All writes have one size, so that each begins at a write
-        unit of flash. Raises `BudgetError` if the stack is too small for the windows.
+        `n_expression` is the C expression for the elements of one call, `arguments_text` the C
+        arguments after the pointer to the weight. All writes have one size, so that each begins at
+        a write unit of flash. Raises `BudgetError` if the stack is too small for the windows.
         """
         if not isinstance(weight, Ref):
             raise TypeError(weight)
-        needed_bytes = _OTHER_STACK_BYTES + DataType.REAL.itemsize * (_PIECE + max_elements)
-        if max_elements > _PIECE and needed_bytes > self.deployment.stack_bytes:
+        needed_bytes = _OTHER_STACK_BYTES + DataType.REAL.itemsize * (
+            _CHUNK_ELEMENTS + max_elements
+        )
+        if max_elements > _CHUNK_ELEMENTS and needed_bytes > self.deployment.stack_bytes:
             raise BudgetError(
                 f"stack: windows of {weight.buffer} are updated on the stack, which takes up to "
                 f"{needed_bytes:,} B of it; give a stack of this size"
@@ -621,26 +674,29 @@ class ProgramSource:
         slot = self._new_slot(weight.buffer)
         size = "(uint32_t)sizeof piece[0]"
         write_piece, write_rest = (
-            self._checked_call(
+            self._try_call(
                 f"pm_page_write({slot}, (uint32_t)at * {size}, piece, (uint32_t){n} * {size})"
             )
-            for n in (_PIECE, "held")
+            for n in (_CHUNK_ELEMENTS, "held")
         )
         yield "{"
-        yield f"    pm_real piece[{_PIECE + max_elements}];"
+        yield f"    pm_real piece[{_CHUNK_ELEMENTS + max_elements}];"
         yield f"    const pm_real *const old = {self._argument(weight)};"
         yield "    int32_t at = 0, held = 0;"
         yield f"    {loops[0]}"
         yield f"        {loops[1]}"
-        yield f"            const int32_t n = {count};"
+        yield f"            const int32_t n = {n_expression};"
         yield "            memcpy(piece + held, old + at + held, (size_t)n * sizeof piece[0]);"
         yield f"            {kernel}(piece + held, {arguments_text});"
         yield "            held += n;"
-        yield f"            while (held >= {_PIECE}) {{"
+        yield f"            while (held >= {_CHUNK_ELEMENTS}) {{"
         yield f"                {write_piece}"
-        yield f"                at += {_PIECE};"
-        yield f"                held -= {_PIECE};"
-        yield f"                memmove(piece, piece + {_PIECE}, (size_t)held * sizeof piece[0]);"
+        yield f"                at += {_CHUNK_ELEMENTS};"
+        yield f"                held -= {_CHUNK_ELEMENTS};"
+        yield (
+            f"                memmove(piece, piece + {_CHUNK_ELEMENTS}, "
+            "(size_t)held * sizeof piece[0]);"
+        )
         yield "            }"
         yield "        }"
         yield "    }"
@@ -663,25 +719,31 @@ class ProgramSource:
     def _pointer(self, ref: Ref, *, old: bool = False) -> str:
         """Return the C pointer to a workspace, or a buffer of caller, storage, arena or weights.
 
-        The pointer to mapped state is that of its new value if it is written, unless `old`.
+        The pointer to mapped state is that of its new value once it is written, unless `old`.
         """
         name = ref.buffer
         if name == WORKSPACE:
-            # The kernel defines the type of elements: 4 bytes each, scaled by PM_SCALE.
+            # The kernel defines the element type: 4 bytes each, scaled by PM_SCALE.
             return f"PM_ADDRESS({(self._workspace or 0) + 4 * ref.offset})"
-        kind = self.step.buffers[name].type
+        element_type = self.step.buffers[name].type
         if name in self._caller_pointers:
             return _add_offset(self._caller_pointers[name], ref.offset)
-        if name in self._mapped:
+        if name in self._mapped_state:
             version = "NEW" if name in self._written_state and not old else "OLD"
             commits = name in self.deployment.rotating_state
-            slot = f"PM_{version}({self._slot[name]})" if commits else f"{self._slot[name]}"
-            pointer = f"((const {kind.c_name} *)pm_page_address({slot}))"
+            slot = (
+                f"PM_{version}({self._slot_numbers[name]})"
+                if commits
+                else f"{self._slot_numbers[name]}"
+            )
+            pointer = f"((const {element_type.c_name} *)pm_page_address({slot}))"
             return _add_offset(pointer, ref.offset)
         if name in self._current_offsets or name in self._replaced_state:
-            return _add_offset(f"{_POINTER[kind]}({self._address_of(name)})", ref.offset)
-        at = self.weights.offsets[name] // kind.itemsize
-        return f"{_CONSTANT[kind]}({at + ref.offset})"
+            return _add_offset(
+                f"{_POINTER_MACROS[element_type]}({self._address_of(name)})", ref.offset
+            )
+        index = self.weights.offsets[name] // element_type.itemsize
+        return f"{_CONSTANT_MACROS[element_type]}({index + ref.offset})"
 
     def _address_of(self, name: str) -> int:
         return self._current_offsets[self._replaced_state.get(name, name)]
@@ -689,19 +751,19 @@ class ProgramSource:
     # -- transfers and results ---------------------------------------------------------------------
 
     def _slot_of(self, name: str) -> str:
-        """Return the slot for transfers of a tensor, in C; replacements use that of new state."""
+        """Return the C expression of the slot of a tensor; replacements use that of new state."""
         old = self._replaced_state.get(name)
         if old is not None:
             return self._new_slot(old)
         if name in self.deployment.rotating_state:
-            return f"PM_OLD({self._slot[name]})"
-        if self.forward_pass is None or name in self._state:
-            return str(self._slot[name])
-        return str(self._slot[pass_slot_name(self.forward_pass.kind, name)])
+            return f"PM_OLD({self._slot_numbers[name]})"
+        if self.forward_pass is None or name in self._state_names:
+            return str(self._slot_numbers[name])
+        return str(self._slot_numbers[pass_slot_name(self.forward_pass.kind, name)])
 
     def _new_slot(self, name: str) -> str:
-        """Return the slot for writes of state, in C: rotating state uses the next generation."""
-        slot = str(self._slot[name])
+        """Return the C expression of the slot for new state, in the next generation if rotating."""
+        slot = str(self._slot_numbers[name])
         return f"PM_NEW({slot})" if name in self.deployment.rotating_state else slot
 
     def _page_in_lines(self, name: str) -> Iterator[str]:
@@ -709,61 +771,61 @@ class ProgramSource:
 
     def _page_out_lines(self, name: str) -> Iterator[str]:
         # An update writes mapped state itself.
-        if self._replaced_state.get(name, name) not in self._mapped:
-            yield from self._begin_generation({self._replaced_state.get(name)})
+        if self._replaced_state.get(name, name) not in self._mapped_state:
+            yield from self._begin_generation_lines({self._replaced_state.get(name)})
             yield from self._transfer_lines("out", name)
 
-    def _begin_generation(self, written: AbstractSet[str | None]) -> Iterator[str]:
-        """Yield the write of the record, if `written` includes the first tensor of a generation."""
-        if not self.writes_early and written & self.deployment.rotating_state:
+    def _begin_generation_lines(self, written_names: AbstractSet[str | None]) -> Iterator[str]:
+        """Yield the write of the record before the first write of rotating state."""
+        if not self.writes_early and written_names & self.deployment.rotating_state:
             self.writes_early = True
-            yield self._checked_call("pm_commit_begin(1)")
+            yield self._try_call("pm_commit_begin(1)")
 
     def _transfer_lines(self, direction: str, name: str, *, wait: bool = False) -> Iterator[str]:
-        """Yield the page-in or page-out of a tensor, and its wait if `wait` or blocking."""
+        """Yield the page-in or page-out of a tensor, then its wait if `wait` or blocking."""
         slot = self._slot_of(name)
         size = self.step.buffers[self._replaced_state.get(name, name)].bytes
         address = f"PM_ADDRESS({self._address_of(name)})"
-        yield self._checked_call(f"pm_page_{direction}({slot}, {address}, {size} * PM_SCALE)")
+        yield self._try_call(f"pm_page_{direction}({slot}, {address}, {size} * PM_SCALE)")
         self._transfers[slot] = None
         if wait or self.plan.mode == "blocking":
             yield self._wait_line(slot)
 
     def _wait_line(self, slot: str) -> str:
         self._transfers.pop(slot, None)
-        return self._checked_call(f"pm_page_wait({slot})")
+        return self._try_call(f"pm_page_wait({slot})")
 
     def _result_lines(self, k: int) -> Iterator[str]:
-        """Yield the check and return of the loss, and the page-outs of gradients, of node `k`."""
+        """Yield the check of the loss and the page-outs of gradients that node `k` computes."""
         outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
         if self.step.loss.buffer in outputs:
             loss = f"*{self._pointer(self.step.loss)}"
             yield self._return_if(f"!pm_is_finite({loss})", "PM_ERROR_NUMBER")
             yield f"pm_progress.loss = {loss};"
-        yield from self._gradient_page_outs(outputs)
+        yield from self._gradient_lines(outputs)
 
-    def _gradient_page_outs(self, buffers: AbstractSet[str]) -> Iterator[str]:
+    def _gradient_lines(self, buffers: AbstractSet[str]) -> Iterator[str]:
         """Yield the page-outs of the returned gradients that are in `buffers`."""
         for value, piece in zip(self.step.gradients, self._gradients, strict=True):
-            slot = self._slot[gradient_slot_name(value)]
+            slot = self._slot_numbers[gradient_slot_name(value)]
             if piece.buffer in buffers:
                 size = self.step.buffers[piece.buffer].bytes
                 address = self._pointer(Ref(piece.buffer))
-                yield self._checked_call(f"pm_page_out({slot}, {address}, {size} * PM_SCALE)")
-                yield self._checked_call(f"pm_page_wait({slot})")
+                yield self._try_call(f"pm_page_out({slot}, {address}, {size} * PM_SCALE)")
+                yield self._try_call(f"pm_page_wait({slot})")
 
-    def _checked_call(self, call: str) -> str:
+    def _try_call(self, call: str) -> str:
         return f"PM_TRY_{'TORN' if self._has_updated else 'PAGE'}({call});"
 
 
-def _if_block(condition: str, lines: Sequence[str]) -> Iterator[str]:
-    """Yield statements in an if block; slice labels stay outside, before the block."""
-    marks = [line for line in lines if line.startswith("PM_SLICE(")]
-    inside = [line for line in lines if not line.startswith("PM_SLICE(")]
-    yield from marks
-    if inside:
+def _wrap_in_if(condition: str, lines: Sequence[str]) -> Iterator[str]:
+    """Yield statements in an if block, after their slice labels, which stay outside."""
+    labels = [line for line in lines if line.startswith("PM_SLICE(")]
+    statements = [line for line in lines if not line.startswith("PM_SLICE(")]
+    yield from labels
+    if statements:
         yield f"if ({condition}) {{"
-        yield from (f"    {line}" for line in inside)
+        yield from (f"    {line}" for line in statements)
         yield "}"
 
 
@@ -781,5 +843,5 @@ def _real_literal(value: float) -> str:
 
 def comment_text(text: str) -> str:
     """Return a text as ASCII without comment marks, for a comment in C."""
-    unmarked = text.replace("*/", "* /").replace("/*", "/ *")
-    return unmarked.encode("ascii", "backslashreplace").decode()
+    text_without_marks = text.replace("*/", "* /").replace("/*", "/ *")
+    return text_without_marks.encode("ascii", "backslashreplace").decode()

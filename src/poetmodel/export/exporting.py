@@ -14,16 +14,16 @@ from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError, listed
-from poetmodel.export.checks import check_options, check_ram, min_weight_bytes, ram_error
+from poetmodel.export.checks import check_options, check_ram, make_ram_error, min_weight_bytes
 from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.export.deployment import (
     Deployment,
     ForwardPass,
     WeightsFormat,
+    parse_stack,
     reserved_bytes,
-    stack_bytes,
 )
-from poetmodel.export.flash import check_flash, program_sizes, smallest_program
+from poetmodel.export.flash import check_flash, make_smallest_program, program_sizes
 from poetmodel.export.folder import write_folder
 from poetmodel.export.identity import step_identity
 from poetmodel.export.migration import load_generation, match_state
@@ -54,17 +54,17 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import OnProgress
 
-DEVICE = "nrf52840"
-"""The default device: a Cortex-M4 with 256 KiB of RAM."""
+DEFAULT_DEVICE = "nrf52840"
+"""Default device of an export: a Cortex-M4 with 256 KiB of RAM."""
 STEP_RATIO: Final = 0.9
 """Fraction of the time limit for the step; the rest is for checks and forward passes."""
 INTERRUPTED_RATIO: Final = 0.1
-"""Fraction of the time limit for the step after Ctrl-C ended the trials of tiles: enough to plan
-the schedule that they found."""
+"""Fraction of the time limit for the step after Ctrl-C ended the trials of tiles, to plan the
+schedule that these found."""
 
 
 class ExportKeywords(TypedDict, total=False):
-    """Keywords of `export_step` that `poetmodel.torch.export` passes on."""
+    """Keywords of `export_step` that `poetmodel.torch.export` accepts, too."""
 
     ram: str | int | Budget | None
     device: str | Device
@@ -95,7 +95,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     folder: Path,
     *,
     ram: str | int | Budget | None = None,
-    device: str | Device = DEVICE,
+    device: str | Device = DEFAULT_DEVICE,
     profile: str | Path | Costs | None = None,
     stack: str | int | None = None,
     tile: str | int | TileChoice | None = "auto",
@@ -138,10 +138,10 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     stack : str or int, optional
         Reserved size of the stack. Default: 1536 bytes, 2048 with `commit`.
     tile : str or int, optional
-        Max. size of a tensor, such as ``32KiB``: larger parameters and activations are divided into
-        slices of channels, if their kernels support it. ``none`` or None: no division. ``auto``:
-        no division if the minimum RAM fits without; otherwise the best of up to four sizes that
-        fit, each solved for a fraction of the time. Default: ``auto``.
+        Maximum size of a tensor, such as ``32KiB``: larger parameters and activations are divided
+        into slices of channels, if their kernels support it. ``none`` or None: no division.
+        ``auto``: no division if the minimum RAM fits without; otherwise the best of up to four
+        sizes that fit, each solved for a fraction of the time. Default: ``auto``.
     paging, recompute : bool
         Whether tensors may be paged, and recomputed.
     minimize : {'energy', 'time', 'ram', 'writes'}
@@ -180,7 +180,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     prefix : str
         Prefix of all names in C. Steps with different prefixes can be linked into one program.
     weights : {'c', 'binary'}
-        Format of constants and first values of state: an array in C, or a binary file that the
+        Format of constants and initial values of state: an array in C, or a binary file that the
         assembler includes.
     shared_kernels : str or Path, optional
         A folder of kernels that several steps share: each export adds the kernels that it needs.
@@ -226,11 +226,11 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         shared_kernels=shared_kernels,
         replay=replay,
     )
-    for option, is_requested, captured_pass in (
+    for option, is_requested, forward_pass_step in (
         ("infer", infer, step.inference),
         ("evaluate", evaluate, step.evaluation),
     ):
-        if is_requested and captured_pass is None:
+        if is_requested and forward_pass_step is None:
             raise InputError(
                 f"{option}: {step.graph.name} was captured without its forward pass in evaluation "
                 f"mode; capture it again, with {option}"
@@ -247,14 +247,14 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     make_replay = partial(_make_replay, samples=replay, device=board, commit=commit)
     sample_storage = make_replay(step)
     identity = step_identity(step)
-    stack = stack_bytes(stack, commit=commit)
-    fixed_bytes = reserved_bytes(step, stack, sample_storage)
-    ram_bytes = _total_ram_bytes(step, board, ram, fixed_bytes)
-    choice = parse_tile(tile)
+    stack = parse_stack(stack, commit=commit)
+    reserved_ram_bytes = reserved_bytes(step, stack, sample_storage)
+    ram_bytes = _total_ram_bytes(step, board, ram, reserved_ram_bytes)
+    tile_choice = parse_tile(tile)
     may_page = paging and _load_costs(step, board, profile).pages is not None
-    budget_bytes = ram_bytes - fixed_bytes
-    undivided_step, first_weights = step, Weights.of(step)
-    smallest_plan, zero_offsets = smallest_program(step)
+    budget_bytes = ram_bytes - reserved_ram_bytes
+    undivided_step, first_weights = step, Weights.from_step(step)
+    smallest_plan, zero_offsets = make_smallest_program(step)
     deployment = Deployment(
         step=step,
         identity=identity,
@@ -275,7 +275,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     )
     if board.flash is not None and min_weight_bytes(step) > board.flash.size_bytes:
         # Tiles need more flash than the whole step.
-        check_flash(_with_program_bytes(deployment, first_weights), at_least=True)
+        check_flash(_with_program_bytes(deployment, first_weights), are_lower_bounds=True)
 
     def make_problem(step: LoweredStep) -> Problem:
         return Problem(
@@ -289,10 +289,10 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
             commit=commit_every if commit else None,
         )
 
-    deploy_tiles = partial(_tiled_deployment, deployment, make_replay=make_replay)
+    deploy_tiles = partial(_deploy_tiles, deployment, make_replay=make_replay)
     candidates = candidate_tiles(
         step,
-        choice,
+        tile_choice,
         board,
         ram_bytes=budget_bytes,
         paging=may_page,
@@ -303,26 +303,26 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     )
     tile_bytes, step = chosen_tiles.tile_bytes, chosen_tiles.step
     if tile_bytes is not None:
-        first_weights = Weights.of(step)
+        first_weights = Weights.from_step(step)
         deployment = replace(deploy_tiles(tile_bytes, step), tile_trials=chosen_tiles.trials)
         sample_storage = deployment.replay
-    check_flash(_with_program_bytes(deployment, first_weights), at_least=True)
+    check_flash(_with_program_bytes(deployment, first_weights), are_lower_bounds=True)
     min_bytes = needed_bytes(step, board, paging=may_page)
     if min_bytes > budget_bytes:
         hints = _ram_hints(
             undivided_step,
-            choice,
+            tile_choice,
             board,
             min_bytes=min_bytes,
             ram_bytes=ram_bytes,
-            fixed_bytes=fixed_bytes,
+            reserved_ram_bytes=reserved_ram_bytes,
             paging=paging,
         )
-        raise ram_error(
+        raise make_ram_error(
             step,
             board,
             ram_bytes=ram_bytes,
-            reserved_bytes=fixed_bytes,
+            reserved_bytes=reserved_ram_bytes,
             needed_bytes=min_bytes,
             tile_bytes=tile_bytes,
             paging=may_page,
@@ -331,7 +331,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     problem = make_problem(step)
     if problem.table.commit is not None:
         _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
-    available_bytes = board.ram_bytes - fixed_bytes
+    available_bytes = board.ram_bytes - reserved_ram_bytes
     result, plan, arena = _solve_and_place(
         problem,
         board,
@@ -374,9 +374,9 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
 
 
 def _make_replay(step: LoweredStep, samples: int, device: Device, *, commit: bool) -> Replay | None:
-    """Return the storage for `samples` samples of a step, None for 0.
+    """Return the storage for `samples` samples of a step; None for 0 samples.
 
-    Raises `InputError` if the device has no storage that retains them, or the step has no front.
+    Raises `InputError` if no storage of the device retains samples, or the step has no front.
     """
     if not samples:
         return None
@@ -409,7 +409,7 @@ def _load_migration_source(
 def _check_migration(deployment: Deployment) -> None:
     """Raise `InputError` if a step that migrates has state on storage outside of generations."""
     graph = deployment.step.graph
-    names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation}
+    names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation_names}
     if deployment.migration is not None and names - deployment.resident_names:
         raise InputError(
             f"migrate_from: {listed(sorted(names))} lies on storage, and no step replaces it, so "
@@ -425,23 +425,25 @@ def check_export(folder: Path, **options: Unpack[ExportKeywords]) -> Device:
     bound = signature(export_step).bind(None, folder, **options)
     bound.apply_defaults()
     parameters = signature(check_options).parameters
-    board = check_options(**{name: x for name, x in bound.arguments.items() if name in parameters})
+    board = check_options(
+        **{name: value for name, value in bound.arguments.items() if name in parameters}
+    )
     check_ram(bound.arguments["ram"], bound.arguments["stack"], board)
     return board
 
 
-def _tiled_deployment(
+def _deploy_tiles(
     deployment: Deployment,
     tile_bytes: int | None,
     step: LoweredStep,
     *,
     make_replay: Callable[[LoweredStep], Replay | None],
 ) -> Deployment:
-    """Return `deployment` with a step in tiles of a size [B], its smallest program, and its replay.
+    """Return `deployment` with a step in tiles of `tile_bytes`, and its smallest program.
 
-    `make_replay` returns the storage for samples of that step.
+    `make_replay` returns the storage for samples of the step.
     """
-    plan, arena = smallest_program(step)
+    plan, arena = make_smallest_program(step)
     new_deployment = replace(deployment, step=step, tile_bytes=tile_bytes, replay=make_replay(step))
     return replace(new_deployment, plan=plan, arena=arena)
 
@@ -450,7 +452,7 @@ def _drop_oversized(
     candidates: list[tuple[int | None, LoweredStep]],
     deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
 ) -> list[tuple[int | None, LoweredStep]]:
-    """Return the first (size, step), and each later one whose weights and code may fit flash."""
+    """Return the first (tile size, step), and the later ones whose program may fit the flash."""
     first_candidate, *later_candidates = candidates
     return [
         first_candidate,
@@ -459,16 +461,19 @@ def _drop_oversized(
 
 
 def _fits_flash(deployment: Deployment) -> bool:
-    """Return whether the flash usage that all plans of a step have in common fits."""
+    """Return whether the smallest program of a step fits the flash of the device."""
     try:
-        check_flash(_with_program_bytes(deployment, Weights.of(deployment.step)), at_least=True)
+        check_flash(
+            _with_program_bytes(deployment, Weights.from_step(deployment.step)),
+            are_lower_bounds=True,
+        )
     except FlashError:
         return False
     return True
 
 
 def _with_program_bytes(deployment: Deployment, weights: Weights) -> Deployment:
-    """Return a deployment with its flash usage by code, constants and first weights."""
+    """Return a deployment with its flash usage by code, constants and initial weights."""
     source = StepSource(deployment, weights)
     return replace(deployment, program_bytes=program_sizes(deployment, source))
 
@@ -484,8 +489,9 @@ def _solve_and_place(
 ) -> tuple[SolveResult, Plan, Arena]:
     """Solve a problem, and return (result, plan, offsets), which are all verified.
 
-    Uses at most a fraction, `ratio`, of the remaining time. The device has `available_bytes` for
-    tensors. Raises `NoScheduleError` without a schedule, `VerificationError` for an invalid one.
+    Uses at most the fraction `ratio` of the remaining time. The device has `available_bytes` for
+    tensors. Raises `NoScheduleError` if no schedule is found, `VerificationError` if a result is
+    invalid.
     """
     mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
     limit_s = max(ratio * request.remaining_s(), 1e-3)
@@ -521,7 +527,7 @@ def _plan_forward_pass(
 ) -> ForwardPass:
     """Solve and plan a forward pass that uses the RAM after the state in RAM.
 
-    Raises `BudgetError` if one node of it does not fit there.
+    Raises `BudgetError` if a node does not fit there.
     """
     resident_bytes = deployment.resident_bytes
     is_mapped = deployment.plan.memory_mapped
@@ -532,11 +538,11 @@ def _plan_forward_pass(
     free_bytes = problem.usable_ram_bytes - resident_bytes
     if free_bytes < min_bytes:
         missing_bytes = min_bytes - free_bytes
-        has_more = deployment.ram_bytes + missing_bytes <= device.ram_bytes
-        more = f"give {missing_bytes:,} B more, or " if has_more else ""
+        has_more_ram = deployment.ram_bytes + missing_bytes <= device.ram_bytes
+        hint = f"give {missing_bytes:,} B more, or " if has_more_ram else ""
         raise BudgetError(
             f"ram: state in RAM leaves {max(0, free_bytes):,} B for an {kind}, and one node of it "
-            f"needs {min_bytes:,} B; {more}leave {_OPTIONS[kind]} out"
+            f"needs {min_bytes:,} B; {hint}leave {_OPTION_OF_PASS[kind]} out"
         )
     aux = problem.aux_limit_bytes
     pass_problem = replace(
@@ -551,7 +557,7 @@ def _plan_forward_pass(
     return ForwardPass(kind=kind, step=step, plan=plan, arena=arena)
 
 
-_OPTIONS: Final = {"inference": "infer", "evaluation": "evaluate"}
+_OPTION_OF_PASS: Final = {"inference": "infer", "evaluation": "evaluate"}
 """The option of `export_step` for each kind of forward pass."""
 
 
@@ -589,54 +595,57 @@ def _load_costs(step: LoweredStep, device: Device, profile: str | Path | Costs |
 
 
 def _total_ram_bytes(
-    step: LoweredStep, device: Device, ram: str | int | Budget | None, fixed_bytes: int
+    step: LoweredStep, device: Device, ram: str | int | Budget | None, reserved_ram_bytes: int
 ) -> int:
     """Return the RAM limit of a step without tiles, from the option `ram` [B].
 
-    `fixed_bytes` is the RAM of inputs, stack and runtime [B]. A budget of 100 % is sufficient for
-    keep-all, even with aligned tensors.
+    `reserved_ram_bytes` is the RAM of inputs, stack and runtime [B]. A budget of 100 % is
+    sufficient for keep-all, even with aligned tensors.
     """
     if ram is None:
         return device.ram_bytes
     budget = Budget.parse(ram)
     tensor_bytes = budget.tensor_bytes(
-        checkpoint_all_peak_bytes(step.graph), reserved_bytes=fixed_bytes
+        checkpoint_all_peak_bytes(step.graph), reserved_bytes=reserved_ram_bytes
     )
     if budget.keeps_all:
         aligned_graph = align_sizes(step.graph, device_alignment(device))
         tensor_bytes = max(tensor_bytes, checkpoint_all_peak_bytes(aligned_graph))
-    return tensor_bytes + fixed_bytes
+    return tensor_bytes + reserved_ram_bytes
 
 
 def _ram_hints(
     undivided_step: LoweredStep,
-    choice: TileChoice,
+    tile_choice: TileChoice,
     device: Device,
     *,
     min_bytes: int,
     ram_bytes: int,
-    fixed_bytes: int,
+    reserved_ram_bytes: int,
     paging: bool,
 ) -> Iterator[str]:
-    """Yield hints for options of `export_step` that reduce the minimum RAM to that of the device.
+    """Yield hints for options of `export_step` with which the step fits the RAM of the device.
 
     `min_bytes` is the minimum RAM without these options [B].
     """
 
-    def choose_tile(choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
-        budget_bytes = ram_bytes - fixed_bytes
+    def choose_tile(tile_choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:
+        budget_bytes = ram_bytes - reserved_ram_bytes
         size, step = choose_tiles(
-            undivided_step, choice, device, ram_bytes=budget_bytes, paging=paging
+            undivided_step, tile_choice, device, ram_bytes=budget_bytes, paging=paging
         )
         return size, needed_bytes(step, device, paging=paging)
 
-    device_bytes = device.ram_bytes - fixed_bytes
-    if not choice.is_auto:
+    device_bytes = device.ram_bytes - reserved_ram_bytes
+    if not tile_choice.is_auto:
         size, tiled_bytes = choose_tile(TileChoice.AUTO, paging=paging)
         if tiled_bytes < min_bytes and tiled_bytes <= device_bytes:
-            named = TileChoice(size_bytes=size)
-            yield f"take tile {named}, with which it needs {tiled_bytes + fixed_bytes:,} B in all"
+            auto_choice = TileChoice(size_bytes=size)
+            yield (
+                f"take tile {auto_choice}, with which it needs "
+                f"{tiled_bytes + reserved_ram_bytes:,} B in all"
+            )
     if not paging and device.storage is not None:
-        _, paged_bytes = choose_tile(choice, paging=True)
+        _, paged_bytes = choose_tile(tile_choice, paging=True)
         if paged_bytes < min_bytes and paged_bytes <= device_bytes:
-            yield f"allow paging, with which it needs {paged_bytes + fixed_bytes:,} B in all"
+            yield f"allow paging, with which it needs {paged_bytes + reserved_ram_bytes:,} B in all"

@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from poetmodel.export.source import StepSource
     from poetmodel.lowered.step import LoweredStep
 
-TABLE: Final = "code_sizes.json"
-"""Name of the table of code sizes, in the folder of this module."""
-_CALL: Final = re.compile(r"\bpm_\w+\(")
-_REGISTERS: Final = 4
-"""Number of arguments, reals excluded, that are passed in registers."""
-_SHORT: Final = 256
-"""Integers below this number are immediate operands of an instruction."""
-_KINDS: Final = (
+TABLE_FILE: Final = "code_sizes.json"
+"""File of the table of code sizes, in the folder of this module."""
+_CALL_PATTERN: Final = re.compile(r"\bpm_\w+\(")
+_N_REGISTER_ARGUMENTS: Final = 4
+"""Number of arguments, reals excluded, that calls pass in registers."""
+_MIN_LONG_NUMBER: Final = 256
+"""Smallest integer that is no immediate operand of an instruction."""
+_ARGUMENT_PATTERNS: Final = (
     (re.compile(r"PM_(REALS|INTS|BYTES|INT8S|ADDRESS)\("), "address"),
     (re.compile(r"PM_CONSTANT_|pm_list_"), "constant"),
     (re.compile(r"-?(PM_C\(|PM_INFINITY)|lr\b"), "real"),
     (re.compile(r"-?\d+$"), "number"),
 )
-"""Patterns of arguments of a call, and their names in the table."""
+"""(pattern, table key) of each kind of argument."""
 
 
 @cache
-def code_sizes() -> dict[str, Any]:
-    """Return the code sizes of kernels, C library members and program elements [B]."""
-    text = (files("poetmodel.export") / TABLE).read_text(encoding="utf-8")
+def load_code_sizes() -> dict[str, Any]:
+    """Load the code sizes of kernels, C library members and program elements [B]."""
+    text = (files("poetmodel.export") / TABLE_FILE).read_text(encoding="utf-8")
     sizes: dict[str, Any] = json.loads(text)
     return sizes
 
@@ -58,17 +58,19 @@ def code_sizes() -> dict[str, Any]:
 def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
     """Return the flash usage of a step without storage, by use [B]."""
     graph, buffers = deployment.step.graph, deployment.step.buffers
-    names = {graph.tensors[i].name for i in graph.state_tensors} & source.weights.offsets.keys()
-    state = sum(buffers[name].bytes for name in names)
+    state_names = {
+        graph.tensors[i].name for i in graph.state_tensors
+    } & source.weights.offsets.keys()
+    state_bytes = sum(buffers[name].bytes for name in state_names)
     return {
         "code": code_bytes(deployment, source),
-        "constants": table_bytes(deployment, source) + len(source.weights.data) - state,
-        "first weights": state,
+        "constants": table_bytes(deployment, source) + len(source.weights.data) - state_bytes,
+        "first weights": state_bytes,
     }
 
 
-def smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
-    """Return the program of a step that uses the least flash, with its offsets.
+def make_smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
+    """Make the program of a step that uses the least flash; return it with its offsets.
 
     All state is in RAM, every node is computed once, and no tensor is paged. All offsets are 0, so
     that no program needs fewer copies. The program is for sizes only: it ignores the RAM limit.
@@ -84,10 +86,10 @@ def smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
     return plan, Arena(bytes=0, lower_bound_bytes=0, offsets=offsets)
 
 
-def check_flash(deployment: Deployment, *, at_least: bool = False) -> None:
+def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> None:
     """Raise `FlashError` if a step does not fit the flash of its device.
 
-    With `at_least`, the message calls the sizes lower bounds, as those of `smallest_program` are.
+    If the sizes `are_lower_bounds`, as for `make_smallest_program`, the message calls them that.
     """
     sizes, device = deployment.flash_map(), deployment.device
     if device is None or device.flash is None or sizes["free"] >= 0:
@@ -96,16 +98,17 @@ def check_flash(deployment: Deployment, *, at_least: bool = False) -> None:
     uses = [f"{use} {amount:,} B" for use, amount in sizes.items() if amount]
     raise FlashError(
         f"flash: {', '.join(uses[:-1])} and {uses[-1]} are {flash_bytes + missing_bytes:,} B"
-        f"{' at least' if at_least else ''}, and device {device.name} has {flash_bytes:,} B; "
-        f"{_advice(deployment, sizes, missing_bytes)}"
+        f"{' at least' if are_lower_bounds else ''}, and device {device.name} has "
+        f"{flash_bytes:,} B; "
+        f"{_flash_advice(deployment, sizes, missing_bytes)}"
     )
 
 
-def _advice(deployment: Deployment, sizes: Mapping[str, int], missing_bytes: int) -> str:
-    """Return the advice of the error for a step that exceeds the flash by `missing_bytes` bytes."""
+def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_bytes: int) -> str:
+    """Return advice for a step that exceeds the flash by `missing_bytes`."""
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
-    moments = any(len(node.outputs) > 1 for node in updates)
-    smaller_optimizer = ["take an optimizer with fewer bytes of state"] if moments else []
+    has_moments = any(len(node.outputs) > 1 for node in updates)
+    smaller_optimizer = ["take an optimizer with fewer bytes of state"] if has_moments else []
     if sizes["storage"] < missing_bytes:
         return " or ".join([*smaller_optimizer, "take a smaller network"])
     first_options = []
@@ -132,15 +135,16 @@ def ram_warning(deployment: Deployment) -> str | None:
 
 def flash_warning(deployment: Deployment) -> str | None:
     """Return a warning if a step uses more than `NEARLY_FULL` of the flash, otherwise None."""
-    device, free = deployment.device, deployment.flash_map().get("free", 0)
+    device, free_bytes = deployment.device, deployment.flash_map().get("free", 0)
     if device is None or device.flash is None:
         return None
-    size = device.flash.size_bytes
-    if free >= (1 - NEARLY_FULL) * size:
+    flash_bytes = device.flash.size_bytes
+    if free_bytes >= (1 - NEARLY_FULL) * flash_bytes:
         return None
     return (
-        f"the step takes {1 - free / size:.0%} of the flash of device {device.short_name}: "
-        f"{format_bytes(free)} of {format_bytes(size)} are left to the application"
+        f"the step takes {1 - free_bytes / flash_bytes:.0%} of the flash of device "
+        f"{device.short_name}: "
+        f"{format_bytes(free_bytes)} of {format_bytes(flash_bytes)} are left to the application"
     )
 
 
@@ -149,7 +153,7 @@ def flash_warning(deployment: Deployment) -> str | None:
 
 def code_bytes(deployment: Deployment, source: StepSource) -> int:
     """Return the estimated code size of a step on a Cortex-M4: program, kernels, C library [B]."""
-    sizes = code_sizes()
+    sizes = load_code_sizes()
     kernels = [sizes["kernels"].get(name, sizes["other"]) for name in source.kernels]
     members = {member for kernel in (*kernels, sizes["runtime"]) for member in kernel["library"]}
     program_bytes = sum(
@@ -162,13 +166,16 @@ def code_bytes(deployment: Deployment, source: StepSource) -> int:
 
 
 def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
-    """Count the elements of a program (nodes, calls, arguments) and the runtime features."""
+    """Count the elements of a program (nodes, calls, arguments) and used runtime features.
+
+    Keys are those of the table of code sizes.
+    """
     counts = Counter({"runtime": 1})
     counts["slots"] += deployment.uses_storage
     counts["mapped"] += bool(deployment.slots) and deployment.plan.memory_mapped
     counts["commit"] += deployment.commit
     counts["replay"] += deployment.replay is not None
-    counts["best"] += deployment.keeps_best
+    counts["best"] += deployment.stores_best
     counts["migration"] += deployment.migration is not None
     counts["checksum"] += deployment.commit and deployment.checksum
     counts["gradients"] += bool(deployment.step.gradients)
@@ -178,40 +185,54 @@ def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter
         counts["driver"] += line.count("PM_TRY")
         counts["loop"] += line.count("for (") + line.count("while (")
         counts["test"] += line.count("if (")
-        for call in _CALL.finditer(line):
+        for call in _CALL_PATTERN.finditer(line):
             counts["call"] += 1
-            stack_arguments = -_REGISTERS
-            for argument in _arguments(line, call.end()):
-                kind = next((kind for pattern, kind in _KINDS if pattern.match(argument)), "other")
-                is_long = kind == "number" and abs(int(argument)) >= _SHORT
-                counts["long number" if is_long else kind] += 1
-                stack_arguments += kind != "real"
+            stack_arguments = -_N_REGISTER_ARGUMENTS
+            for argument in _split_arguments(line, call.end()):
+                argument_kind = next(
+                    (
+                        argument_kind
+                        for pattern, argument_kind in _ARGUMENT_PATTERNS
+                        if pattern.match(argument)
+                    ),
+                    "other",
+                )
+                is_long = argument_kind == "number" and abs(int(argument)) >= _MIN_LONG_NUMBER
+                counts["long number" if is_long else argument_kind] += 1
+                stack_arguments += argument_kind != "real"
             counts["stacked"] += max(0, stack_arguments)
     return counts
 
 
-def _arguments(line: str, begin: int) -> list[str]:
+def _split_arguments(line: str, begin: int) -> list[str]:
     """Return the arguments of a call that begin at position `begin`, after its opening bracket."""
     depth, arguments = 0, [""]
-    for letter in line[begin:]:
-        depth += {"(": 1, ")": -1}.get(letter, 0)
+    for character in line[begin:]:
+        depth += {"(": 1, ")": -1}.get(character, 0)
         if depth < 0:
             break
-        if letter == "," and depth == 0:
+        if character == "," and depth == 0:
             arguments.append("")
         else:
-            arguments[-1] += letter
+            arguments[-1] += character
     return [argument.strip() for argument in arguments if argument.strip()]
 
 
-_RECORDS: Final = {"buffer": 20, "piece": 12, "state": 16, "gradient": 32, "slot": 4, "number": 4}
-"""Bytes of one entry of each table of ``pm_step.c``, see ``pm_state.h``."""
+_ENTRY_BYTES: Final = {
+    "buffer": 20,
+    "piece": 12,
+    "state": 16,
+    "gradient": 32,
+    "slot": 4,
+    "number": 4,
+}
+"""Size of one entry of each table of ``pm_step.c``, see ``pm_state.h`` [B]."""
 
 
 def table_bytes(deployment: Deployment, source: StepSource) -> int:
     """Return the size of the tables and lists of ``pm_step.c`` [B]."""
     step = deployment.step
-    pieces = [ref for value in step.states for ref in value.pieces]
+    pieces = [ref for tensor in step.states for ref in tensor.pieces]
     counts = {
         "buffer": len({ref.buffer for ref in pieces}),
         "piece": len(pieces),
@@ -220,4 +241,4 @@ def table_bytes(deployment: Deployment, source: StepSource) -> int:
         "slot": len(deployment.slots),
         "number": sum(map(len, source.program.lists)),
     }
-    return sum(_RECORDS[use] * count for use, count in counts.items())
+    return sum(_ENTRY_BYTES[table] * count for table, count in counts.items())

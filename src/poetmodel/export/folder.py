@@ -1,4 +1,4 @@
-"""Writing an exported folder: generated code, kernels, runtime, weights, build files.
+"""Write an exported folder: generated code, kernels, runtime, weights, build files.
 
 ``manifest.json`` describes the folder for programs, ``README.md`` for users.
 """
@@ -14,24 +14,24 @@ from poetmodel.errors import InputError
 from poetmodel.export.deployment import WeightsFormat, input_bytes, reserved_bytes
 from poetmodel.export.identity import front_identity
 from poetmodel.export.kernels import (
-    FORWARDING,
-    SHARED,
+    FORWARDING_HEADER,
+    SHARED_PREFIX,
     add_licence,
     apply_prefix,
-    included_headers,
-    kernel_header,
+    find_included_headers,
+    make_kernel_header,
     write_shared_kernels,
 )
-from poetmodel.export.migration import state_pieces
-from poetmodel.export.packaging import command_block, folder_words
-from poetmodel.export.replay import program_instructions, sample_tensor_names, stored_arena_bytes
+from poetmodel.export.migration import list_state_pieces
+from poetmodel.export.packaging import folder_template_values, format_command
+from poetmodel.export.replay import program_instructions, replay_arena_bytes, sample_tensor_names
 from poetmodel.export.source import StepSource
 from poetmodel.export.templates import fill_template
 from poetmodel.files import check_writable, raise_write_errors, write_bytes, write_text
 from poetmodel.lowered.calls import DataType
-from poetmodel.lowered.kernels import RANDOM, SOURCES, kernel_source
+from poetmodel.lowered.kernels import RANDOM_KERNELS, SOURCES, kernel_source
 from poetmodel.lowered.step import Weights
-from poetmodel.lowered.tables import BYTES, tables_of
+from poetmodel.lowered.tables import BYTE_VALUES, find_tables
 from poetmodel.schedule import GraphIdentity
 from poetmodel.version import __version__
 
@@ -44,127 +44,142 @@ if TYPE_CHECKING:
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep
 
-_PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
+_PREFIX_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]*")
 _MANIFEST: Final = "manifest.json"
 _FORMAT: Final = "poetmodel-export"
-_RESERVED: Final = re.compile(
+_RESERVED_PREFIXES: Final = re.compile(
     r"arduino|assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|locale|math|pthread|"
     r"setjmp|signal|std(align|arg|atomic|bool|def|int|io|lib|noreturn)|strings?|tgmath|threads|"
     r"time|uchar|unistd|w(char|ctype)|"  # headers
-    r"all|clean|edit_cache|help|install|m|package|rebuild_cache|test"  # of CMake
+    r"all|clean|edit_cache|help|install|m|package|rebuild_cache|test"  # CMake targets, a library
 )
-"""Prefixes that clash with a standard header, a CMake target or a library."""
+"""Prefixes that clash with the name of a standard header, a CMake target or a library."""
 
 
 def check_folder(folder: Path) -> None:
     """Raise `InputError` unless an export could be written to a folder.
 
-    The folder may contain an earlier export, but must not be inside of another exported folder, or
-    have files that an export would overwrite.
+    The folder may contain an earlier export. It must not be inside another exported folder, and
+    must not have other files that an export would overwrite.
     """
     _check_folder(folder)
-    outer = next((above for above in folder.resolve().parents if _read_manifest(above)), None)
-    if outer is not None:
+    outer_folder = next(
+        (ancestor for ancestor in folder.resolve().parents if _read_manifest(ancestor)), None
+    )
+    if outer_folder is not None:
         raise InputError(
-            f"{folder}: is inside {outer}, which is an exported folder, and builds of that would "
-            "find its files; choose a folder outside of it"
+            f"{folder}: is inside {outer_folder}, which is an exported folder, and builds of that "
+            "would find its files; choose a folder outside of it"
         )
     if not _read_manifest(folder):
-        _check_empty(folder, [*(name for name, _ in _templates()), _MANIFEST])
+        _check_empty(folder, [*(name for name, _ in _list_templates()), _MANIFEST])
 
 
-def check_shared_folder(shared: Path, folder: Path) -> None:
-    """Raise `InputError` unless `shared` can hold the shared kernels of the step in `folder`."""
-    _check_folder(shared)
-    if shared.resolve() == folder.resolve():
-        raise InputError(f"{shared}: expected another folder for shared kernels than for the step")
-    if not (shared / "include" / f"{SHARED}_kernels.h").is_file():
-        _check_empty(shared, [name for name, _ in _template_files(SOURCES / "shared")])
+def check_shared_folder(shared_folder: Path, folder: Path) -> None:
+    """Raise `InputError` unless `shared_folder` can contain kernels of the step in `folder`."""
+    _check_folder(shared_folder)
+    if shared_folder.resolve() == folder.resolve():
+        raise InputError(
+            f"{shared_folder}: expected another folder for shared kernels than for the step"
+        )
+    if not (shared_folder / "include" / f"{SHARED_PREFIX}_kernels.h").is_file():
+        _check_empty(shared_folder, [name for name, _ in _list_template_files(SOURCES / "shared")])
 
 
 def _check_folder(folder: Path) -> None:
     """Raise `InputError` unless a folder, or its nearest existing ancestor, can be written."""
     with raise_write_errors(folder):
-        existing = next(
+        existing_folder = next(
             ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists()
         )
-        if not existing.is_dir():
-            raise InputError(f"{folder}: expected a folder to write, and {existing} is a file")
-    check_writable(existing / _MANIFEST)
+        if not existing_folder.is_dir():
+            raise InputError(
+                f"{folder}: expected a folder to write, and {existing_folder} is a file"
+            )
+    check_writable(existing_folder / _MANIFEST)
 
 
 def _check_empty(folder: Path, names: Sequence[str]) -> None:
     """Raise `InputError` if a folder contains a file with one of these names."""
     with raise_write_errors(folder):
-        present = next((name for name in sorted(names) if (folder / name).is_file()), None)
-    if present is not None:
+        present_name = next((name for name in sorted(names) if (folder / name).is_file()), None)
+    if present_name is not None:
         raise InputError(
-            f"{folder}: holds {present}, which no export has written there; choose another folder"
+            f"{folder}: holds {present_name}, which no export has written there; choose another "
+            "folder"
         )
 
 
 def check_prefix(prefix: str) -> None:
     """Raise `InputError` unless `prefix` is a valid prefix of names in C."""
-    if not _PREFIX.fullmatch(str(prefix)):
+    if not _PREFIX_PATTERN.fullmatch(str(prefix)):
         raise InputError(
             f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
             f"got {prefix!r}"
         )
-    if _RESERVED.fullmatch(prefix):
+    if _RESERVED_PREFIXES.fullmatch(prefix):
         raise InputError(
             f"prefix: {prefix} is the name of a header or a library already; choose another one"
         )
-    if prefix == SHARED:
+    if prefix == SHARED_PREFIX:
         raise InputError(f"prefix: {prefix} is that of shared kernels; choose another one")
 
 
 def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
-    """Write all files of a deployment, and delete C files of an earlier export that it lacks."""
-    values = Weights.of(deployment.step)
-    source = StepSource(deployment, values)
-    shared = () if deployment.shared_kernels is None else set(source.kernels) - RANDOM
-    kernels = {name: kernel_source(name) for name in source.kernels if name not in shared}
-    binary = deployment.weights is WeightsFormat.BINARY
-    code = {
-        "src/pm.h": FORWARDING.format(path="../include/pm.h"),
-        "src/pm_kernels.h": kernel_header(kernels, shared),
+    """Write all files of a deployment; delete C files that only an earlier export has."""
+    weights = Weights.from_step(deployment.step)
+    source = StepSource(deployment, weights)
+    shared_kernels = (
+        () if deployment.shared_kernels is None else set(source.kernels) - RANDOM_KERNELS
+    )
+    kernels = {name: kernel_source(name) for name in source.kernels if name not in shared_kernels}
+    is_binary = deployment.weights is WeightsFormat.BINARY
+    sources = {
+        "src/pm.h": FORWARDING_HEADER.format(path="../include/pm.h"),
+        "src/pm_kernels.h": make_kernel_header(kernels, shared_kernels),
         **{f"src/{name}.c": text for name, text in kernels.items()},
-        **dict(included_headers(kernels.values())),
+        **dict(find_included_headers(kernels.values())),
     }
     if deployment.prefix == "pm":
-        code["include/pm_step.h"] = FORWARDING.format(path="pm.h")
-    words = {**folder_words(deployment), **source.words(), "COMMAND": "@COMMAND@"}
-    templates = (each for each in _templates() if _is_needed(each[0], deployment))
-    code |= {name: fill_template(text, words) for name, text in templates}
+        sources["include/pm_step.h"] = FORWARDING_HEADER.format(path="pm.h")
+    values = {
+        **folder_template_values(deployment),
+        **source.template_values(),
+        "COMMAND": "@COMMAND@",
+    }
+    templates = (template for template in _list_templates() if _is_needed(template[0], deployment))
+    sources |= {name: fill_template(text, values) for name, text in templates}
     texts = {
         apply_prefix(name, deployment.prefix): add_licence(
             name, apply_prefix(text, deployment.prefix)
         )
-        for name, text in code.items()
+        for name, text in sources.items()
     }
-    texts["README.md"] = texts["README.md"].replace("@COMMAND@", command_block(command))
-    data = {apply_prefix("src/pm_weights.bin", deployment.prefix): values.data} if binary else {}
-    names = sorted((*texts, *data, _MANIFEST))
-    texts[_MANIFEST] = manifest_text(deployment, source, command=command, names=names)
+    texts["README.md"] = texts["README.md"].replace("@COMMAND@", format_command(command))
+    binary_files = (
+        {apply_prefix("src/pm_weights.bin", deployment.prefix): weights.data} if is_binary else {}
+    )
+    names = sorted((*texts, *binary_files, _MANIFEST))
+    texts[_MANIFEST] = make_manifest(deployment, source, command=command, names=names)
     with raise_write_errors(folder):
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
     for name in names:
         check_writable(folder / name)
     with raise_write_errors(folder):
-        for name in _earlier_files(folder):
+        for name in _list_earlier_files(folder):
             if name not in names:
                 (folder / name).unlink(missing_ok=True)
     if deployment.shared_kernels is not None:
-        write_shared_kernels(folder / deployment.shared_kernels, shared)
+        write_shared_kernels(folder / deployment.shared_kernels, shared_kernels)
     for name, text in texts.items():
         write_text(folder / name, text)
-    for name, content in data.items():
+    for name, content in binary_files.items():
         write_bytes(folder / name, content)
 
 
-def _earlier_files(folder: Path) -> Iterator[str]:
-    """Yield the C files, headers and weight files that an earlier export wrote to a folder."""
+def _list_earlier_files(folder: Path) -> Iterator[str]:
+    """Yield the C files, headers and weight files of an earlier export in a folder."""
     names = _read_manifest(folder).get("files")
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and _REPLACED_FILE.fullmatch(name):
@@ -172,7 +187,7 @@ def _earlier_files(folder: Path) -> Iterator[str]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an earlier export in a folder; empty if there is none."""
+    """Read the manifest of an earlier export in a folder; empty without such an export."""
     try:
         document = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -182,29 +197,29 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 _REPLACED_FILE: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c|h|bin)")
-"""Files to delete if a new export lacks them, because builds would compile or include them."""
+"""Files to delete if a new export lacks them, because a build would compile or include them."""
 
 
-def _templates() -> Iterator[tuple[str, str]]:
+def _list_templates() -> Iterator[tuple[str, str]]:
     """Yield (path, text) of all templates, those below ``generated`` included."""
-    yield from _template_files(SOURCES)
-    yield from _template_files(SOURCES / "generated")
+    yield from _list_template_files(SOURCES)
+    yield from _list_template_files(SOURCES / "generated")
 
 
-def _template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
+def _list_template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
     """Yield (path, text) of each file below a folder, except kernels and other templates."""
     for path in folder.iterdir():
         name = f"{parent}{path.name}"
         if path.is_file():
             yield name, path.read_text(encoding="utf-8")
         elif name not in {"generated", "kernels", "shared"}:
-            yield from _template_files(path, f"{name}/")
+            yield from _list_template_files(path, f"{name}/")
 
 
 def _is_needed(name: str, deployment: Deployment) -> bool:
-    """Return whether an exported folder needs a template as a file of its own.
+    """Return whether an exported folder has a file for a template.
 
-    False for `pm_driver.h`, whose text is inserted into the header ``pm.h`` instead.
+    False for ``pm_driver.h``, whose text is inserted into the header ``pm.h`` instead.
     """
     conditions = {
         "src/pm_commit.c": deployment.commit,
@@ -216,12 +231,12 @@ def _is_needed(name: str, deployment: Deployment) -> bool:
     return name != "pm_driver.h" and bool(conditions.get(name, True))
 
 
-def manifest_text(
+def make_manifest(
     deployment: Deployment, source: StepSource, *, command: str, names: Sequence[str]
 ) -> str:
     """Return the text of ``manifest.json``; sizes are those of the single-precision build."""
     step, arena, plan = deployment.step, deployment.arena, deployment.plan
-    identity = GraphIdentity.of(step.graph)
+    identity = GraphIdentity.from_graph(step.graph)
     result = deployment.result
     document: dict[str, Any] = {
         "format": _FORMAT,
@@ -234,7 +249,10 @@ def manifest_text(
         "budget": {"ram_bytes": deployment.ram_bytes, "arena_bytes": deployment.arena_bytes},
         "arena_bytes_of": {
             "step": arena.bytes,
-            **{each.kind: deployment.pass_bytes(each) for each in deployment.forward_passes},
+            **{
+                forward_pass.kind: deployment.pass_arena_bytes(forward_pass)
+                for forward_pass in deployment.forward_passes
+            },
         },
         **_tile_keys(deployment),
         "ram": deployment.ram_map(),
@@ -251,15 +269,17 @@ def manifest_text(
         "mode": str(plan.mode),
         "status": None if result is None else str(result.status),
         **_cycle_keys(deployment),
-        "inputs": [
-            {**_tensor_document(value), **_table_keys(step, value)} for value in step.inputs
-        ],
-        "outputs": [_tensor_document(value) for value in _outputs(step)],
+        "inputs": [{**_tensor_keys(tensor), **_table_keys(step, tensor)} for tensor in step.inputs],
+        "outputs": [_tensor_keys(tensor) for tensor in _find_outputs(step)],
         "states": [
-            {**_tensor_document(value), "home": _home(value, source), "pieces": len(value.pieces)}
-            for value in step.states
+            {
+                **_tensor_keys(tensor),
+                "home": _format_home(tensor, source),
+                "pieces": len(tensor.pieces),
+            }
+            for tensor in step.states
         ],
-        "gradients": [_tensor_document(value) for value in step.gradients],
+        "gradients": [_tensor_keys(tensor) for tensor in step.gradients],
         **_evaluation_keys(deployment),
         **_replay_keys(deployment),
         **_generation_keys(deployment, source),
@@ -278,7 +298,7 @@ def manifest_text(
 
 
 def summarize(deployment: Deployment) -> dict[str, Any]:
-    """Return the decisions of a deployment as JSON: RAM, flash, storage and schedule."""
+    """Return the decisions of a deployment for JSON: RAM, flash, storage and schedule."""
     result = deployment.result
     return {
         "graph": deployment.step.graph.name,
@@ -313,26 +333,26 @@ def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``evaluation``: results of ``pm_evaluate``, and if the best is stored."""
+    """Return the key ``evaluation``: results of ``pm_evaluate``, and whether the best is stored."""
     if deployment.evaluation is None:
         return {}
-    gives = ["loss", *["correct"] * deployment.counts_correct]
-    return {"evaluation": {"gives": gives, "keeps_best": deployment.keeps_best}}
+    results = ["loss", *["correct"] * deployment.counts_correct]
+    return {"evaluation": {"gives": results, "keeps_best": deployment.stores_best}}
 
 
 def _generation_document(
     deployment: Deployment, *, layout_id: str, instance_id: str
 ) -> dict[str, Any]:
-    """Return the key ``generation`` of a manifest: the layout of a generation on storage."""
-    tensors, buffers = list(deployment.generation), deployment.step.buffers
+    """Return the value of the key ``generation``: the layout of a generation on storage."""
+    tensors, buffers = list(deployment.generation_names), deployment.step.buffers
     states: dict[str, Any] = {}
-    for value in deployment.step.states:
-        pieces = list(state_pieces(deployment.step, value))
+    for tensor in deployment.step.states:
+        pieces = list(list_state_pieces(deployment.step, tensor))
         if all(name in tensors for name, _, _ in pieces):
-            states[value.name] = {
-                "shape": list(value.shape),
-                "dtype": str(value.type),
-                "pieces": [[tensors.index(name), offset, n] for name, offset, n in pieces],
+            states[tensor.name] = {
+                "shape": list(tensor.shape),
+                "dtype": str(tensor.type),
+                "pieces": [[tensors.index(name), offset, count] for name, offset, count in pieces],
             }
     return {
         "step_id": deployment.identity[:8],
@@ -356,25 +376,25 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
     if replay is None:
         return {}
     plan, front = deployment.plan, replay.front
-    fixed_bytes = reserved_bytes(step, deployment.stack_bytes, replay)
+    reserved_ram_bytes = reserved_bytes(step, deployment.stack_bytes, replay)
     other_input_bytes = input_bytes(step) - replay.input_bytes
-    stored_step_bytes = stored_arena_bytes(replay, step, plan, deployment.arena)
+    stored_step_bytes = replay_arena_bytes(replay, step, plan, deployment.arena)
     return {
         "replay": {
-            "samples": replay.samples,
+            "samples": replay.max_samples,
             "sample_bytes": replay.sample_bytes,
             "holds": list(sample_tensor_names(step, front)),
             "sample_id": front_identity(step, front)[:8],
             "stored_bytes": replay.stored_bytes,
-            "group_samples": replay.group_samples,
+            "group_samples": replay.samples_per_group,
             "group_bytes": replay.group_bytes,
             "step": {
-                "ram_bytes": deployment.arena_bytes + fixed_bytes,
+                "ram_bytes": deployment.arena_bytes + reserved_ram_bytes,
                 "instructions": program_instructions(step, plan),
                 "nodes": len(step.graph.nodes),
             },
             "stored_step": {
-                "ram_bytes": stored_step_bytes + fixed_bytes - other_input_bytes,
+                "ram_bytes": stored_step_bytes + reserved_ram_bytes - other_input_bytes,
                 "instructions": program_instructions(step, plan, front.nodes),
                 "nodes": len(step.graph.nodes) - len(front.nodes),
             },
@@ -384,7 +404,7 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
 
 def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, Any]:
     """Return the keys ``generation`` and ``migrates``; empty without generations."""
-    if not deployment.generation:
+    if not deployment.generation_names:
         return {}
     ids = {"layout_id": source.layout_id, "instance_id": source.instance_id}
     keys: dict[str, Any] = {"generation": _generation_document(deployment, **ids)}
@@ -404,35 +424,35 @@ def _exactness_keys(step: LoweredStep) -> dict[str, str]:
     return {"exactness": step.graph.exactness} if step.graph.exactness else {}
 
 
-def _outputs(step: LoweredStep) -> Iterator[NamedTensor]:
+def _find_outputs(step: LoweredStep) -> Iterator[NamedTensor]:
     """Yield the output of the inference, if any."""
     if step.inference is not None and step.inference.output is not None:
         yield step.inference.output
 
 
-def _tensor_document(value: NamedTensor) -> dict[str, Any]:
+def _tensor_keys(tensor: NamedTensor) -> dict[str, Any]:
     return {
-        "name": value.name,
-        "shape": list(value.shape),
-        "dtype": "float32" if value.type is DataType.REAL else str(value.type),
-        "bytes": value.elements * value.type.itemsize,
+        "name": tensor.name,
+        "shape": list(tensor.shape),
+        "dtype": "float32" if tensor.type is DataType.REAL else str(tensor.type),
+        "bytes": tensor.elements * tensor.type.itemsize,
     }
 
 
-def _table_keys(step: LoweredStep, value: NamedTensor) -> dict[str, Any]:
-    """Return the key ``tables`` of a byte input: tables of one row, or one row per channel."""
-    if value.type is DataType.REAL:
+def _table_keys(step: LoweredStep, tensor: NamedTensor) -> dict[str, Any]:
+    """Return the key ``tables`` of a byte input; its tables have one row, or one per channel."""
+    if tensor.type is DataType.REAL:
         return {}
-    names = tables_of(step, value)
-    rows = [step.values[name].reshape(-1, BYTES).astype(float).tolist() for name in names]
-    return {"tables": [[_json_numbers(row) for row in table] for table in rows]} if rows else {}
+    names = find_tables(step, tensor)
+    rows = [step.values[name].reshape(-1, BYTE_VALUES).astype(float).tolist() for name in names]
+    return {"tables": [[_encode_numbers(row) for row in table] for table in rows]} if rows else {}
 
 
-def _json_numbers(row: Sequence[float]) -> list[float | str]:
-    """Return numbers for JSON: strings in place of numbers that are not finite."""
-    return [number if math.isfinite(number) else str(number) for number in row]
+def _encode_numbers(numbers: Sequence[float]) -> list[float | str]:
+    """Return numbers for JSON, with strings in place of numbers that are not finite."""
+    return [number if math.isfinite(number) else str(number) for number in numbers]
 
 
-def _home(value: NamedTensor, source: StepSource) -> str:
-    """Return the home of a state tensor; several, joined by +, if its tiles differ."""
-    return "+".join(sorted({source.home(ref.buffer) for ref in value.pieces}))
+def _format_home(tensor: NamedTensor, source: StepSource) -> str:
+    """Return the home of a state tensor; the homes joined by + if those of its tiles differ."""
+    return "+".join(sorted({source.home_of(ref.buffer) for ref in tensor.pieces}))

@@ -1,4 +1,4 @@
-"""The identity of an exported step: which steps may continue each other's training."""
+"""The identity of an exported step: steps with one identity can exchange their state."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 def step_identity(step: LoweredStep) -> str:
     """Return the SHA-256 of the computation of a step, as hexadecimal digits.
 
-    Two steps with one identity compute the same losses and the same new state from the same state,
-    inputs and learning rate. It covers the calls with all their numbers, the values of
-    the constants that calls read (frozen weights, class weights, tables of byte inputs), and the
-    names of replaced state. It excludes the first values of replaced state, the inference, the name
-    of the graph, and the names of other tensors.
+    Steps with one identity compute the same losses and the same new state from the same state,
+    inputs and learning rate. The identity covers the calls with all their numbers, the values of
+    constants that calls read (frozen weights, class weights, tables of byte inputs), and the names
+    of replaced state. It excludes the initial values of replaced state, the forward passes, the
+    name of the graph, and the names of other tensors.
 
     Parameters
     ----------
     step : LoweredStep
-        The step before tiling, which changes calls, but no bit of a result.
+        The step before tiling; tiling changes calls, but no bit of a result.
     """
-    return _Identity(step).digest()
+    return _StepEncoder(step).digest()
 
 
 def front_identity(step: LoweredStep, front: Front) -> str:
@@ -36,35 +36,35 @@ def front_identity(step: LoweredStep, front: Front) -> str:
 
     Stored samples with one identity are outputs of the same front, in the same order.
     """
-    identity = _Identity(step)
-    calls = [identity.encode_call(call) for k in sorted(front.nodes) for call in step.calls[k]]
-    outputs = [identity.encode(Ref(name)) for name in front.outputs]
+    encoder = _StepEncoder(step)
+    calls = [encoder.encode_call(call) for k in sorted(front.nodes) for call in step.calls[k]]
+    outputs = [encoder.encode(Ref(name)) for name in front.outputs]
     content = json.dumps([calls, outputs, front.inputs])
     return sha256(content.encode()).hexdigest()
 
 
-class _Identity:
-    """Encoder of a step with canonical buffer names, numbered in the order of their use."""
+class _StepEncoder:
+    """Encodes a step with canonical buffer names, numbered in the order of their use."""
 
     def __init__(self, step: LoweredStep) -> None:
         self._step = step
         self._names = {value.pieces[0].buffer: f"input {k}" for k, value in enumerate(step.inputs)}
         graph = step.graph
-        self._replaced = {graph.tensors[old].name for old in graph.replacement_of}
+        self._replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
         self._buffers: dict[str, tuple[int, str]] = {}
         """Elements and type of each buffer used so far, by canonical name."""
 
     def digest(self) -> str:
         step = self._step
         calls = [self.encode_call(call) for node_calls in step.calls for call in node_calls]
-        gradients = (ref for value in step.gradients for ref in value.pieces)
+        gradients = (ref for tensor in step.gradients for ref in tensor.pieces)
         results = [self.encode(ref) for ref in (step.loss, *gradients)]
         content = json.dumps([calls, results, self._buffers])
         return sha256(content.encode()).hexdigest()
 
     def encode_call(self, call: Call) -> list[object]:
-        condition = call.where and [self.encode(call.where.counter), call.where.value]
-        return [call.kernel, [*map(self.encode, call.arguments)], condition, call.within]
+        condition = call.condition and [self.encode(call.condition.counter), call.condition.value]
+        return [call.kernel, [*map(self.encode, call.arguments)], condition, call.index_range]
 
     def encode(self, argument: Argument) -> object:
         if isinstance(argument, Ref):
@@ -78,14 +78,15 @@ class _Identity:
             return buffer
         if buffer not in self._names:
             self._names[buffer] = self._new_name(buffer)
-        name, buffer_type = self._names[buffer], self._step.buffers[buffer]
-        self._buffers[name] = (buffer_type.elements, str(buffer_type.type))
+        name, used_buffer = self._names[buffer], self._step.buffers[buffer]
+        self._buffers[name] = (used_buffer.elements, str(used_buffer.type))
         return name
 
     def _new_name(self, buffer: str) -> str:
-        if buffer in self._replaced:
+        if buffer in self._replaced_names:
             return f"state {buffer}"
-        values, kind = self._step.values.get(buffer), self._step.buffers[buffer].type
+        values, element_type = self._step.values.get(buffer), self._step.buffers[buffer].type
         if values is None:
             return f"tensor {len(self._names)}"
-        return f"constant {kind} {sha256(values.astype(kind.stored).tobytes()).hexdigest()}"
+        content = values.astype(element_type.file_dtype).tobytes()
+        return f"constant {element_type} {sha256(content).hexdigest()}"

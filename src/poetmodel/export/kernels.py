@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-SHARED: Final = "poetmodel"
+SHARED_PREFIX: Final = "poetmodel"
 """Prefix of the names of shared kernels, in place of a step's prefix."""
 LICENCE: Final = "SPDX-License-Identifier: Apache-2.0. Copyright The poetmodel authors."
-FORWARDING: Final = '#include "{path}"\n'
-"""Text of a header that only includes another one."""
+FORWARDING_HEADER: Final = '#include "{path}"\n'
+"""Template of a header that only includes another one."""
 
 _INCLUDE: Final = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
-_OUR_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|\.[ch]\b)")
+_PM_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|\.[ch]\b)")
 """The ``pm`` at the beginning of names of C symbols and files, except of the program ``pm_run``."""
 
 
-def kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
+def make_kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
     """Return the text of the header that declares the functions of kernels.
 
     Names of `shared` kernels become macros for their names in the header of the shared folder.
     """
     prototypes = [match for text in kernels.values() for match in defined_functions(text)]
     lines = [f"{' '.join(prototype.split())};" for prototype in prototypes]
-    macros = [f"#define {name} {apply_prefix(name, SHARED)}" for name in sorted(shared)]
-    include = [f'#include "{SHARED}_kernels.h"', *macros, ""] if macros else []
+    macros = [f"#define {name} {apply_prefix(name, SHARED_PREFIX)}" for name in sorted(shared)]
+    include = [f'#include "{SHARED_PREFIX}_kernels.h"', *macros, ""] if macros else []
     return "\n".join(
         (
             "/* The kernels that this step calls. */",
@@ -49,17 +49,17 @@ def kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str
     )
 
 
-def included_headers(kernels: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each header below ``kernels`` that sources include, also indirectly."""
-    pending = list(kernels)
+def find_included_headers(kernels: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of each header in ``kernels`` that sources include, also indirectly."""
+    pending_texts = list(kernels)
     visited: set[str] = set()
-    while pending:
-        for name in _INCLUDE.findall(pending.pop()):
+    while pending_texts:
+        for name in _INCLUDE.findall(pending_texts.pop()):
             path = SOURCES / "kernels" / name
             if name not in visited and path.is_file():
                 visited.add(name)
                 text = path.read_text(encoding="utf-8")
-                pending.append(text)
+                pending_texts.append(text)
                 yield f"src/{name}", text
 
 
@@ -67,11 +67,14 @@ def apply_prefix(text: str, prefix: str) -> str:
     """Return a text in which `prefix` replaces the ``pm`` of all names of C."""
     if prefix == "pm":
         return text
-    return _OUR_NAME.sub(lambda match: prefix if match[1] == "pm" else prefix.upper(), text)
+    return _PM_NAME.sub(lambda match: prefix if match[1] == "pm" else prefix.upper(), text)
 
 
 def add_licence(name: str, text: str) -> str:
-    """Return a text with the licence as first line; weights, Markdown and JSON stay unchanged."""
+    """Return the text of file `name` with the licence as first line.
+
+    Texts of weights, Markdown and JSON stay unchanged.
+    """
     if "weights" in name or name.endswith((".md", ".json")):
         return text
     if name.endswith((".c", ".h", ".ld", ".ino")):
@@ -80,31 +83,33 @@ def add_licence(name: str, text: str) -> str:
 
 
 def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
-    """Write the folder of shared kernels: `kernels`, and new versions of those already in it."""
-    present_stems = {path.stem for path in (folder / "src").glob(f"{SHARED}_*.c")}
-    present = {name for name in kernel_names() if apply_prefix(name, SHARED) in present_stems}
-    sources = {name: kernel_source(name) for name in sorted(present.union(kernels))}
-    templates = SOURCES / "shared"
-    code = {
-        "include/pm_kernels.h": kernel_header(sources),
+    """Write a folder of shared kernels: `kernels`, and present versions of those already in it."""
+    present_stems = {path.stem for path in (folder / "src").glob(f"{SHARED_PREFIX}_*.c")}
+    present_kernels = {
+        name for name in kernel_names() if apply_prefix(name, SHARED_PREFIX) in present_stems
+    }
+    sources = {name: kernel_source(name) for name in sorted(present_kernels.union(kernels))}
+    template_folder = SOURCES / "shared"
+    files = {
+        "include/pm_kernels.h": make_kernel_header(sources),
         "include/pm_real.h": (SOURCES / "src" / "pm_real.h").read_text(encoding="utf-8"),
         **{
-            f"src/{name}": FORWARDING.format(path=f"../include/{name}")
+            f"src/{name}": FORWARDING_HEADER.format(path=f"../include/{name}")
             for name in ("pm_kernels.h", "pm_real.h")
         },
         **{f"src/{name}.c": text for name, text in sources.items()},
-        **dict(included_headers(sources.values())),
+        **dict(find_included_headers(sources.values())),
         **{
-            name: (templates / name).read_text(encoding="utf-8")
+            name: (template_folder / name).read_text(encoding="utf-8")
             for name in ("CMakeLists.txt", "library.properties")
         },
         **{
             f"zephyr/{path.name}": path.read_text(encoding="utf-8")
-            for path in (templates / "zephyr").iterdir()
+            for path in (template_folder / "zephyr").iterdir()
         },
     }
-    for name, text in code.items():
-        path = folder / apply_prefix(name, SHARED)
+    for name, text in files.items():
+        path = folder / apply_prefix(name, SHARED_PREFIX)
         with raise_write_errors(folder):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, add_licence(name, apply_prefix(text, SHARED)))
+        write_text(path, add_licence(name, apply_prefix(text, SHARED_PREFIX)))

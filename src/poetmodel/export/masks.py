@@ -1,4 +1,4 @@
-"""Masks in place of saved activations, for gradients that do not need the values.
+"""Replace saved activations by masks, for gradients that do not need the values.
 
 The gradient of ReLU and similar activations needs one bit per element, as does dropout; that of a
 maximum needs the position in its window, a byte. PyTorch saves a number for each. Losses, gradients
@@ -32,7 +32,7 @@ _HARDSIGMOID: Final = (-3.0, 3.0)
 _HARDSIGMOID_SLOPE: Final = 0.1666666716337204
 """1/6 as a float: see ``pm_hardsigmoid_backward``."""
 _MAX_WINDOW: Final = 2**8
-"""Max. elements of a window whose positions fit a byte."""
+"""Maximum number of elements of a window whose positions fit a byte."""
 
 
 def mask_activations(step: LoweredStep) -> LoweredStep:
@@ -41,70 +41,73 @@ def mask_activations(step: LoweredStep) -> LoweredStep:
     A mask is the output of a separate node, which a schedule may recompute. An activation has no
     mask if a gradient, such as that of a weight, reads its values.
     """
-    for rewrite in (_read_outputs, _add_bit_masks, _draw_dropout_bits, _store_byte_positions):
+    for rewrite in (_use_outputs, _add_bit_masks, _draw_dropout_bits, _store_byte_positions):
         step = rewrite(step)
     return step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Changes:
-    """Replaced and new nodes of a step, collected before all are applied."""
+    """Replaced and new nodes of a step, collected before all changes are applied."""
 
     step: LoweredStep
-    replaced: dict[int, tuple[Node, Call]] = field(default_factory=dict)
-    """By index of a node, its replacement with the only call of this replacement."""
-    added: dict[int, tuple[Node, Call]] = field(default_factory=dict)
-    """By index of a node, a new node next to it with its only call."""
+    replacements: dict[int, tuple[Node, Call]] = field(default_factory=dict)
+    """Replacement of a node with its only call, by index of the replaced node."""
+    new_nodes: dict[int, tuple[Node, Call]] = field(default_factory=dict)
+    """New node with its only call, by index of the node next to which it is inserted."""
     buffers: dict[str, Buffer] = field(default_factory=dict)
     """New buffers, and buffers with a new type."""
 
-    def apply(self, *, before: bool = False) -> LoweredStep:
-        """Return the changed step. New nodes follow the nodes of their indices, or precede them."""
+    def apply(self, *, new_nodes_first: bool = False) -> LoweredStep:
+        """Return the changed step.
+
+        New nodes follow the nodes of their indices, or precede them if `new_nodes_first`.
+        """
         nodes: list[Node] = []
         calls: list[tuple[Call, ...]] = []
         for k, entry in enumerate(zip(self.step.graph.nodes, self.step.calls, strict=True)):
-            node, call = self.replaced.get(k, (None, None))
+            node, call = self.replacements.get(k, (None, None))
             entries = [entry if node is None or call is None else (node, (call,))]
-            if k in self.added:
-                new_node, mask_call = self.added[k]
-                entries.insert(0 if before else 1, (new_node, (mask_call,)))
+            if k in self.new_nodes:
+                new_node, new_call = self.new_nodes[k]
+                entries.insert(0 if new_nodes_first else 1, (new_node, (new_call,)))
             nodes += [node for node, _ in entries]
             calls += [calls for _, calls in entries]
         return self.step.with_nodes(nodes, calls, buffers={**self.step.buffers, **self.buffers})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Loop:
+class _LoopTable:
     """A shape table: loop sizes and strides of the tensors of a kernel, see ``pm_each.h``."""
 
     sizes: tuple[int, ...]
     """Sizes of the dimensions, the innermost first."""
-    steps: tuple[tuple[int, ...], ...]
+    strides: tuple[tuple[int, ...], ...]
     """For each tensor, its strides in the dimensions [elements]."""
 
     @classmethod
-    def of(cls, shape: Argument) -> _Loop:
-        """Parse the shape argument of a call."""
-        sizes, *steps = table_columns(shape)
-        return cls(sizes=sizes, steps=tuple(steps))
+    def parse(cls, shape: Argument) -> _LoopTable:
+        """Parse the shape table of a call."""
+        sizes, *strides = table_columns(shape)
+        return cls(sizes=sizes, strides=tuple(strides))
 
     @property
     def elements(self) -> int:
         return math.prod(self.sizes)
 
-    def table_for(self, *tensors: int) -> tuple[int, ...]:
+    def make_table(self, *tensors: int) -> tuple[int, ...]:
         """Return the table for some of the tensors, with loops in the same order."""
-        columns = (self.sizes, *(self.steps[k] for k in tensors))
+        columns = (self.sizes, *(self.strides[k] for k in tensors))
         return (len(self.sizes), *(n for row in zip(*columns, strict=True) for n in row))
 
     def is_in_order(self, tensor: int) -> bool:
         """Return whether the loop accesses the elements of a tensor in memory order."""
         lengths = accumulate(self.sizes, mul, initial=1)
-        dimensions = zip(self.sizes, self.steps[tensor], lengths, strict=False)
-        return all(size == 1 or step == length for size, step, length in dimensions)
+        dimensions = zip(self.sizes, self.strides[tensor], lengths, strict=False)
+        return all(size == 1 or stride == length for size, stride, length in dimensions)
 
 
-def _bit_buffer(elements: int) -> Buffer:
+def _make_bit_buffer(elements: int) -> Buffer:
     return Buffer(elements=-(-elements // 8), type=DataType.UINT8)
 
 
@@ -113,14 +116,14 @@ def _is_smaller(new: Buffer, old: Tensor) -> bool:
     return -(-new.bytes // ALIGNMENT) < -(-old.bytes // ALIGNMENT)
 
 
-def _has_mask(step: LoweredStep, tensor: str, shape: Argument) -> bool:
-    """Return whether one bit per element of a tensor uses less memory than the tensor."""
+def _bits_save_memory(step: LoweredStep, tensor: str, shape: Argument) -> bool:
+    """Return whether one bit per element of a tensor takes less memory than the tensor."""
     old = step.graph.tensors[step.graph.tensor_index[tensor]]
-    return _is_smaller(_bit_buffer(_Loop.of(shape).elements), old)
+    return _is_smaller(_make_bit_buffer(_LoopTable.parse(shape).elements), old)
 
 
-def _only_call(step: LoweredStep, k: int) -> Call:
-    """Return the call of a node with exactly one; otherwise a call without kernel."""
+def _find_only_call(step: LoweredStep, k: int) -> Call:
+    """Return the call of node `k` if it has exactly one, otherwise a call without kernel."""
     calls = step.calls[k]
     return calls[0] if len(calls) == 1 else Call("", ())
 
@@ -141,10 +144,10 @@ def _replace_input(node: Node, old: str, new: str) -> Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slope:
-    """The gradient of an activation whose slope has two values: one comparison of x selects it."""
+    """The gradient of an activation whose slope has two values, selected by a comparison of x."""
 
     x: Ref
-    loop: _Loop
+    loop: _LoopTable
     """Loop over the computed gradient, the incoming gradient, and x."""
     mask_kernel: str
     """The kernel that compares x and writes one bit per element."""
@@ -155,9 +158,9 @@ class _Slope:
     factor: float
     """The number by which `apply_kernel` multiplies."""
 
-    def mask_call(self, mask: str) -> Call:
+    def make_mask_call(self, mask: str) -> Call:
         """Return the call that writes the bits to buffer `mask`."""
-        return Call(self.mask_kernel, (Ref(mask), self.x, self.loop.table_for(2), *self.limits))
+        return Call(self.mask_kernel, (Ref(mask), self.x, self.loop.make_table(2), *self.limits))
 
 
 def _parse_slope(call: Call) -> _Slope | None:
@@ -165,10 +168,8 @@ def _parse_slope(call: Call) -> _Slope | None:
     mask_kernel, limits = "pm_above_bits", tuple[float, ...]()
     apply_kernel, factor = "pm_bits_scale", 1.0
     match call:
-        case Call(
-            "pm_threshold_backward", (Ref(), Ref(), Ref() as x, shape, float(position_buffer))
-        ):
-            limits = (position_buffer, 1)
+        case Call("pm_threshold_backward", (Ref(), Ref(), Ref() as x, shape, float(threshold))):
+            limits = (threshold, 1)
         case Call("pm_leaky_relu_backward", (Ref(), Ref(), Ref() as x, shape, float(factor))):
             limits, apply_kernel = (0.0, 0), "pm_bits_slope"
         case Call("pm_hardtanh_backward", (Ref(), Ref(), Ref() as x, shape, float(a), float(b))):
@@ -178,7 +179,7 @@ def _parse_slope(call: Call) -> _Slope | None:
             factor = _HARDSIGMOID_SLOPE
         case _:
             return None
-    loop = _Loop.of(shape)
+    loop = _LoopTable.parse(shape)
     return _Slope(
         x=x,
         loop=loop,
@@ -189,10 +190,11 @@ def _parse_slope(call: Call) -> _Slope | None:
     )
 
 
-def _slopes_by_reader(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
-    """Return the slope of each backward node that reads a forward tensor, by index of the node.
+def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
+    """Find the slope of each backward node that reads a forward tensor, by index of the node.
 
-    Empty if the tensor is not of the forward pass, or one of its readers needs the values.
+    The result is empty if the tensor is not of the forward pass, or a backward node needs its
+    values.
     """
     graph = step.graph
     i = graph.tensor_index.get(tensor)
@@ -202,7 +204,7 @@ def _slopes_by_reader(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
     for k in graph.users_of[i]:
         if not _is_backward(graph.nodes[k]):
             continue
-        call = _only_call(step, k)
+        call = _find_only_call(step, k)
         operands = [a.buffer for a in call.arguments if isinstance(a, Ref)]
         slope = _parse_slope(call)
         if slope is None or slope.x.buffer != tensor or operands.count(tensor) > 1:
@@ -211,88 +213,99 @@ def _slopes_by_reader(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
     return slopes
 
 
-def _read_outputs(step: LoweredStep) -> LoweredStep:
-    """Make gradients read an activation's output instead of its input, if both select equal slopes.
+def _use_outputs(step: LoweredStep) -> LoweredStep:
+    """Make gradients read outputs of activations instead of inputs, if both select equal slopes.
 
-    The next layer often saves the output for its weights; the input then need not be saved.
+    The next layer often saves the output for the gradient of its weights; then the input need not
+    be saved.
     """
     changes = _Changes(step=step)
     for k, node in enumerate(step.graph.nodes):
-        match _only_call(step, k):
-            case Call(kernel, (out, incoming, Ref() as x, shape, *numbers)) if (
+        match _find_only_call(step, k):
+            case Call(kernel, (out, incoming, Ref() as x, shape, *number_arguments)) if (
                 kernel in _FORWARD_KERNELS
             ):
-                slopes = _slopes_by_reader(step, x.buffer)
-                if not slopes or not (len(slopes) == 1 or _has_mask(step, x.buffer, shape)):
-                    continue  # other gradients save it
-                result = _find_output(
-                    step, _FORWARD_KERNELS[kernel], x, _Loop.of(shape), tuple(numbers)
+                slopes = _find_slopes(step, x.buffer)
+                if not slopes or not (len(slopes) == 1 or _bits_save_memory(step, x.buffer, shape)):
+                    continue  # other gradients read x
+                output_and_loop = _find_output(
+                    step,
+                    _FORWARD_KERNELS[kernel],
+                    x,
+                    _LoopTable.parse(shape),
+                    tuple(number_arguments),
                 )
-                if result is not None:
-                    y, loop = result
-                    call = Call(kernel, (out, incoming, y, loop.table_for(0, 1, 2), *numbers))
-                    changes.replaced[k] = (_replace_input(node, x.buffer, y.buffer), call)
+                if output_and_loop is not None:
+                    y, loop = output_and_loop
+                    call = Call(
+                        kernel, (out, incoming, y, loop.make_table(0, 1, 2), *number_arguments)
+                    )
+                    changes.replacements[k] = (_replace_input(node, x.buffer, y.buffer), call)
     return changes.apply()
 
 
 def _find_output(
-    step: LoweredStep, kernel: str, x: Ref, loop: _Loop, numbers: tuple[Argument, ...]
-) -> tuple[Ref, _Loop] | None:
-    """Return the output of a kernel for x in the forward pass, and `loop` with that in place of x.
+    step: LoweredStep, kernel: str, x: Ref, loop: _LoopTable, number_arguments: tuple[Argument, ...]
+) -> tuple[Ref, _LoopTable] | None:
+    """Return the output of a kernel for x in the forward pass, and `loop` with the output for x.
 
-    None if no node calls the kernel with x, or the output does not have the sign of x.
+    None if no node calls the kernel with x and `number_arguments`, or if the output does not have
+    the sign of x.
     """
     graph = step.graph
     for k in graph.users_of[graph.tensor_index[x.buffer]]:
         if _is_backward(graph.nodes[k]):
             continue
-        match _only_call(step, k):
-            case Call(apply, (Ref() as y, Ref() as read, shape, *own_numbers)):
-                other = _Loop.of(shape) if apply == kernel else None
+        match _find_only_call(step, k):
+            case Call(called_kernel, (Ref() as y, Ref() as input_ref, shape, *forward_numbers)):
+                output_loop = _LoopTable.parse(shape) if called_kernel == kernel else None
             case _:
                 continue
-        if other is None or read != x or tuple(own_numbers) != numbers:
+        if output_loop is None or input_ref != x or tuple(forward_numbers) != number_arguments:
             continue
         is_decreasing = kernel == "pm_leaky_relu" and not (
-            isinstance(own_numbers[0], float) and own_numbers[0] >= 0
+            isinstance(forward_numbers[0], float) and forward_numbers[0] >= 0
         )
-        if not is_decreasing and (other.sizes, other.steps[1]) == (loop.sizes, loop.steps[2]):
-            return y, replace(loop, steps=(*loop.steps[:2], other.steps[0]))
+        if not is_decreasing and (output_loop.sizes, output_loop.strides[1]) == (
+            loop.sizes,
+            loop.strides[2],
+        ):
+            return y, replace(loop, strides=(*loop.strides[:2], output_loop.strides[0]))
     return None
 
 
 def _add_bit_masks(step: LoweredStep) -> LoweredStep:
     """Add a node with a mask of one bit per element for each tensor whose values no gradient reads.
 
-    Its gradients read the mask. All of them need the same comparison.
+    The gradients read the mask. A tensor gets no mask if its gradients compare it differently.
     """
     graph, changes = step.graph, _Changes(step=step)
     for i, tensor in enumerate(graph.tensors):
-        slopes = _slopes_by_reader(step, tensor.name)
-        name, maker = f"{tensor.name}.mask", graph.node_of[i]
-        mask_calls = {slope.mask_call(name) for slope in slopes.values()}
+        slopes = _find_slopes(step, tensor.name)
+        name, producer_index = f"{tensor.name}.mask", graph.node_of[i]
+        mask_calls = {slope.make_mask_call(name) for slope in slopes.values()}
         if len(mask_calls) != 1:
             continue
         elements = next(iter(slopes.values())).loop.elements
-        bits = _bit_buffer(elements)
-        has_name = name in graph.tensor_index or maker in changes.added
-        if has_name or elements == 0 or not _is_smaller(bits, tensor):
+        bit_buffer = _make_bit_buffer(elements)
+        has_name = name in graph.tensor_index or producer_index in changes.new_nodes
+        if has_name or elements == 0 or not _is_smaller(bit_buffer, tensor):
             continue
         mask = Node(
             name=name,
             op="mask",
-            phase=graph.nodes[maker].phase,
+            phase=graph.nodes[producer_index].phase,
             inputs=(tensor.name,),
-            outputs=(Tensor(name=name, bytes=bits.bytes),),
+            outputs=(Tensor(name=name, bytes=bit_buffer.bytes),),
             flops=elements,
         )
-        changes.buffers[name] = bits
-        changes.added[maker] = (mask, mask_calls.pop())
+        changes.buffers[name] = bit_buffer
+        changes.new_nodes[producer_index] = (mask, mask_calls.pop())
         for k, slope in slopes.items():
-            out, incoming = _only_call(step, k).arguments[:2]
-            shape = slope.loop.table_for(0, 1)
+            out, incoming = _find_only_call(step, k).arguments[:2]
+            shape = slope.loop.make_table(0, 1)
             call = Call(slope.apply_kernel, (out, incoming, Ref(name), shape, slope.factor))
-            changes.replaced[k] = (_replace_input(graph.nodes[k], tensor.name, name), call)
+            changes.replacements[k] = (_replace_input(graph.nodes[k], tensor.name, name), call)
     return changes.apply()
 
 
@@ -302,24 +315,24 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
 def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
     """Split each dropout into a node that draws a mask of one bit per element, and its application.
 
-    The new node has no inputs, and draws the same mask if a step recomputes it. Forward and
+    The mask node has no inputs, and draws the same mask if a step recomputes it. Forward and
     backward passes apply the mask with the same kernel.
     """
     graph, changes = step.graph, _Changes(step=step)
     for k, node in enumerate(graph.nodes):
-        match _only_call(step, k):
+        match _find_only_call(step, k):
             case Call("pm_dropout", (out, Ref(name, 0), x, shape, *random_numbers, factor)):
-                loop = _Loop.of(shape)
+                loop = _LoopTable.parse(shape)
             case _:
                 continue
         users = graph.users_of[graph.tensor_index[name]]
-        loop_of_user = {user: _mask_loop(_only_call(step, user), name) for user in users}
+        loop_of_user = {user: _parse_mask_loop(_find_only_call(step, user), name) for user in users}
         loops = [user_loop for user_loop in loop_of_user.values() if user_loop is not None]
         sizes = {user_loop.elements for user_loop in loops} | {loop.elements}
         if len(loops) != len(users) or len(sizes) != 1 or not loop.is_in_order(1):
             continue
-        bits = _bit_buffer(loop.elements)
-        tensor = Tensor(name=name, bytes=bits.bytes)
+        bit_buffer = _make_bit_buffer(loop.elements)
+        tensor = Tensor(name=name, bytes=bit_buffer.bytes)
         mask = Node(
             name=f"{node.name}.mask",
             op="mask",
@@ -327,8 +340,8 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
             outputs=(tensor,),
             flops=loop.elements,
         )
-        changes.buffers[name] = bits
-        changes.added[k] = (
+        changes.buffers[name] = bit_buffer
+        changes.new_nodes[k] = (
             mask,
             Call("pm_dropout_bits", (Ref(name), loop.elements, *random_numbers)),
         )
@@ -336,22 +349,22 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
         applying_node = replace(
             node, inputs=(*node.inputs, name), outputs=other_outputs, bytes_moved=None
         )
-        call = Call("pm_bits_scale", (out, x, Ref(name), loop.table_for(0, 2), factor))
-        changes.replaced[k] = (applying_node, call)
+        call = Call("pm_bits_scale", (out, x, Ref(name), loop.make_table(0, 2), factor))
+        changes.replacements[k] = (applying_node, call)
         for user, user_loop in zip(users, loops, strict=True):
-            out, incoming, _, _, factor = _only_call(step, user).arguments
+            out, incoming, _, _, factor = _find_only_call(step, user).arguments
             call = Call(
-                "pm_bits_scale", (out, incoming, Ref(name), user_loop.table_for(0, 1), factor)
+                "pm_bits_scale", (out, incoming, Ref(name), user_loop.make_table(0, 1), factor)
             )
-            changes.replaced[user] = (replace(graph.nodes[user], bytes_moved=None), call)
-    return changes.apply(before=True)
+            changes.replacements[user] = (replace(graph.nodes[user], bytes_moved=None), call)
+    return changes.apply(new_nodes_first=True)
 
 
-def _mask_loop(call: Call, mask: str) -> _Loop | None:
+def _parse_mask_loop(call: Call, mask: str) -> _LoopTable | None:
     """Return the loop of a call that applies `mask` in memory order; None for any other call."""
     match call:
         case Call("pm_mask_scale", (_, _, Ref(name, 0), shape, _)) if name == mask:
-            loop = _Loop.of(shape)
+            loop = _LoopTable.parse(shape)
             return loop if loop.is_in_order(2) else None
     return None
 
@@ -363,14 +376,16 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
     """Store the positions of maxima as bytes within the window, if only gradients read them."""
     graph, changes = step.graph, _Changes(step=step)
     for k, node in enumerate(graph.nodes):
-        match _only_call(step, k):
-            case Call("pm_max_pool2d", (out, Ref(name) as positions, x, rows, columns, *rest)):
-                steps, batch, channels, height, width, _, *dilations = rest
+        match _find_only_call(step, k):
+            case Call(
+                "pm_max_pool2d", (out, Ref(name) as positions, x, rows, columns, *size_arguments)
+            ):
+                strides, batch, channels, height, width, _, *dilations = size_arguments
                 windows = (rows, columns)
             case _:
                 continue
         users = graph.users_of[graph.tensor_index[name]]
-        calls = {user: _only_call(step, user) for user in users}
+        calls = {user: _find_only_call(step, user) for user in users}
         if _max_window_elements(windows, dilations) > _MAX_WINDOW or not all(
             call.kernel == "pm_max_pool2d_backward" and call.arguments[2] == positions
             for call in calls.values()
@@ -384,22 +399,22 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
         )
         call = Call(
             "pm_max_pool2d_places",
-            (out, positions, x, *windows, steps, batch, channels, height, width, *dilations),
+            (out, positions, x, *windows, strides, batch, channels, height, width, *dilations),
         )
-        changes.replaced[k] = (replace(node, outputs=outputs, bytes_moved=None), call)
-        for user, backward in calls.items():
-            operands, sizes = backward.arguments[:3], backward.arguments[3:]
+        changes.replacements[k] = (replace(node, outputs=outputs, bytes_moved=None), call)
+        for user, gradient_call in calls.items():
+            operands, sizes = gradient_call.arguments[:3], gradient_call.arguments[3:]
             call = Call("pm_max_pool2d_places_backward", (*operands, *windows, *sizes, *dilations))
-            changes.replaced[user] = (replace(graph.nodes[user], bytes_moved=None), call)
+            changes.replacements[user] = (replace(graph.nodes[user], bytes_moved=None), call)
     return changes.apply()
 
 
 def _max_window_elements(windows: tuple[Argument, Argument], dilations: list[Argument]) -> int:
     """Return the number of elements of the largest window of a pool."""
-    sides = []
-    for bounds, step in zip(windows, dilations, strict=True):
-        if not isinstance(bounds, tuple) or not isinstance(step, int):
+    max_sizes = []
+    for bounds, stride in zip(windows, dilations, strict=True):
+        if not isinstance(bounds, tuple) or not isinstance(stride, int):
             raise TypeError(bounds)
         pairs = zip(bounds[::2], bounds[1::2], strict=True)
-        sides.append(max(-(-(end - begin) // step) for begin, end in pairs))
-    return math.prod(sides)
+        max_sizes.append(max(-(-(end - begin) // stride) for begin, end in pairs))
+    return math.prod(max_sizes)

@@ -1,4 +1,4 @@
-"""Costs measured on an emulated board: instructions of the exported code.
+"""Measure costs on an emulated board: instructions of the exported code.
 
 An emulator counts instructions, not cycles. Times are modelled: instructions / instructions per
 cycle / clock x memory factor. Energies are these times x the power of the device. Transfer costs
@@ -21,7 +21,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.device.cores import CycleModel, core_for_target, find_core
 from poetmodel.device.cost import Cost
 from poetmodel.errors import InputError
-from poetmodel.export.board import MACHINES, Target, build, run
+from poetmodel.export.board import MACHINES, Target, build_program, run_program
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -43,14 +43,14 @@ class EmulatedProfile:
     """The costs of a step on an emulated board, and notes on their origin."""
 
     costs: Costs
-    """Times and energies of every node and every tensor of the step's graph."""
+    """Times and energies of every node and every tensor of the graph."""
     instructions: Mapping[str, int]
     """Instructions of one computation of each node, by node name."""
     notes: tuple[str, ...]
     """Origin of compute times, compute energies and page costs, one sentence each."""
 
 
-def emulated_profile(
+def measure_emulated(
     step: LoweredStep,
     *,
     device: str | Device,
@@ -83,40 +83,40 @@ def emulated_profile(
     ToolchainError
         If the code does not fit the emulated board, or fails on it.
     """
-    board, target, model, power_w = emulated_board(
+    board, target, cycle_model, power_w = parse_emulation(
         device, instructions_per_cycle=instructions_per_cycle, core=core
     )
     instructions = _measure_instructions(step, board, target, time_limit_s)
-    instructions_per_s = model.instructions_per_s
+    instructions_per_s = cycle_model.instructions_per_s
     compute = {
         name: Cost(count / instructions_per_s, count / instructions_per_s * power_w)
         for name, count in instructions.items()
     }
     estimated_costs = Costs.estimate(step.graph, board)
     return EmulatedProfile(
-        costs=replace(estimated_costs, compute=compute, source="", cycles=model),
+        costs=replace(estimated_costs, compute=compute, source="", cycles=cycle_model),
         instructions=instructions,
         notes=(
             f"compute times: instructions of the exported code for a Cortex-{target.upper()}, "
-            f"counted by QEMU, {model.instructions_per_cycle:g} a cycle at "
-            f"{model.clock_hz / 1e6:g} MHz ({model.origin}); {model.label}",
+            f"counted by QEMU, {cycle_model.instructions_per_cycle:g} a cycle at "
+            f"{cycle_model.clock_hz / 1e6:g} MHz ({cycle_model.origin}); {cycle_model.label}",
             f"compute energies: these times, {power_w:g} W",
             f"page costs: estimated for device {board.short_name}",
         ),
     )
 
 
-def emulated_board(
+def parse_emulation(
     device: str | Device, *, instructions_per_cycle: float | None, core: str | None
 ) -> tuple[Device, Target, CycleModel, float]:
-    """Return (device, emulated core, cycle model, power [W]) for the options of `emulated_profile`.
+    """Return (device, emulated core, cycle model, power [W]) for the options of `measure_emulated`.
 
-    Raises `InputError` as `emulated_profile` does. It needs no step, so options can be checked
-    before the capture.
+    Raises `InputError` as `measure_emulated` does. No step is needed, so that options can be
+    checked before the capture.
     """
     board = Device.load(device) if isinstance(device, str) else device
-    hertz, power_w = board.clock_hz, board.compute.power_w
-    if hertz is None:
+    clock_hz, power_w = board.clock_hz, board.compute.power_w
+    if clock_hz is None:
         raise InputError(f"device {board.name}: expected the clock in its core, such as 64 MHz")
     if power_w is None:
         raise InputError(f"device {board.name}: expected [compute] power_w")
@@ -130,30 +130,32 @@ def emulated_board(
     target = Target(core or (Target.M4 if core_data is None else core_data.makefile_target))
     if core is not None and (core_data is None or core_data.makefile_target != core):
         core_data = core_for_target(core)
-    model = CycleModel(core_data, hertz, board.compute.memory_factor, instructions_per_cycle)
-    return board, target, model, power_w
+    cycle_model = CycleModel(
+        core_data, clock_hz, board.compute.memory_factor, instructions_per_cycle
+    )
+    return board, target, cycle_model, power_w
 
 
 def _measure_instructions(
-    step: LoweredStep, device: Device, core: Target, time_limit_s: float
+    step: LoweredStep, device: Device, target: Target, time_limit_s: float
 ) -> dict[str, int]:
     """Execute a step in QEMU, and return the mean instructions of one computation by node name."""
-    with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as folder_name:
+        folder = Path(folder_name)
         deployment = _export_for_board(step, device, folder)
-        program = build(folder, core, settings=("PROFILE=1",), time_limit_s=time_limit_s)
-        completed = run(
+        program = build_program(folder, target, settings=("PROFILE=1",), time_limit_s=time_limit_s)
+        completed = run_program(
             program,
-            core,
+            target,
             folder,
-            inputs=_random_batch(step),
+            inputs=_make_random_batch(step),
             steps=1,
             learning_rate=step.learning_rate or 0.0,
             time_limit_s=time_limit_s,
         ).require_success()
-    times = Counter(index for op, index in deployment.plan.program if op == Op.COMPUTE)
+    computation_counts = Counter(index for op, index in deployment.plan.program if op == Op.COMPUTE)
     return {
-        node.name: round(completed.node_instructions[k] / times[k])
+        node.name: round(completed.node_instructions[k] / computation_counts[k])
         for k, node in enumerate(step.graph.nodes)
         if not node.is_state
     }
@@ -169,13 +171,13 @@ def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deploy
     return export_step(step, folder, ram=ram, device=device, tile=TileChoice.WHOLE, command=command)
 
 
-def _random_batch(step: LoweredStep) -> bytes:
+def _make_random_batch(step: LoweredStep) -> bytes:
     """Return one random batch: normal numbers for reals, 0 for integers, which is a valid class."""
     random = np.random.default_rng(0)
     arrays = []
-    for value in step.inputs:
-        size = math.prod(value.shape)
-        is_real = value.type is DataType.REAL
+    for tensor in step.inputs:
+        size = math.prod(tensor.shape)
+        is_real = tensor.type is DataType.REAL
         array = random.normal(size=size) if is_real else np.zeros(size)
-        arrays.append(array.astype(value.type.stored).tobytes())
+        arrays.append(array.astype(tensor.type.file_dtype).tobytes())
     return b"".join(arrays)

@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 _MANIFEST: Final = "manifest.json"
-_KEYS: Final = (
+_GENERATION_KEYS: Final = (
     "step_id", "layout_id", "instance_id", "commit_unit", "commit_block", "checksums", "shared",
     "page_slots", "stored_bytes", "in_flash", "tensor_bytes", "states",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedPiece:
-    """Elements of a buffer that are copied from one tensor of the earlier generation."""
+class MigratedPiece:
+    """Elements of a buffer that are copied from a tensor of the earlier generation."""
 
     buffer: str
-    first: int
+    buffer_offset: int
     """First element in the buffer."""
     count: int
     """Number of elements."""
-    tensor: int
+    tensor_index: int
     """Index of the tensor in the earlier generation."""
-    offset: int
-    """First element in that tensor."""
+    tensor_offset: int
+    """First element in the tensor of the earlier generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +42,21 @@ class Migration:
     """The state that a step reads from a generation of another step."""
 
     source: Mapping[str, Any]
-    """Layout of the other step's generations: the key ``generation`` of its manifest."""
-    pieces: tuple[CarriedPiece, ...]
+    """Layout of the generations of the other step: the key ``generation`` of its manifest."""
+    pieces: tuple[MigratedPiece, ...]
     migrated: tuple[str, ...]
     """State tensors with the same name, shape and type in the other step."""
     reset: tuple[str, ...]
-    """State that this step updates without a match in the other step; it has its initial values."""
+    """State without a match in the other step, among the state that this step updates; it has its
+    initial values."""
     dropped: tuple[str, ...]
     """State of the other step without a match in this step."""
 
 
-def state_pieces(step: LoweredStep, value: NamedTensor) -> Iterator[tuple[str, int, int]]:
+def list_state_pieces(step: LoweredStep, tensor: NamedTensor) -> Iterator[tuple[str, int, int]]:
     """Yield (buffer, first element, number of elements) of each piece of a state tensor."""
-    remaining = value.elements
-    for ref in value.pieces:
+    remaining = tensor.elements
+    for ref in tensor.pieces:
         count = min(remaining, step.buffers[ref.buffer].elements - ref.offset)
         yield ref.buffer, ref.offset, count
         remaining -= count
@@ -76,11 +77,11 @@ def load_generation(folder: str | Path) -> dict[str, Any]:
         if not isinstance(document, dict) or document.get("format") != "poetmodel-export":
             raise InputError("expected the manifest of a folder that poetmodel export made")
         source = document.get("generation")
-        if not isinstance(source, dict) or any(key not in source for key in _KEYS):
+        if not isinstance(source, dict) or any(key not in source for key in _GENERATION_KEYS):
             reason = "does not describe" if document.get("commit") else "has no commits and no"
             raise InputError(
                 f"{reason} generations on storage; name a folder that was exported with commit, by "
-                "this version (the same command gives the same state)"
+                "this version: export the earlier step again, its state has the same layout"
             )
         return source
 
@@ -94,57 +95,73 @@ def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
         If no state matches.
     """
     graph, states = step.graph, source["states"]
-    replaced = {graph.tensors[old].name for old in graph.replacement_of}
+    replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
     # Only updated state is in generations; other state is in the exported code.
-    updated_states = [v for v in step.states if all(ref.buffer in replaced for ref in v.pieces)]
-    migrated_states = [value for value in updated_states if _matches(value, states.get(value.name))]
+    updated_states = [
+        tensor
+        for tensor in step.states
+        if all(ref.buffer in replaced_names for ref in tensor.pieces)
+    ]
+    migrated_states = [
+        tensor for tensor in updated_states if _matches(tensor, states.get(tensor.name))
+    ]
     if not migrated_states:
         raise InputError(
             f"migrate_from: {step.graph.name} has no state of the same name, shape and type as "
             f"{listed(sorted(states))} of the other folder"
         )
-    names = {value.name for value in migrated_states}
+    names = {tensor.name for tensor in migrated_states}
     return Migration(
         source=source,
         pieces=tuple(
-            piece for v in migrated_states for piece in _piece_copies(step, v, states[v.name])
+            piece
+            for tensor in migrated_states
+            for piece in _find_piece_copies(step, tensor, states[tensor.name])
         ),
-        migrated=tuple(v.name for v in updated_states if v.name in names),
-        reset=tuple(v.name for v in updated_states if v.name not in names),
+        migrated=tuple(tensor.name for tensor in updated_states if tensor.name in names),
+        reset=tuple(tensor.name for tensor in updated_states if tensor.name not in names),
         dropped=tuple(name for name in states if name not in names),
     )
 
 
-def _matches(value: NamedTensor, other: Mapping[str, Any] | None) -> bool:
-    return other is not None and (list(value.shape), str(value.type)) == (
-        other["shape"],
-        other["dtype"],
+def _matches(tensor: NamedTensor, earlier_entry: Mapping[str, Any] | None) -> bool:
+    return earlier_entry is not None and (list(tensor.shape), str(tensor.type)) == (
+        earlier_entry["shape"],
+        earlier_entry["dtype"],
     )
 
 
-def _piece_copies(
-    step: LoweredStep, value: NamedTensor, other: Mapping[str, Any]
-) -> Iterator[CarriedPiece]:
-    """Yield the copies for a tensor: one for each pair of overlapping pieces of the two steps."""
-    own_pieces = _with_starts([(name, offset, n) for name, offset, n in state_pieces(step, value)])
-    earlier_pieces = _with_starts([(tensor, offset, n) for tensor, offset, n in other["pieces"]])
-    for begin, name, offset, count in own_pieces:
-        for start, tensor, source_offset, size in earlier_pieces:
-            low, high = max(begin, start), min(begin + count, start + size)
+def _find_piece_copies(
+    step: LoweredStep, tensor: NamedTensor, earlier_entry: Mapping[str, Any]
+) -> Iterator[MigratedPiece]:
+    """Yield the copies for a tensor: one for each pair of overlapping pieces of the two steps.
+
+    `earlier_entry` is the entry of the tensor in the layout of the other step.
+    """
+    own_pieces = _add_starts(
+        [(buffer, offset, count) for buffer, offset, count in list_state_pieces(step, tensor)]
+    )
+    earlier_pieces = _add_starts(
+        [(index, offset, count) for index, offset, count in earlier_entry["pieces"]]
+    )
+    for own_start, buffer, own_offset, own_count in own_pieces:
+        for earlier_start, index, earlier_offset, earlier_count in earlier_pieces:
+            low = max(own_start, earlier_start)
+            high = min(own_start + own_count, earlier_start + earlier_count)
             if low < high:
-                yield CarriedPiece(
-                    buffer=name,
-                    first=offset + low - begin,
+                yield MigratedPiece(
+                    buffer=buffer,
+                    buffer_offset=own_offset + low - own_start,
                     count=high - low,
-                    tensor=tensor,
-                    offset=source_offset + low - start,
+                    tensor_index=index,
+                    tensor_offset=earlier_offset + low - earlier_start,
                 )
 
 
-def _with_starts(pieces: Sequence[tuple[Any, int, int]]) -> list[tuple[int, Any, int, int]]:
-    """Return pieces as (first element in the whole tensor, name or index, offset, count)."""
-    begin, positioned = 0, []
+def _add_starts(pieces: Sequence[tuple[Any, int, int]]) -> list[tuple[int, Any, int, int]]:
+    """Return (first element in the whole tensor, name or index, offset, count) of each piece."""
+    start, pieces_with_starts = 0, []
     for name, offset, count in pieces:
-        positioned.append((begin, name, offset, count))
-        begin += count
-    return positioned
+        pieces_with_starts.append((start, name, offset, count))
+        start += count
+    return pieces_with_starts

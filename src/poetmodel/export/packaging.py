@@ -1,4 +1,4 @@
-"""Template words of the README, build files and sketches of an exported folder."""
+"""Template values of the README, build files and sketches of an exported folder."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.templates import Words
+    from poetmodel.export.templates import TemplateValues
     from poetmodel.lowered.step import LoweredStep
 
 _EXAMPLE_ADDRESS: Final = 0xC0000
 """Start address of the example partition if the device has no flash size."""
 
 
-def folder_words(deployment: Deployment) -> Words:
-    """Return the template words of README, build files and sketches, except ``COMMAND``."""
+def folder_template_values(deployment: Deployment) -> TemplateValues:
+    """Return the template values of README, build files and sketches, except ``COMMAND``."""
     step, plan = deployment.step, deployment.plan
-    trains = step.learning_rate is not None
+    has_updates = step.learning_rate is not None
     shared_folder = deployment.shared_kernels or ""
     return {
         "NAME": step.graph.name,
@@ -36,16 +36,16 @@ def folder_words(deployment: Deployment) -> Words:
         "STACK_BYTES": deployment.stack_bytes,
         "RAM_ROWS": _table_rows(deployment.ram_map()),
         "FLASH_ROWS": _table_rows(deployment.flash_map()),
-        "INPUTS": ", ".join(f"`{value.name}` {list(value.shape)}" for value in step.inputs),
+        "INPUTS": ", ".join(f"`{tensor.name}` {list(tensor.shape)}" for tensor in step.inputs),
         "POINTERS": ", ".join(f"x{k}" for k in range(len(step.inputs))),
-        "TRAINS": trains,
-        "RATE": str(step.learning_rate if trains else 0),
+        "TRAINS": has_updates,
+        "RATE": str(step.learning_rate if has_updates else 0),
         "BINARY": deployment.weights is WeightsFormat.BINARY,
         "SHARED": shared_folder,
         "COMPONENT": shared_folder.rpartition("/")[2],
-        **_inference_words(step.inference),
-        **_storage_words(deployment),
-        **dict(_sketch_words(deployment)),
+        **_inference_values(step.inference),
+        **_storage_values(deployment),
+        **dict(_sketch_values(deployment)),
     }
 
 
@@ -53,17 +53,17 @@ def _table_rows(sizes: Mapping[str, int]) -> str:
     return "\n".join(f"| {use} | {size:,} |" for use, size in sizes.items())
 
 
-def _storage_words(deployment: Deployment) -> Words:
-    """Return the template words for pages and generations on storage, and an example partition."""
+def _storage_values(deployment: Deployment) -> TemplateValues:
+    """Return the template values for pages and generations on storage, and an example partition."""
     layout, pages = deployment.layout, deployment.page_layout
-    in_place = deployment.plan.memory_mapped and not deployment.copies_to_flash
-    size, device, address = (
+    reads_in_place = deployment.plan.memory_mapped and not deployment.copies_to_flash
+    partition_bytes, device, address = (
         deployment.saved_bytes or deployment.stored_bytes,
         deployment.device,
         None,
     )
     if device is not None and device.flash is not None and device.commits_to_flash:
-        address = device.flash.size_bytes - size
+        address = device.flash.size_bytes - partition_bytes
     return {
         "SLOTS": len(deployment.slots),
         "STORAGE": deployment.uses_storage,
@@ -71,7 +71,7 @@ def _storage_words(deployment: Deployment) -> Words:
         "MAPPED": deployment.plan.memory_mapped,
         "IN_MEMORY": deployment.copies_to_flash
         or (deployment.plan.memory_mapped and not deployment.commit),
-        "SPI": deployment.uses_storage and not in_place,
+        "SPI": deployment.uses_storage and not reads_in_place,
         "COMMIT": deployment.commit,
         "COMMIT_EVERY": deployment.commit_every,
         "ONLY_NTH": deployment.commit_every > 1,
@@ -88,28 +88,31 @@ def _storage_words(deployment: Deployment) -> Words:
         "STORED_BYTES": deployment.stored_bytes,
         "STORED_SIZE": f"{deployment.stored_bytes:,}",
         "SAVED_SIZE": f"{deployment.saved_bytes:,}",
-        "PARTITION_SIZE": f"{size:#x}",
+        "PARTITION_SIZE": f"{partition_bytes:#x}",
         "EXAMPLE_ADDRESS": f"{_EXAMPLE_ADDRESS if address is None else address:x}",
     }
 
 
-def _inference_words(inference: LoweredStep | None) -> Words:
-    """Return the template words for ``pm_infer``, which are false or empty without an inference."""
+def _inference_values(inference: LoweredStep | None) -> TemplateValues:
+    """Return the template values for ``pm_infer``; false or empty without an inference."""
     if inference is None or inference.output is None:
         return {"INFERENCE": False, "INFERENCE_INPUTS": "", "INFERENCE_SHAPE": ""}
-    count = len(inference.inputs)
+    n_inputs = len(inference.inputs)
     return {
         "INFERENCE": True,
-        "INFERENCE_INPUTS": "input" if count == 1 else f"{count} inputs",
+        "INFERENCE_INPUTS": "input" if n_inputs == 1 else f"{n_inputs} inputs",
         "INFERENCE_SHAPE": str(list(inference.output.shape)),
     }
 
 
-def _sketch_words(deployment: Deployment) -> Iterator[tuple[str, str]]:
-    """Yield the template words of an Arduino sketch: input arrays, and loops that fill these."""
-    inputs = [(k, value, value.elements) for k, value in enumerate(deployment.step.inputs)]
-    yield "ARRAYS", "\n".join(f"static {v.type.c_name} x{k}[{size}];" for k, v, size in inputs)
-    noise = {
+def _sketch_values(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    """Yield the template values of an Arduino sketch: input arrays, and loops that fill them."""
+    inputs = [(k, tensor, tensor.elements) for k, tensor in enumerate(deployment.step.inputs)]
+    yield (
+        "ARRAYS",
+        "\n".join(f"static {tensor.type.c_name} x{k}[{size}];" for k, tensor, size in inputs),
+    )
+    random_values = {
         DataType.REAL: "random(-1000, 1001) / 1000.0f",
         DataType.UINT8: "random(256)",
         DataType.INT8: "random(-128, 128)",
@@ -117,13 +120,13 @@ def _sketch_words(deployment: Deployment) -> Iterator[tuple[str, str]]:
     yield (
         "FILL",
         "\n".join(
-            f"    for (int k = 0; k < {size}; k++) x{n}[k] = {noise.get(v.type, '0')};"
-            for n, v, size in inputs
+            f"    for (int k = 0; k < {size}; k++) x{k}[k] = {random_values.get(tensor.type, '0')};"
+            for k, tensor, size in inputs
         ),
     )
 
 
-def command_block(command: str) -> str:
-    """Return the command that exported a folder as a Markdown code block of shell or Python."""
+def format_command(command: str) -> str:
+    """Format the command that exported a folder as a Markdown code block of shell or Python."""
     language = "python" if command.startswith("import ") else "sh"
     return f"```{language}\n{command}\n```"

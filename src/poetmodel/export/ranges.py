@@ -31,50 +31,58 @@ class Indices:
     """One more permitted index; `low` if there is none."""
 
     def implies(self, other: Indices) -> bool:
-        """Return whether other indices are valid if these are: same elements, no wider range."""
-        same = (self.ref, self.shape) == (other.ref, other.shape)
-        inside = other.low <= self.low and self.high <= other.high
-        ignored = self.low <= self.ignored < self.high or self.ignored == other.ignored
-        return same and inside and ignored
+        """Return whether validity of these indices implies that `other` indices are valid.
+
+        They must be the same elements of a buffer, with a range that is not wider than the other
+        one.
+        """
+        has_same_elements = (self.ref, self.shape) == (other.ref, other.shape)
+        is_inside = other.low <= self.low and self.high <= other.high
+        permits_ignored = self.low <= self.ignored < self.high or self.ignored == other.ignored
+        return has_same_elements and is_inside and permits_ignored
 
 
-def index_operands(call: Call) -> Iterator[Indices]:
+def find_index_operands(call: Call) -> Iterator[Indices]:
     """Yield the index operands of a call; none if the call has no range of indices."""
-    if call.within is None:
+    if call.index_range is None:
         return
     arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
     index = arguments.get("index", arguments.get("target"))
-    low, high = call.within
+    low, high = call.index_range
     match arguments:
         case {"count": int(count), "offset": bag_start, "offsets": int(bag_count)}:
             # Embedding bags: indices, and the start offset of each bag.
-            yield from _canonical_indices(index, (count,), (1,), (low, high, low))
-            yield from _canonical_indices(bag_start, (bag_count,), (1,), (0, count + 1, 0))
+            yield from _make_canonical_indices(index, (count,), (1,), (low, high, low))
+            yield from _make_canonical_indices(bag_start, (bag_count,), (1,), (0, count + 1, 0))
         case {"shape": shape}:
-            sizes, *steps = table_columns(shape)
+            sizes, *strides = table_columns(shape)
             ignored = arguments.get("ignored")
             index_range = (low, high, ignored if isinstance(ignored, int) else low)
-            yield from _canonical_indices(index, sizes, steps[-1], index_range)
+            yield from _make_canonical_indices(index, sizes, strides[-1], index_range)
 
 
-def _canonical_indices(
-    ref: Argument | None, sizes: Numbers, steps: Numbers, index_range: tuple[int, int, int]
+def _make_canonical_indices(
+    ref: Argument | None, sizes: Numbers, strides: Numbers, index_range: tuple[int, int, int]
 ) -> Iterator[Indices]:
     """Yield the indices that loops access; none without elements, or without a pointer.
 
     `index_range` has the fields low, high and ignored of `Indices`.
     """
     if isinstance(ref, Ref) and 0 not in sizes:
-        first, shape = _canonical_elements(ref.offset, sizes, steps)
+        first, shape = _find_canonical_elements(ref.offset, sizes, strides)
         low, high, ignored = index_range
         yield Indices(ref=Ref(ref.buffer, first), shape=shape, low=low, high=high, ignored=ignored)
 
 
-def _canonical_elements(offset: int, sizes: Numbers, steps: Numbers) -> tuple[int, Numbers]:
+def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> tuple[int, Numbers]:
     """Return (lowest element, canonical shape table) of the elements that loops access."""
-    first = offset + sum((n - 1) * step for n, step in zip(sizes, steps, strict=True) if step < 0)
-    loops = sorted((abs(step), n) for n, step in zip(sizes, steps, strict=True) if step and n > 1)
-    rows = merge_dimensions([tuple(n for _, n in loops), tuple(step for step, _ in loops)]) or [
+    first = offset + sum(
+        (n - 1) * stride for n, stride in zip(sizes, strides, strict=True) if stride < 0
+    )
+    loops = sorted(
+        (abs(stride), n) for n, stride in zip(sizes, strides, strict=True) if stride and n > 1
+    )
+    rows = merge_dimensions([tuple(n for _, n in loops), tuple(stride for stride, _ in loops)]) or [
         [1, 0]
     ]
     return first, (len(rows), *(number for row in rows for number in row))
@@ -94,11 +102,11 @@ def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Ind
             )
         ]:
             sizes, target_strides, source_strides = table_columns(shape)
-            if _canonical_elements(target.offset, sizes, target_strides) == (
+            if _find_canonical_elements(target.offset, sizes, target_strides) == (
                 indices.ref.offset,
                 indices.shape,
             ):
-                first, table = _canonical_elements(source.offset, sizes, source_strides)
+                first, table = _find_canonical_elements(source.offset, sizes, source_strides)
                 original = replace(indices, ref=Ref(source.buffer, first), shape=table)
                 return trace_copies(original, writers)
     return indices

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
-from poetmodel.lowered.kernels import RANDOM
+from poetmodel.lowered.kernels import RANDOM_KERNELS
 from poetmodel.plan import Op
 from poetmodel.plan.arena_check import check_arena
 from poetmodel.schedule.machine import Content
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from poetmodel.plan.arena import Arena
 
 MAX_SAMPLES: Final = 65_535
-"""Max. number of stored samples: groups of samples have 16-bit numbers."""
+"""Maximum number of stored samples, because indices of groups have 16 bits."""
 HEADER_BYTES: Final = 32
 """Size of the header of a group [B], see ``src/pm_replay.c``."""
 CHECKSUM_BYTES: Final = 4
-"""Size of a sample's checksum [B]."""
+"""Size of the checksum of a sample [B]."""
 CHUNK_BYTES: Final = 64
 """Size of one write to a group, unless the storage has larger write units [B]."""
 
@@ -41,26 +41,27 @@ class Front:
     nodes: frozenset[int]
     """Indices of the nodes of the front."""
     outputs: tuple[str, ...]
-    """Buffers that the front makes and later nodes read, in the order of the graph."""
+    """Buffers that the front writes and later nodes read, in the order of the graph."""
     inputs: tuple[int, ...]
-    """Indices of the step's inputs that later nodes read."""
+    """Indices of the inputs of the step that later nodes read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """Storage for samples, in groups that are each written as a whole."""
 
-    samples: int
-    """Number of samples that fit the storage."""
+    max_samples: int
+    """Maximum number of stored samples."""
     front: Front
-    part_bytes: tuple[int, ...]
+    tensor_bytes: tuple[int, ...]
     """Sizes of the tensors of a sample: outputs of the front, then inputs [B]."""
     layout: GenerationLayout
+    """Write units and erase blocks of the storage."""
 
     @property
     def sample_bytes(self) -> int:
         """Storage of a sample in its group, its checksum included [B]."""
-        return sum(-(-size // 4) * 4 for size in self.part_bytes) + CHECKSUM_BYTES
+        return sum(-(-size // 4) * 4 for size in self.tensor_bytes) + CHECKSUM_BYTES
 
     @property
     def chunk_bytes(self) -> int:
@@ -68,37 +69,40 @@ class Replay:
         return max(CHUNK_BYTES, self.layout.write_unit_bytes)
 
     @property
-    def group_samples(self) -> int:
-        """Number of samples per group: as many as fit an erase block, at least one."""
+    def samples_per_group(self) -> int:
+        """Number of samples that fit a group of one erase block, at least one."""
         free_bytes = self.layout.erase_block_bytes - HEADER_BYTES - 2 * self.chunk_bytes
-        return max(1, min(self.samples, free_bytes // self.sample_bytes))
+        return max(1, min(self.max_samples, free_bytes // self.sample_bytes))
 
     @property
-    def groups(self) -> int:
-        """Number of group addresses: one more than groups, for the next version of a group."""
-        return -(-self.samples // self.group_samples) + 1
+    def group_slots(self) -> int:
+        """Number of slots for groups: one more than the maximum number of groups.
+
+        A new version of a group is written before the old version is erased.
+        """
+        return -(-self.max_samples // self.samples_per_group) + 1
 
     @property
     def group_bytes(self) -> int:
-        """Storage of a group in its erase blocks [B]."""
+        """Storage of a group, in whole erase blocks [B]."""
         chunk, block = self.chunk_bytes, self.layout.erase_block_bytes
-        content_bytes = HEADER_BYTES + self.group_samples * self.sample_bytes
+        content_bytes = HEADER_BYTES + self.samples_per_group * self.sample_bytes
         return -(-(-(-content_bytes // chunk) * chunk + chunk) // block) * block
 
     @property
     def stored_bytes(self) -> int:
         """Storage of all groups [B]."""
-        return self.groups * self.group_bytes
+        return self.group_slots * self.group_bytes
 
     @property
     def input_bytes(self) -> int:
         """RAM of the inputs of a stored sample [B]."""
-        return sum(-(-size // 4) * 4 for size in self.part_bytes[len(self.front.outputs) :])
+        return sum(-(-size // 4) * 4 for size in self.tensor_bytes[len(self.front.outputs) :])
 
     @property
     def ram_bytes(self) -> int:
-        """Additional RAM for replay: inputs of a sample, a chunk, the addresses of groups [B]."""
-        return self.input_bytes + self.chunk_bytes + 2 * self.groups + 2 * self.groups % 4
+        """Additional RAM for replay: inputs of a sample, a chunk, and the slots of groups [B]."""
+        return self.input_bytes + self.chunk_bytes + 2 * self.group_slots + 2 * self.group_slots % 4
 
 
 def check_samples(samples: int) -> None:
@@ -115,11 +119,12 @@ def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> 
     Raises
     ------
     InputError
-        If the step updates nothing, or has no frozen front.
+        If the step has no optimizer, or no frozen front.
     """
     if step.learning_rate is None:
         raise InputError(
-            f"replay: {step.graph.name} has no optimizer, so that a step updates nothing; give one"
+            f"replay: {step.graph.name} has no optimizer, so no step updates parameters; "
+            "compile it with one"
         )
     front = find_front(step)
     if front is None:
@@ -130,7 +135,7 @@ def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> 
         )
     sizes = [step.buffers[name].bytes for name in front.outputs]
     sizes += [step.buffers[step.inputs[k].pieces[0].buffer].bytes for k in front.inputs]
-    return Replay(samples=samples, front=front, part_bytes=tuple(sizes), layout=layout)
+    return Replay(max_samples=samples, front=front, tensor_bytes=tuple(sizes), layout=layout)
 
 
 def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
@@ -140,52 +145,52 @@ def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
         if op == Op.COMPUTE:
             first_computation.setdefault(k, position)
     graph, front = step.graph, replay.front
-    first_position = {
-        name: (first_computation[graph.node_of[graph.tensor_index[name]]], number)
-        for number, name in enumerate(front.outputs)
+    sort_keys = {
+        name: (first_computation[graph.node_of[graph.tensor_index[name]]], index)
+        for index, name in enumerate(front.outputs)
     }
-    outputs = tuple(sorted(front.outputs, key=first_position.__getitem__))
+    outputs = tuple(sorted(front.outputs, key=sort_keys.__getitem__))
     sizes = [step.buffers[name].bytes for name in outputs]
     return replace(
         replay,
         front=replace(front, outputs=outputs),
-        part_bytes=(*sizes, *replay.part_bytes[len(outputs) :]),
+        tensor_bytes=(*sizes, *replay.tensor_bytes[len(outputs) :]),
     )
 
 
 def find_front(step: LoweredStep) -> Front | None:
-    """Return the front with the smallest samples, the longest if several have; None if none exists.
+    """Return the front with the smallest samples, the longest of several; None if none exists.
 
-    A front is a prefix of the nodes, in the order of the graph, that depend only on inputs and
-    constants: not on state, not on random numbers.
+    Nodes that depend only on inputs and constants, not on state or random numbers, are frozen. A
+    front is a prefix of the frozen nodes, in the order of the graph.
     """
-    frozen = tuple(_frozen_nodes(step))
-    inputs = {value.pieces[0].buffer: k for k, value in enumerate(step.inputs)}
+    frozen_nodes = tuple(_find_frozen_nodes(step))
+    input_index_of = {value.pieces[0].buffer: k for k, value in enumerate(step.inputs)}
     node_buffers = [{name for call in calls for name in call.buffers} for calls in step.calls]
-    best: tuple[int, int] | None = None
+    best_key: tuple[int, int] | None = None
     best_front = None
-    for count in range(1, len(frozen) + 1):
-        front = _make_front(step, frozen[:count], node_buffers, inputs)
+    for count in range(1, len(frozen_nodes) + 1):
+        front = _make_front(step, frozen_nodes[:count], node_buffers, input_index_of)
         size = sum(step.buffers[name].bytes for name in front.outputs)
         size += sum(step.buffers[step.inputs[k].pieces[0].buffer].bytes for k in front.inputs)
-        if front.outputs and (best is None or (size, -count) < best):
-            best, best_front = (size, -count), front
+        if front.outputs and (best_key is None or (size, -count) < best_key):
+            best_key, best_front = (size, -count), front
     return best_front
 
 
-def _frozen_nodes(step: LoweredStep) -> Iterator[int]:
-    """Yield the nodes that depend only on inputs (at least one) and constants."""
-    inputs = {value.pieces[0].buffer for value in step.inputs}
-    computed: set[str] = set()
+def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
+    """Yield the frozen nodes: those that depend only on inputs (at least one) and constants."""
+    input_buffers = {value.pieces[0].buffer for value in step.inputs}
+    frozen_tensors: set[str] = set()
     for k, (node, calls) in enumerate(zip(step.graph.nodes, step.calls, strict=True)):
-        is_random = any(call.kernel in RANDOM for call in calls)
-        if node.is_state or is_random or not computed.issuperset(node.inputs):
+        is_random = any(call.kernel in RANDOM_KERNELS for call in calls)
+        if node.is_state or is_random or not frozen_tensors.issuperset(node.inputs):
             continue
         if any(tensor.replaces is not None for tensor in node.outputs):
             continue
-        read = {name for call in calls for name in call.buffers}
-        if read & inputs or node.inputs:
-            computed.update(tensor.name for tensor in node.outputs)
+        read_names = {name for call in calls for name in call.buffers}
+        if read_names & input_buffers or node.inputs:
+            frozen_tensors.update(tensor.name for tensor in node.outputs)
             yield k
 
 
@@ -193,34 +198,35 @@ def _make_front(
     step: LoweredStep,
     nodes: Sequence[int],
     node_buffers: Sequence[Collection[str]],
-    inputs: dict[str, int],
+    input_index_of: dict[str, int],
 ) -> Front:
     """Return the front of `nodes`, with the outputs and inputs that later nodes read.
 
-    `node_buffers` has the buffers of each node's calls, `inputs` the index of each input buffer.
+    `node_buffers` has the buffers of each node's calls, `input_index_of` the index of each input
+    buffer.
     """
-    graph, front = step.graph, frozenset(nodes)
-    read_later: set[str] = set(step.returned_buffers)
+    graph, front_nodes = step.graph, frozenset(nodes)
+    read_names: set[str] = set(step.returned_buffers)
     for k, node in enumerate(graph.nodes):
-        if k not in front:
-            read_later.update(node.inputs, node_buffers[k])
+        if k not in front_nodes:
+            read_names.update(node.inputs, node_buffers[k])
     outputs = (tensor.name for k in nodes for tensor in graph.nodes[k].outputs)
-    input_numbers = sorted(inputs[name] for name in read_later & inputs.keys())
+    input_indices = sorted(input_index_of[name] for name in read_names & input_index_of.keys())
     return Front(
-        nodes=front,
-        outputs=tuple(name for name in outputs if name in read_later),
-        inputs=tuple(input_numbers),
+        nodes=front_nodes,
+        outputs=tuple(name for name in outputs if name in read_names),
+        inputs=tuple(input_indices),
     )
 
 
 def program_instructions(step: LoweredStep, plan: Plan, skipped_nodes: Collection[int] = ()) -> int:
-    """Return the estimated instructions of a program without the computations of some nodes."""
+    """Return the estimated instructions of a program without those of `skipped_nodes`."""
     executed_nodes = (k for op, k in plan.program if op == Op.COMPUTE and k not in skipped_nodes)
     return sum(step.graph.nodes[k].instructions or 0 for k in executed_nodes)
 
 
-def stored_arena_bytes(replay: Replay, step: LoweredStep, plan: Plan, arena: Arena) -> int:
-    """Return the end of the arena that a step on a stored sample uses [B]."""
+def replay_arena_bytes(replay: Replay, step: LoweredStep, plan: Plan, arena: Arena) -> int:
+    """Return the arena size of a step on a stored sample [B]."""
     graph, front = step.graph, replay.front
     skipped_tensors = {
         graph.tensor_index[tensor.name]

@@ -1,4 +1,4 @@
-"""Template words of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``: tables, program, values."""
+"""Template values of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``: tables, program, weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from poetmodel.export.emitter import ProgramSource, comment_text
 from poetmodel.export.identity import front_identity
 from poetmodel.export.templates import read_template
 from poetmodel.lowered.calls import DataType
-from poetmodel.lowered.kernels import RANDOM
+from poetmodel.lowered.kernels import RANDOM_KERNELS
 from poetmodel.plan import Op
 from poetmodel.plan.arena_check import check_arena
 from poetmodel.schedule.machine import BEFORE, Content
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.migration import CarriedPiece
-    from poetmodel.export.templates import Words
+    from poetmodel.export.migration import MigratedPiece
+    from poetmodel.export.templates import TemplateValues
     from poetmodel.lowered.calls import NamedTensor
     from poetmodel.lowered.step import LoweredStep, Weights
 
-_TYPE_NAMES: Final = {
+_TYPE_MACROS: Final = {
     DataType.REAL: "PM_IS_REAL",
     DataType.INT32: "PM_IS_INT32",
     DataType.UINT8: "PM_IS_UINT8",
     DataType.INT8: "PM_IS_INT8",
 }
-_DEFINED: Final = re.compile(r"^#define PM_(\w+)", re.MULTILINE)
-_HOMES: Final = {
+_DEFINED_MACRO: Final = re.compile(r"^#define PM_(\w+)", re.MULTILINE)
+_HOME_MACROS: Final = {
     "ram": "PM_RAM",
     "storage": "PM_STORAGE",
     "mapped": "PM_MAPPED_STORAGE",
@@ -48,22 +48,22 @@ _HOMES: Final = {
 
 
 class StepSource:
-    """The generated C of a deployment, as words for the templates."""
+    """The generated C of a deployment, as values for the templates."""
 
     def __init__(self, deployment: Deployment, weights: Weights) -> None:
-        """Generate the C lines of step and forward passes, with common lists and kernels."""
+        """Generate the C lines of step and forward passes, which share lists and kernels."""
         self.deployment = deployment
         self.step = deployment.step
         self.weights = weights
         self.program = ProgramSource(deployment, weights)
-        self._body = list(self.program.lines())
+        self._step_lines = list(self.program.generate_lines())
         self._pass_lines: dict[str, list[str]] = {}
-        for each in deployment.forward_passes:
-            source = ProgramSource(deployment, weights, each)
+        for forward_pass in deployment.forward_passes:
+            source = ProgramSource(deployment, weights, forward_pass)
             source.lists, source.kernels = self.program.lists, self.program.kernels
-            self._pass_lines[each.kind] = list(source.lines())
+            self._pass_lines[forward_pass.kind] = list(source.generate_lines())
         self._buffers = list(
-            dict.fromkeys(ref.buffer for value in self.step.states for ref in value.pieces)
+            dict.fromkeys(ref.buffer for tensor in self.step.states for ref in tensor.pieces)
         )
 
     @property
@@ -74,20 +74,20 @@ class StepSource:
     @property
     def statements(self) -> tuple[str, ...]:
         """The generated lines of the step and its forward passes."""
-        return (*self._body, *chain.from_iterable(self._pass_lines.values()))
+        return (*self._step_lines, *chain.from_iterable(self._pass_lines.values()))
 
     @property
     def _uses_random_numbers(self) -> bool:
-        return bool(RANDOM.intersection(self.kernels))
+        return bool(RANDOM_KERNELS.intersection(self.kernels))
 
-    def words(self) -> Words:
-        """Return the template words of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``."""
-        return {**self._header_words(), **self._program_words(), **self._weight_words()}
+    def template_values(self) -> TemplateValues:
+        """Return the template values of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``."""
+        return {**self._header_values(), **self._program_values(), **self._weight_values()}
 
-    def _header_words(self) -> Words:
-        """Return the template words of ``pm.h``."""
+    def _header_values(self) -> TemplateValues:
+        """Return the template values of ``pm.h``."""
         step, deployment = self.step, self.deployment
-        state_slots = len(deployment.generation)
+        state_slots = len(deployment.generation_names)
         return {
             "GRAPH": _comment_line(step.graph.name),
             "ARENA_BYTES": deployment.arena_bytes,
@@ -99,38 +99,38 @@ class StepSource:
             "BUFFER_COUNT": len(self._buffers),
             "PAGE_SLOTS": len(deployment.page_bytes),
             "STATE_SLOTS": state_slots + 2 * bool(state_slots),
-            "WEIGHT_REALS": self.weights.reals,
+            "WEIGHT_REALS": self.weights.real_elements,
             "INPUT_BYTES": input_bytes(step),
             "OUTPUT_ELEMENTS": output_bytes(step) // 4,
             "STATE_SUMS": deployment.commit and deployment.checksum,
             "WRITES_EARLY": self.program.writes_early,
             "EVALUATION": deployment.evaluation is not None,
             "COUNTS_CORRECT": deployment.counts_correct,
-            "BEST": deployment.keeps_best,
-            **self._replay_words(),
-            **self._migration_words(),
+            "BEST": deployment.stores_best,
+            **self._replay_values(),
+            **self._migration_values(),
             "RANDOM": self._uses_random_numbers,
             "ACCUMULATE": step.accumulate if step.accumulate > 1 else 0,
             "STEP_ID": deployment.identity[:8],
             "LAYOUT_ID": self.layout_id,
             "INSTANCE_ID": self.instance_id,
-            "RECORD_BYTES": RECORD_BYTES if deployment.generation else 0,
-            "SEAL_BYTES": SEAL_BYTES if deployment.generation else 0,
+            "RECORD_BYTES": RECORD_BYTES if deployment.generation_names else 0,
+            "SEAL_BYTES": SEAL_BYTES if deployment.generation_names else 0,
             "PADDING_BYTES": PADDING_BYTES,
             "PAGES_TERMS": _storage_terms("PAGE", deployment.page_bytes),
             "STATE_TERMS": _storage_terms("TENSOR", deployment.generation_bytes),
-            "TENSOR_NAMES": "\n".join(self._tensor_macros(_macro_names())),
+            "TENSOR_NAMES": "\n".join(self._tensor_macros(_template_macro_names())),
             "DRIVER": read_template("pm_driver.h").rstrip(),
         }
 
-    def _replay_words(self) -> Words:
-        """Return the template words for stored samples: 0 without replay."""
+    def _replay_values(self) -> TemplateValues:
+        """Return the template values for stored samples; 0 without replay."""
         replay = self.deployment.replay
         if replay is None:
             names = ("REPLAY", "SAMPLE_OUTPUTS", "SAMPLE_INPUTS", "SAMPLE_INPUT_BYTES")
             return {**dict.fromkeys(names, 0), "SAMPLE_BYTES": 0, "SAMPLE_ID": "0"}
         return {
-            "REPLAY": replay.samples,
+            "REPLAY": replay.max_samples,
             "SAMPLE_OUTPUTS": len(replay.front.outputs),
             "SAMPLE_INPUTS": len(replay.front.inputs),
             "SAMPLE_INPUT_BYTES": replay.input_bytes,
@@ -138,8 +138,8 @@ class StepSource:
             "SAMPLE_ID": front_identity(self.step, replay.front)[:8],
         }
 
-    def _migration_words(self) -> Words:
-        """Return the template words for the step whose state this step copies from storage."""
+    def _migration_values(self) -> TemplateValues:
+        """Return the template values for the step whose state this step copies from storage."""
         migration = self.deployment.migration
         if migration is None:
             return {"MIGRATES": False}
@@ -167,7 +167,7 @@ class StepSource:
     @property
     def layout_id(self) -> str:
         """Identity of the layout of a generation: a hash of the names of its state."""
-        return sha256(json.dumps(self.deployment.generation).encode()).hexdigest()[:8]
+        return sha256(json.dumps(self.deployment.generation_names).encode()).hexdigest()[:8]
 
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
         """Yield a macro for the index of each input, state tensor and gradient, with its shape.
@@ -175,54 +175,59 @@ class StepSource:
         Adds the names of the macros to `used_names`.
         """
         step = self.step
-        homes = [self.home(value.pieces[0].buffer) for value in step.states]
-        kinds: tuple[tuple[str, Sequence[NamedTensor], Sequence[str]], ...] = (
+        homes = [self.home_of(tensor.pieces[0].buffer) for tensor in step.states]
+        tensors_by_kind: tuple[tuple[str, Sequence[NamedTensor], Sequence[str]], ...] = (
             ("INPUT", step.inputs, ()),
             ("STATE", step.states, homes),
             ("GRADIENT", step.gradients, ()),
         )
-        for kind, values, kind_homes in kinds:
-            for k, value in enumerate(values):
-                name = _macro_name(kind, value.name, used_names)
-                shape = "".join(f"[{size}]" for size in value.shape)
-                home = f", {kind_homes[k]}" if kind_homes else ""
-                size = value.elements * value.type.itemsize
-                yield f"#define PM_{name} {k} /* {value.type.c_name}{shape}, {size} B{home} */"
+        for kind, tensors, tensor_homes in tensors_by_kind:
+            for k, tensor in enumerate(tensors):
+                name = _make_macro_name(kind, tensor.name, used_names)
+                shape = "".join(f"[{size}]" for size in tensor.shape)
+                home = f", {tensor_homes[k]}" if tensor_homes else ""
+                size = tensor.elements * tensor.type.itemsize
+                yield f"#define PM_{name} {k} /* {tensor.type.c_name}{shape}, {size} B{home} */"
 
-    def _weight_words(self) -> Words:
-        """Return all first values as 32-bit words in C, empty if they are a binary file."""
-        binary = self.deployment.weights is WeightsFormat.BINARY
-        words = np.frombuffer(b"" if binary else self.weights.data, "<u4")
-        rows = [
-            "    " + " ".join(f"0x{word:08x}u," for word in words[k : k + 8].tolist())
-            for k in range(0, len(words), 8)
+    def _weight_values(self) -> TemplateValues:
+        """Return the initial values as 32-bit numbers in C; 0 alone if they are a binary file."""
+        is_binary = self.deployment.weights is WeightsFormat.BINARY
+        numbers = np.frombuffer(b"" if is_binary else self.weights.data, "<u4")
+        lines = [
+            "    " + " ".join(f"0x{word:08x}u," for word in numbers[k : k + 8].tolist())
+            for k in range(0, len(numbers), 8)
         ]
-        return {"WEIGHT_WORDS": "\n".join(rows) or "    0"}
+        return {"WEIGHT_WORDS": "\n".join(lines) or "    0"}
 
-    def _program_words(self) -> Words:
-        """Return the template words of ``pm_step.c``: arena map, tables, lists and programs."""
-        tables = "\n\n".join(self._tables())  # before the lists, because tables add to these
+    def _program_values(self) -> TemplateValues:
+        """Return the template values of ``pm_step.c``: arena map, tables, lists and programs."""
+        tables = "\n\n".join(
+            self._generate_tables()
+        )  # before the lists, because tables add to these
         lists = [
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
             for values, name in self.program.lists.items()
         ]
         pass_lines = {
-            each.kind: [*_input_pointers(each.step, "inputs"), *self._pass_lines[each.kind]]
-            for each in self.deployment.forward_passes
+            forward_pass.kind: [
+                *_declare_input_pointers(forward_pass.step, "inputs"),
+                *self._pass_lines[forward_pass.kind],
+            ]
+            for forward_pass in self.deployment.forward_passes
         }
         return {
-            "ARENA_MAP": "\n".join(self._arena_map()),
+            "ARENA_MAP": "\n".join(self._describe_arena()),
             "TABLES": tables,
             "LISTS": "\n".join(lists),
-            "STEP_INPUTS": _indent_lines(_input_pointers(self.step, "pm_progress.inputs")),
-            "STEP_BODY": _indent_lines(map(_indent_line, self._body)),
+            "STEP_INPUTS": _indent_lines(_declare_input_pointers(self.step, "pm_progress.inputs")),
+            "STEP_BODY": _indent_lines(map(_indent_line, self._step_lines)),
             **{
                 f"{kind.upper()}_BODY": _indent_lines(pass_lines.get(kind, ()))
                 for kind in ("inference", "evaluation")
             },
         }
 
-    def _arena_map(self) -> Iterator[str]:
+    def _describe_arena(self) -> Iterator[str]:
         """Yield a comment line for each copy of a tensor and each workspace in the arena.
 
         A line has offset, size, and the first and last node during its lifetime; `-` is the time
@@ -231,81 +236,92 @@ class StepSource:
         graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
         node_labels = ["-", *nodes, "-"]  # from BEFORE on
-        last = list(accumulate(node_labels, _last_nonempty))
-        first = list(accumulate(reversed(node_labels), _last_nonempty))[::-1]
+        last_labels = list(accumulate(node_labels, _latest_nonempty))
+        first_labels = list(accumulate(reversed(node_labels), _latest_nonempty))[::-1]
         for block in sorted(
             check_arena(graph, plan, arena).rectangles,
             key=lambda block: (block.offset, block.begin),
         ):
             if not block.bytes:
                 continue
-            label = (
+            block_name = (
                 f"[{graph.nodes[block.index].name}]"
                 if block.content == Content.WORKSPACE
                 else graph.tensors[block.index].name
             )
-            begin = first[block.begin - BEFORE]
-            end = last[block.end - 1 - BEFORE] if block.end < len(plan.program) else "-"
-            yield f"   {block.offset:8} {block.bytes:8} {begin:>5} {end:>5}  {_comment_line(label)}"
+            first_node = first_labels[block.begin - BEFORE]
+            last_node = (
+                last_labels[block.end - 1 - BEFORE] if block.end < len(plan.program) else "-"
+            )
+            yield (
+                f"   {block.offset:8} {block.bytes:8} {first_node:>5} {last_node:>5}  "
+                f"{_comment_line(block_name)}"
+            )
 
     # -- tables ------------------------------------------------------------------------------------
 
-    def _tables(self) -> Iterator[str]:
+    def _generate_tables(self) -> Iterator[str]:
         """Yield the C tables of slots, buffers, state, samples, migrated state and gradients."""
         slots = self.deployment.page_bytes
-        if self.deployment.generation:
+        if self.deployment.generation_names:
             slots = (*slots, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
-        yield _table_definition("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
-        yield _table_definition(
-            "const pm_buffer_t pm_buffers[]", map(self._buffer_row, self._buffers)
-        )
+        yield _define_table("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
+        yield _define_table("const pm_buffer_t pm_buffers[]", map(self._buffer_row, self._buffers))
         pieces: list[str] = []
-        states = [self._tensor_row(value, pieces) for value in self.step.states]
-        yield _table_definition("const pm_piece_t pm_pieces[]", pieces)
-        yield _table_definition("const pm_pieces_t pm_state_pieces[]", states)
-        kinds = {"inputs": self.step.inputs, "states": self.step.states}
-        for kind, values in (kinds | {"gradients": self.step.gradients}).items():
-            yield _table_definition(f"const pm_tensor_t pm_{kind}_info[]", map(_info_row, values))
+        states = [self._tensor_row(tensor, pieces) for tensor in self.step.states]
+        yield _define_table("const pm_piece_t pm_pieces[]", pieces)
+        yield _define_table("const pm_pieces_t pm_state_pieces[]", states)
+        tensors_by_kind = {"inputs": self.step.inputs, "states": self.step.states}
+        for kind, tensors in (tensors_by_kind | {"gradients": self.step.gradients}).items():
+            yield _define_table(f"const pm_tensor_t pm_{kind}_info[]", map(_make_info_row, tensors))
         if self.deployment.copies_to_flash:
-            saved_rows = (str(self._buffers.index(name)) for name in self.deployment.generation)
-            yield _table_definition("const uint32_t pm_saved[]", saved_rows)
+            saved_rows = (
+                str(self._buffers.index(name)) for name in self.deployment.generation_names
+            )
+            yield _define_table("const uint32_t pm_saved[]", saved_rows)
         replay = self.deployment.replay
         if replay is not None:
-            sizes = map(str, replay.part_bytes)
-            yield _table_definition("const uint32_t pm_sample_parts[]", sizes)
-            numbers = map(str, replay.front.inputs)
-            yield _table_definition("const uint32_t pm_sample_inputs[]", numbers, empty="0")
+            sizes = map(str, replay.tensor_bytes)
+            yield _define_table("const uint32_t pm_sample_parts[]", sizes)
+            input_indices = map(str, replay.front.inputs)
+            yield _define_table("const uint32_t pm_sample_inputs[]", input_indices, empty="0")
         migration = self.deployment.migration
         if migration is not None:
-            yield _table_definition(
+            yield _define_table(
                 "const pm_migrated_t pm_migrated[]",
                 map(self._migrated_row, migration.pieces),
             )
-            yield _table_definition(
+            yield _define_table(
                 "const uint32_t pm_old_bytes[]", map(str, migration.source["tensor_bytes"])
             )
         yield from self._gradient_table()
 
-    def _migrated_row(self, piece: CarriedPiece) -> str:
+    def _migrated_row(self, piece: MigratedPiece) -> str:
         """Return the row of a piece of state that is copied from the earlier step."""
         buffer = self._buffers.index(piece.buffer)
-        numbers = (buffer, piece.first, piece.count, piece.tensor, piece.offset)
-        return f"{{{', '.join(map(str, numbers))}}}"
+        fields = (
+            buffer,
+            piece.buffer_offset,
+            piece.count,
+            piece.tensor_index,
+            piece.tensor_offset,
+        )
+        return f"{{{', '.join(map(str, fields))}}}"
 
     def _buffer_row(self, name: str) -> str:
-        """Return the row of a state buffer: elements, first values, offset, slot, home, type."""
+        """Return the row of a state buffer: elements, initial values, offset, slot, home, type."""
         buffer = self.step.buffers[name]
-        home = self.home(name)
+        home = self.home_of(name)
         slots = self.deployment.slots
         slot = str(slots.index(name)) if name in slots else "PM_NO_SLOT"
         address = self.program.state_offsets.get(name, 0)
-        kind = _TYPE_NAMES[buffer.type]
-        numbers = (
+        type_macro = _TYPE_MACROS[buffer.type]
+        fields = (
             f"{buffer.elements}, {self.weights.offsets.get(name, 'PM_ZEROS')}, {address}, {slot}"
         )
-        return f"{{{numbers}, {_HOMES[home]}, {kind}}}"
+        return f"{{{fields}, {_HOME_MACROS[home]}, {type_macro}}}"
 
-    def home(self, name: str) -> str:
+    def home_of(self, name: str) -> str:
         """Return the home of a state buffer: ram, storage, mapped, or flash."""
         graph, plan = self.step.graph, self.deployment.plan
         if name not in graph.tensor_index:
@@ -314,41 +330,41 @@ class StepSource:
             return "ram"
         return "mapped" if plan.memory_mapped else "storage"
 
-    def _tensor_row(self, value: NamedTensor, pieces: list[str]) -> str:
-        """Append the rows of the pieces of a state tensor to `pieces`, and return its own row."""
-        first, remaining = len(pieces), value.elements
-        for ref in value.pieces:
+    def _tensor_row(self, tensor: NamedTensor, piece_rows: list[str]) -> str:
+        """Return the row of a state tensor; append the rows of its pieces to `piece_rows`."""
+        first, remaining = len(piece_rows), tensor.elements
+        for ref in tensor.pieces:
             count = min(remaining, self.step.buffers[ref.buffer].elements - ref.offset)
-            pieces.append(f"{{{self._buffers.index(ref.buffer)}, {ref.offset}, {count}}}")
+            piece_rows.append(f"{{{self._buffers.index(ref.buffer)}, {ref.offset}, {count}}}")
             remaining -= count
-        return f"{{{first}, {len(value.pieces)}}}"
+        return f"{{{first}, {len(tensor.pieces)}}}"
 
     def _gradient_table(self) -> Iterator[str]:
-        """Yield the table of returned gradients, if any, and register lists of their dimensions."""
+        """Yield the table of returned gradients, if any; add lists of their shapes and strides."""
         slots = self.deployment.slots
         rows = []
-        for value in self.step.gradients:
-            (piece,) = value.pieces
+        for gradient in self.step.gradients:
+            (piece,) = gradient.pieces
             tensor_elements = self.step.buffers[piece.buffer].elements
-            slot = slots.index(gradient_slot_name(value))
-            order = "0, 0, 0"
-            if value.strides is not None:
+            slot = slots.index(gradient_slot_name(gradient))
+            dimension_fields = "0, 0, 0"
+            if gradient.strides is not None:
                 shape = self.program.lists.setdefault(
-                    value.shape, f"pm_list_{len(self.program.lists)}"
+                    gradient.shape, f"pm_list_{len(self.program.lists)}"
                 )
                 strides = self.program.lists.setdefault(
-                    value.strides, f"pm_list_{len(self.program.lists)}"
+                    gradient.strides, f"pm_list_{len(self.program.lists)}"
                 )
-                order = f"{len(value.shape)}, {shape}, {strides}"
-            rows.append(f"{{{slot}, {tensor_elements}, {piece.offset}, {order}}}")
+                dimension_fields = f"{len(gradient.shape)}, {shape}, {strides}"
+            rows.append(f"{{{slot}, {tensor_elements}, {piece.offset}, {dimension_fields}}}")
         if rows:
-            yield _table_definition("const pm_gradient_t pm_gradients[]", rows)
+            yield _define_table("const pm_gradient_t pm_gradients[]", rows)
 
 
-def _macro_names() -> set[str]:
-    """Return the names of the macros in the templates, which macros of tensors must not have."""
+def _template_macro_names() -> set[str]:
+    """Return the names of the macros in the templates, which no macro of a tensor may have."""
     texts = map(read_template, ("generated/include/pm.h", "pm_driver.h", "src/pm_state.h"))
-    return {name for text in texts for name in _DEFINED.findall(text)}
+    return {name for text in texts for name in _DEFINED_MACRO.findall(text)}
 
 
 def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
@@ -357,10 +373,10 @@ def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
     return fill(" + ".join(terms) or "0u", 88).replace("\n", " \\\n    ")
 
 
-def _input_pointers(step: LoweredStep, array: str) -> Iterator[str]:
-    """Yield the declarations of a pointer to each input of the caller."""
-    for k, value in enumerate(step.inputs):
-        yield f"const {value.type.c_name} *const x{k} = {array}[{k}];"
+def _declare_input_pointers(step: LoweredStep, array: str) -> Iterator[str]:
+    """Yield the declarations of a C pointer to each input, which the caller owns."""
+    for k, tensor in enumerate(step.inputs):
+        yield f"const {tensor.type.c_name} *const x{k} = {array}[{k}];"
     yield from (f"(void)x{k};" for k in range(len(step.inputs)))
     if not step.inputs:
         yield f"(void){array};"
@@ -374,33 +390,33 @@ def _indent_lines(lines: Iterable[str]) -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
-def _info_row(value: NamedTensor) -> str:
-    integer_bytes = 0 if value.type is DataType.REAL else value.type.itemsize
-    return f"{{{value.elements}, {integer_bytes}}}"
+def _make_info_row(tensor: NamedTensor) -> str:
+    integer_bytes = 0 if tensor.type is DataType.REAL else tensor.type.itemsize
+    return f"{{{tensor.elements}, {integer_bytes}}}"
 
 
-def _table_definition(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
-    lines: Sequence[str] = list(rows)
-    inside = "".join(f"    {row},\n" for row in lines or (empty,))
-    return f"{declaration} = {{\n{inside}}};"
+def _define_table(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
+    row_texts: Sequence[str] = list(rows)
+    row_lines = "".join(f"    {row},\n" for row in row_texts or (empty,))
+    return f"{declaration} = {{\n{row_lines}}};"
 
 
-def _last_nonempty(earlier: str, node: str) -> str:
-    return node or earlier
+def _latest_nonempty(earlier_label: str, label: str) -> str:
+    return label or earlier_label
 
 
-def _macro_name(kind: str, name: str, used_names: set[str]) -> str:
+def _make_macro_name(kind: str, name: str, used_names: set[str]) -> str:
     """Return a unique macro name for a tensor, and add it to `used_names`."""
-    words = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
-    if kind == "INPUT" and len(words) > 1 and words[0] == "inputs":
-        del words[0]
-    base_name = constant = "_".join([kind, *words]).upper()
+    name_parts = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
+    if kind == "INPUT" and len(name_parts) > 1 and name_parts[0] == "inputs":
+        del name_parts[0]
+    base_name = macro_name = "_".join([kind, *name_parts]).upper()
     suffix = 1
-    while constant in used_names:
+    while macro_name in used_names:
         suffix += 1
-        constant = f"{base_name}_{suffix}"
-    used_names.add(constant)
-    return constant
+        macro_name = f"{base_name}_{suffix}"
+    used_names.add(macro_name)
+    return macro_name
 
 
 def _comment_line(text: str) -> str:

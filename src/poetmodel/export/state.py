@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STATE_FILE: Final = "state.bin"
 """Default name of the state file in an exported folder."""
-_STORED: Final = {"float32": "<f4", "int32": "<i4", "uint8": "u1", "int8": "i1"}
+_FILE_DTYPES: Final = {"float32": "<f4", "int32": "<i4", "uint8": "u1", "int8": "i1"}
 _MANIFEST: Final = "manifest.json"
 
 
@@ -31,31 +31,33 @@ class ExportedTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """Type in the build for the device: ``float32``, ``int32``, ``uint8`` or ``int8``."""
+    """Element type on the device: ``float32``, ``int32``, ``uint8`` or ``int8``."""
     home: str
     """``ram``, ``storage``, ``mapped`` or ``flash``; several, joined by +, if its tiles differ."""
 
     @property
     def bytes(self) -> int:
-        """Size in the build for the device [B]."""
-        return math.prod(self.shape) * np.dtype(_STORED[self.dtype]).itemsize
+        """Size on the device [B]."""
+        return math.prod(self.shape) * np.dtype(_FILE_DTYPES[self.dtype]).itemsize
 
 
-def state_tensors(folder: str | Path, *, is_trained: bool = False) -> tuple[ExportedTensor, ...]:
-    """Return the state tensors of an exported folder, in the order of its state file.
+def load_state_tensors(
+    folder: str | Path, *, requires_updates: bool = False
+) -> tuple[ExportedTensor, ...]:
+    """Load the state tensors of an exported folder from its manifest, in the order of state files.
 
     Parameters
     ----------
     folder : str or Path
         The exported folder.
-    is_trained : bool
-        Whether to refuse a folder whose program only computes gradients.
+    requires_updates : bool
+        Whether a folder whose program updates no state raises an error.
 
     Raises
     ------
     InputError
-        If the folder has no manifest of an export, or `is_trained` and its program updates no
-        state.
+        If the folder has no manifest of an export, or its program updates no state and that is
+        required.
     """
     path = Path(folder) / _MANIFEST
     text = read_text(path)
@@ -63,7 +65,7 @@ def state_tensors(folder: str | Path, *, is_trained: bool = False) -> tuple[Expo
         document = parse_json(text, expected="manifest of an export")
         if not isinstance(document, dict) or document.get("format") != "poetmodel-export":
             raise InputError("expected the manifest of a folder that poetmodel export made")
-        if is_trained and not document.get("updates", True):
+        if requires_updates and not document.get("updates", True):
             raise InputError(
                 "its program hands out gradients and changes no state, so that it has no file of "
                 "state; export it with an optimizer"
@@ -76,7 +78,7 @@ def state_tensors(folder: str | Path, *, is_trained: bool = False) -> tuple[Expo
 
 def _parse_tensor(entry: Mapping[str, Any]) -> ExportedTensor:
     """Parse a state tensor of a manifest; raise `ValueError` for an invalid type or shape."""
-    if entry["dtype"] not in _STORED:
+    if entry["dtype"] not in _FILE_DTYPES:
         raise ValueError(entry["dtype"])
     shape = tuple(entry["shape"])
     if not all(type(size) is int and size >= 0 for size in shape):
@@ -98,7 +100,7 @@ def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path
 
 
 def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.ndarray]:
-    """Read the arrays of a state file by name; a file of a double-precision build gives doubles.
+    """Read the arrays of a state file by name: doubles from a file of a double-precision build.
 
     Raises
     ------
@@ -116,10 +118,12 @@ def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.nd
     is_double = len(data) != float_bytes
     arrays, offset = {}, 0
     for tensor in tensors:
-        kind = np.dtype("<f8" if is_double and tensor.dtype == "float32" else _STORED[tensor.dtype])
+        dtype = np.dtype(
+            "<f8" if is_double and tensor.dtype == "float32" else _FILE_DTYPES[tensor.dtype]
+        )
         count = math.prod(tensor.shape)
-        arrays[tensor.name] = np.frombuffer(data, kind, count, offset).reshape(tensor.shape)
-        offset += count * kind.itemsize
+        arrays[tensor.name] = np.frombuffer(data, dtype, count, offset).reshape(tensor.shape)
+        offset += count * dtype.itemsize
     return arrays
 
 
@@ -127,5 +131,7 @@ def write_state(
     path: Path, tensors: Sequence[ExportedTensor], arrays: Mapping[str, np.ndarray]
 ) -> None:
     """Write a state file: the arrays of `tensors`, by name, in their order and types."""
-    contents = (arrays[tensor.name].astype(_STORED[tensor.dtype]).tobytes() for tensor in tensors)
+    contents = (
+        arrays[tensor.name].astype(_FILE_DTYPES[tensor.dtype]).tobytes() for tensor in tensors
+    )
     write_bytes(path, b"".join(contents))

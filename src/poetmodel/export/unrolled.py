@@ -1,8 +1,8 @@
-"""Gradients of shared weights as sums of one product per time step of an unrolled network.
+"""Compute gradients of shared weights as sums of one product per time step of a network.
 
 PyTorch stacks tensors of all time steps of a recurrent layer, so that one product computes the
-gradient of a weight: all pieces and the stack are in RAM at once. Here the product of each piece is
-added to the gradient as soon as the piece is computed. Only the order of summation changes.
+gradient of a weight: all pieces and the stack are in RAM at once. Here, the product of each piece
+is added to the gradient as soon as the piece is computed. Only the order of summation changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ import numpy as np
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Buffer, Call, DataType, Ref
 from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
-from poetmodel.lowered.loops import Loops, call_refs, is_by_element, loops_of, shape_table
+from poetmodel.lowered.loops import (
+    Loops,
+    call_refs,
+    call_to_loops,
+    is_elementwise,
+    make_shape_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +41,7 @@ def unroll_weight_gradients(step: LoweredStep) -> LoweredStep:
     rewritten = split_fused_updates(step)
     division = _Division(rewritten)
     if division.pieces:
-        rewritten = _Rewriter(division).step()
+        rewritten = _Rewriter(division).make_step()
     fused_step = _fuse_gradient_sums(rewritten)
     return (
         step
@@ -60,47 +66,53 @@ class _Pieces:
         """Number of elements of one piece."""
         return self.outer * self.inner
 
-    def only_piece(self, loops: Loops, number: int) -> tuple[int, Loops] | None:
-        """Return (piece, loops over it) if loops access one piece of an operand, otherwise None."""
-        elements = loops.elements(number)
-        rows = elements // self.inner
-        piece = int(rows.flat[0]) % self.count
-        if (rows % self.count != piece).any():
+    def find_only_piece(self, loops: Loops, index: int) -> tuple[int, Loops] | None:
+        """Return (piece index, loops over the piece) if loops access one piece of tensor `index`.
+
+        Returns None if they access several pieces.
+        """
+        indices = loops.element_indices(index)
+        inner_rows = indices // self.inner
+        piece = int(inner_rows.flat[0]) % self.count
+        if (inner_rows % self.count != piece).any():
             return None
-        inside = rows // self.count * self.inner + elements % self.inner
-        piece_loops = loops.with_elements(number, loops.refs[number].buffer, inside)
+        indices_in_piece = inner_rows // self.count * self.inner + indices % self.inner
+        piece_loops = loops.with_elements(index, loops.refs[index].buffer, indices_in_piece)
         return None if piece_loops is None else (piece, piece_loops)
 
-    def split_loops(self, loops: Loops, number: int) -> Iterator[tuple[int, list[Loops]]]:
-        """Yield (dimension, loops per piece) for each dimension that separates its pieces."""
-        for d, (size, step) in enumerate(zip(loops.sizes, loops.steps[number], strict=True)):
-            rows, remainder = divmod(self.inner, step) if step > 0 else (0, 1)
-            rows = min(rows, size // self.count)
+    def split_loops(self, loops: Loops, index: int) -> Iterator[tuple[int, list[Loops]]]:
+        """Yield (dimension, loops of pieces) if a dimension separates pieces of tensor `index`."""
+        for d, (size, stride) in enumerate(zip(loops.sizes, loops.strides[index], strict=True)):
+            group_size, remainder = divmod(self.inner, stride) if stride > 0 else (0, 1)
+            group_size = min(group_size, size // self.count)
             if (
-                rows
+                group_size
                 and not remainder
-                and size in (rows * self.count, rows * self.count * self.outer)
+                and size in (group_size * self.count, group_size * self.count * self.outer)
             ):
                 yield (
                     d,
-                    [loops.subset(d, t, rows=rows, count=self.count) for t in range(self.count)],
+                    [
+                        loops.select_iterations(d, t, group_size=group_size, period=self.count)
+                        for t in range(self.count)
+                    ],
                 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PieceCall:
-    """A call, or one of the calls into which it is divided, with the pieces that it accesses."""
+    """An undivided call, or one call of a divided one, with the pieces that it accesses."""
 
     call: Call
     loops: Loops | None = None
     """Loops of the call; None if it accesses no pieces."""
     piece_of: Mapping[str, int] = field(default_factory=dict)
-    """Number of the accessed piece, by tensor."""
+    """Index of the accessed piece, by tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DividedCall:
-    """A call in terms of pieces: one call, or one for each piece."""
+    """A call that accesses pieces, as one call or one call for each piece."""
 
     piece_calls: tuple[_PieceCall, ...]
     is_sum: bool = False
@@ -108,18 +120,18 @@ class _DividedCall:
 
 
 def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCall | None:
-    """Return the call of loops that access one piece of each divided tensor; otherwise None."""
+    """Return the call of loops; None unless they access one piece of each divided tensor."""
     piece_of: dict[str, int] = {}
-    for number, ref in enumerate(loops.refs):
+    for index, ref in enumerate(loops.refs):
         if ref.buffer in pieces:
-            piece_and_loops = pieces[ref.buffer].only_piece(loops, number)
+            piece_and_loops = pieces[ref.buffer].find_only_piece(loops, index)
             if (
                 piece_and_loops is None
                 or piece_of.setdefault(ref.buffer, piece_and_loops[0]) != piece_and_loops[0]
             ):
                 return None
             loops = piece_and_loops[1]
-    call = loops.as_call()
+    call = loops.to_call()
     return None if call is None else _PieceCall(call=call, loops=loops, piece_of=piece_of)
 
 
@@ -127,23 +139,23 @@ def _divide_call(call: Call, pieces: Mapping[str, _Pieces]) -> _DividedCall | No
     """Divide a call by the pieces of its tensors; None if it cannot be divided."""
     if not pieces.keys() & set(call.buffers):
         return _DividedCall(piece_calls=(_PieceCall(call=call),))
-    loops = loops_of(call)
+    loops = call_to_loops(call)
     if loops is None:
         return None
-    whole = _restrict_to_piece(loops, pieces)
-    if whole is not None:
-        return _DividedCall(piece_calls=(whole,))
-    for number, ref in enumerate(loops.refs):
+    only_call = _restrict_to_piece(loops, pieces)
+    if only_call is not None:
+        return _DividedCall(piece_calls=(only_call,))
+    for index, ref in enumerate(loops.refs):
         for d, piece_loops in (
-            pieces[ref.buffer].split_loops(loops, number) if ref.buffer in pieces else ()
+            pieces[ref.buffer].split_loops(loops, index) if ref.buffer in pieces else ()
         ):
-            divided = [
-                part
-                for piece in piece_loops
-                if (part := _restrict_to_piece(piece, pieces)) is not None
+            piece_calls = [
+                piece_call
+                for loops_of_piece in piece_loops
+                if (piece_call := _restrict_to_piece(loops_of_piece, pieces)) is not None
             ]
-            if len(divided) == len(piece_loops):
-                return _DividedCall(piece_calls=tuple(divided), is_sum=loops.steps[0][d] == 0)
+            if len(piece_calls) == len(piece_loops):
+                return _DividedCall(piece_calls=tuple(piece_calls), is_sum=loops.strides[0][d] == 0)
     return None
 
 
@@ -154,20 +166,20 @@ class _Division:
         """Find the tensors to divide, and divide the calls of the nodes that use them."""
         self.step = step
         self.graph = step.graph
-        self._handed_out = step.returned_buffers
-        self.state = {self.graph.tensors[i].name for i in self.graph.state_tensors}
+        self._returned_buffers = step.returned_buffers
+        self.state_names = {self.graph.tensors[i].name for i in self.graph.state_tensors}
         self._users: dict[str, list[int]] = {}
         for k, calls in enumerate(step.calls):
             for name in dict.fromkeys(name for call in calls for name in call.buffers):
                 self._users.setdefault(name, []).append(k)
         self.pieces: dict[str, _Pieces] = {}
-        self.whole: set[str] = set()
-        """Divided tensors that some nodes also need undivided: stacks of copies."""
-        self.consumers: dict[int, list[_DividedCall]] = {}
+        self.undivided_stacks: set[str] = set()
+        """Divided stacks of copies that some nodes also need undivided."""
+        self.consumer_calls: dict[int, list[_DividedCall]] = {}
         """Divided calls of each node that accesses a divided tensor and has an undivided result."""
-        self.producers: dict[int, list[_DividedCall]] = {}
+        self.producer_calls: dict[int, list[_DividedCall]] = {}
         """Divided calls of each node with a divided result."""
-        self._divided: dict[
+        self._division_cache: dict[
             tuple[int, tuple[tuple[str, _Pieces], ...]], list[_DividedCall] | None
         ] = {}
         self._propose_stacks()
@@ -175,18 +187,18 @@ class _Division:
             pass
 
     def is_copy(self, k: int) -> bool:
-        """Return whether a node only copies, so that the pieces of its result exist before it."""
+        """Return whether node `k` only copies, so that the pieces of its result exist before it."""
         return all(call.kernel == "pm_copy" for call in self.step.calls[k])
 
-    # -- which tensors ---------------------------------------------------------------------------
+    # -- tensors to divide -----------------------------------------------------------------------
 
     def _is_divisible(self, name: str) -> bool:
         i = self.graph.tensor_index.get(name)
-        if i is None or name in self._handed_out or name not in self._users:
+        if i is None or name in self._returned_buffers or name not in self._users:
             return False
         node = self.graph.nodes[self.graph.node_of[i]]
-        plain = node.recomputable and not node.workspace_bytes and len(node.outputs) == 1
-        return plain and not node.is_state and self.step.buffers[name].type is DataType.REAL
+        is_plain = node.recomputable and not node.workspace_bytes and len(node.outputs) == 1
+        return is_plain and not node.is_state and self.step.buffers[name].type is DataType.REAL
 
     def _propose_stacks(self) -> None:
         """Propose to divide stacks for weight gradients, and tensors in the same loops."""
@@ -197,11 +209,11 @@ class _Division:
         counts = {pieces.count for pieces in self.pieces.values()}
         for tensor in self.graph.tensors if counts else ():
             if tensor.name not in self.pieces and self._is_divisible(tensor.name):
-                for pieces in self._sliced_pieces(tensor.name, counts):
+                for pieces in self._find_sliced_pieces(tensor.name, counts):
                     self._propose_tensor(tensor.name, pieces)
 
     def _parse_stack(self, k: int) -> tuple[str, _Pieces | None]:
-        """Return (result, pieces) of a node that stacks equal pieces, otherwise ("", None)."""
+        """Return (result, pieces) of a node that stacks equal pieces; otherwise pieces is None."""
         node, calls = self.graph.nodes[k], self.step.calls[k]
         if len(calls) <= 1 or len(node.outputs) != 1 or not self.is_copy(k):
             return "", None
@@ -210,9 +222,11 @@ class _Division:
         pieces = _Pieces(1, len(calls), inner)
         if remainder or not inner or not self._is_divisible(name):
             return "", None
-        copies = [_divide_call(call, {name: pieces}) for call in calls]
-        order = [copy.piece_calls[0].piece_of.get(name) if copy else None for copy in copies]
-        return name, pieces if order == list(range(len(calls))) else None
+        divided_copies = [_divide_call(call, {name: pieces}) for call in calls]
+        piece_order = [
+            copy.piece_calls[0].piece_of.get(name) if copy else None for copy in divided_copies
+        ]
+        return name, pieces if piece_order == list(range(len(calls))) else None
 
     def _saves_memory(self, name: str, pieces: _Pieces) -> bool:
         """Return whether a stack uses more memory than the sums over its pieces."""
@@ -222,72 +236,75 @@ class _Division:
             for call in self.step.calls[k]
             if len(self.step.calls[k]) == 1 and self._sums_pieces(call, name, pieces)
         }
-        results = [self.step.buffers[ref.buffer].bytes for ref in sums if isinstance(ref, Ref)]
-        return 0 < sum(results) < self.step.buffers[name].bytes
+        sum_bytes = [self.step.buffers[ref.buffer].bytes for ref in sums if isinstance(ref, Ref)]
+        return 0 < sum(sum_bytes) < self.step.buffers[name].bytes
 
     def _sums_pieces(self, call: Call, name: str, pieces: _Pieces) -> bool:
         """Return whether a call sums pieces, or products of pieces with another activation."""
-        piece_calls = _divide_call(call, {name: pieces})
+        divided_call = _divide_call(call, {name: pieces})
         other_inputs = {ref.buffer for ref in call_refs(call)[1:]} - {name}
         return (
-            piece_calls is not None
-            and piece_calls.is_sum
+            divided_call is not None
+            and divided_call.is_sum
             and call.kernel in _SUMS
-            and not other_inputs & self.state
+            and not other_inputs & self.state_names
         )
 
     def _propose_tensor(self, name: str, pieces: _Pieces) -> None:
         """Propose to divide a tensor and, transitively, tensors in the same loops."""
-        pending = {name: pieces}
-        while pending:
-            name, pieces = pending.popitem()
+        pieces_of_tensors = {name: pieces}
+        while pieces_of_tensors:
+            name, pieces = pieces_of_tensors.popitem()
             self.pieces[name] = pieces
             for k in self._users[name]:
                 for call in self.step.calls[k]:
-                    for other, other_pieces in _tensors_in_same_loop(
+                    for other, other_pieces in _find_tensors_in_same_loop(
                         call, name, pieces, self.step.buffers
                     ):
                         if other not in self.pieces and self._is_divisible(other):
-                            pending.setdefault(other, other_pieces)
+                            pieces_of_tensors.setdefault(other, other_pieces)
 
-    def _sliced_pieces(self, name: str, counts: set[int]) -> list[_Pieces]:
-        """Return the pieces of a tensor, of which the first reader accesses one; [] if none."""
+    def _find_sliced_pieces(self, name: str, counts: set[int]) -> list[_Pieces]:
+        """Return the pieces of a tensor of which its first reader accesses one, otherwise [].
+
+        Their number must be in `counts`.
+        """
         elements = self.step.buffers[name].elements
-        readers = [k for k in self._users[name] if k != self._maker(name)]
+        readers = [k for k in self._users[name] if k != self._find_producer(name)]
         for k in readers[:1]:
             for call in self.step.calls[k]:
-                loops = loops_of(call) if name in call.buffers else None
-                for number, ref in enumerate(loops.refs if loops else ()):
+                loops = call_to_loops(call) if name in call.buffers else None
+                for index, ref in enumerate(loops.refs if loops else ()):
                     if loops and ref.buffer == name:
-                        pairs = sorted(zip(loops.steps[number], loops.sizes, strict=True))
-                        inner, distance = _contiguous_sequence(pairs, elements)
+                        pairs = sorted(zip(loops.strides[index], loops.sizes, strict=True))
+                        inner, distance = _find_contiguous_sequence(pairs, elements)
                         count = distance // inner
                         if count in counts and elements % distance == 0:
                             return [_Pieces(elements // distance, count, inner)]
         return []
 
-    def _maker(self, name: str) -> int:
+    def _find_producer(self, name: str) -> int:
         return self.graph.node_of[self.graph.tensor_index[name]]
 
     # -- division of nodes -------------------------------------------------------------------------
 
     def _divide_nodes(self) -> bool:
-        """Divide the calls of all nodes around divided tensors; return whether that succeeded.
+        """Divide the calls of all nodes that use divided tensors; return whether that succeeded.
 
-        Otherwise some tensors are removed from `pieces`, and the caller tries again.
+        If not, some tensors have been removed from `pieces`, and the caller tries again.
         """
-        self.whole, self.consumers, self.producers = set(), {}, {}
+        self.undivided_stacks, self.consumer_calls, self.producer_calls = set(), {}, {}
         accessed_names: set[str] = set()
         for k in sorted({k for name in self.pieces for k in self._users[name]}, reverse=True):
             outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
             divided_outputs = outputs & self.pieces.keys()
-            if divided_outputs and not self._divide_node(k, self.producers, divided_outputs):
+            if divided_outputs and not self._divide_node(k, self.producer_calls, divided_outputs):
                 return self._undivide(divided_outputs)
-            if (not divided_outputs or divided_outputs & self.whole) and not self._divide_node(
-                k, self.consumers, set()
-            ):
-                return self._undivide(set(self._divided_buffers(k)) - outputs)
-            accessed_names |= self._accessed_tensors(k) - outputs
+            if (
+                not divided_outputs or divided_outputs & self.undivided_stacks
+            ) and not self._divide_node(k, self.consumer_calls, set()):
+                return self._undivide(set(self._list_divided_buffers(k)) - outputs)
+            accessed_names |= self._find_accessed_tensors(k) - outputs
         return accessed_names >= self.pieces.keys() or self._undivide(
             self.pieces.keys() - accessed_names
         )
@@ -297,83 +314,91 @@ class _Division:
     ) -> bool:
         """Add the divided calls of node `k` to `divided_calls`; return whether they can be divided.
 
-        `outputs` are its divided results. Stacks of copies may remain undivided inputs; they are
-        then added to `whole`.
+        `outputs` are the divided results of the node. Stacks of copies may remain undivided inputs;
+        they are then added to `undivided_stacks`.
         """
         other_outputs = {tensor.name for tensor in self.graph.nodes[k].outputs} - outputs
-        accessed_names = [name for name in self._divided_buffers(k) if name not in other_outputs]
+        accessed_names = [
+            name for name in self._list_divided_buffers(k) if name not in other_outputs
+        ]
         for names in (
             accessed_names,
             [n for n in accessed_names if n in outputs or not self._is_stack(n)],
         ):
             piece_calls = self._divide_calls(k, names)
             if piece_calls is not None and (
-                _covers(piece_calls, self.pieces, outputs) or self._can_divide(k, piece_calls)
+                _writes_each_piece(piece_calls, self.pieces, outputs)
+                or self._can_divide(k, piece_calls)
             ):
                 divided_calls[k] = piece_calls
-                self.whole |= set(accessed_names) - set(names)
+                self.undivided_stacks |= set(accessed_names) - set(names)
                 return True
         return False
 
-    def _accessed_tensors(self, k: int) -> set[str]:
+    def _find_accessed_tensors(self, k: int) -> set[str]:
         """Return the divided tensors of which node `k` accesses pieces."""
-        piece_calls = (*self.producers.get(k, ()), *self.consumers.get(k, ()))
-        return {name for call in piece_calls for part in call.piece_calls for name in part.piece_of}
+        divided_calls = (*self.producer_calls.get(k, ()), *self.consumer_calls.get(k, ()))
+        return {
+            name
+            for divided_call in divided_calls
+            for piece_call in divided_call.piece_calls
+            for name in piece_call.piece_of
+        }
 
-    def readers(self, name: str) -> list[list[_PieceCall]]:
-        """Return the divided calls that read a tensor, by piece."""
+    def find_readers(self, name: str) -> list[list[_PieceCall]]:
+        """Return the calls that read each piece of a tensor."""
         readers: list[list[_PieceCall]] = [[] for _ in range(self.pieces[name].count)]
-        maker = self._maker(name)
+        producer_index = self._find_producer(name)
         for k in self._users[name]:
-            producer_calls = self.producers.get(k, []) if k != maker else []
-            for call in (*producer_calls, *self.consumers.get(k, [])):
+            calls_of_producer = self.producer_calls.get(k, []) if k != producer_index else []
+            for call in (*calls_of_producer, *self.consumer_calls.get(k, [])):
                 for piece_call in call.piece_calls:
                     if name in piece_call.piece_of:
                         readers[piece_call.piece_of[name]].append(piece_call)
         return readers
 
     def _undivide(self, names: Iterable[str]) -> bool:
-        """Remove tensors from the divided ones, and return False."""
+        """Remove tensors from `pieces`; return False, as does `_divide_nodes` on failure."""
         for name in names:
             del self.pieces[name]
         return False
 
-    def _divided_buffers(self, k: int) -> list[str]:
+    def _list_divided_buffers(self, k: int) -> list[str]:
         buffer_names = {name for call in self.step.calls[k] for name in call.buffers}
         return [name for name in self.pieces if name in buffer_names]
 
     def _is_stack(self, name: str) -> bool:
-        return self.is_copy(self._maker(name))
+        return self.is_copy(self._find_producer(name))
 
     def _divide_calls(self, k: int, names: Sequence[str]) -> list[_DividedCall] | None:
         """Return the calls of a node divided by the pieces of `names`; None if impossible."""
         key = (k, tuple((name, self.pieces[name]) for name in names))
-        if key not in self._divided:
+        if key not in self._division_cache:
             calls = [_divide_call(call, dict(key[1])) for call in self.step.calls[k]]
-            self._divided[key] = (
+            self._division_cache[key] = (
                 None if None in calls else [call_parts for call_parts in calls if call_parts]
             )
-        return self._divided[key]
+        return self._division_cache[key]
 
     def _can_divide(self, k: int, piece_calls: list[_DividedCall]) -> bool:
         """Return whether a node with an undivided result can use divided calls.
 
-        Each call must access one piece of each tensor, or sum pieces. A call that places pieces
-        side by side needs all at once, which is permitted only for copies.
+        Each call must access one piece of each tensor, or sum pieces. A call that stacks pieces
+        needs all pieces at once, which is permitted only for copies.
         """
-        division = [call for call in piece_calls if len(call.piece_calls) > 1]
-        if not division:
+        divided_calls = [call for call in piece_calls if len(call.piece_calls) > 1]
+        if not divided_calls:
             return True
         node = self.graph.nodes[k]
         if len(node.outputs) != 1 or node.workspace_bytes or not node.recomputable:
             return False
-        if any(call.is_sum for call in division):
+        if any(call.is_sum for call in divided_calls):
             return len(piece_calls) == 1 and _is_plain_sum(self.step.calls[k][0])
         return all(
             self._is_stack(n)
-            for call in division
-            for part in call.piece_calls
-            for n in part.piece_of
+            for call in divided_calls
+            for piece_call in call.piece_calls
+            for n in piece_call.piece_of
         )
 
 
@@ -382,43 +407,43 @@ def _is_plain_sum(call: Call) -> bool:
 
 
 _SUMS: Final = ("pm_mm", "pm_sum")
-"""Kernels whose results for pieces can be summed one after the other."""
+"""Kernels whose results for single pieces can be added up."""
 
 
-def _contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tuple[int, int]:
+def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tuple[int, int]:
     """Return (length of a contiguous sequence, distance to the next) of loops [elements].
 
     `pairs` are (stride, size), sorted by stride.
     """
     length = 1
-    for step, size in pairs:
-        if step == length:
+    for stride, size in pairs:
+        if stride == length:
             length *= size
-        elif step > length and size > 1:
-            return length, step
+        elif stride > length and size > 1:
+            return length, stride
     return length, elements
 
 
-def _tensors_in_same_loop(
+def _find_tensors_in_same_loop(
     call: Call, name: str, pieces: _Pieces, buffers: Mapping[str, Buffer]
 ) -> Iterator[tuple[str, _Pieces]]:
-    """Yield (tensor, pieces) for other tensors of a call that `pieces` of tensor `name` divide."""
-    loops = loops_of(call)
+    """Yield (tensor, pieces) of other tensors that a call divides together with tensor `name`."""
+    loops = call_to_loops(call)
     if (
         loops is None
         or name not in call.buffers
         or _restrict_to_piece(loops, {name: pieces}) is not None
     ):
         return
-    for number, ref in enumerate(loops.refs):
-        for _, piece_loops in pieces.split_loops(loops, number) if ref.buffer == name else ():
+    for index, ref in enumerate(loops.refs):
+        for _, piece_loops in pieces.split_loops(loops, index) if ref.buffer == name else ():
             if not all(
-                _restrict_to_piece(part, {name: pieces})
-                for part in (piece_loops[0], piece_loops[-1])
+                _restrict_to_piece(loops_of_piece, {name: pieces})
+                for loops_of_piece in (piece_loops[0], piece_loops[-1])
             ):
                 continue
             for other_ref in loops.refs:
-                distance = _piece_distance(piece_loops, other_ref.buffer)
+                distance = _measure_piece_distance(piece_loops, other_ref.buffer)
                 if other_ref.buffer != name and distance > 0:
                     outer, remainder = divmod(
                         buffers[other_ref.buffer].elements, distance * pieces.count
@@ -428,31 +453,35 @@ def _tensors_in_same_loop(
             return
 
 
-def _piece_distance(piece_loops: Sequence[Loops], name: str) -> int:
-    """Return the distance between the first two loops in tensor `name` [elements]."""
+def _measure_piece_distance(piece_loops: Sequence[Loops], name: str) -> int:
+    """Return the distance between the first two pieces of tensor `name` [elements]."""
     first, second = (
-        next(ref.offset for ref in part.refs if ref.buffer == name) for part in piece_loops[:2]
+        next(ref.offset for ref in loops.refs if ref.buffer == name) for loops in piece_loops[:2]
     )
     return second - first
 
 
-def _covers(
+def _writes_each_piece(
     piece_calls: Sequence[_DividedCall], pieces: Mapping[str, _Pieces], outputs: set[str]
 ) -> bool:
-    """Return whether divided calls write each piece of their only result, without sums."""
+    """Return whether divided calls write each piece of their only output, without sums."""
     if len(outputs) != 1:
         return False
     (name,) = outputs
-    written = [[part.piece_of.get(name) for part in call.piece_calls] for call in piece_calls]
-    distinct = all(len(set(call)) == len(call) for call in written)
-    return distinct and {t for call in written for t in call} == set(range(pieces[name].count))
+    written_pieces = [
+        [piece_call.piece_of.get(name) for piece_call in call.piece_calls] for call in piece_calls
+    ]
+    are_distinct = all(len(set(call)) == len(call) for call in written_pieces)
+    return are_distinct and {t for call in written_pieces for t in call} == set(
+        range(pieces[name].count)
+    )
 
 
 # -- the step in pieces ----------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
-class _Operation:
+class _NewNode:
     """A node of the new step, with its calls."""
 
     node: Node
@@ -460,41 +489,41 @@ class _Operation:
 
 
 class _Rewriter:
-    """Builder of the step with divided tensors, and nodes in a new order."""
+    """Builds the step with divided tensors, and nodes in a new order."""
 
     def __init__(self, division: _Division) -> None:
-        """Prepare an empty step; `step` adds the nodes."""
+        """Prepare an empty step; `make_step` adds the nodes."""
         self.division = division
-        self.whole = division.step
+        self.old_step = division.step
         self.graph = division.graph
         self.buffers = {
             name: buffer
             for name, buffer in division.step.buffers.items()
-            if name not in division.pieces or name in division.whole
+            if name not in division.pieces or name in division.undivided_stacks
         }
         self.aliases: dict[str, tuple[str, np.ndarray]] = {}
-        """(buffer, indices of elements) of each piece that equals elements of another buffer."""
-        self.early: list[_Operation] = []
-        """Nodes to place as soon as their inputs are computed, in the order of this list."""
-        self.late: dict[str, _Operation] = {}
-        """Nodes to place before the first reader of their result, by result."""
-        self.fixed: dict[int, _Operation] = {}
-        """Nodes that stay at their old position, by position."""
-        self.ready: dict[str, int] = {}
-        """For each tensor, the index of the old node after which it can be computed."""
+        """(buffer, element indices) of each piece that equals elements of another buffer."""
+        self.early_nodes: list[_NewNode] = []
+        """Nodes to execute as soon as their inputs are computed, in the order of this list."""
+        self.late_nodes: dict[str, _NewNode] = {}
+        """Nodes to execute right before the first reader of their result, by result."""
+        self.fixed_nodes: dict[int, _NewNode] = {}
+        """Nodes that retain their position in the old step, by position."""
+        self.ready_after: dict[str, int] = {}
+        """Position in the old step after which each tensor can be computed; -1 if at once."""
 
-    def step(self) -> LoweredStep:
+    def make_step(self) -> LoweredStep:
         """Build the new step."""
         for k, node in enumerate(self.graph.nodes):
-            if k in self.division.producers:
+            if k in self.division.producer_calls:
                 self._add_piece_nodes(k)
-            self.ready.update((tensor.name, k) for tensor in node.outputs)
-            if k in self.division.consumers:
+            self.ready_after.update((tensor.name, k) for tensor in node.outputs)
+            if k in self.division.consumer_calls:
                 self._add_consumer(k)
-            elif k not in self.division.producers:
-                self.fixed[k] = _Operation(node=node, calls=self.whole.calls[k])
-        operations = list(self._execution_order())
-        return self.whole.with_nodes(
+            elif k not in self.division.producer_calls:
+                self.fixed_nodes[k] = _NewNode(node=node, calls=self.old_step.calls[k])
+        operations = list(self._order_nodes())
+        return self.old_step.with_nodes(
             (operation.node for operation in operations),
             (operation.calls for operation in operations),
             buffers=self.buffers,
@@ -504,81 +533,91 @@ class _Rewriter:
         """Add a node for each piece of the result of node `k`, except pieces that are aliases."""
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         pieces = self.division.pieces[result.name]
-        piece_calls = [part for call in self.division.producers[k] for part in call.piece_calls]
-        buffer = Buffer(elements=pieces.elements, type=self.whole.buffers[result.name].type)
-        readers = self.division.readers(result.name)
+        piece_calls = [
+            piece_call
+            for call in self.division.producer_calls[k]
+            for piece_call in call.piece_calls
+        ]
+        buffer = Buffer(elements=pieces.elements, type=self.old_step.buffers[result.name].type)
+        readers = self.division.find_readers(result.name)
         for t in range(pieces.count):
-            own_calls, name = (
-                [part for part in piece_calls if part.piece_of[result.name] == t],
-                _piece_name(result.name, t),
+            calls_of_piece, name = (
+                [piece_call for piece_call in piece_calls if piece_call.piece_of[result.name] == t],
+                _make_piece_name(result.name, t),
             )
-            source = self._find_alias(own_calls, pieces)
-            if source is not None and all(
-                _resolve_alias(part.loops, result.name, source) for part in readers[t]
+            alias = self._find_alias(calls_of_piece, pieces)
+            if alias is not None and all(
+                _resolve_alias(piece_call.loops, result.name, alias) for piece_call in readers[t]
             ):
-                self.aliases[name] = source
+                self.aliases[name] = alias
                 continue
-            calls, read = self._rename_pieces(own_calls)
-            read.pop(name)
+            calls, read_names = self._rename_pieces(calls_of_piece)
+            read_names.pop(name)
             self.buffers[name] = buffer
-            self.ready[name] = max((self.ready.get(operand, -1) for operand in read), default=-1)
-            operation = _Operation(
+            self.ready_after[name] = max(
+                (self.ready_after.get(read_name, -1) for read_name in read_names), default=-1
+            )
+            new_node = _NewNode(
                 node=replace(
                     node,
-                    name=_piece_name(node.name, t),
-                    inputs=tuple(operand for operand in read if operand in self.ready),
+                    name=_make_piece_name(node.name, t),
+                    inputs=tuple(
+                        read_name for read_name in read_names if read_name in self.ready_after
+                    ),
                     outputs=(Tensor(name=name, bytes=buffer.bytes),),
-                    flops=_piece_flops(node.flops, t, pieces.count),
+                    flops=_divide_flops(node.flops, t, pieces.count),
                     bytes_moved=None,
-                    in_place=self._in_place(name, calls),
+                    in_place=self._find_in_place_pair(name, calls),
                 ),
                 calls=calls,
             )
-            reads_pieces = any(len(part.piece_of) > 1 for part in own_calls)
+            reads_pieces = any(len(piece_call.piece_of) > 1 for piece_call in calls_of_piece)
             if node.phase == Phase.BACKWARD and reads_pieces:
-                self.early.append(operation)
+                self.early_nodes.append(new_node)
             else:
-                self.late[name] = operation
+                self.late_nodes[name] = new_node
 
     def _find_alias(
         self, piece_calls: Sequence[_PieceCall], pieces: _Pieces
     ) -> tuple[str, np.ndarray] | None:
-        """Return (buffer, elements) of which a piece is a copy; None unless one copy computes it.
+        """Return (buffer, element indices) of which a piece is a copy; None if it is no such copy.
 
         Inputs of the step stay in memory until its end, so any elements of them can be aliases.
         """
         if len(piece_calls) != 1 or piece_calls[0].call.kernel != "pm_copy":
             return None
-        copy = self._resolved_loops(piece_calls[0])
+        copy = self._resolve_loops(piece_calls[0])
         if copy is None:
             return None
-        target, source = (np.broadcast_to(copy.elements(k), copy.sizes) for k in range(2))
+        target_indices, source_indices = (
+            np.broadcast_to(copy.element_indices(k), copy.sizes) for k in range(2)
+        )
         name = copy.refs[1].buffer
-        differs_in_size = name in self.ready and self.buffers[name].elements != pieces.elements
+        has_other_size = name in self.ready_after and self.buffers[name].elements != pieces.elements
         if (
-            name in self.division.state
-            or differs_in_size
-            or len(np.unique(target)) != pieces.elements
+            name in self.division.state_names
+            or has_other_size
+            or len(np.unique(target_indices)) != pieces.elements
         ):
             return None
-        elements = np.empty(pieces.elements, dtype=int)
-        elements[target] = source
-        return name, elements
+        alias_indices = np.empty(pieces.elements, dtype=int)
+        alias_indices[target_indices] = source_indices
+        return name, alias_indices
 
     def _rename_pieces(
         self, piece_calls: Sequence[_PieceCall]
     ) -> tuple[tuple[Call, ...], dict[str, None]]:
-        """Return (calls with the new names of pieces, names of the buffers that these access)."""
+        """Return the calls with the new names of pieces, and the names of the accessed buffers."""
         calls = []
-        for part in piece_calls:
-            loops = self._resolved_loops(part)
-            call = part.call if loops is None else loops.as_call()
+        for piece_call in piece_calls:
+            loops = self._resolve_loops(piece_call)
+            call = piece_call.call if loops is None else loops.to_call()
             if call is None:
-                raise TypeError(part)
+                raise TypeError(piece_call)
             calls.append(call)
         return tuple(calls), dict.fromkeys(name for call in calls for name in call.buffers)
 
-    def _resolved_loops(self, piece_call: _PieceCall) -> Loops | None:
+    def _resolve_loops(self, piece_call: _PieceCall) -> Loops | None:
         """Return the loops of a call on pieces, with the new buffer of each piece.
 
         A piece that is an alias is accessed in the buffer that it aliases. None if the call has no
@@ -586,32 +625,33 @@ class _Rewriter:
         """
         loops = piece_call.loops
         for name, t in piece_call.piece_of.items():
-            alias = self.aliases.get(_piece_name(name, t))
+            alias = self.aliases.get(_make_piece_name(name, t))
             loops = (
-                _rename_buffer(loops, name, _piece_name(name, t))
+                _rename_buffer(loops, name, _make_piece_name(name, t))
                 if alias is None
                 else _resolve_alias(loops, name, alias)
             )
         return loops
 
-    def _in_place(self, out: str, calls: Sequence[Call]) -> tuple[tuple[str, str], ...]:
+    def _find_in_place_pair(self, out: str, calls: Sequence[Call]) -> tuple[tuple[str, str], ...]:
         """Return the (output, input) pair if the only call may overwrite an input, otherwise ().
 
-        The input must be no state, of equal size and type, and be accessed in the same order.
+        The input must not be state, must have equal size and type, and be accessed in the same
+        order.
         """
-        loops = loops_of(calls[0]) if len(calls) == 1 and is_by_element(calls[0]) else None
+        loops = call_to_loops(calls[0]) if len(calls) == 1 and is_elementwise(calls[0]) else None
         if loops is None or loops.refs[0] != Ref(out):
             return ()
-        for ref, steps in zip(loops.refs[1:], loops.steps[1:], strict=True):
-            buffer_steps = [
-                s for r, s in zip(loops.refs, loops.steps, strict=True) if r.buffer == ref.buffer
+        for ref, strides in zip(loops.refs[1:], loops.strides[1:], strict=True):
+            buffer_strides = [
+                s for r, s in zip(loops.refs, loops.strides, strict=True) if r.buffer == ref.buffer
             ]
             if (
-                steps == loops.steps[0]
+                strides == loops.strides[0]
                 and ref.offset == 0
-                and buffer_steps == [steps]
-                and ref.buffer in self.ready
-                and ref.buffer not in self.division.state
+                and buffer_strides == [strides]
+                and ref.buffer in self.ready_after
+                and ref.buffer not in self.division.state_names
                 and self.buffers[ref.buffer] == self.buffers[out]
             ):
                 return ((out, ref.buffer),)
@@ -619,125 +659,140 @@ class _Rewriter:
 
     def _add_consumer(self, k: int) -> None:
         """Replace node `k` by a node that reads pieces, or by a chain of nodes that sum pieces."""
-        node, piece_calls = self.graph.nodes[k], self.division.consumers[k]
+        node, piece_calls = self.graph.nodes[k], self.division.consumer_calls[k]
         if any(len(call.piece_calls) > 1 and call.is_sum for call in piece_calls):
             self._add_sum_chain(k, piece_calls[0].piece_calls)
             return
-        calls, accessed = self._rename_pieces(
-            [part for call in piece_calls for part in call.piece_calls]
+        calls, accessed_names = self._rename_pieces(
+            [piece_call for call in piece_calls for piece_call in call.piece_calls]
         )
         outputs = {tensor.name for tensor in node.outputs}
-        pairs = tuple(pair for pair in node.in_place if pair[1] in accessed)
-        if not pairs and len(outputs) == 1:
-            pairs = self._in_place(node.outputs[0].name, calls)
-        inputs = tuple(name for name in accessed if name in self.ready and name not in outputs)
-        updated = tuple(
+        in_place_pairs = tuple(pair for pair in node.in_place if pair[1] in accessed_names)
+        if not in_place_pairs and len(outputs) == 1:
+            in_place_pairs = self._find_in_place_pair(node.outputs[0].name, calls)
+        accessed_inputs = tuple(
+            name for name in accessed_names if name in self.ready_after and name not in outputs
+        )
+        earlier_inputs = tuple(
             name
             for name in node.inputs
-            if name in outputs or (name in self.ready and name in accessed)
+            if name in outputs or (name in self.ready_after and name in accessed_names)
         )
-        self.fixed[k] = _Operation(
+        self.fixed_nodes[k] = _NewNode(
             node=replace(
                 node,
-                inputs=tuple(dict.fromkeys((*updated, *inputs))),
+                inputs=tuple(dict.fromkeys((*earlier_inputs, *accessed_inputs))),
                 bytes_moved=None,
-                in_place=pairs,
+                in_place=in_place_pairs,
             ),
             calls=calls,
         )
 
     def _add_sum_chain(self, k: int, piece_calls: Sequence[_PieceCall]) -> None:
-        """Add a chain of nodes in place of node `k`: each adds pieces ready at the same time."""
+        """Replace node `k` by a chain of nodes, each for the pieces that are ready at one time."""
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         terms = []
-        for number, part in enumerate(piece_calls):
-            (call,), accessed = self._rename_pieces([part])
-            accessed.pop(result.name)
-            read = tuple(name for name in accessed if name in self.ready)
-            ready = max((self.ready[name] for name in read), default=-1)
-            terms.append((ready, number, call, read))
-        previous, links = "", [list(group) for _, group in groupby(sorted(terms), lambda f: f[0])]
+        for index, piece_call in enumerate(piece_calls):
+            (call,), accessed_names = self._rename_pieces([piece_call])
+            accessed_names.pop(result.name)
+            read_names = tuple(name for name in accessed_names if name in self.ready_after)
+            ready_position = max((self.ready_after[name] for name in read_names), default=-1)
+            terms.append((ready_position, index, call, read_names))
+        previous_name, links = (
+            "",
+            [list(group) for _, group in groupby(sorted(terms), lambda f: f[0])],
+        )
         for link in links:
-            last = link is links[-1]
-            name = result.name if last else _piece_name(result.name, link[0][1])
+            is_last = link is links[-1]
+            name = result.name if is_last else _make_piece_name(result.name, link[0][1])
             calls: list[Call] = []
-            if previous:
-                count = self.whole.buffers[result.name].elements
-                calls.append(Call("pm_copy", (Ref(name), Ref(previous), (1, count, 1, 1))))
+            if previous_name:
+                count = self.old_step.buffers[result.name].elements
+                calls.append(Call("pm_copy", (Ref(name), Ref(previous_name), (1, count, 1, 1))))
             for _, _, call, _ in link:
                 calls += (
-                    self._addition_calls(call, result.name, name)
+                    self._make_addition_calls(call, result.name, name)
                     if calls
-                    else [_write_to(call, name)]
+                    else [_redirect_output(call, name)]
                 )
-            read = tuple(dict.fromkeys(name_read for *_, names in link for name_read in names))
+            read_names = tuple(
+                dict.fromkeys(read_name for *_, names in link for read_name in names)
+            )
             needs_workspace = any(WORKSPACE in call.buffers for call in calls)
-            self.buffers[name] = self.whole.buffers[result.name]
-            self.early.append(
-                _Operation(
+            self.buffers[name] = self.old_step.buffers[result.name]
+            self.early_nodes.append(
+                _NewNode(
                     node=replace(
                         node,
-                        name=node.name if last else _piece_name(node.name, link[0][1]),
-                        inputs=(*read, previous) if previous else read,
+                        name=node.name if is_last else _make_piece_name(node.name, link[0][1]),
+                        inputs=(*read_names, previous_name) if previous_name else read_names,
                         outputs=(replace(result, name=name),),
                         flops=sum(
-                            _piece_flops(node.flops, t, len(piece_calls)) for _, t, *_ in link
+                            _divide_flops(node.flops, t, len(piece_calls)) for _, t, *_ in link
                         ),
                         bytes_moved=None,
                         workspace_bytes=result.bytes if needs_workspace else 0,
-                        in_place=((name, previous),) if previous else (),
+                        in_place=((name, previous_name),) if previous_name else (),
                     ),
                     calls=tuple(calls),
                 )
             )
-            previous = name
+            previous_name = name
 
-    def _addition_calls(self, call: Call, whole: str, out: str) -> list[Call]:
+    def _make_addition_calls(self, call: Call, result_name: str, out: str) -> list[Call]:
         """Return calls that add the result of `call` to buffer `out`."""
         if call.kernel == "pm_mm":
-            return [replace(_write_to(call, out), arguments=(Ref(out), *call.arguments[1:-1], 1))]
-        loops = loops_of(call)
+            return [
+                replace(_redirect_output(call, out), arguments=(Ref(out), *call.arguments[1:-1], 1))
+            ]
+        loops = call_to_loops(call)
         if loops is None:
             raise TypeError(call)
-        count = self.whole.buffers[whole].elements
+        count = self.old_step.buffers[result_name].elements
         rank = call.arguments[2][0] if isinstance(call.arguments[2], tuple) else 0
         if prod(loops.sizes[rank:]) == 1 and call.arguments[4] == 1.0:
-            table = shape_table((loops.sizes, loops.steps[0], loops.steps[0], loops.steps[1]))
+            table = make_shape_table(
+                (loops.sizes, loops.strides[0], loops.strides[0], loops.strides[1])
+            )
             if table is not None:
                 return [Call("pm_add", (Ref(out), Ref(out), loops.refs[1], table, 1.0))]
-        total = Call("pm_add", (Ref(out), Ref(out), Ref(WORKSPACE), (1, count, 1, 1, 1), 1.0))
-        return [_write_to(call, WORKSPACE), total]
+        addition = Call("pm_add", (Ref(out), Ref(out), Ref(WORKSPACE), (1, count, 1, 1, 1), 1.0))
+        return [_redirect_output(call, WORKSPACE), addition]
 
     # -- order -------------------------------------------------------------------------------------
 
-    def _execution_order(self) -> Iterator[_Operation]:
+    def _order_nodes(self) -> Iterator[_NewNode]:
         """Yield all nodes, each after the nodes of its inputs, and before an input is replaced."""
         computed: set[str] = set()
-        early_operations = list(self.early)
+        pending_nodes = list(self.early_nodes)
 
-        def is_ready(operation: _Operation) -> bool:
+        def is_ready(new_node: _NewNode) -> bool:
             return all(
-                name in computed or (name in self.late and is_ready(self.late[name]))
-                for name in operation.node.inputs
+                name in computed or (name in self.late_nodes and is_ready(self.late_nodes[name]))
+                for name in new_node.node.inputs
             )
 
-        def with_inputs(operation: _Operation) -> Iterator[_Operation]:
-            for name in operation.node.inputs:
-                if name in self.late:
-                    yield from with_inputs(self.late.pop(name))
-            computed.update(tensor.name for tensor in operation.node.outputs)
-            yield operation
+        def yield_with_inputs(new_node: _NewNode) -> Iterator[_NewNode]:
+            for name in new_node.node.inputs:
+                if name in self.late_nodes:
+                    yield from yield_with_inputs(self.late_nodes.pop(name))
+            computed.update(tensor.name for tensor in new_node.node.outputs)
+            yield new_node
 
-        for k in sorted(self.fixed):
-            operation = self.fixed[k]
-            replaced = {tensor.replaces for tensor in operation.node.outputs}
-            for name in [n for n, late in self.late.items() if replaced & set(late.node.inputs)]:
-                if name in self.late:
-                    yield from with_inputs(self.late.pop(name))
-            yield from with_inputs(operation)
-            while (ready := next(filter(is_ready, early_operations), None)) is not None:
-                early_operations.remove(ready)
-                yield from with_inputs(ready)
+        for k in sorted(self.fixed_nodes):
+            new_node = self.fixed_nodes[k]
+            replaced_names = {tensor.replaces for tensor in new_node.node.outputs}
+            for name in [
+                n
+                for n, late_node in self.late_nodes.items()
+                if replaced_names & set(late_node.node.inputs)
+            ]:
+                if name in self.late_nodes:
+                    yield from yield_with_inputs(self.late_nodes.pop(name))
+            yield from yield_with_inputs(new_node)
+            while (ready_node := next(filter(is_ready, pending_nodes), None)) is not None:
+                pending_nodes.remove(ready_node)
+                yield from yield_with_inputs(ready_node)
 
 
 def _rename_buffer(loops: Loops | None, name: str, new: str) -> Loops | None:
@@ -747,23 +802,23 @@ def _rename_buffer(loops: Loops | None, name: str, new: str) -> Loops | None:
     return replace(loops, refs=tuple(refs))
 
 
-def _resolve_alias(loops: Loops | None, name: str, source: tuple[str, np.ndarray]) -> Loops | None:
+def _resolve_alias(loops: Loops | None, name: str, alias: tuple[str, np.ndarray]) -> Loops | None:
     """Return loops that access a piece in the buffer of its alias; None if the kernel cannot."""
-    for number, ref in enumerate(loops.refs if loops else ()):
+    for index, ref in enumerate(loops.refs if loops else ()):
         if loops is not None and ref.buffer == name:
-            loops = loops.with_elements(number, source[0], source[1][loops.elements(number)])
-    return None if loops is None or loops.as_call() is None else loops
+            loops = loops.with_elements(index, alias[0], alias[1][loops.element_indices(index)])
+    return None if loops is None or loops.to_call() is None else loops
 
 
-def _piece_name(name: str, t: int) -> str:
+def _make_piece_name(name: str, t: int) -> str:
     return f"{name}[{t}]"
 
 
-def _piece_flops(total_flops: int, number: int, count: int) -> int:
-    return total_flops * (number + 1) // count - total_flops * number // count
+def _divide_flops(total_flops: int, index: int, count: int) -> int:
+    return total_flops * (index + 1) // count - total_flops * index // count
 
 
-def _write_to(call: Call, out: str) -> Call:
+def _redirect_output(call: Call, out: str) -> Call:
     return replace(call, arguments=(Ref(out), *call.arguments[1:]))
 
 
@@ -777,57 +832,59 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
     product, where the other gradient is already computed. Returns `step` itself if unchanged.
     """
     graph = step.graph
-    returned = step.returned_buffers
+    returned_names = step.returned_buffers
     nodes: list[tuple[Node, tuple[Call, ...]]] = []
     position_of: dict[str, int] = {}
-    removed: set[str] = set()
+    removed_names: set[str] = set()
     for k, (node, calls) in enumerate(zip(graph.nodes, step.calls, strict=True)):
         match calls:
             case (Call("pm_add", (Ref(out, 0), Ref(x, 0), Ref(y, 0), (1, n, 1, 1, 1), 1.0)),) if (
                 x != y and x in position_of and y in position_of
             ):
-                previous, product = sorted((x, y), key=position_of.__getitem__)
+                earlier_sum, product = sorted((x, y), key=position_of.__getitem__)
             case _:
-                previous = product = out = ""
+                earlier_sum = product = out = ""
                 n = 0
-        maker, product_calls = nodes[position_of[product]] if product else (node, calls)
+        product_node, product_calls = nodes[position_of[product]] if product else (node, calls)
         if (
-            product not in returned
+            product not in returned_names
             and product
             and graph.users_of[graph.tensor_index[product]] == (k,)
             and _is_weight_gradient(product_calls, product, n)
-            and _is_gradient_sum(*nodes[position_of[previous]])
+            and _is_gradient_sum(*nodes[position_of[earlier_sum]])
         ):
-            removed.add(product)
+            removed_names.add(product)
             position_of[out] = position_of[product]
-            copy = Call("pm_copy", (Ref(out), Ref(previous), (1, n, 1, 1)))
-            adding = replace(
+            copy_call = Call("pm_copy", (Ref(out), Ref(earlier_sum), (1, n, 1, 1)))
+            adding_call = replace(
                 product_calls[0], arguments=(Ref(out), *product_calls[0].arguments[1:-1], 1)
             )
             fused_node = replace(
-                maker,
+                product_node,
                 name=node.name,
-                inputs=(*maker.inputs, previous),
+                inputs=(*product_node.inputs, earlier_sum),
                 outputs=node.outputs,
-                flops=maker.flops + node.flops,
+                flops=product_node.flops + node.flops,
                 bytes_moved=None,
-                in_place=((out, previous),),
+                in_place=((out, earlier_sum),),
             )
-            nodes[position_of[product]] = fused_node, (copy, adding)
+            nodes[position_of[product]] = fused_node, (copy_call, adding_call)
         else:
             position_of.update((tensor.name, len(nodes)) for tensor in node.outputs)
             nodes.append((node, calls))
-    if not removed:
+    if not removed_names:
         return step
     return step.with_nodes(
         (node for node, _ in nodes),
         (calls for _, calls in nodes),
-        buffers={name: buffer for name, buffer in step.buffers.items() if name not in removed},
+        buffers={
+            name: buffer for name, buffer in step.buffers.items() if name not in removed_names
+        },
     )
 
 
 def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool:
-    """Return whether the calls are one product that computes the gradient `name` of a weight."""
+    """Return whether the calls are one matrix product that computes the whole tensor `name`."""
     match calls:
         case (Call("pm_mm", (Ref(out, 0), _, _, int(m), _, int(n), int(row), 1, _, _, 1, 0)),):
             return out == name and row == n and m * n == elements
@@ -835,7 +892,7 @@ def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool
 
 
 def _is_gradient_sum(node: Node, calls: Sequence[Call]) -> bool:
-    """Return whether a node computes the gradient of a weight, or adds to it."""
+    """Return whether a node of the backward pass ends with a product of a weight gradient."""
     match calls:
         case (*_, Call("pm_mm", (_, _, _, _, _, _, _, 1, _, _, 1, _))):
             return node.phase == Phase.BACKWARD

@@ -1,4 +1,4 @@
-"""Check that the first values of a step are finite."""
+"""Check that the initial values of a step are finite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from poetmodel.errors import InputError, listed
 from poetmodel.lowered.loops import call_refs
-from poetmodel.lowered.tables import LOOKUP
+from poetmodel.lowered.tables import LOOKUP_KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -16,17 +16,19 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 _MOMENTUM: Final = "pm_momentum"
-"""The kernel for which a buffer of only NaN has no value yet."""
+"""The kernel whose momentum buffer is all NaN before the first step."""
 
 
 def check_values(step: LoweredStep) -> None:
     """Raise `InputError` if parameters, buffers, constants or optimizer state are not finite.
 
-    Exceptions: constants may contain minus infinity (attention masks), tables of byte inputs any
-    value, and a momentum buffer that has no value yet only NaN.
+    There are three exceptions: constants may contain minus infinity (attention masks), tables of
+    byte inputs any value, and a momentum buffer without a value yet only NaN.
     """
-    steps = (step, *step.evaluation_steps)
-    check_finite(step.graph.name, (name for each in steps for name in _find_not_finite(each)))
+    steps = (step, *step.forward_passes)
+    check_finite(
+        step.graph.name, (name for each_step in steps for name in _find_nonfinite(each_step))
+    )
 
 
 def check_finite(step: str, names: Iterable[str]) -> None:
@@ -41,18 +43,18 @@ def check_finite(step: str, names: Iterable[str]) -> None:
         )
 
 
-def _find_not_finite(step: LoweredStep) -> Iterator[str]:
+def _find_nonfinite(step: LoweredStep) -> Iterator[str]:
     """Yield the names of the tensors of a step that must be finite but are not."""
     graph = step.graph
-    replaced = {graph.tensors[old].name for old in graph.replacement_of}
-    state_names = {value.pieces[0].buffer: value.name for value in step.states}
+    replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
+    state_names = {tensor.pieces[0].buffer: tensor.name for tensor in step.states}
     calls = [call for node_calls in step.calls for call in node_calls]
-    tables = {call_refs(call)[-1].buffer for call in calls if call.kernel == LOOKUP}
-    momenta = {call_refs(call)[1].buffer for call in calls if call.kernel == _MOMENTUM}
+    table_names = {call_refs(call)[-1].buffer for call in calls if call.kernel == LOOKUP_KERNEL}
+    momentum_names = {call_refs(call)[1].buffer for call in calls if call.kernel == _MOMENTUM}
     for name, values in step.values.items():
-        if name in tables or np.isfinite(values).all():
+        if name in table_names or np.isfinite(values).all():
             continue
-        is_new = name in momenta and np.isnan(values).all()
-        is_mask = name not in replaced and np.isfinite(values[values != -np.inf]).all()
+        is_new = name in momentum_names and np.isnan(values).all()
+        is_mask = name not in replaced_names and np.isfinite(values[values != -np.inf]).all()
         if not (is_new or is_mask):
             yield state_names.get(name, name)

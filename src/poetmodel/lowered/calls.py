@@ -18,7 +18,7 @@ class DataType(StrEnum):
     """Element types of exported code."""
 
     REAL = "real"
-    """``pm_real``: float, or double in the build for checks."""
+    """``pm_real``: float on the device, double in builds that check results."""
     INT32 = "int32"
     UINT8 = "uint8"
     """Truth values and bytes."""
@@ -27,11 +27,11 @@ class DataType(StrEnum):
 
     @property
     def itemsize(self) -> int:
-        """Size of an element in the build for the device [B]."""
-        return int(self.stored[-1])
+        """Size of an element on the device [B]."""
+        return int(self.file_dtype[-1])
 
     @property
-    def stored(self) -> str:
+    def file_dtype(self) -> str:
         """NumPy type of elements in files: little-endian, with their size on the device."""
         return {
             DataType.REAL: "<f4",
@@ -122,7 +122,7 @@ class ConvolutionSizes(NamedTuple):
 
     @property
     def directions(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Input size, output size, window, stride, padding, dilation: by axis, vertical first."""
+        """Input and output size, window, stride, padding, dilation of each axis, vertical first."""
         spatial = self[1:3] + self[4:14]
         return spatial[::2], spatial[1::2]
 
@@ -142,22 +142,24 @@ class Call:
     kernel: str
     """Name of the C function, and of its file in ``c/kernels``."""
     arguments: tuple[Argument, ...]
-    where: Condition | None = None
-    """The condition of the call; None if it is unconditional."""
-    within: tuple[int, int] | None = None
-    """Lower and exclusive upper limit of the indices in the tensors that the kernel reads; None if
-    it reads no indices, or if all are always in range."""
+    condition: Condition | None = None
+    """The kernel is called only if this condition is true; None if it is always called."""
+    index_range: tuple[int, int] | None = None
+    """Lower and exclusive upper limit of the indices in the index tensors that the kernel reads;
+    None if it reads no index tensors, or if all indices are always in range."""
 
     @property
     def buffers(self) -> tuple[str, ...]:
         """The buffers in the arguments and the condition, each once."""
         argument_buffers = [a.buffer for a in self.arguments if isinstance(a, Ref)]
         return tuple(
-            dict.fromkeys([*argument_buffers, *([self.where.counter.buffer] if self.where else [])])
+            dict.fromkeys(
+                [*argument_buffers, *([self.condition.counter.buffer] if self.condition else [])]
+            )
         )
 
     def with_buffers(self, names: Mapping[str, str]) -> Call:
-        """Return the call with buffers replaced by `names`, except in its condition."""
+        """Return the call with buffers replaced by `names`, except in the condition."""
         arguments = (
             Ref(names.get(a.buffer, a.buffer), a.offset) if isinstance(a, Ref) else a
             for a in self.arguments
@@ -174,7 +176,7 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
-        """Size in the build for the device [B]."""
+        """Size on the device [B]."""
         return self.elements * self.type.itemsize
 
 
@@ -186,9 +188,9 @@ class NamedTensor:
     shape: tuple[int, ...]
     type: DataType
     pieces: tuple[Ref, ...]
-    """Pointers to its elements in order: one buffer, or one for each tile."""
+    """Pointers to the elements in order: one for the whole tensor, or one for each tile."""
     strides: tuple[int, ...] | None = None
-    """Strides in its only piece [elements]; None for a dense layout."""
+    """Strides in the only piece [elements]; None for a dense layout."""
 
     @property
     def elements(self) -> int:

@@ -21,43 +21,44 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 UPDATE_FLOPS: Final = 2
-"""FLOP of an update per element: the product with the rate, and the difference."""
-FUSED: Final = {
+"""FLOP of an update per element: the product with the learning rate, and the difference."""
+FUSED_KERNELS: Final = {
     "pm_mm": "pm_mm_sgd",
     "pm_conv2d_dw": "pm_conv2d_dw_sgd",
     "pm_depthwise_dw": "pm_depthwise_dw_sgd",
 }
 """Kernels of weight gradients, each with the kernel that also updates the weights."""
-QUANTIZED: Final = ("pm_q8_pointwise_dw", "pm_q8_conv2d_dw", "pm_q8_depthwise_dw")
+INT8_GRADIENT_KERNELS: Final = ("pm_q8_pointwise_dw", "pm_q8_conv2d_dw", "pm_q8_depthwise_dw")
 """Kernels of int8 weight gradients, whose gradients have the layout of the weights."""
-QUANTIZED_UPDATES: Final = {"pm_q8_sgd": ("w", "residual"), "pm_q8_stochastic": ("w",)}
-"""Kernels that update int8 weights by a gradient in memory, with their first parameters, the
+INT8_UPDATE_KERNELS: Final = {"pm_q8_sgd": ("w", "residual"), "pm_q8_stochastic": ("w",)}
+"""Kernels that update int8 weights by a gradient in memory, with their first parameters: the
 state."""
-QUANTIZED_FUSED: Final = {
+FUSED_INT8_KERNELS: Final = {
     (kernel, update): f"{kernel}_{update.removeprefix('pm_q8_')}"
-    for kernel in QUANTIZED
-    for update in QUANTIZED_UPDATES
+    for kernel in INT8_GRADIENT_KERNELS
+    for update in INT8_UPDATE_KERNELS
 }
 """Kernels that compute an int8 gradient and update the weights, by the two kernels that they
 replace."""
-_SEPARATE_KERNELS: Final = {fused: kernel for kernel, fused in FUSED.items()}
-_QUANTIZED_SEPARATE_KERNELS: Final = {fused: pair for pair, fused in QUANTIZED_FUSED.items()}
-_NOT_SIZES: Final = 4
-"""Number of parameters of a kernel of `QUANTIZED` that are no sizes, scales or zero points:
-pointers and count."""
+_SEPARATE_KERNELS: Final = {fused: kernel for kernel, fused in FUSED_KERNELS.items()}
+_SEPARATE_INT8_KERNELS: Final = {fused: pair for pair, fused in FUSED_INT8_KERNELS.items()}
+_N_NON_SIZE_PARAMETERS: Final = 4
+"""Number of parameters of a kernel of `INT8_GRADIENT_KERNELS` that are no sizes, scales or zero
+points: pointers and count."""
 
 
 def fuse_updates(step: LoweredStep) -> LoweredStep:
     """Return a step in which each SGD update computes its weight gradient itself, if possible.
 
     That is possible for the weight of a matrix product or a convolution, if one call writes the
-    gradient and only the update reads it. The fused node has the position of the update, so the
-    gradient's operands stay in memory until then. Updates of convolutions are fused only if the
-    gradient is at least as large as each operand. Otherwise fusion would only remove a stage, and
-    with the stage an opportunity to recompute, since a stage computes a node once. Gradients of
-    int8 weights are four times as large as the weights and always fused.
+    gradient, only the update reads it, and the state that the call reads is replaced later. The
+    fused node has the position of the update, so the gradient's operands stay in memory until then.
+    Updates of convolutions are fused only if the gradient is at least as large as each operand.
+    Otherwise fusion would only remove a stage, and with the stage an opportunity to recompute,
+    since a stage computes a node once. Updates of int8 weights are always fused, because their
+    gradients are four times as large as the weights.
     """
-    gradient_nodes = dict(_fusible_pairs(step))
+    gradient_nodes = dict(_find_fusible_pairs(step))
     if not gradient_nodes:
         return step
     graph, removed_nodes = step.graph, set(gradient_nodes.values())
@@ -70,13 +71,13 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
             gradient_node = graph.nodes[gradient_nodes[k]]
             gradient = gradient_node.outputs[0].name
             further_inputs = (name for name in node.inputs if name != gradient)
-            node = replace(  # noqa: PLW2901 - the node that takes its place
+            node = replace(  # noqa: PLW2901 - the fused node
                 node,
                 inputs=tuple(dict.fromkeys((*gradient_node.inputs, *further_inputs))),
                 flops=gradient_node.flops + node.flops,
                 bytes_moved=None,
             )
-            calls.append((_fused_call(step, gradient_nodes[k], k),))
+            calls.append((_make_fused_call(step, gradient_nodes[k], k),))
         else:
             calls.append(step.calls[k])
         nodes.append(node)
@@ -107,9 +108,9 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
                 nodes += _split_node(
                     node, (weight,), Tensor(name=name, bytes=buffers[name].bytes), count
                 )
-                calls.append((_gradient_call(_SEPARATE_KERNELS[kernel], Ref(name), operands),))
+                calls.append((_make_gradient_call(_SEPARATE_KERNELS[kernel], Ref(name), operands),))
                 calls.append((Call("pm_sgd", (w, Ref(name), count, rate, sign, decay)),))
-            case (Call(kernel) as fused_call,) if kernel in _QUANTIZED_SEPARATE_KERNELS:
+            case (Call(kernel) as fused_call,) if kernel in _SEPARATE_INT8_KERNELS:
                 name = f"{node.name}.gradient"
                 gradient_call, update = _split_int8_call(fused_call, name)
                 weight, *further_inputs = (ref.buffer for ref in written_refs(fused_call))
@@ -124,21 +125,21 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
     return step.with_nodes(nodes, calls, buffers=buffers)
 
 
-def _gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> Call:
-    """Return the call of a gradient kernel with the operands of a fused call."""
+def _make_gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> Call:
+    """Return the call that writes `gradient`, with the operands of a fused call."""
     if kernel == "pm_mm":
         return Call(kernel, (gradient, *operands, 0))
     return Call(kernel, (gradient, *operands[:-1]))
 
 
 def _split_int8_call(fused_call: Call, gradient: str) -> tuple[Call, Call]:
-    """Return the call that writes `gradient` and the update that reads it, for a fused call."""
-    kernel, update = _QUANTIZED_SEPARATE_KERNELS[fused_call.kernel]
+    """Split a fused call into the call that writes `gradient` and the update that reads it."""
+    kernel, update = _SEPARATE_INT8_KERNELS[fused_call.kernel]
     n_state, n_size_arguments = (
-        len(QUANTIZED_UPDATES[update]),
-        len(parameter_names(kernel)) - _NOT_SIZES,
+        len(INT8_UPDATE_KERNELS[update]),
+        len(parameter_names(kernel)) - _N_NON_SIZE_PARAMETERS,
     )
-    state, (result_gradient, x, scale, *remaining_arguments) = (
+    state, (output_gradient, x, scale, *remaining_arguments) = (
         fused_call.arguments[:n_state],
         fused_call.arguments[n_state:],
     )
@@ -157,7 +158,7 @@ def _split_int8_call(fused_call: Call, gradient: str) -> tuple[Call, Call]:
             operands["in"] if sizes is None else sizes.group_channels * sizes.window
         )
         results = count // weights_per_result
-    gradient_call = Call(kernel, (Ref(gradient), result_gradient, x, *size_arguments, count))
+    gradient_call = Call(kernel, (Ref(gradient), output_gradient, x, *size_arguments, count))
     return gradient_call, Call(
         update, (*state, Ref(gradient), scale, results, weights_per_result, *further_inputs)
     )
@@ -166,7 +167,10 @@ def _split_int8_call(fused_call: Call, gradient: str) -> tuple[Call, Call]:
 def _split_node(
     node: Node, state: tuple[str, ...], gradient: Tensor, count: int
 ) -> tuple[Node, Node]:
-    """Return the node of a gradient and the node of the update of `state`. Divides the FLOP."""
+    """Split a fused node into the node of a gradient and the node of the update of `state`.
+
+    The update has `UPDATE_FLOPS` for each of `count` elements, the gradient the remaining FLOP.
+    """
     flops = min(node.flops, UPDATE_FLOPS * count)
     gradient_node = Node(
         name=gradient.name,
@@ -179,60 +183,66 @@ def _split_node(
     return gradient_node, replace(node, inputs=(*state, gradient.name), flops=flops)
 
 
-def _fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
-    """Yield (update, gradient node) of each update that can compute its gradient."""
+def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
+    """Yield the node indices (update, gradient) of each update that can compute its gradient."""
     graph = step.graph
-    handed_out = step.returned_buffers
+    returned_names = step.returned_buffers
     for u, calls in enumerate(step.calls):
         match calls:
             case (Call("pm_sgd", (Ref(weight, 0), Ref(gradient, 0), int(count), *_)),):
                 pass
-            case (Call(kernel, (Ref(weight, 0), *further_inputs)),) if kernel in QUANTIZED_UPDATES:
-                gradient_call = further_inputs[len(QUANTIZED_UPDATES[kernel]) - 1]
+            case (Call(kernel, (Ref(weight, 0), *further_inputs)),) if (
+                kernel in INT8_UPDATE_KERNELS
+            ):
+                gradient_argument = further_inputs[len(INT8_UPDATE_KERNELS[kernel]) - 1]
                 gradient = (
-                    gradient_call.buffer
-                    if isinstance(gradient_call, Ref) and not gradient_call.offset
+                    gradient_argument.buffer
+                    if isinstance(gradient_argument, Ref) and not gradient_argument.offset
                     else ""
                 )
                 count = step.buffers[weight].elements
             case _:
                 continue
         i = graph.tensor_index.get(gradient)
-        if i is None or graph.users_of[i] != (u,) or gradient in handed_out:
+        if i is None or graph.users_of[i] != (u,) or gradient in returned_names:
             continue
         k = graph.node_of[i]
-        if _is_sole_product(step, k, gradient, weight, count) and not _reads_replaced_state(
+        if _is_fusible_gradient(step, k, gradient, weight, count) and not _reads_replaced_state(
             step, k, u
         ):
             yield u, k
 
 
-def _is_sole_product(step: LoweredStep, k: int, gradient: str, weight: str, count: int) -> bool:
-    """Return whether a node only computes a gradient, by one product in the weight's layout."""
+def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, count: int) -> bool:
+    """Return whether node `k` only computes the whole gradient of a weight, in its layout.
+
+    It must be one call of a supported kernel. A convolution must also have a gradient that is at
+    least as large as each operand.
+    """
     node = step.graph.nodes[k]
     if len(node.outputs) != 1 or node.workspace_bytes or node.in_place:
         return False
     if any(step.buffers[name].elements != count for name in (gradient, weight)):
         return False
     match step.calls[k]:
-        case (Call(kernel, (Ref(out, 0), *_)),) if kernel in QUANTIZED:
+        case (Call(kernel, (Ref(out, 0), *_)),) if kernel in INT8_GRADIENT_KERNELS:
             return out == gradient
         case (Call("pm_mm", (Ref(out, 0), Ref(), Ref(), int(m), int(), int(n), int(row), *_, 0)),):
             return out == gradient and row == n and m * n == count
-        case (
-            Call(kernel, (Ref(out, 0), Ref(), Ref(), tuple(shape), _, _, int(gradient_call), _)),
-        ):
+        case (Call(kernel, (Ref(out, 0), Ref(), Ref(), tuple(shape), _, _, int(result_count), _)),):
             sizes = ConvolutionSizes(*shape)
             weights_per_result = sizes.group_channels * sizes.window
             is_whole = (
-                kernel in FUSED and out == gradient and gradient_call * weights_per_result == count
+                kernel in FUSED_KERNELS
+                and out == gradient
+                and result_count * weights_per_result == count
             )
-            return is_whole and saves_memory(step, k)
+            return is_whole and is_gradient_largest(step, k)
     return False
 
 
-def saves_memory(step: LoweredStep, k: int) -> bool:
-    """Return whether a gradient is at least as large as each of its operands."""
+def is_gradient_largest(step: LoweredStep, k: int) -> bool:
+    """Return whether the output of node `k` is at least as large as each of its inputs."""
     graph = step.graph
     return graph.nodes[k].output_bytes >= max(graph.tensor_bytes[i] for i in graph.inputs_of[k])
 
@@ -244,28 +254,26 @@ def _reads_replaced_state(step: LoweredStep, k: int, u: int) -> bool:
     return any(new is not None and graph.node_of[new] <= u for new in replacements)
 
 
-def _fused_call(step: LoweredStep, k: int, u: int) -> Call:
-    """Return the call that computes a gradient and updates the weight."""
+def _make_fused_call(step: LoweredStep, k: int, u: int) -> Call:
+    """Return the call that computes the gradient of node `k` and executes the update `u`."""
     (gradient_call,), (update,) = step.calls[k], step.calls[u]
-    if gradient_call.kernel in QUANTIZED:
-        n_state = len(QUANTIZED_UPDATES[update.kernel])
+    if gradient_call.kernel in INT8_GRADIENT_KERNELS:
+        n_state = len(INT8_UPDATE_KERNELS[update.kernel])
         state, (_, scale, _, _, *further_inputs) = (
             update.arguments[:n_state],
             update.arguments[n_state:],
         )
-        _, gradient, x, *size_arguments, _ = (
-            gradient_call.arguments
-        )  # the update has a number of weights, too
-        arguments = (*state, gradient, x, scale, *size_arguments, *further_inputs)
-        return Call(QUANTIZED_FUSED[gradient_call.kernel, update.kernel], arguments)
+        # The last argument is the number of weights, which the update has, too.
+        _, output_gradient, x, *size_arguments, _ = gradient_call.arguments
+        arguments = (*state, output_gradient, x, scale, *size_arguments, *further_inputs)
+        return Call(FUSED_INT8_KERNELS[gradient_call.kernel, update.kernel], arguments)
     weight, _, _, *update_arguments = update.arguments
     _, *operands = gradient_call.arguments
     match operands:
         case _, _, tuple(shape), *_:
             sizes = ConvolutionSizes(*shape)
-            operands.append(
-                sizes.channels * sizes.plane
-            )  # the input, from one of the batch to the next
+            # The stride of the input from one sample to the next.
+            operands.append(sizes.channels * sizes.plane)
         case _:
             del operands[-1]  # the flag that adds the product to the output
-    return Call(FUSED[gradient_call.kernel], (weight, *operands, *update_arguments))
+    return Call(FUSED_KERNELS[gradient_call.kernel], (weight, *operands, *update_arguments))

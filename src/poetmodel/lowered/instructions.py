@@ -1,7 +1,8 @@
-"""Estimated instructions of kernels on a Cortex-M with an FPU, without an emulator.
+"""Estimates of the instructions of kernels on a Cortex-M with an FPU, without an emulator.
 
-The repeated units of a kernel are counted for a call: blocks, rows, taps, elements. A table has the
-instructions per unit, measured by ``bench/mcu/instructions.py`` with an emulator.
+The repeated units of a call are counted: blocks, rows, taps, elements. A table has the
+instructions per unit by kernel, measured by ``bench/mcu/instructions.py`` with an emulator. Names
+of units, such as ``4x4 step``, are keys of this table.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Node
 
-TABLE: Final = "instructions.json"
-"""The table's file, in the folder of this module."""
-OTHER: Final = "other"
-"""The table's entry for kernels without an entry."""
+TABLE_FILE: Final = "instructions.json"
+"""File of the table, in the folder of this module."""
+OTHER_KERNELS: Final = "other"
+"""Key of the table for kernels without an entry."""
 _BLOCK: Final = 4
 """Number of rows, columns, channels or pixels that kernels process at once."""
 _INT8: Final = (-128, 127)
@@ -39,54 +40,56 @@ _SLIDING: Final = (3, 5)
 
 
 @cache
-def table() -> dict[str, dict[str, float]]:
+def load_table() -> dict[str, dict[str, float]]:
     """Return the instructions per repeated unit, by kernel."""
-    text = (files("poetmodel.lowered") / TABLE).read_text(encoding="utf-8")
-    rows: dict[str, dict[str, float]] = json.loads(text)
-    return rows
+    text = (files("poetmodel.lowered") / TABLE_FILE).read_text(encoding="utf-8")
+    costs: dict[str, dict[str, float]] = json.loads(text)
+    return costs
 
 
 def with_instructions(nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]]) -> tuple[Node, ...]:
     """Return the nodes of a step with the estimated instructions of one computation each."""
     return tuple(
-        node if node.is_state else replace(node, instructions=instructions(node, node_calls))
+        node
+        if node.is_state
+        else replace(node, instructions=estimate_instructions(node, node_calls))
         for node, node_calls in zip(nodes, calls, strict=True)
     )
 
 
-def instructions(node: Node, calls: Iterable[Call]) -> int:
+def estimate_instructions(node: Node, calls: Iterable[Call]) -> int:
     """Return the estimated instructions of the calls that compute a node."""
-    return round(sum(map(call_instructions, computing_calls(node, calls))))
+    return round(sum(map(estimate_call_instructions, find_computing_calls(node, calls))))
 
 
-def computing_calls(node: Node, calls: Iterable[Call]) -> Iterator[Call]:
+def find_computing_calls(node: Node, calls: Iterable[Call]) -> Iterator[Call]:
     """Yield the calls of a node, except copies of buffers that it modifies in place."""
-    return (call for call in calls if _copy_buffers(call) not in node.in_place)
+    return (call for call in calls if _copied_buffers(call) not in node.in_place)
 
 
-def _copy_buffers(call: Call) -> tuple[str, str] | None:
+def _copied_buffers(call: Call) -> tuple[str, str] | None:
     """Return the target and the source of a copy; None for other calls."""
     match call:
-        case Call(kernel, (Ref(to), Ref(of), *_)) if kernel.startswith("pm_copy"):
-            return to, of
+        case Call(kernel, (Ref(target), Ref(source), *_)) if kernel.startswith("pm_copy"):
+            return target, source
     return None
 
 
-def call_instructions(call: Call) -> float:
+def estimate_call_instructions(call: Call) -> float:
     """Return the estimated instructions of a call."""
     name, counts = count_work(call)
-    costs = table()
-    weights = next(costs[key] for key in (name, call.kernel, OTHER) if key in costs)
-    return sum(weights.get(unit, 0.0) * count for unit, count in counts.items())
+    costs = load_table()
+    unit_costs = next(costs[key] for key in (name, call.kernel, OTHER_KERNELS) if key in costs)
+    return sum(unit_costs.get(unit, 0.0) * count for unit, count in counts.items())
 
 
 def count_work(call: Call) -> tuple[str, Counter[str]]:
-    """Return the table entry of a call, and the number of each repeated unit."""
+    """Return the table key of a call, and the number of each repeated unit."""
     arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
     counts = Counter({"call": 1})
-    _COUNTS.get(call.kernel, _count_elements)(counts, arguments)
-    decays = arguments.get("decay", 0.0) != 0 or arguments.get("sign", 1.0) != 1
-    return f"{call.kernel}, decay" if decays else call.kernel, counts
+    _COUNTERS.get(call.kernel, _count_elements)(counts, arguments)
+    has_decay = arguments.get("decay", 0.0) != 0 or arguments.get("sign", 1.0) != 1
+    return f"{call.kernel}, decay" if has_decay else call.kernel, counts
 
 
 # -- elements ------------------------------------------------------------------------------------
@@ -95,13 +98,19 @@ def count_work(call: Call) -> tuple[str, Counter[str]]:
 def _count_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count elements, rows of a shape table, and outputs of reductions."""
     if "shape" in arguments:
-        sizes = _sizes(arguments["shape"])
+        sizes = _loop_sizes(arguments["shape"])
         counts.update(element=math.prod(sizes), row=math.prod(sizes[1:]))
     elif isinstance(arguments.get("outer"), tuple):
-        results = math.prod(_sizes(arguments["outer"]))
-        inner = _sizes(arguments["inner"]) if "inner" in arguments else _inner_sizes(arguments)
+        n_outputs = math.prod(_loop_sizes(arguments["outer"]))
+        inner_sizes = (
+            _loop_sizes(arguments["inner"])
+            if "inner" in arguments
+            else _find_inner_sizes(arguments)
+        )
         counts.update(
-            result=results, row=results * math.prod(inner[1:]), element=results * math.prod(inner)
+            result=n_outputs,
+            row=n_outputs * math.prod(inner_sizes[1:]),
+            element=n_outputs * math.prod(inner_sizes),
         )
     elif "outer" in arguments:
         rows = arguments["outer"] * arguments["rows"]
@@ -114,12 +123,12 @@ def _count_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
         counts.update(element=arguments.get("n", 1))
 
 
-def _inner_sizes(arguments: Mapping[str, Any]) -> list[int]:
+def _find_inner_sizes(arguments: Mapping[str, Any]) -> list[int]:
     """Return the sizes of the reduced dimensions, the innermost first."""
     return [arguments["n"]] if "n" in arguments else [arguments["columns"], arguments["rows"]]
 
 
-def _sizes(shape: tuple[int, ...]) -> list[int]:
+def _loop_sizes(shape: tuple[int, ...]) -> list[int]:
     """Return the sizes of a shape table, the innermost first, as in ``pm_each.h``."""
     rank, *sizes_and_steps = shape
     return sizes_and_steps[:: len(sizes_and_steps) // rank]
@@ -138,21 +147,26 @@ def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     if "x_height" in arguments:
         counts.update(x=planes * arguments["x_height"] * arguments["x_width"])
     if "row_step" in arguments or "divisor" in arguments:
-        n_visited = [_n_visited(arguments, axis) for axis in ("row", "column")]
+        n_visited = [_sum_window_sizes(arguments, axis) for axis in ("row", "column")]
         counts.update(
             window_row=planes * arguments["width"] * n_visited[0],
             seen=planes * math.prod(n_visited),
         )
 
 
-def _n_visited(arguments: Mapping[str, Any], axis: str) -> int:
-    """Return the number of rows or columns that all windows visit.
+def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
+    """Return the sum of the rows, or of the columns, of all windows.
 
-    `arguments` have a list of the limits of each window.
+    The limits of the windows are in the arguments ``rows`` and ``columns``; `axis` is ``row`` or
+    ``column``.
     """
-    limits, n_limits = arguments[f"{axis}s"], 2 if "row_step" in arguments else 3
-    starts, ends, step = limits[::n_limits], limits[1::n_limits], arguments.get(f"{axis}_step", 1)
-    return sum(-(-(end - start) // step) for start, end in zip(starts, ends, strict=True))
+    window_limits, n_limits = arguments[f"{axis}s"], 2 if "row_step" in arguments else 3
+    starts, ends, stride = (
+        window_limits[::n_limits],
+        window_limits[1::n_limits],
+        arguments.get(f"{axis}_step", 1),
+    )
+    return sum(-(-(end - start) // stride) for start, end in zip(starts, ends, strict=True))
 
 
 # -- products of matrices ------------------------------------------------------------------------
@@ -165,19 +179,19 @@ def _count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
         name = "outer, added" if arguments.get("accumulate") else "outer"
         counts.update({f"{name} row": batch * m, name: batch * m * n})
         return
-    by = _product_order(arguments)
-    rows, columns = divmod(m, _BLOCK), divmod(n, _BLOCK)
+    order = _find_product_order(arguments)
+    row_blocks, column_blocks = divmod(m, _BLOCK), divmod(n, _BLOCK)
     blocks = {
-        "4x4": batch * rows[0] * columns[0],
-        "1x4": batch * rows[1] * columns[0],
-        "1x1": batch * m * columns[1],
+        "4x4": batch * row_blocks[0] * column_blocks[0],
+        "1x4": batch * row_blocks[1] * column_blocks[0],
+        "1x1": batch * m * column_blocks[1],
     }
-    for name, times in blocks.items():
-        counts[name] += times
-        counts[f"{name} step" + (f" by {by}" if name != "1x1" else "")] += times * k
+    for name, n_blocks in blocks.items():
+        counts[name] += n_blocks
+        counts[f"{name} step" + (f" by {order}" if name != "1x1" else "")] += n_blocks * k
 
 
-def _product_order(arguments: Mapping[str, Any]) -> str:
+def _find_product_order(arguments: Mapping[str, Any]) -> str:
     """Return the order in which a product reads its factors, as in ``pm_mm.h``."""
     if arguments["a_column"] == 1 and arguments["b_row"] == 1:
         return "rows"
@@ -189,104 +203,120 @@ def _product_order(arguments: Mapping[str, Any]) -> str:
 # -- convolutions --------------------------------------------------------------------------------
 
 
-def _taps(position: int, size: int, taps: int, step: int) -> range:
-    """Return the taps of a window that fall into the input, as ``pm_taps`` does."""
-    taps_inside = [k for k in range(taps) if 0 <= position + k * step < size]
+def _find_taps_inside(start: int, size: int, n_taps: int, tap_stride: int) -> range:
+    """Return the taps of a window from `start` that are inside the input, as ``pm_taps`` does."""
+    taps_inside = [k for k in range(n_taps) if 0 <= start + k * tap_stride < size]
     return range(taps_inside[0], taps_inside[-1] + 1) if taps_inside else range(0)
 
 
 class _Axis:
     """One axis of a correlation.
 
-    `taps` has the number of taps inside the input for each output position.
+    `tap_counts` has the number of taps inside the input for each output position.
     """
 
     def __init__(
-        self, places: int, start: int, step: int, size: int, taps: int, tap_step: int
+        self, n_positions: int, start: int, stride: int, size: int, n_taps: int, tap_stride: int
     ) -> None:
-        """Count the taps inside the input for each of `places` output positions.
+        """Count the taps inside the input for each of `n_positions` output positions.
 
-        Position `k` reads from ``start + k * step`` on, its taps `tap_step` apart; the input has
-        `size` elements.
+        Position `k` reads `n_taps` elements from ``start + k * stride`` on, `tap_stride` apart; the
+        input has `size` elements.
         """
-        self.step, self.tap_step, self.window = step, tap_step, taps
-        self.taps = [len(_taps(start + k * step, size, taps, tap_step)) for k in range(places)]
+        self.stride, self.tap_stride, self.window = stride, tap_stride, n_taps
+        self.tap_counts = [
+            len(_find_taps_inside(start + k * stride, size, n_taps, tap_stride))
+            for k in range(n_positions)
+        ]
 
 
 def _count_correlation(
-    counts: Counter[str], down: _Axis, across: _Axis, channels: int, results: int, *, slides: bool
+    counts: Counter[str],
+    down: _Axis,
+    across: _Axis,
+    channels: int,
+    results: int,
+    *,
+    is_sliding: bool,
 ) -> None:
-    """Count the sums of ``pm_correlate``: of four channels or one, at four positions or one."""
-    rows, places = sum(down.taps), len(down.taps)
-    is_whole = [taps == across.window for taps in across.taps]
-    for times, fours in zip(divmod(results, _BLOCK), (True, False), strict=True):
-        counts["line"] += times * places
-        k = 0
-        while k < len(is_whole) and times:
-            is_four = (
-                across.step in (1, 2)
-                and len(is_whole) - k >= _BLOCK
-                and is_whole[k]
-                and is_whole[k + 3]
+    """Count the sums of ``pm_correlate``: of four channels or one, at four positions or one.
+
+    `channels` are summed, `results` computed. With `is_sliding`, the taps are consecutive.
+    """
+    n_row_taps, n_positions = sum(down.tap_counts), len(down.tap_counts)
+    whole_windows = [taps == across.window for taps in across.tap_counts]
+    for n_blocks, has_four_channels in zip(divmod(results, _BLOCK), (True, False), strict=True):
+        counts["line"] += n_blocks * n_positions
+        position = 0
+        while position < len(whole_windows) and n_blocks:
+            has_four_positions = (
+                across.stride in (1, 2)
+                and len(whole_windows) - position >= _BLOCK
+                and whole_windows[position]
+                and whole_windows[position + 3]
             )
-            name = f"{4 if fours else 1}x{4 if is_four else 1}"
+            name = f"{4 if has_four_channels else 1}x{4 if has_four_positions else 1}"
             if (
-                fours
-                and slides
-                and (not is_four or (across.step == 1 and across.window in _SLIDING))
+                has_four_channels
+                and is_sliding
+                and (not has_four_positions or (across.stride == 1 and across.window in _SLIDING))
             ):
                 name += " sliding"
-            elif is_four:
-                name += f" by {across.step}"
-            counts[name] += times * places
-            counts[f"{name} row"] += times * rows * channels
-            counts[f"{name} tap"] += times * rows * channels * across.taps[k]
-            k += _BLOCK if is_four else 1
+            elif has_four_positions:
+                name += f" by {across.stride}"
+            counts[name] += n_blocks * n_positions
+            counts[f"{name} row"] += n_blocks * n_row_taps * channels
+            counts[f"{name} tap"] += n_blocks * n_row_taps * channels * across.tap_counts[position]
+            position += _BLOCK if has_four_positions else 1
 
 
 def _count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count a convolution as correlations of its groups.
-
-    A pointwise convolution is one whose taps are its channels.
-    """
+    """Count a convolution as correlations of its groups."""
     sizes = ConvolutionSizes(*arguments["shape"])
     channels = sizes.group_channels
-    (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
-    width, columns, window_w, stride_w, pad_w, dilation_w = across
-    down = _Axis(rows, -pad_h, stride_h, height, window_h, dilation_h)
-    line = _Axis(columns, -pad_w, stride_w, width, window_w, dilation_w)
+    (height, rows, window_h, stride_h, pad_h, dilation_h), across_sizes = sizes.directions
+    width, columns, window_w, stride_w, pad_w, dilation_w = across_sizes
+    down_axis = _Axis(rows, -pad_h, stride_h, height, window_h, dilation_h)
+    across_axis = _Axis(columns, -pad_w, stride_w, width, window_w, dilation_w)
     n_summed = channels
     if window_h == window_w == 1 and pad_h == pad_w == 0:
         # A pointwise convolution is a correlation whose taps are the channels.
         plane, n_summed = height * width, 1
-        line = _Axis(columns, 0, stride_w, channels * plane, channels, plane)
+        across_axis = _Axis(columns, 0, stride_w, channels * plane, channels, plane)
         if stride_h == stride_w == 1:
-            down = _Axis(1, 0, 1, 1, 1, 1)
-            line = _Axis(plane, 0, 1, channels * plane, channels, plane)
-    for results in _group_sizes(arguments["first"], arguments["count"], sizes.group_results):
+            down_axis = _Axis(1, 0, 1, 1, 1, 1)
+            across_axis = _Axis(plane, 0, 1, channels * plane, channels, plane)
+    for results in _list_group_sizes(arguments["first"], arguments["count"], sizes.group_results):
         for _ in range(arguments["batch"]):
-            _count_correlation(counts, down, line, n_summed, results, slides=line.tap_step == 1)
+            _count_correlation(
+                counts,
+                down_axis,
+                across_axis,
+                n_summed,
+                results,
+                is_sliding=across_axis.tap_stride == 1,
+            )
 
 
-def _group_sizes(first: int, count: int, results: int) -> Iterator[int]:
-    """Yield the number of channels of each group among `count` channels from `first` on."""
-    n_done = 0
-    while n_done < count:
-        n_channels = min(results - (first + n_done) % results, count - n_done)
+def _list_group_sizes(first: int, count: int, group_size: int) -> Iterator[int]:
+    """Yield the channels of each group among `count` channels from `first` on."""
+    n_counted = 0
+    while n_counted < count:
+        n_channels = min(group_size - (first + n_counted) % group_size, count - n_counted)
         yield n_channels
-        n_done += n_channels
+        n_counted += n_channels
 
 
 def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count an input gradient as correlations, one for each phase of the stride."""
     sizes = ConvolutionSizes(*arguments["shape"])
     channels, axes = sizes.group_channels, sizes.directions
-    pointwise = all(axis[2] == 1 and axis[4] == 0 for axis in axes)
+    is_pointwise = all(axis[2] == 1 and axis[4] == 0 for axis in axes)
     plane, out_plane = sizes.plane, sizes.out_plane
-    for n_summed in _group_sizes(arguments["first"], arguments["count"], sizes.group_results):
+    for n_summed in _list_group_sizes(arguments["first"], arguments["count"], sizes.group_results):
         for _ in range(arguments["batch"]):
-            if pointwise and all(axis[3] == 1 for axis in axes):
-                lines = [
+            if is_pointwise and all(axis[3] == 1 for axis in axes):
+                axis_pairs = [
                     (
                         _Axis(1, 0, 1, 1, 1, 1),
                         _Axis(plane, 0, 1, n_summed * plane, n_summed, plane),
@@ -294,84 +324,89 @@ def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
                     )
                 ]
             else:
-                lines = [
+                axis_pairs = [
                     (down, across, tap_distance)
-                    for down, _ in _phases(*axes[0])
-                    for across, tap_distance in _phases(*axes[1])
+                    for down, _ in _make_stride_phases(*axes[0])
+                    for across, tap_distance in _make_stride_phases(*axes[1])
                 ]
-            for down, columns, tap_distance in lines:
-                across, times = columns, n_summed if down.window and columns.window else 0
-                if pointwise and times:
-                    times = 1
+            for down, columns, tap_distance in axis_pairs:
+                across, n_channels = columns, n_summed if down.window and columns.window else 0
+                if is_pointwise and n_channels:
+                    n_channels = 1
                     across = _Axis(
-                        len(columns.taps), 0, 1, n_summed * out_plane, n_summed, out_plane
+                        len(columns.tap_counts), 0, 1, n_summed * out_plane, n_summed, out_plane
                     )
-                slides = tap_distance == 1 and across.tap_step == -1
-                _count_correlation(counts, down, across, times, channels, slides=slides)
+                is_sliding = tap_distance == 1 and across.tap_stride == -1
+                _count_correlation(
+                    counts, down, across, n_channels, channels, is_sliding=is_sliding
+                )
 
 
-def _phases(
-    size: int, places: int, window: int, stride: int, pad: int, dilation: int
+def _make_stride_phases(
+    size: int, n_positions: int, window: int, stride: int, padding: int, dilation: int
 ) -> Iterator[tuple[_Axis, int]]:
-    """Yield (axis of input positions that share taps, distance of these taps) for each phase."""
+    """Yield (axis of the input positions with the same taps, distance of these taps) by phase."""
     for i in range(min(stride, size)):
         tap = next(
-            (t for t in range(min(window, stride)) if (i + pad - t * dilation) % stride == 0), -1
+            (t for t in range(min(window, stride)) if (i + padding - t * dilation) % stride == 0),
+            -1,
         )
         tap_distance = stride // math.gcd(stride, dilation)
         taps = 0 if tap < 0 else -(-(window - tap) // tap_distance)
-        start = 0 if tap < 0 else (i + pad - tap * dilation) // stride
-        step = -(tap_distance * dilation) // stride
-        yield _Axis(-(-(size - i) // stride), start, 1, places, taps, step), tap_distance
+        start = 0 if tap < 0 else (i + padding - tap * dilation) // stride
+        stride_of_taps = -(tap_distance * dilation) // stride
+        yield (
+            _Axis(-(-(size - i) // stride), start, 1, n_positions, taps, stride_of_taps),
+            tap_distance,
+        )
 
 
-def _tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of rows and columns at which each tap of a window is in the image."""
+def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
+    """Yield for each tap the numbers of output rows and columns that read the input through it."""
     (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
     width, columns, window_w, stride_w, pad_w, dilation_w = across
     for h in range(window_h):
-        down = len(_taps(h * dilation_h - pad_h, height, rows, stride_h))
+        n_rows = len(_find_taps_inside(h * dilation_h - pad_h, height, rows, stride_h))
         for v in range(window_w):
-            yield down, len(_taps(v * dilation_w - pad_w, width, columns, stride_w))
+            yield n_rows, len(_find_taps_inside(v * dilation_w - pad_w, width, columns, stride_w))
 
 
 def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the blocks of 4x4, 1x4 and 1x1 weights per tap, with their rows and elements."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     channels = sizes.group_channels
-    groups = list(_group_sizes(arguments["first"], arguments["count"], sizes.group_results))
-    in_line = sizes.out_width == sizes.width and sizes.stride_across == sizes.stride_down == 1
-    for rows, columns in _tap_counts(sizes):
+    groups = list(_list_group_sizes(arguments["first"], arguments["count"], sizes.group_results))
+    has_dense_rows = (
+        sizes.out_width == sizes.width and sizes.stride_across == sizes.stride_down == 1
+    )
+    for rows, columns in _list_tap_counts(sizes):
         counts["tap"] += len(groups)
-        if rows and columns == sizes.out_width and in_line:
-            rows, columns = 1, rows * columns  # noqa: PLW2901 - one long row
+        if rows and columns == sizes.out_width and has_dense_rows:
+            rows, columns = 1, rows * columns  # noqa: PLW2901 - the rows form one
         for results in groups:
             if batch == rows == columns == 1:
                 counts.update(point=results * channels)
                 continue
-            n_fours, n_single = divmod(results, _BLOCK)
-            blocks = {
-                "4x4": n_fours * (channels // _BLOCK),
-                "1x4": n_fours * (channels % _BLOCK),
+            n_blocks_of_four, n_single = divmod(results, _BLOCK)
+            blocks_by_name = {
+                "4x4": n_blocks_of_four * (channels // _BLOCK),
+                "1x4": n_blocks_of_four * (channels % _BLOCK),
                 "1x1": n_single * channels,
             }
-            for name, times in blocks.items():
-                counts[name] += times
-                counts[f"{name} row"] += times * batch * rows
-                counts[f"{name} place"] += times * batch * rows * columns
+            for name, n_blocks in blocks_by_name.items():
+                counts[name] += n_blocks
+                counts[f"{name} row"] += n_blocks * batch * rows
+                counts[f"{name} place"] += n_blocks * batch * rows * columns
 
 
 def _count_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the elements that each tap visits.
-
-    Windows of 3x3 with stride 1 are a case of their own.
-    """
+    """Count the elements that each tap visits; for windows of 3x3 with stride 1, all elements."""
     sizes, planes = ConvolutionSizes(*arguments["shape"]), arguments["batch"] * arguments["count"]
     counts.update(cleared=planes * sizes.out_plane)
     if sizes[6:14] == (3, 3, 1, 1, 1, 1, 1, 1):
         counts.update({"3x3 row": planes * sizes.height, "3x3": planes * sizes.plane})
         return
-    for rows, columns in _tap_counts(sizes):
+    for rows, columns in _list_tap_counts(sizes):
         counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
 
 
@@ -380,11 +415,11 @@ def _count_strided(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     results = arguments["batch"] * arguments["count"]
     planes = results * sizes.group_channels
     counts.update(result=results * sizes.out_plane)
-    for rows, columns in _tap_counts(sizes):
+    for rows, columns in _list_tap_counts(sizes):
         counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
 
 
-def _count_pairs(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+def _count_distances(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     results = math.prod(arguments[name] for name in ("batches", "rows", "columns"))
     counts.update(result=results, element=results * arguments["n"])
 
@@ -398,14 +433,14 @@ def _count_bags(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 # -- quantized layers ----------------------------------------------------------------------------
 
 
-def _count_dots(counts: Counter[str], name: str, times: int, length: int) -> None:
-    """Count products of length `length`, summed for several rows at once: ``pm_q8_dots``."""
+def _count_dot_products(counts: Counter[str], name: str, count: int, length: int) -> None:
+    """Count `count` dot products of a length, computed by ``pm_q8_dots``, under the unit `name`."""
     words, n_rest = divmod(length, _BLOCK)
-    counts.update({f"{name} word": times * words, f"{name} rest": times * n_rest})
+    counts.update({f"{name} word": count * words, f"{name} rest": count * n_rest})
 
 
 def _count_clamped(counts: Counter[str], arguments: Mapping[str, Any], results: int) -> None:
-    """Count the outputs that are clamped to limits."""
+    """Count `results` outputs if they are clamped to limits."""
     if (arguments["low"], arguments["high"]) != _INT8:
         counts.update(limited=results)
 
@@ -421,23 +456,23 @@ def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     Means of more than 256 elements are summed by single channels.
     """
     arguments = {"row_step": 1, "column_step": 1, "low": -128, "high": 127, **arguments}
-    places = arguments["batch"] * arguments["height"] * arguments["width"]
-    rows = arguments["batch"] * _n_visited(arguments, "row")
-    elements = rows * _n_visited(arguments, "column")
+    n_positions = arguments["batch"] * arguments["height"] * arguments["width"]
+    rows = arguments["batch"] * _sum_window_sizes(arguments, "row")
+    elements = rows * _sum_window_sizes(arguments, "column")
     channel_words, single_channels = divmod(arguments["channels"], _BLOCK)
-    lists = (arguments["rows"], arguments["columns"])
-    largest = math.prod(max(map(sub, ends[1::2], ends[::2])) for ends in lists)
-    if "scale" in arguments and largest > _MAX_SUMMED:
+    limit_lists = (arguments["rows"], arguments["columns"])
+    largest_window = math.prod(max(map(sub, ends[1::2], ends[::2])) for ends in limit_lists)
+    if "scale" in arguments and largest_window > _MAX_SUMMED:
         channel_words, single_channels = 0, arguments["channels"]
-    counts.update(place=places)
-    for name, times in (("4", channel_words), ("1", single_channels)):
-        units = {"element": places, "row": rows * arguments["width"], "seen": elements}
-        counts.update({f"{name} {unit}": times * number for unit, number in units.items()})
-    _count_clamped(counts, arguments, places * arguments["channels"])
+    counts.update(place=n_positions)
+    for kind, count in (("4", channel_words), ("1", single_channels)):
+        units = {"element": n_positions, "row": rows * arguments["width"], "seen": elements}
+        counts.update({f"{kind} {unit}": count * number for unit, number in units.items()})
+    _count_clamped(counts, arguments, n_positions * arguments["channels"])
 
 
 def _count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count products of two outputs by two pixels, and of the rest by one."""
+    """Count products of two outputs by two pixels, and of two or one outputs by one pixel."""
     (result_pairs, single_results), (pixel_pairs, single_pixels) = (
         divmod(arguments["results"], 2),
         divmod(arguments["pixels"], 2),
@@ -447,44 +482,50 @@ def _count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> N
         "1x2": result_pairs * single_pixels + single_results * (pixel_pairs + single_pixels),
     }
     counts.update(pair=result_pairs)
-    for name, times in blocks.items():
-        counts[name] += times
-        _count_dots(counts, name, times, arguments["in"])
+    for name, count in blocks.items():
+        counts[name] += count
+        _count_dot_products(counts, name, count, arguments["in"])
     _count_clamped(counts, arguments, arguments["pixels"] * arguments["results"])
 
 
-def _taps_in_image(sizes: ConvolutionSizes) -> list[list[int]]:
+def _count_taps_in_image(sizes: ConvolutionSizes) -> list[list[int]]:
     """Return the number of taps in the image for each output row, and for each output column."""
     return [
-        [len(_taps(k * stride - pad, size, window, dilation)) for k in range(places)]
-        for size, places, window, stride, pad, dilation in sizes.directions
+        [
+            len(_find_taps_inside(k * stride - padding, size, window, dilation))
+            for k in range(n_positions)
+        ]
+        for size, n_positions, window, stride, padding, dilation in sizes.directions
     ]
 
 
 def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count pairs of outputs: two pixels at once inside the image, single pixels at its edges."""
     sizes = ConvolutionSizes(*arguments["shape"])
-    pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
-    in_line = sizes.groups == sizes.dilation_across == 1
-    down, across = _taps_in_image(sizes)
-    rows_inside, columns_inside = down.count(sizes.window_height), across.count(sizes.window_width)
+    n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
+    has_dense_rows = sizes.groups == sizes.dilation_across == 1
+    row_taps, column_taps = _count_taps_in_image(sizes)
+    rows_inside, columns_inside = (
+        row_taps.count(sizes.window_height),
+        column_taps.count(sizes.window_width),
+    )
     counts.update(
         {
-            "inside": pairs * (rows_inside * columns_inside > 0),
-            "line": pairs * rows_inside * (columns_inside > 0),
+            "inside": n_pairs * (rows_inside * columns_inside > 0),
+            "line": n_pairs * rows_inside * (columns_inside > 0),
         }
     )
     whole_windows = [(sizes.window_height, sizes.window_width)] * (
         rows_inside * -(-columns_inside // 2)
     )
-    edge_windows = [window for window in product(down, across) if window != sizes[6:8]]
+    edge_windows = [window for window in product(row_taps, column_taps) if window != sizes[6:8]]
     counts.update(place=arguments["batch"] * len(edge_windows))
     for name, windows in (("2x2", whole_windows), ("1x2", edge_windows)):
-        for (rows, columns), times in Counter(windows).items():
-            runs, length = (1, columns) if in_line else (columns, 1)
-            n_runs = pairs * times * rows * runs
-            counts.update({name: pairs * times, f"{name} run": n_runs})
-            _count_dots(counts, name, n_runs, length * sizes.group_channels)
+        for (rows, columns), count in Counter(windows).items():
+            n_sequences, length = (1, columns) if has_dense_rows else (columns, 1)
+            n_all_sequences = n_pairs * count * rows * n_sequences
+            counts.update({name: n_pairs * count, f"{name} run": n_all_sequences})
+            _count_dot_products(counts, name, n_all_sequences, length * sizes.group_channels)
     _count_clamped(counts, arguments, arguments["batch"] * arguments["count"] * sizes.out_plane)
 
 
@@ -492,20 +533,22 @@ def _count_q8_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> N
     """Count words of four channels and single channels, for whole and for cut windows."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)
-    down, across = _taps_in_image(sizes)
-    name = "3x3" if window == (3, 3) else "whole"
-    for rows, columns in product(down, across):
-        taps, is_whole = rows * columns, (rows, columns) == window
-        n_by_kind = {name if is_whole else "edge": channel_words, "1": single_channels}
-        counts.update({"place": batch, "made": batch * (single_channels > 0 or not is_whole)})
-        for kind, times in n_by_kind.items():
-            counts.update({kind: batch * times})
+    row_taps, column_taps = _count_taps_in_image(sizes)
+    whole_kind = "3x3" if window == (3, 3) else "whole"
+    for rows, columns in product(row_taps, column_taps):
+        n_taps, is_whole_window = rows * columns, (rows, columns) == window
+        n_by_kind = {whole_kind if is_whole_window else "edge": channel_words, "1": single_channels}
+        counts.update(
+            {"place": batch, "made": batch * (single_channels > 0 or not is_whole_window)}
+        )
+        for kind, count in n_by_kind.items():
+            counts.update({kind: batch * count})
             if kind != "3x3":
-                counts.update({f"{kind} row": batch * times * rows})
-                counts.update({f"{kind} tap": batch * times * taps})
-    lines = down.count(window[0]) if window[1] in across else 0
+                counts.update({f"{kind} row": batch * count * rows})
+                counts.update({f"{kind} tap": batch * count * n_taps})
+    n_lines = row_taps.count(window[0]) if window[1] in column_taps else 0
     counts.update(
-        {"inside": batch * channel_words * (lines > 0), "line": batch * channel_words * lines}
+        {"inside": batch * channel_words * (n_lines > 0), "line": batch * channel_words * n_lines}
     )
     _count_clamped(counts, arguments, batch * arguments["count"] * sizes.out_plane)
 
@@ -513,7 +556,7 @@ def _count_q8_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> N
 # -- the backward pass of quantized layers -------------------------------------------------------
 
 
-def _count_q8_start(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+def _count_q8_sums(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     counts.update(result=arguments["n"], element=arguments["n"] * arguments["terms"])
 
 
@@ -523,23 +566,27 @@ def _count_q8_update(counts: Counter[str], arguments: Mapping[str, Any]) -> None
 
 def _count_q8_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count blocks of four channels by four pixels or one, and single channels."""
-    (fours, pixels), (blocks, channels) = (
+    (pixel_blocks, single_pixels), (channel_blocks, single_channels) = (
         divmod(arguments["pixels"], _BLOCK),
         divmod(arguments["channels"], _BLOCK),
     )
-    kinds = {"4x4": fours * blocks, "1x4": pixels * blocks, "1": arguments["pixels"] * channels}
-    for name, times in kinds.items():
-        counts.update({name: times, f"{name} result": times * arguments["results"]})
+    kinds = {
+        "4x4": pixel_blocks * channel_blocks,
+        "1x4": single_pixels * channel_blocks,
+        "1": arguments["pixels"] * single_channels,
+    }
+    for kind, count in kinds.items():
+        counts.update({kind: count, f"{kind} result": count * arguments["results"]})
 
 
 def _q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, int, int]:
-    """Return the sizes of a layer, and its numbers of input pixels and of visits by taps.
+    """Return the sizes of a layer, its number of input pixels, and the number of tap visits.
 
     Each tap visits an input pixel once for each output position that reads the pixel through the
     tap.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
-    n_visits = sum(rows * columns for rows, columns in _tap_counts(sizes))
+    n_visits = sum(rows * columns for rows, columns in _list_tap_counts(sizes))
     return sizes, batch * sizes.plane, batch * n_visits
 
 
@@ -548,19 +595,19 @@ def _count_q8_convolution_dx(counts: Counter[str], arguments: Mapping[str, Any])
     sizes, pixels, n_visits = _q8_gradient_sizes(arguments)
     groups, results = sizes.groups, arguments["results"] // sizes.groups
     counts.update(pixel=pixels)
-    for name, n_per_group in zip(
+    for name, n_units in zip(
         ("4", "1"), divmod(arguments["channels"] // groups, _BLOCK), strict=True
     ):
-        taps, n_channels = n_visits * n_per_group * -(-results // _BLOCK), groups * n_per_group
-        counts.update({name: pixels * n_channels, f"{name} tap": groups * taps})
+        n_taps, n_channels = n_visits * n_units * -(-results // _BLOCK), groups * n_units
+        counts.update({name: pixels * n_channels, f"{name} tap": groups * n_taps})
         counts.update({f"{name} result": n_visits * n_channels * results})
 
 
 def _count_q8_depthwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     _, pixels, n_visits = _q8_gradient_sizes(arguments)
     counts.update(pixel=pixels)
-    for name, times in zip(("4", "1"), divmod(arguments["count"], _BLOCK), strict=True):
-        counts.update({name: pixels * times, f"{name} tap": n_visits * times})
+    for name, count in zip(("4", "1"), divmod(arguments["count"], _BLOCK), strict=True):
+        counts.update({name: pixels * count, f"{name} tap": n_visits * count})
 
 
 def _count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
@@ -574,27 +621,29 @@ def _count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> Non
     )
 
 
-def _count_q8_products(
-    counts: Counter[str], results: int, channels: int, rows: int, places: int
+def _count_q8_weight_blocks(
+    counts: Counter[str], results: int, channels: int, n_rows: int, n_positions: int
 ) -> None:
-    """Count the products of weight gradients between outputs and input channels: ``pm_q8_dw``."""
-    (result_blocks, results_left), (channel_blocks, channels_left) = (
+    """Count the blocks of weights that ``pm_q8_dw`` computes: outputs by input channels."""
+    (result_blocks, single_results), (channel_blocks, single_channels) = (
         divmod(results, _BLOCK),
         divmod(channels, _BLOCK),
     )
-    kinds = {
+    counts_by_kind = {
         "4x4": result_blocks * channel_blocks,
-        "4x1": result_blocks * channels_left,
-        "1x4": results_left * channel_blocks,
-        "1x1": results_left * channels_left,
+        "4x1": result_blocks * single_channels,
+        "1x4": single_results * channel_blocks,
+        "1x1": single_results * single_channels,
     }
-    for name, times in kinds.items():
-        counts.update({name: times, f"{name} row": times * rows, f"{name} place": times * places})
+    for kind, count in counts_by_kind.items():
+        counts.update(
+            {kind: count, f"{kind} row": count * n_rows, f"{kind} place": count * n_positions}
+        )
 
 
 def _count_q8_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     counts.update(weight=arguments["count"])
-    _count_q8_products(
+    _count_q8_weight_blocks(
         counts, arguments["count"] // arguments["in"], arguments["in"], 1, arguments["pixels"]
     )
 
@@ -604,34 +653,34 @@ def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any])
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     results = arguments["count"] // (sizes.group_channels * sizes.window)
     counts.update(weight=arguments["count"])
-    for rows, columns in _tap_counts(sizes):
+    for rows, columns in _list_tap_counts(sizes):
         counts.update(tap=sizes.groups)
         for _ in range(sizes.groups):
-            lines = batch * rows if columns else 0
+            n_rows = batch * rows if columns else 0
             shape = (results // sizes.groups, sizes.group_channels)
-            _count_q8_products(counts, *shape, lines, lines * columns)
+            _count_q8_weight_blocks(counts, *shape, n_rows, n_rows * columns)
 
 
 def _count_q8_depthwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the weights, and the products of each tap by words of four channels."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
-    # Kernels that update too have a number of weights, and all channels.
+    # Kernels that also update weights have all channels; their count is the number of weights.
     channels = sizes.channels if "w" in arguments else arguments["count"]
     counts.update(weight=channels * sizes.window)
-    for rows, columns in _tap_counts(sizes):
+    for rows, columns in _list_tap_counts(sizes):
         counts.update(tap=1)
-        lines = batch * rows if columns else 0
-        for name, times in zip(("4", "1"), divmod(channels, _BLOCK), strict=True):
-            work = {name: 1, f"{name} row": lines, f"{name} place": lines * columns}
-            counts.update({unit: times * count for unit, count in work.items()})
+        n_rows = batch * rows if columns else 0
+        for name, n_units in zip(("4", "1"), divmod(channels, _BLOCK), strict=True):
+            work = {name: 1, f"{name} row": n_rows, f"{name} place": n_rows * columns}
+            counts.update({unit: n_units * n_per_unit for unit, n_per_unit in work.items()})
 
 
-_COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {
+_COUNTERS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {
     "pm_mm": _count_product,
     "pm_mm_sgd": _count_product,
     "pm_bmm": _count_product,
-    "pm_cdist": _count_pairs,
-    "pm_cdist_backward": _count_pairs,
+    "pm_cdist": _count_distances,
+    "pm_cdist_backward": _count_distances,
     "pm_embedding_bag": _count_bags,
     "pm_embedding_bag_backward": _count_bags,
     "pm_conv2d": _count_convolution,
@@ -651,7 +700,7 @@ _COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {
     "pm_q8_add": _count_q8_elements,
     "pm_q8_average": _count_q8_pool,
     "pm_q8_maximum": _count_q8_pool,
-    "pm_q8_start": _count_q8_start,
+    "pm_q8_start": _count_q8_sums,
     "pm_q8_sgd": _count_q8_update,
     "pm_q8_stochastic": _count_q8_update,
     "pm_q8_pointwise_dx": _count_q8_input_gradient,

@@ -28,7 +28,7 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.kernels import kernel_names, parameter_names, parameters
+from poetmodel.lowered.kernels import kernel_names, parameter_names, parameter_types
 from poetmodel.lowered.step import LoweredStep
 from poetmodel.schedule.io import Index, Strict, parse_file
 
@@ -37,46 +37,49 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION: Final = 1
+"""Format version of step files."""
 
 
-class _Ref(Strict):
+class _RefEntry(Strict):
     buffer: str
     offset: Index = 0
 
 
-class _Rate(Strict):
+class _RateEntry(Strict):
     learning_rate: float
 
 
-class _Real(Strict):
+class _RealEntry(Strict):
     real: Literal["inf", "-inf", "nan"]
 
 
-_Argument = Annotated[int | float | list[int] | _Ref | _Rate | _Real, Field(union_mode="smart")]
+_ArgumentEntry = Annotated[
+    int | float | list[int] | _RefEntry | _RateEntry | _RealEntry, Field(union_mode="smart")
+]
 
 
-class _Condition(Strict):
-    counter: _Ref
+class _ConditionEntry(Strict):
+    counter: _RefEntry
     value: Index
 
 
 class _CallEntry(Strict):
     kernel: str
-    arguments: list[_Argument]
-    where: _Condition | None = None
+    arguments: list[_ArgumentEntry]
+    where: _ConditionEntry | None = None
     within: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
 
 
-class _Buffer(Strict):
+class _BufferEntry(Strict):
     elements: Index
     type: Literal["real", "int32", "uint8", "int8"]
 
 
-class _Value(Strict):
+class _TensorEntry(Strict):
     name: str
     shape: list[Index]
     type: Literal["real", "int32", "uint8", "int8"]
-    pieces: Annotated[list[_Ref], Field(min_length=1)]
+    pieces: Annotated[list[_RefEntry], Field(min_length=1)]
     strides: list[Index] | None = None
 
 
@@ -87,26 +90,26 @@ class _StepFile(Strict):
     version: Literal[1]
     graph: dict[str, Any]
     calls: list[list[_CallEntry]]
-    buffers: dict[str, _Buffer]
-    inputs: list[_Value]
-    states: list[_Value]
-    gradients: list[_Value]
-    loss: _Ref
+    buffers: dict[str, _BufferEntry]
+    inputs: list[_TensorEntry]
+    states: list[_TensorEntry]
+    gradients: list[_TensorEntry]
+    loss: _RefEntry
     values: dict[str, str]
     learning_rate: float | None = None
     accumulate: Annotated[int, Field(ge=1)] = 1
     versions: dict[str, str] = Field(default_factory=dict)
-    output: _Value | None = None
+    output: _TensorEntry | None = None
     inference: _StepFile | None = None
     evaluation: _StepFile | None = None
 
 
 def save_step(step: LoweredStep, path: str | Path) -> None:
-    """Write a ``*.step.json`` file; values are in base64."""
-    write_text(path, json.dumps(_document(step), allow_nan=False) + "\n")
+    """Write a step to a ``*.step.json`` file, with values in base64."""
+    write_text(path, json.dumps(_make_document(step), allow_nan=False) + "\n")
 
 
-def _document(step: LoweredStep) -> dict[str, object]:
+def _make_document(step: LoweredStep) -> dict[str, object]:
     """Return the JSON document of a step, its inference and evaluation included."""
     document: dict[str, object] = {
         "format": STEP_FORMAT,
@@ -117,10 +120,12 @@ def _document(step: LoweredStep) -> dict[str, object]:
             name: {"elements": buffer.elements, "type": str(buffer.type)}
             for name, buffer in step.buffers.items()
         },
-        **{key: [_value_to_json(value) for value in getattr(step, key)] for key in _LISTS},
+        **{key: [_tensor_to_json(value) for value in getattr(step, key)] for key in _TENSOR_LISTS},
         "loss": _argument_to_json(step.loss),
         "values": {
-            name: base64.b64encode(values.astype(step.buffers[name].type.stored).tobytes()).decode()
+            name: base64.b64encode(
+                values.astype(step.buffers[name].type.file_dtype).tobytes()
+            ).decode()
             for name, values in step.values.items()
         },
         "learning_rate": step.learning_rate,
@@ -129,14 +134,15 @@ def _document(step: LoweredStep) -> dict[str, object]:
     if step.accumulate > 1:
         document["accumulate"] = step.accumulate
     if step.output is not None:
-        document["output"] = _value_to_json(step.output)
+        document["output"] = _tensor_to_json(step.output)
     for key, forward_pass in (("inference", step.inference), ("evaluation", step.evaluation)):
         if forward_pass is not None:
-            document[key] = _document(forward_pass)
+            document[key] = _make_document(forward_pass)
     return document
 
 
-_LISTS: Final = ("inputs", "states", "gradients")
+_TENSOR_LISTS: Final = ("inputs", "states", "gradients")
+"""Keys of lists of tensors in a step file, and attributes of a step."""
 
 
 def _call_to_json(call: Call) -> dict[str, object]:
@@ -145,11 +151,14 @@ def _call_to_json(call: Call) -> dict[str, object]:
         "kernel": call.kernel,
         "arguments": [_argument_to_json(a) for a in call.arguments],
     }
-    if call.within is not None:
-        entry["within"] = list(call.within)
-    if call.where is None:
+    if call.index_range is not None:
+        entry["within"] = list(call.index_range)
+    if call.condition is None:
         return entry
-    condition_entry = {"counter": _argument_to_json(call.where.counter), "value": call.where.value}
+    condition_entry = {
+        "counter": _argument_to_json(call.condition.counter),
+        "value": call.condition.value,
+    }
     return entry | {"where": condition_entry}
 
 
@@ -164,19 +173,19 @@ def _argument_to_json(argument: Argument) -> object:
     return list(argument) if isinstance(argument, tuple) else argument
 
 
-def _value_to_json(value: NamedTensor) -> dict[str, object]:
+def _tensor_to_json(tensor: NamedTensor) -> dict[str, object]:
     """Return the JSON entry of a named tensor."""
     entry: dict[str, object] = {
-        "name": value.name,
-        "shape": list(value.shape),
-        "type": str(value.type),
-        "pieces": [_argument_to_json(ref) for ref in value.pieces],
+        "name": tensor.name,
+        "shape": list(tensor.shape),
+        "type": str(tensor.type),
+        "pieces": [_argument_to_json(ref) for ref in tensor.pieces],
     }
-    return entry if value.strides is None else entry | {"strides": list(value.strides)}
+    return entry if tensor.strides is None else entry | {"strides": list(tensor.strides)}
 
 
 def load_step(path: str | Path) -> LoweredStep:
-    """Read a ``*.step.json`` file; `InputError` has every error of the file."""
+    """Read a ``*.step.json`` file; raise `InputError` with all errors of the file."""
     text = read_text(path)
     with raised_as(InputError, str(path)):
         return _step_from_json(parse_file(_StepFile, text, kind="step"))
@@ -185,7 +194,7 @@ def load_step(path: str | Path) -> LoweredStep:
 def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> LoweredStep:
     """Convert a parsed document to a step. Raises `InputError` with all errors.
 
-    `outer_values` are names of buffers with values in the enclosing step.
+    `outer_values` are the buffers with values in the enclosing step and its earlier passes.
     """
     step = LoweredStep(
         graph=Graph.from_dict(document.graph, source="graph"),
@@ -194,20 +203,23 @@ def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> 
             name: Buffer(elements=entry.elements, type=DataType(entry.type))
             for name, entry in document.buffers.items()
         },
-        inputs=tuple(map(_value_from_json, document.inputs)),
-        states=tuple(map(_value_from_json, document.states)),
-        gradients=tuple(map(_value_from_json, document.gradients)),
+        inputs=tuple(map(_tensor_from_json, document.inputs)),
+        states=tuple(map(_tensor_from_json, document.states)),
+        gradients=tuple(map(_tensor_from_json, document.gradients)),
         loss=Ref(document.loss.buffer, document.loss.offset),
         values={},
         learning_rate=document.learning_rate,
         accumulate=document.accumulate,
         versions=document.versions,
-        output=None if document.output is None else _value_from_json(document.output),
+        output=None if document.output is None else _tensor_from_json(document.output),
     )
-    errors = list(_find_errors(step, document.values, outer_values))
+    errors = list(_find_step_errors(step, document.values, outer_values))
     if errors:
         raise InputError(errors)
-    values = {name: _decode_values(step, name, coded) for name, coded in document.values.items()}
+    values = {
+        name: _decode_values(step, name, base64_text)
+        for name, base64_text in document.values.items()
+    }
     forward_passes: dict[str, LoweredStep] = {}
     values_so_far = dict(document.values)
     for key, forward_document in (
@@ -221,24 +233,24 @@ def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> 
     return step.with_nodes(step.graph.nodes, step.calls, values=values, **forward_passes)
 
 
-def _call_from_json(call: _CallEntry) -> Call:
+def _call_from_json(entry: _CallEntry) -> Call:
     condition = None
-    if call.where is not None:
-        counter = call.where.counter
-        condition = Condition(Ref(counter.buffer, counter.offset), call.where.value)
-    index_range = None if call.within is None else (call.within[0], call.within[1])
+    if entry.where is not None:
+        counter = entry.where.counter
+        condition = Condition(Ref(counter.buffer, counter.offset), entry.where.value)
+    index_range = None if entry.within is None else (entry.within[0], entry.within[1])
     return Call(
-        call.kernel, tuple(map(_argument_from_json, call.arguments)), condition, index_range
+        entry.kernel, tuple(map(_argument_from_json, entry.arguments)), condition, index_range
     )
 
 
 def _argument_from_json(argument: object) -> Argument:
-    """Convert a parsed argument; raise `InputError` if it has another type."""
-    if isinstance(argument, _Ref):
+    """Convert a parsed argument; raise `InputError` for other types."""
+    if isinstance(argument, _RefEntry):
         return Ref(argument.buffer, argument.offset)
-    if isinstance(argument, _Rate):
+    if isinstance(argument, _RateEntry):
         return ScaledLearningRate(argument.learning_rate)
-    if isinstance(argument, _Real):
+    if isinstance(argument, _RealEntry):
         return float(argument.real)
     if isinstance(argument, list):
         return tuple(argument)
@@ -247,140 +259,145 @@ def _argument_from_json(argument: object) -> Argument:
     raise InputError(f"expected an argument of a kernel, got {argument!r}")
 
 
-def _value_from_json(value: _Value) -> NamedTensor:
+def _tensor_from_json(entry: _TensorEntry) -> NamedTensor:
     """Convert a parsed entry to a named tensor."""
     return NamedTensor(
-        name=value.name,
-        shape=tuple(value.shape),
-        type=DataType(value.type),
-        pieces=tuple(Ref(ref.buffer, ref.offset) for ref in value.pieces),
-        strides=None if value.strides is None else tuple(value.strides),
+        name=entry.name,
+        shape=tuple(entry.shape),
+        type=DataType(entry.type),
+        pieces=tuple(Ref(ref.buffer, ref.offset) for ref in entry.pieces),
+        strides=None if entry.strides is None else tuple(entry.strides),
     )
 
 
-def _find_errors(
+def _find_step_errors(
     step: LoweredStep, values: Collection[str], outer_values: Collection[str]
 ) -> Iterator[str]:
     """Yield an error for each contradiction between the graph, the buffers and the calls of a file.
 
-    `values` and `outer_values` are names of buffers with values, in this step and the enclosing
-    step.
+    `values` are the buffers with values in this step, `outer_values` those of the enclosing step.
     """
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
         if name not in step.buffers:
-            yield f"buffers: tensor {name!r} of the graph is not there"
+            yield f"buffers: tensor {name!r} of the graph is missing"
         elif step.buffers[name].bytes != tensor.bytes:
             yield f"buffers: {name!r} has {step.buffers[name].bytes} B, its tensor {tensor.bytes} B"
     yield from _find_tensor_errors(step)
     state_buffers = {ref.buffer for value in step.states for ref in value.pieces}
     state_buffers.update(t.name for node in step.graph.nodes if node.is_state for t in node.outputs)
     for name in sorted(state_buffers - set(values)):
-        yield f"values: those of state {name!r} are missing"
+        yield f"values: state {name!r} has no values"
     for name in sorted(set(values) - step.buffers.keys()):
         yield f"values: {name!r} is no buffer"
-    readable_constants = {v.pieces[0].buffer for v in step.inputs} | {*values, *outer_values}
-    readable_constants.difference_update(tensor.name for tensor in step.graph.tensors)
-    yield from _find_call_errors(step, readable_constants)
+    constant_names = {v.pieces[0].buffer for v in step.inputs} | {*values, *outer_values}
+    constant_names.difference_update(tensor.name for tensor in step.graph.tensors)
+    yield from _find_call_errors(step, constant_names)
 
 
-def _find_call_errors(step: LoweredStep, readable_constants: Collection[str]) -> Iterator[str]:
+def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Iterator[str]:
     """Yield errors of all calls.
 
-    `readable_constants` are buffers that calls may read besides the tensors of their node.
+    `constant_names` are buffers that calls may read besides the tensors of their node.
     """
     if len(step.calls) != len(step.graph.nodes):
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
     for node, calls in zip(step.graph.nodes, step.calls, strict=False):
-        writable = {tensor.replaces or tensor.name for tensor in node.outputs}
-        writable.update([] if step.output is None else [step.output.pieces[0].buffer])
+        writable_names = {tensor.replaces or tensor.name for tensor in node.outputs}
+        writable_names.update([] if step.output is None else [step.output.pieces[0].buffer])
         for call in calls:
-            for error in _call_errors(
-                step, call, writable, {*readable_constants, *writable, *node.inputs}
+            for error in _find_argument_errors(
+                step, call, writable_names, {*constant_names, *writable_names, *node.inputs}
             ):
                 yield f"calls: {node.name}: {call.kernel}: {error}"
 
 
 def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
     """Yield errors of inputs, states, gradients, the output and the loss."""
-    tensors = [(key, value) for key in _LISTS for value in getattr(step, key)]
+    tensors = [(key, value) for key in _TENSOR_LISTS for value in getattr(step, key)]
     for key, value in [*tensors, *([] if step.output is None else [("output", step.output)])]:
-        for error in _value_errors(step, value):
+        for error in _find_named_tensor_errors(step, value):
             yield f"{key}: {value.name!r}: {error}"
-    for error in _ref_errors(step, step.loss):
+    for error in _find_ref_errors(step, step.loss):
         yield f"loss: {error}"
 
 
-def _value_errors(step: LoweredStep, value: NamedTensor) -> Iterator[str]:
+def _find_named_tensor_errors(step: LoweredStep, tensor: NamedTensor) -> Iterator[str]:
     """Yield contradictions between a named tensor and its buffers."""
-    errors = [error for ref in value.pieces for error in _ref_errors(step, ref)]
+    errors = [error for ref in tensor.pieces for error in _find_ref_errors(step, ref)]
     yield from errors
     if errors:
         return
-    kinds = {step.buffers[ref.buffer].type for ref in value.pieces}
-    if kinds != {value.type}:
-        yield f"is of type {value.type}, its buffer of {', '.join(sorted(kinds))}"
-    available_elements = [step.buffers[ref.buffer].elements - ref.offset for ref in value.pieces]
-    if value.strides is not None:
-        if len(value.strides) != len(value.shape) or len(value.pieces) > 1:
-            yield f"expected {len(value.shape)} strides in one piece, got {len(value.strides)}"
-        elif (n_elements := _span_elements(value.shape, value.strides)) > available_elements[0]:
+    types = {step.buffers[ref.buffer].type for ref in tensor.pieces}
+    if types != {tensor.type}:
+        yield f"is of type {tensor.type}, its buffer of {', '.join(sorted(types))}"
+    available_elements = [step.buffers[ref.buffer].elements - ref.offset for ref in tensor.pieces]
+    if tensor.strides is not None:
+        if len(tensor.strides) != len(tensor.shape) or len(tensor.pieces) > 1:
+            yield f"expected {len(tensor.shape)} strides in one piece, got {len(tensor.strides)}"
+        elif (
+            n_elements := _count_span_elements(tensor.shape, tensor.strides)
+        ) > available_elements[0]:
             yield f"reaches {n_elements} elements, its buffer has {available_elements[0]}"
-    elif (n_elements := math.prod(value.shape)) > sum(available_elements):
+    elif (n_elements := math.prod(tensor.shape)) > sum(available_elements):
         yield f"has {n_elements} elements, its buffers {sum(available_elements)}"
-    elif len(value.pieces) > 1 and n_elements != sum(available_elements):
+    elif len(tensor.pieces) > 1 and n_elements != sum(available_elements):
         yield f"has {n_elements} elements, its pieces {sum(available_elements)}"
 
 
-def _span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def _count_span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Return the number of buffer elements from the first to the last element of a tensor."""
     last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
     return last + 1 if math.prod(shape) else 0
 
 
-def _ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
-    """Yield an error if a pointer refers to no element of a buffer."""
+def _find_ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
+    """Yield an error if a pointer is outside its buffer, or if the buffer is missing."""
     if ref.buffer not in step.buffers:
-        yield f"buffer {ref.buffer!r} is not there"
+        yield f"buffer {ref.buffer!r} is missing"
     elif ref.offset > max(0, step.buffers[ref.buffer].elements - 1):
         n_elements = step.buffers[ref.buffer].elements
         yield f"element {ref.offset} of {ref.buffer!r}, which has {n_elements}"
 
 
-def _call_errors(
-    step: LoweredStep, call: Call, writable: Collection[str], readable: Collection[str]
+def _find_argument_errors(
+    step: LoweredStep, call: Call, writable_names: Collection[str], readable_names: Collection[str]
 ) -> Iterator[str]:
     """Yield contradictions between a call and its kernel's parameters or its node's tensors."""
     if call.kernel not in kernel_names():
         yield "there is no such kernel"
         return
-    yield from _condition_errors(step, call.where, readable)
-    if call.within is not None and not {"index", "target"} & {*parameter_names(call.kernel)}:
-        yield "within: it goes by no indices"
-    types = parameters(call.kernel)
-    if len(types) != len(call.arguments):
-        yield f"expected {len(types)} arguments, got {len(call.arguments)}"
+    yield from _find_condition_errors(step, call.condition, readable_names)
+    if call.index_range is not None and not {"index", "target"} & {*parameter_names(call.kernel)}:
+        yield "within: the kernel reads no indices"
+    expected_types = parameter_types(call.kernel)
+    if len(expected_types) != len(call.arguments):
+        yield f"expected {len(expected_types)} arguments, got {len(call.arguments)}"
         return
-    for number, (parameter_type, argument) in enumerate(zip(types, call.arguments, strict=True)):
+    for position, (parameter_type, argument) in enumerate(
+        zip(expected_types, call.arguments, strict=True)
+    ):
         if not _is_accepted(step, parameter_type, argument):
-            yield f"argument {number}: expected {parameter_type}, got {_argument_text(argument)}"
+            yield (
+                f"argument {position}: expected {parameter_type}, got {_format_argument(argument)}"
+            )
         elif isinstance(argument, Ref) and argument.buffer != WORKSPACE:
-            yield from _ref_errors(step, argument)
-            if argument.buffer not in readable:
+            yield from _find_ref_errors(step, argument)
+            if argument.buffer not in readable_names:
                 yield f"{argument.buffer!r} is neither read nor made by its node"
-            elif "const" not in parameter_type and argument.buffer not in writable:
+            elif "const" not in parameter_type and argument.buffer not in writable_names:
                 yield f"{argument.buffer!r} is written, and not made by its node"
 
 
-def _condition_errors(
-    step: LoweredStep, condition: Condition | None, readable: Collection[str]
+def _find_condition_errors(
+    step: LoweredStep, condition: Condition | None, readable_names: Collection[str]
 ) -> Iterator[str]:
     """Yield an error if a call cannot depend on the counter of its condition."""
     if condition is None:
         return
     name = condition.counter.buffer
-    yield from _ref_errors(step, condition.counter)
-    if name not in readable:
+    yield from _find_ref_errors(step, condition.counter)
+    if name not in readable_names:
         yield f"where: {name!r} is not read by its node"
     elif step.buffers[name].type is not DataType.INT32:
         yield f"where: expected integers in {name!r}"
@@ -408,16 +425,16 @@ def _is_accepted(step: LoweredStep, parameter_type: str, argument: Argument) -> 
     return parameter_type == "pm_real"
 
 
-def _argument_text(argument: Argument) -> str:
+def _format_argument(argument: Argument) -> str:
     if isinstance(argument, Ref):
         return f"buffer {argument.buffer!r}"
     return f"{len(argument)} numbers" if isinstance(argument, tuple) else str(argument)
 
 
 def _decode_values(step: LoweredStep, name: str, base64_text: str) -> np.ndarray:
-    """Return the array of a buffer from base64.
+    """Decode the elements of buffer `name` from base64.
 
-    Raise `InputError` if the text or its size is wrong.
+    Raises `InputError` if the text is invalid, or its size is not that of the buffer.
     """
     buffer = step.buffers[name]
     try:
@@ -426,7 +443,7 @@ def _decode_values(step: LoweredStep, name: str, base64_text: str) -> np.ndarray
         raise InputError(f"values: {name!r} is not base64") from None
     if len(content) != buffer.bytes:
         raise InputError(f"values: {name!r} has {len(content)} B, its buffer {buffer.bytes} B")
-    return np.frombuffer(content, dtype=buffer.type.stored)
+    return np.frombuffer(content, dtype=buffer.type.file_dtype)
 
 
 def load_scores(path: Path) -> dict[str, float]:
@@ -437,19 +454,19 @@ def load_scores(path: Path) -> dict[str, float]:
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     with raised_as(InputError, str(path)):
         try:
-            rows = [row for row in reader if row]
+            lines = [line for line in reader if line]
         except csv.Error as error:
             raise InputError(f"is no CSV file: {error}") from error
-        header, *lines = rows or [[]]
+        header, *score_lines = lines or [[]]
         if [column.strip() for column in header] != ["name", "score"]:
             raise InputError("expected the columns name,score in the first line")
         scores: dict[str, float] = {}
-        for line in lines:
-            if len(line) != len(header):
-                raise InputError(f"expected a name and a score, got {','.join(line)!r}")
-            name, text = (cell.strip() for cell in line)
+        for score_line in score_lines:
+            if len(score_line) != len(header):
+                raise InputError(f"expected a name and a score, got {','.join(score_line)!r}")
+            name, text = (field.strip() for field in score_line)
             if name in scores:
-                raise InputError(f"{shown(name)} comes twice; give each layer one score")
+                raise InputError(f"{shown(name)} occurs twice; give each layer one score")
             try:
                 scores[name] = float(text)
             except ValueError:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SOURCES: Final[Traversable] = files("poetmodel") / "export" / "c"
 """The folder of the C sources that an export copies, kernels included."""
-RANDOM: Final = frozenset(
+RANDOM_KERNELS: Final = frozenset(
     ("pm_dropout", "pm_dropout_bits", "pm_bernoulli", "pm_normal", "pm_uniform",
      "pm_q8_stochastic", "pm_q8_pointwise_dw_stochastic", "pm_q8_conv2d_dw_stochastic",
      "pm_q8_depthwise_dw_stochastic")
@@ -30,7 +30,7 @@ _LAST_WORD: Final = re.compile(r"\w+$")
 
 @cache
 def kernel_names() -> frozenset[str]:
-    """Return the names of all kernels."""
+    """Return the names of all kernels: the C sources in the folder ``kernels``."""
     folder = SOURCES / "kernels"
     return frozenset(
         path.name.removesuffix(".c") for path in folder.iterdir() if path.name.endswith(".c")
@@ -38,7 +38,7 @@ def kernel_names() -> frozenset[str]:
 
 
 @cache
-def parameters(kernel: str) -> tuple[str, ...]:
+def parameter_types(kernel: str) -> tuple[str, ...]:
     """Return the parameter types of a kernel, such as ``const pm_real *``."""
     return tuple(
         _LAST_WORD.sub("", declaration).strip() for declaration in _parameter_declarations(kernel)
@@ -46,9 +46,13 @@ def parameters(kernel: str) -> tuple[str, ...]:
 
 
 def written_refs(call: Call) -> list[Ref]:
-    """Return the pointers through which a call writes."""
-    pairs = zip(call.arguments, parameters(call.kernel), strict=True)
-    return [a for a, kind in pairs if isinstance(a, Ref) and not kind.startswith("const")]
+    """Return the pointers of a call whose parameters are not ``const``."""
+    pairs = zip(call.arguments, parameter_types(call.kernel), strict=True)
+    return [
+        a
+        for a, parameter_type in pairs
+        if isinstance(a, Ref) and not parameter_type.startswith("const")
+    ]
 
 
 @cache
@@ -62,10 +66,10 @@ def parameter_names(kernel: str) -> tuple[str, ...]:
 def _parameter_declarations(kernel: str) -> Iterator[str]:
     """Yield the parameter declarations in the source of a kernel."""
     text = kernel_source(kernel)
-    (declaration,) = (
+    (function_prototype,) = (
         prototype for prototype in defined_functions(text) if f" {kernel}(" in prototype
     )
-    for parameter in declaration[declaration.index("(") + 1 : -1].split(","):
+    for parameter in function_prototype[function_prototype.index("(") + 1 : -1].split(","):
         yield " ".join(parameter.split())
 
 

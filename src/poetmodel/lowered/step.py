@@ -38,12 +38,12 @@ class LoweredStep:
     """All buffers except workspaces."""
     inputs: tuple[NamedTensor, ...]
     states: tuple[NamedTensor, ...]
-    """Values at the start of the step, in the order of the model: parameters and buffers, then
-    optimizer state; constants included."""
+    """Parameters and buffers in the order of the model, then optimizer state; includes those that
+    no step changes."""
     gradients: tuple[NamedTensor, ...]
     """Returned gradients, in the order of the parameters; empty if the step updates them."""
     loss: Ref
-    """The loss; the output of an inference."""
+    """The loss; in an inference, the output."""
     values: Mapping[str, np.ndarray] = field(repr=False)
     """Elements of each state tensor and constant before the first step."""
     learning_rate: float | None = None
@@ -58,26 +58,26 @@ class LoweredStep:
     graph."""
     inference: LoweredStep | None = None
     """The forward pass in evaluation mode, if requested. Its calls read the state of this step by
-    name. That state is no tensor of its graph, and it has no state and no gradients."""
+    name; its own graph has no state, and it has no gradients."""
     evaluation: LoweredStep | None = None
-    """The same with the loss. Its output is the loss and, if the labels are classes, the number of
-    samples whose label has the highest score."""
+    """The forward pass in evaluation mode with the loss, if requested. Its output is the loss and,
+    if the labels are classes, the number of samples whose label has the highest score."""
 
     @property
-    def evaluation_steps(self) -> tuple[LoweredStep, ...]:
-        """The forward passes in evaluation mode: inference and evaluation, if present."""
+    def forward_passes(self) -> tuple[LoweredStep, ...]:
+        """The forward passes in evaluation mode that are present: inference and evaluation."""
         return tuple(step for step in (self.inference, self.evaluation) if step is not None)
 
     @property
     def returned_buffers(self) -> frozenset[str]:
         """The buffers of the loss and the gradients, which the caller reads after the step."""
-        gradients = (ref.buffer for value in self.gradients for ref in value.pieces)
+        gradients = (ref.buffer for tensor in self.gradients for ref in tensor.pieces)
         return frozenset((self.loss.buffer, *gradients))
 
     def with_nodes(
         self, nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]], **changes: Any
     ) -> LoweredStep:
-        """Return the step with other nodes, their estimated instructions, and other `changes`.
+        """Return the step with other nodes, whose instructions are estimated, and other `changes`.
 
         Nodes that replace state follow the node of the loss, so that a step whose loss is not
         finite can return with unchanged state.
@@ -98,41 +98,43 @@ def _output_names(node: Node) -> set[str]:
 def defer_updates(
     pairs: Iterable[tuple[Node, tuple[Call, ...]]], loss: str
 ) -> list[tuple[Node, tuple[Call, ...]]]:
-    """Return (node, calls) pairs with nodes that replace state moved behind the node of the loss.
+    """Move nodes that replace state behind the node of the loss; return (node, calls) pairs.
 
     Such a node stays before the loss in two cases. First, the loss, or a node that stays before the
-    loss, reads one of the node's outputs. Second, a node that stays before the loss replaces state
-    that the moved node would read.
+    loss, reads an output of the node. Second, a node that stays before the loss replaces state
+    that the node reads.
     """
     all_pairs = list(pairs)
     loss_nodes = (k for k, (node, _) in enumerate(all_pairs) if loss in _output_names(node))
-    end = next(loss_nodes, -1)
-    deferred: list[tuple[Node, tuple[Call, ...]]] = []
-    undeferred: list[tuple[Node, tuple[Call, ...]]] = []
+    loss_index = next(loss_nodes, -1)
+    deferred_pairs: list[tuple[Node, tuple[Call, ...]]] = []
+    earlier_pairs: list[tuple[Node, tuple[Call, ...]]] = []
     read_names: set[str | None] = {loss}
     replaced_names: set[str | None] = set()
-    for node, calls in reversed(all_pairs[: end + 1]):
-        node_replaces = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
+    for node, calls in reversed(all_pairs[: loss_index + 1]):
+        node_replacements = {
+            tensor.replaces for tensor in node.outputs if tensor.replaces is not None
+        }
         if (
-            node_replaces
+            node_replacements
             and not read_names & _output_names(node)
             and replaced_names.isdisjoint(node.inputs)
         ):
-            deferred.append((node, calls))
+            deferred_pairs.append((node, calls))
         else:
-            undeferred.append((node, calls))
+            earlier_pairs.append((node, calls))
             read_names.update(node.inputs)
-            replaced_names |= node_replaces
-    return [*undeferred[::-1], *deferred[::-1], *all_pairs[end + 1 :]]
+            replaced_names |= node_replacements
+    return [*earlier_pairs[::-1], *deferred_pairs[::-1], *all_pairs[loss_index + 1 :]]
 
 
 ALIGNMENT: Final = 16
-"""Buffers start at multiples of this in the file [B]."""
+"""Alignment of buffers in the file [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Constants and initial values of state as one file; state that is all zeros is omitted.
+    """Constants and initial values of state as one file, without state that is all zeros.
 
     Reals are little-endian floats, integers have 32 bits, truth values are bytes. All reals come
     first, so that one index can address them.
@@ -141,35 +143,37 @@ class Weights:
     data: bytes = field(repr=False)
     offsets: Mapping[str, int]
     """Offset of each buffer [B]; state that is all zeros has none."""
-    reals: int
-    """Number of real elements, padding included."""
+    real_elements: int
+    """Number of real elements in `data`, padding included."""
 
     @classmethod
-    def of(cls, step: LoweredStep) -> Weights:
-        """Return the file of a step and its forward passes in evaluation mode."""
-        steps = (step, *step.evaluation_steps)
+    def from_step(cls, step: LoweredStep) -> Weights:
+        """Return the constants and initial state of a step and its forward passes."""
+        steps = (step, *step.forward_passes)
         values_of_steps = [
-            (owner, name, values) for owner in steps for name, values in owner.values.items()
+            (owning_step, name, values)
+            for owning_step in steps
+            for name, values in owning_step.values.items()
         ]
-        file_bytes, offsets, reals = bytearray(), {}, 0
-        for kind in DataType:
-            for owner, name, values in values_of_steps:
-                if owner.buffers[name].type is not kind:
+        file_bytes, offsets, real_elements = bytearray(), {}, 0
+        for element_type in DataType:
+            for owning_step, name, values in values_of_steps:
+                if owning_step.buffers[name].type is not element_type:
                     continue
-                content = values.astype(kind.stored).tobytes()
+                content = values.astype(element_type.file_dtype).tobytes()
                 if any(content) or name not in step.graph.tensor_index:
                     offsets[name] = len(file_bytes)
                     file_bytes += content
                     file_bytes += bytes(-len(file_bytes) % ALIGNMENT)
-            if kind is DataType.REAL:
-                reals = len(file_bytes) // kind.itemsize
-        return cls(data=bytes(file_bytes), offsets=offsets, reals=reals)
+            if element_type is DataType.REAL:
+                real_elements = len(file_bytes) // element_type.itemsize
+        return cls(data=bytes(file_bytes), offsets=offsets, real_elements=real_elements)
 
 
-def with_stored_state(inference: LoweredStep, stored: Collection[str]) -> LoweredStep:
+def with_stored_state(inference: LoweredStep, stored_names: Collection[str]) -> LoweredStep:
     """Return an inference whose graph can page some state tensors.
 
-    Each of the `stored` tensors becomes the output of a node on auxiliary storage (`Node.on_aux`)
+    Each tensor in `stored_names` becomes the output of a node on auxiliary storage (`Node.on_aux`)
     in front of its first reader, like a sample. All other state is read from its home, like
     constants.
     """
@@ -180,8 +184,10 @@ def with_stored_state(inference: LoweredStep, stored: Collection[str]) -> Lowere
         call_buffers = (
             a.buffer for call in node_calls for a in call.arguments if isinstance(a, Ref)
         )
-        read_names = [name for name in dict.fromkeys(call_buffers) if name in stored]
-        nodes += _samples(inference, (name for name in read_names if name not in sampled_names))
+        read_names = [name for name in dict.fromkeys(call_buffers) if name in stored_names]
+        nodes += _make_samples(
+            inference, (name for name in read_names if name not in sampled_names)
+        )
         calls += [()] * (len(nodes) - len(calls))
         sampled_names.update(read_names)
         nodes.append(replace(node, inputs=(*node.inputs, *read_names)))
@@ -189,7 +195,8 @@ def with_stored_state(inference: LoweredStep, stored: Collection[str]) -> Lowere
     return inference.with_nodes(nodes, calls)
 
 
-def _samples(inference: LoweredStep, names: Iterator[str]) -> Iterator[Node]:
+def _make_samples(inference: LoweredStep, names: Iterator[str]) -> Iterator[Node]:
+    """Yield a node on auxiliary storage for each of the named state tensors."""
     for name in names:
         tensor = Tensor(name=name, bytes=inference.buffers[name].bytes)
         yield Node(name=name, op="state", phase=Phase.INPUT, outputs=(tensor,), on_aux=True)

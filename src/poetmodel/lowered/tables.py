@@ -21,33 +21,33 @@ if TYPE_CHECKING:
     from poetmodel.lowered.loops import Numbers
     from poetmodel.lowered.step import LoweredStep
 
-BYTES: Final = 256
-"""Number of values of a byte: the entries of a table, or of its row for a channel."""
-LOOKUP: Final = "pm_lookup"
-"""The kernel that converts bytes to reals by a table."""
-CODES: Final = "pm_q8_lookup"
+BYTE_VALUES: Final = 256
+"""Number of values of a byte: the entries of a table row."""
+LOOKUP_KERNEL: Final = "pm_lookup"
+"""The kernel that converts bytes to real numbers by a table."""
+INT8_LOOKUP_KERNEL: Final = "pm_q8_lookup"
 """The kernel that converts bytes to int8 by a table."""
-_IMAGE: Final = 3
+_IMAGE_RANK: Final = 3
 """Number of dimensions of a single image, whose first dimension is the channels."""
-_NUMBERS: Final = 2
-"""Maximum number of parameters: a scale and an offset."""
+_MAX_PARAMETERS: Final = 2
+"""Maximum number of parameters of a byte input: a scale and an offset."""
 _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 """Possible types of byte inputs."""
 
 
-def tables_of(step: LoweredStep, value: NamedTensor) -> tuple[str, ...]:
-    """Return the tables with which a step converts an input, in the order of their first use."""
+def find_tables(step: LoweredStep, tensor: NamedTensor) -> tuple[str, ...]:
+    """Return the buffers of the tables that convert an input, in the order of their first use."""
     tables: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
-        if call.kernel in (LOOKUP, CODES):
+        if call.kernel in (LOOKUP_KERNEL, INT8_LOOKUP_KERNEL):
             _, x, table = call_refs(call)
-            tables.update({table.buffer: None} if x.buffer == value.pieces[0].buffer else {})
+            tables.update({table.buffer: None} if x.buffer == tensor.pieces[0].buffer else {})
     return tuple(tables)
 
 
 @dataclass(frozen=True, slots=True)
 class ByteInput:
-    """Real values of the bytes of an input.
+    """Conversion of an input of bytes to real numbers.
 
     Each integer is multiplied by a scale, and an offset is added, in single precision.
     """
@@ -65,7 +65,7 @@ class ByteInput:
 
         Raises `InputError` for other texts.
         """
-        kind, *parameter_texts = str(text).split(":")
+        type_name, *parameter_texts = str(text).split(":")
         try:
             parameters = [
                 tuple(map(float, channel_values.split(","))) for channel_values in parameter_texts
@@ -77,8 +77,8 @@ class ByteInput:
         )
         channels = {len(channel_values) for channel_values in parameters} - {1}
         if (
-            kind not in _TYPES
-            or len(parameter_texts) > _NUMBERS
+            type_name not in _TYPES
+            or len(parameter_texts) > _MAX_PARAMETERS
             or len(channels) > 1
             or not is_finite
         ):
@@ -86,18 +86,18 @@ class ByteInput:
                 f"{field}: expected {' or '.join(_TYPES)}, a scale and an offset, each one number "
                 f"or one a channel, such as uint8:0.0039 or uint8:0.01,0.02,0.01:-1.5, got {text!r}"
             )
-        return cls(_TYPES[kind], *parameters)
+        return cls(_TYPES[type_name], *parameters)
 
-    def rows(self) -> np.ndarray:
-        """Return the table: one row of 256 reals, or one for each channel."""
-        integers = np.arange(BYTES, dtype="u1").view(self.type.stored).astype(np.float32)
+    def make_table(self) -> np.ndarray:
+        """Return the table: one row of 256 reals for all channels, or one for each."""
+        integers = np.arange(BYTE_VALUES, dtype="u1").view(self.type.file_dtype).astype(np.float32)
         scale, offset = (np.array(n, np.float32)[:, None] for n in (self.scale, self.offset))
-        rows: np.ndarray = integers * scale + offset
-        return rows
+        table_rows: np.ndarray = integers * scale + offset
+        return table_rows
 
 
 def parse_byte_inputs(texts: Mapping[str, str]) -> dict[str, ByteInput]:
-    """Parse the text of each byte input to a `ByteInput`; raise `InputError` for invalid texts."""
+    """Parse the text of each byte input, by input name; raise `InputError` for invalid texts."""
     if not isinstance(texts, Mapping):
         raise InputError(f"byte_inputs: expected texts by the names of inputs, got {texts!r}")
     return {
@@ -106,7 +106,7 @@ def parse_byte_inputs(texts: Mapping[str, str]) -> dict[str, ByteInput]:
 
 
 def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep:
-    """Return a step whose named inputs are bytes, also in inference and evaluation.
+    """Return a step in which the inputs named in `texts` are bytes, also in forward passes.
 
     Raises
     ------
@@ -116,39 +116,42 @@ def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep
     """
     for name, byte_input in parse_byte_inputs(texts).items():
         field = f"byte_inputs: {name}"
-        reals = [value.name for value in step.inputs if value.type is DataType.REAL]
-        if name not in reals:
-            raise InputError(f"{field}: expected an input of real numbers: {listed(reals)}")
-        rows = byte_input.rows()
-        table = _free_name(f"{name} table", step.buffers)
-        changes = _add_lookup(step, name, byte_input.type, table, len(rows))
+        real_names = [tensor.name for tensor in step.inputs if tensor.type is DataType.REAL]
+        if name not in real_names:
+            raise InputError(f"{field}: expected an input of real numbers: {listed(real_names)}")
+        table_rows = byte_input.make_table()
+        table = _unused_name(f"{name} table", step.buffers)
+        converted_step = _add_lookup(step, name, byte_input.type, table, len(table_rows))
         inference, evaluation = (
-            _add_lookup(forward, name, byte_input.type, table, len(rows))
-            if forward is not None and name in [value.name for value in forward.inputs]
-            else forward
-            for forward in (step.inference, step.evaluation)
+            _add_lookup(forward_pass, name, byte_input.type, table, len(table_rows))
+            if forward_pass is not None and name in [tensor.name for tensor in forward_pass.inputs]
+            else forward_pass
+            for forward_pass in (step.inference, step.evaluation)
         )
-        values = {**step.values, table: rows.flatten()}
-        step = replace(changes, values=values, inference=inference, evaluation=evaluation)
+        values = {**step.values, table: table_rows.flatten()}
+        step = replace(converted_step, values=values, inference=inference, evaluation=evaluation)
     return step
 
 
-def _free_name(name: str, used_names: Collection[str]) -> str:
+def _unused_name(name: str, used_names: Collection[str]) -> str:
     """Return a name that is not among `used_names`: `name`, or `name` with a number appended."""
     names = chain([name], (f"{name}#{number}" for number in count(2)))
     return next(candidate for candidate in names if candidate not in used_names)
 
 
 def _add_lookup(
-    step: LoweredStep, name: str, kind: DataType, table: str, channels: int
+    step: LoweredStep, name: str, byte_type: DataType, table: str, channels: int
 ) -> LoweredStep:
-    """Return a step that converts an input of bytes by a table, before its first reader."""
+    """Return a step in which input `name` has bytes, converted by `table` before its first reader.
+
+    Raises `InputError` if `channels`, the rows of the table, do not fit the shape of the input.
+    """
     (value,) = (value for value in step.inputs if value.name == name)
     byte_buffer = value.pieces[0].buffer
     shape, elements = value.shape, step.buffers[byte_buffer].elements
-    real_buffer = _free_name("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
+    real_buffer = _unused_name("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
     call = Call(
-        LOOKUP,
+        LOOKUP_KERNEL,
         (Ref(real_buffer), Ref(byte_buffer), Ref(table), _lookup_shape(name, shape, channels)),
     )
     nodes: list[Node] = []
@@ -169,34 +172,40 @@ def _add_lookup(
                 )
                 calls.append((call,))
                 has_lookup = True
-            node = replace(node, inputs=(*node.inputs, real_buffer))  # noqa: PLW2901 - reads that instead
+            node = replace(node, inputs=(*node.inputs, real_buffer))  # noqa: PLW2901 - the node that reads the real numbers
         nodes.append(node)
         calls.append(
             tuple(node_call.with_buffers({byte_buffer: real_buffer}) for node_call in node_calls)
         )
     buffers = {
         **step.buffers,
-        byte_buffer: Buffer(elements=elements, type=kind),
+        byte_buffer: Buffer(elements=elements, type=byte_type),
         real_buffer: Buffer(elements=elements, type=DataType.REAL),
-        table: Buffer(elements=channels * BYTES, type=DataType.REAL),
+        table: Buffer(elements=channels * BYTE_VALUES, type=DataType.REAL),
     }
-    inputs = tuple(replace(v, type=kind) if v is value else v for v in step.inputs)
+    inputs = tuple(replace(v, type=byte_type) if v is value else v for v in step.inputs)
     return step.with_nodes(nodes, calls, buffers=buffers, inputs=inputs)
 
 
 def _lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
-    """Return the shape table of a lookup: output, bytes, and the row offset of each channel."""
-    options = {1: (0,), _IMAGE: (0, 1)}.get(len(shape), (1,))
-    fitting_dimensions = (d for d in options if d < len(shape) and channels in (1, shape[d]))
+    """Return the shape table of a lookup: strides of output, bytes, and rows of the table.
+
+    Raises `InputError` if the input has no dimension of `channels`.
+    """
+    candidate_dimensions = {1: (0,), _IMAGE_RANK: (0, 1)}.get(len(shape), (1,))
+    fitting_dimensions = (
+        d for d in candidate_dimensions if d < len(shape) and channels in (1, shape[d])
+    )
     dimension = next(fitting_dimensions, None if channels > 1 else 0)
     if dimension is None:
         raise InputError(
             f"byte_inputs: {name}: expected one number, or one for each channel, the "
-            f"{'first' if 0 in options else 'second'} dimension of {list(shape)}; got {channels}"
+            f"{'first' if 0 in candidate_dimensions else 'second'} dimension of "
+            f"{list(shape)}; got {channels}"
         )
     inner_size, outer_size = math.prod(shape[dimension + 1 :]), math.prod(shape[:dimension])
     sizes = (inner_size, math.prod(shape[dimension : dimension + 1]), outer_size)
-    steps = (1, inner_size, math.prod(shape[dimension:]))
-    rows = merge_dimensions((sizes, steps, steps, (0, BYTES if channels > 1 else 0, 0)))
+    strides = (1, inner_size, math.prod(shape[dimension:]))
+    rows = merge_dimensions((sizes, strides, strides, (0, BYTE_VALUES if channels > 1 else 0, 0)))
     rows = rows or [[1, 0, 0, 0]]
     return (len(rows), *(number for row in rows for number in row))

@@ -140,19 +140,19 @@ class _BeamSearch:
         """Prepare the search over the intervals of `windows`; `search_round` does one round."""
         self.windows, self.parameters = windows, parameters
         n_intervals = len(windows.nodes) + 1
-        self.closing_page_ins = _window_masks(
+        self.closing_page_ins = _make_window_masks(
             n_intervals, ((x.last_interval, x.last_interval) for x in windows.page_ins)
         )
-        self.open_page_ins = _window_masks(
+        self.open_page_ins = _make_window_masks(
             n_intervals, ((x.first_interval, x.last_interval) for x in windows.page_ins)
         )
-        self.closing_page_outs = _window_masks(
+        self.closing_page_outs = _make_window_masks(
             n_intervals, ((x.last_interval, x.last_interval) for x in windows.page_outs)
         )
-        self.open_page_outs = _window_masks(
+        self.open_page_outs = _make_window_masks(
             n_intervals, ((x.first_interval, n_intervals - 1) for x in windows.page_outs)
         )
-        self.held_by_page_outs = _window_masks(
+        self.held_by_page_outs = _make_window_masks(
             n_intervals, ((x.first_held_interval, n_intervals - 1) for x in windows.page_outs)
         )
         self.estimates = _Estimates(windows, parameters.lookahead)
@@ -193,9 +193,8 @@ class _BeamSearch:
                 ]
                 order = sorted(range(len(labels)), key=ranks.__getitem__)
                 labels = [labels[x] for x in order[:width]]
-        labels = [
-            self._begin_closing(label, len(self.windows.nodes)) for label in labels
-        ]  # page-outs after the last computation
+        # Page-outs after the last computation.
+        labels = [self._begin_closing(label, len(self.windows.nodes)) for label in labels]
         best_label = min(labels, key=lambda label: (max(label.core_s, label.bus_s), label[:4]))
         makespan_s = max(best_label.core_s, best_label.bus_s)
         return BestTransfers(
@@ -206,9 +205,8 @@ class _BeamSearch:
 
     def _extend_label(self, label: _Label, interval: int) -> Iterator[_Label]:
         """Yield labels of the next interval: each choice of transfers, then the computation."""
-        if (
-            label.pending_outs and label.pending_outs[0][1] <= label.core_s
-        ):  # some page-outs have finished
+        # Drop the page-outs that have finished.
+        if label.pending_outs and label.pending_outs[0][1] <= label.core_s:
             label = label._replace(
                 pending_outs=tuple(x for x in label.pending_outs if x[1] > label.core_s)
             )
@@ -258,7 +256,7 @@ class _BeamSearch:
                 last_page_out = label.trail.number
         for page_in in self._limit_choices(
             page_in
-            for page_in in self._possible_page_ins(label, interval)
+            for page_in in self._find_possible_page_ins(label, interval)
             if page_in > last_page_in
         ):
             waited_label = self._wait_for_ram(label, interval, self.windows.page_ins[page_in].bytes)
@@ -270,7 +268,7 @@ class _BeamSearch:
         ):
             yield self._begin_page_out(label, page_out, interval)
 
-    def _possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
+    def _find_possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
         """Yield the page-ins that can begin in an interval, by last interval.
 
         The tensor must be on storage, or its page-out must have begun, and RAM must suffice.
@@ -512,7 +510,7 @@ class _Estimates:
         return max(max_end_s, bus_s - counted_twice_s + self.remaining_s[end])
 
 
-def _window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> list[int]:
+def _make_window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> list[int]:
     """Return for each interval the bit mask of the (first, last) windows that contain it."""
     masks = [0] * n_intervals
     for bit, (first, last) in enumerate(windows):

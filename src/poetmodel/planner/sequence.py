@@ -23,16 +23,16 @@ def extract_actions(homes: Homes, schedule: Schedule) -> Program:
     """
     program = homes.to_steps(compile_schedule(homes, schedule).program)
     last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}
-    on_storage = set(homes.stored)
+    stored_tensors = set(homes.stored)
     actions = []
     for position, step in enumerate(program):
         op, i = step
         if op == Op.FREE:
             continue
         if op == Op.PAGE_OUT and i not in homes.written_back:
-            if i in on_storage or last_page_in.get(i, -1) < position:
+            if i in stored_tensors or last_page_in.get(i, -1) < position:
                 continue
-            on_storage.add(i)
+            stored_tensors.add(i)
         actions.append(step)
     return tuple(actions)
 

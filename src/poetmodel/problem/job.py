@@ -44,7 +44,7 @@ class Job:
     battery: str | float | None = None
 
     def __post_init__(self) -> None:
-        """Validate the fields."""
+        """Validate the fields; raise `BudgetError` with all errors."""
         faults = []
         samples: object = self.samples
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:

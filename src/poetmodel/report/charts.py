@@ -144,26 +144,35 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
         return None
     factor, time_unit_name = time_unit(check.makespan_s or 0.0)
     scale, unit_name = size_unit(arena_check.bytes)
-    times = [moment.issued_s / factor for moment in check.moments]
+    times = [record.issued_s / factor for record in check.records]
     times.append((check.makespan_s or 0.0) / factor)
     boxes = []
     for kind, rectangle in _rectangles_with_kinds(graph, plan, arena_check):
-        low, size = rectangle.offset, rectangle.bytes
-        if low is None or not size:
+        low_address, n_bytes = rectangle.offset, rectangle.bytes
+        if low_address is None or not n_bytes:
             continue
         is_output = rectangle.content == Content.OUTPUT
         name = (graph.tensors if is_output else graph.nodes)[rectangle.index].name
         is_first = rectangle.begin == BEFORE
-        start = 0.0 if is_first else times[rectangle.begin]
+        start_time = 0.0 if is_first else times[rectangle.begin]
         begin_text = "from the start" if is_first else f"from {rectangle.begin}"
         position_text = (
-            f"at {low:,} to {low + size:,}, instructions {begin_text} to {rectangle.end}"
+            f"at {low_address:,} to {low_address + n_bytes:,}, "
+            f"instructions {begin_text} to {rectangle.end}"
         )
         boxes.append(
             [
                 KINDS.index(kind),
-                *map(rounded, (start, times[rectangle.end] - start, low / scale, size / scale)),
-                escape_controls(f"{name}: {kind}, {format_bytes(size)}, {position_text}"),
+                *map(
+                    rounded,
+                    (
+                        start_time,
+                        times[rectangle.end] - start_time,
+                        low_address / scale,
+                        n_bytes / scale,
+                    ),
+                ),
+                escape_controls(f"{name}: {kind}, {format_bytes(n_bytes)}, {position_text}"),
                 rectangle.index if is_output else None,
             ]
         )

@@ -77,7 +77,10 @@ def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
 
 
 def graph_rows(graph: Facts, *, includes_reserved: bool) -> Iterator[Fact]:
-    """Yield the facts about the graph; `includes_reserved` is whether RAM values do."""
+    """Yield the facts about the graph.
+
+    `includes_reserved` is whether RAM values include the reserved bytes of a compiled step.
+    """
     yield text_fact("network", graph["name"])
     yield text_fact("nodes", f"{graph['nodes']:,}")
     yield text_fact("tensors", f"{graph['tensors']:,}")
@@ -230,6 +233,7 @@ _MEASURED_ROWS: Final[
         ("certificate.time_s", "plan.makespan_s", "certificate.eager_time_s"),
     ),
 )
+"""Name, format function, and one path for each of `COLUMNS`, of each measured row."""
 
 
 def _step_rows() -> dict[str, tuple[RowSpec, ...]]:

@@ -98,8 +98,8 @@ def _cartesian_products(points: Sequence[NameParts]) -> Iterator[tuple[NameParts
         yield ()
         return
     rests_by_first: dict[str, list[NameParts]] = {}
-    for first, *rest in points:
-        rests_by_first.setdefault(first, []).append(tuple(rest))
+    for first, *other_numbers in points:
+        rests_by_first.setdefault(first, []).append(tuple(other_numbers))
     firsts_by_rests: dict[frozenset[NameParts], list[str]] = {}
     for first, rests in rests_by_first.items():
         firsts_by_rests.setdefault(frozenset(rests), []).append(first)

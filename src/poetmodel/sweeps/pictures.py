@@ -21,7 +21,7 @@ MAP_INCHES: Final = (3.75, 4.0)
 MAX_TICKS: Final = 6
 """Maximum number of labelled powers of ten on a logarithmic axis."""
 FEW_DECADES: Final = 100
-"""Ratio of an axis's ends below which ticks between powers of ten are labelled, too."""
+"""Ratio of largest to smallest value below which ticks between powers of ten are labelled."""
 LEGEND_COLUMNS: Final = 4
 """Number of columns of the legend."""
 MARKERS: Final = "osv^D<>PX*"
@@ -103,9 +103,8 @@ def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str,
             linewidth=1.8 if is_optimal else 0.9,
             marker=MARKERS[style_index % len(MARKERS)],
             markersize=3,
-            zorder=2
-            if is_optimal
-            else 3,  # lines that coincide with the optimum are in front of it
+            # Lines that coincide with the optimum are in front of it.
+            zorder=2 if is_optimal else 3,
         )
     axes.set(title=panel.title, xlabel=panel.x_name, ylabel=panel.y_name)
     axes.locator_params(axis="x", nbins=4)

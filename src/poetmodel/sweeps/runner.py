@@ -219,7 +219,9 @@ class RunQueue(Generic[AnyRun]):
     n_skipped: int = 0
     """Number of runs with a record of an earlier sweep."""
     n_done: int = 0
+    """Number of runs that were recorded since the start."""
     n_failed: int = 0
+    """Number of these that failed."""
     start_s: float = field(default_factory=time.monotonic)
     death_counts: Counter[Hashable] = field(default_factory=Counter)
     """Number of processes that died during a run, by key."""
@@ -237,7 +239,7 @@ class RunQueue(Generic[AnyRun]):
                 self.n_skipped += 1
                 continue
             chains.setdefault(self.chain_of(run), []).append(run)
-            if record := self.store.record(run.key):
+            if record := self.store.find_record(run.key):
                 self.earlier_failures[run.key] = record
         self.remaining_chains = list(chains.values())
 
@@ -286,10 +288,10 @@ class RunQueue(Generic[AnyRun]):
 
     def _lost_error(self, error: BaseException | None) -> WorkersLostError:
         reason = "the runs in progress were cancelled" if error is None else _describe(error)
-        recorded = self.n_skipped + self.n_done
+        n_recorded = self.n_skipped + self.n_done
         return WorkersLostError(
-            f"the workers were lost ({reason}): {recorded} of {len(self.runs)} runs are recorded; "
-            "repeat the sweep with new workers for the remaining runs"
+            f"the workers were lost ({reason}): {n_recorded} of {len(self.runs)} runs are "
+            "recorded; repeat the sweep with new workers for the remaining runs"
         )
 
     def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
@@ -328,7 +330,7 @@ class RunQueue(Generic[AnyRun]):
 
         Return whether the run was counted.
         """
-        record = self.store.record(run.key)
+        record = self.store.find_record(run.key)
         if record is None or record == self.earlier_failures.get(run.key):
             return False
         self._count(run, record)

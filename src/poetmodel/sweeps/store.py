@@ -64,7 +64,7 @@ class RecordFile:
         self._parse_new_lines()
         return {key: record for key, record in self._records.items() if record["status"] != FAILED}
 
-    def record(self, key: Hashable) -> Record | None:
+    def find_record(self, key: Hashable) -> Record | None:
         """Return the newest record of a run, whichever process wrote it; None without one."""
         self._parse_new_lines()
         return self._records.get(key)
@@ -168,7 +168,7 @@ class Store(RecordFile):
             document = json.loads(read_bytes(path)) if path.exists() else None
         return document if isinstance(document, dict) else None
 
-    def merge(self, other: Store) -> int:
+    def merge(self, other_store: Store) -> int:
         """Copy the records and schedules of another folder that this folder lacks.
 
         A record of a failed run is replaced by one of a finished run. Return the number of copied
@@ -176,13 +176,13 @@ class Store(RecordFile):
         """
         finished_by_key = self.finished_records()
         n_copied = 0
-        for record in other.records():
+        for record in other_store.records():
             key = record["key"]
             if key in finished_by_key or (
-                record["status"] == FAILED and self.record(key) is not None
+                record["status"] == FAILED and self.find_record(key) is not None
             ):
                 continue
-            self.add({**record, "schedule": other.load_schedule(key)})
+            self.add({**record, "schedule": other_store.load_schedule(key)})
             n_copied += 1
         return n_copied
 

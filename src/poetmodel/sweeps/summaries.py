@@ -49,11 +49,11 @@ def status_text(row: Row) -> str:
     return _STATUS_TEXTS.get(status, status)
 
 
-def group_rows(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+def group_rows(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
     """Group rows by their values in some columns, in the order of first occurrence."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
     return groups
 
 
@@ -130,9 +130,10 @@ def _format_count(count: int | None) -> str:
 
 
 def _pofo_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
-    """Yield tables of POFO and the optimum: at equal RAM, and the optimum that needs least RAM.
+    """Yield a table for each model and device that compares POFO with the optimum, by RAM budget.
 
-    The latter is the schedule with the smallest peak among those that take no more time than POFO.
+    The last columns are about the optimal schedule with the smallest peak among those that take no
+    more time than that of POFO.
     """
     for (model, device), device_rows in group_rows(rows, "model", "device").items():
         optimal_rows = [
@@ -198,6 +199,5 @@ def _peak_and_savings(row: Row, smallest_row: Row | None) -> tuple[str, str]:
     ram_saving, time_saving = (
         1 - smallest_row[name] / row[name] for name in ("peak_ram_bytes", "makespan_s")
     )
-    return format_bytes(
-        smallest_row["peak_ram_bytes"]
-    ), f"{format_fraction(ram_saving)} RAM, {format_fraction(time_saving)} time"
+    savings_text = f"{format_fraction(ram_saving)} RAM, {format_fraction(time_saving)} time"
+    return format_bytes(smallest_row["peak_ram_bytes"]), savings_text

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 Row = dict[str, Any]
+"""Row of a table: values by column."""
 
 _COUNT_KEYS: Final = ("recomputed", "paged_out", "paged_in")
 """Columns from the field ``counts`` of a record."""
@@ -137,8 +138,8 @@ def _model_and_device(row: Row) -> tuple[str, str]:
     return row["model"], row["device"]
 
 
-def _dominates(row: Row, other: Row, *, is_earlier: bool) -> bool:
-    pairs = [(row[name], other[name]) for name in ("energy_j", "peak_ram_bytes", "makespan_s")]
+def _dominates(row: Row, other_row: Row, *, is_earlier: bool) -> bool:
+    pairs = [(row[name], other_row[name]) for name in ("energy_j", "peak_ram_bytes", "makespan_s")]
     if any(value > other_value for value, other_value in pairs):
         return False
     return is_earlier or any(value < other_value for value, other_value in pairs)

@@ -87,6 +87,7 @@ class ModuleFunction:
     """The folder, with the same path on each machine."""
     module: str
     name: str
+    """Name of the function."""
 
     def __call__(self, *arguments: Any) -> Any:
         """Import the module and call the function."""
@@ -144,9 +145,8 @@ def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
         return files_by_field
     if method_paths := list_method_files(found_method):
         content_by_name = {path.name: path.read_bytes() for path in method_paths}
-        method_file = Path(
-            run_fields[_METHOD].rpartition(":")[0]
-        )  # the caller may name a link to the file
+        # The caller may name a link to the file.
+        method_file = Path(run_fields[_METHOD].rpartition(":")[0])
         files_by_field[_METHOD] = {**content_by_name, method_file.name: method_file.read_bytes()}
     return files_by_field
 
@@ -174,7 +174,7 @@ def execute_shipped_run(
     if version != __version__:
         raise InputError(f"the worker has poetmodel {__version__}, expected {version}")
     folders = {field: _write_files(contents) for field, contents in files_by_field.items()}
-    # The name of a method ends with :FUNCTION, as before.
+    # The base name of a method contains its :FUNCTION.
     local_paths = {
         field: f"{folders[field]}/{Path(run_fields[field]).name}" for field in files_by_field
     }
@@ -190,10 +190,12 @@ def execute_shipped_run(
                 record = new_processes.submit(*arguments).result(timeout=limit_s)
             except TimeoutError:
                 raise TimeLimitError(f"the run did not end within {limit_s:.0f} s") from None
-    text = json.dumps(record)
+    record_text = json.dumps(record)
     for field, path in local_paths.items():
-        text = text.replace(json.dumps(path)[1:-1], json.dumps(run_fields[field])[1:-1])
-    return dict(json.loads(text))
+        record_text = record_text.replace(
+            json.dumps(path)[1:-1], json.dumps(run_fields[field])[1:-1]
+        )
+    return dict(json.loads(record_text))
 
 
 def _write_files(files: Files) -> str:
@@ -218,9 +220,10 @@ def _temporary_folder() -> Path:
 
 
 _TEMPORARY_FOLDERS: Final[list[tempfile.TemporaryDirectory[str]]] = []
+"""Folders of this process, which exist as long as their objects do."""
 
 
 @cache
 def _reused_processes(_method_folder: str | None) -> LocalProcesses:
-    """Return the processes that this worker reuses, others for each user-defined method."""
+    """Return the processes that this worker reuses for one user-defined method, or without one."""
     return LocalProcesses()

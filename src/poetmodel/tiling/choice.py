@@ -1,4 +1,4 @@
-"""Choice of the tile size for the RAM of a device."""
+"""Choose the tile size for the RAM of a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from poetmodel.plan.alignment import align_sizes, device_alignment
 from poetmodel.tiling.tiles import (
     BLOCK,
     MIN_TILE_BYTES,
-    distinct_tilings,
+    make_distinct_tilings,
     min_tiled_bytes,
     tile_step,
 )
@@ -46,9 +46,9 @@ def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
 
 
 def divide_step(step: LoweredStep, tile: str | int | TileChoice | None) -> LoweredStep:
-    """Return a step in tiles of a stated size, or itself for ``none``.
+    """Return a step in tiles of a stated size; for ``none``, `step` itself.
 
-    Raises `InputError` for ``auto``.
+    Raises the errors of `parse_tile`, and `InputError` for ``auto``.
     """
     tile_bytes = parse_tile(tile).require_size()
     return step if tile_bytes is None else tile_step(step, tile_bytes)
@@ -57,11 +57,11 @@ def divide_step(step: LoweredStep, tile: str | int | TileChoice | None) -> Lower
 def choose_tiles(
     step: LoweredStep, choice: TileChoice, device: Device, *, ram_bytes: int, paging: bool
 ) -> tuple[int | None, LoweredStep]:
-    """Choose the tile size [B]; return it and the step in tiles, or None and the undivided step.
+    """Choose the tile size; return (size [B], step in tiles), or (None, `step`) if undivided.
 
     ``auto`` chooses the largest of 1, 1.5, 2, 3, 4, 6 … KiB with which no node needs more than
-    `ram_bytes`. The step stays undivided if it fits or if no tiles need less. If none fit, the size
-    that needs the fewest bytes is chosen.
+    `ram_bytes`. The step stays undivided if it fits, or if no tiles need less RAM. If no size fits,
+    the size that needs the least RAM is chosen.
     """
     if not choice.is_auto:
         return choice.size_bytes, divide_step(step, choice)
@@ -72,17 +72,17 @@ def choose_tiles(
     lower_bound = min_tiled_bytes(
         step,
         alignment=device_alignment(device),
-        in_place=paging and device.is_memory_mapped,
-        resident=not paging,
+        reads_in_place=paging and device.is_memory_mapped,
+        is_resident=not paging,
     )
-    for size, tiled_step in distinct_tilings(
-        step, _candidate_sizes(max(step.graph.tensor_bytes) - 1)
+    for size, tiled_step in make_distinct_tilings(
+        step, _list_candidate_sizes(max(step.graph.tensor_bytes) - 1)
     ):
         if len(tiled_step.graph.nodes) > MAX_NODES:
             break
-        needed_by_tiled = needed_bytes(tiled_step, device, paging=paging)
-        if needed_by_tiled < min_needed_bytes:
-            best_tiling, min_needed_bytes = (size, tiled_step), needed_by_tiled
+        tiled_needed_bytes = needed_bytes(tiled_step, device, paging=paging)
+        if tiled_needed_bytes < min_needed_bytes:
+            best_tiling, min_needed_bytes = (size, tiled_step), tiled_needed_bytes
         if min_needed_bytes <= max(ram_bytes, lower_bound):
             break
     return best_tiling
@@ -111,7 +111,7 @@ def candidate_tiles(
     if needed_bytes(tiled_step, device, paging=paging) > ram_bytes:
         return [first_tiling]
     tilings = [first_tiling]
-    for size, finer_step in distinct_tilings(step, _candidate_sizes(first_size)):
+    for size, finer_step in make_distinct_tilings(step, _list_candidate_sizes(first_size)):
         if len(finer_step.graph.nodes) > MAX_NODES or len(tilings) == MAX_CANDIDATES:
             break
         is_small_enough = needed_bytes(finer_step, device, paging=paging) <= ram_bytes
@@ -120,14 +120,14 @@ def candidate_tiles(
     return tilings
 
 
-def _candidate_sizes(max_bytes: int) -> list[int]:
-    """Return the sizes from 1 KiB to `max_bytes` to try, largest first [B]."""
+def _list_candidate_sizes(max_bytes: int) -> list[int]:
+    """Return the sizes 1, 1.5, 2, 3 … KiB up to `max_bytes`, largest first [B]."""
     all_sizes = (size for k in range(10, 41) for size in (2**k, 3 * 2 ** (k - 1)))
     return sorted((size for size in all_sizes if size <= max_bytes), reverse=True)
 
 
 def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
-    """Return the largest working set of any node, with the device's alignment [B]."""
+    """Return the minimum RAM of a step with the alignment of a device [B]."""
     is_memory_mapped = device.storage is not None and device.storage.memory_mapped
     aligned = align_sizes(step.graph, device_alignment(device))
     return floor(aligned, memory_mapped=paging and is_memory_mapped, resident=not paging).bytes

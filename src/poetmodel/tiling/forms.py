@@ -1,4 +1,4 @@
-"""Kernels that work on ranges of channels: convert their calls to loops, and loops to calls.
+"""Kernels that can compute ranges of channels: convert their calls to loops, and loops to calls.
 
 Channels of real tensors are contiguous; int8 tensors have channels as the last dimension of each
 pixel.
@@ -15,15 +15,15 @@ from poetmodel.lowered.kernels import parameter_names
 from poetmodel.lowered.loops import (
     Loops,
     call_refs,
-    loops_by_name,
-    loops_of,
+    call_to_loops,
+    make_loops,
+    make_shape_table,
     named_arguments,
     pointer_names,
-    shape_table,
     table_columns,
     with_arguments,
 )  # fmt: skip
-from poetmodel.tiling.int8_forms import INT8_LOOP_FORMATS, INT8_PRODUCTS
+from poetmodel.tiling.int8_forms import INT8_LOOP_FORMATS, INT8_PRODUCT_KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,42 +33,46 @@ if TYPE_CHECKING:
     from poetmodel.tiling.int8_forms import LoopFormat
 
 
-def read_loops(call: Call) -> Loops | None:
+def call_to_channel_loops(call: Call) -> Loops | None:
     """Return a call as loops over channels; None if its kernel has no ranges of channels."""
     loop_format = _loop_format(call)
     return (
-        _LOOP_FORMATS[loop_format][0](call) if loop_format else loops_of(replace(call, where=None))
+        _LOOP_FORMATS[loop_format][0](call)
+        if loop_format
+        else call_to_loops(replace(call, condition=None))
     )
 
 
-def write_call(loops: Loops) -> Call | None:
-    """Return loops as a call; None if the kernel cannot execute them."""
+def channel_loops_to_call(loops: Loops) -> Call | None:
+    """Return the call that executes loops; None if the kernel cannot execute them."""
     loop_format = _loop_format(loops.call)
-    return _LOOP_FORMATS[loop_format][1](loops) if loop_format else loops.as_call()
+    return _LOOP_FORMATS[loop_format][1](loops) if loop_format else loops.to_call()
 
 
-def is_weight(pointer: str) -> bool:
-    """Return whether a kernel parameter is named like weights or their gradient."""
+def names_weight(pointer: str) -> bool:
+    """Return whether a parameter name is that of weights or their gradient."""
     return _ROLES.get(pointer) == "w"
 
 
 def _loop_format(call: Call) -> str:
-    """Return the key in `_LOOP_FORMATS` of a call's kernel; "" if `loops_of` converts the call."""
+    """Return the key of a call in `_LOOP_FORMATS`; "" if `call_to_loops` converts the call."""
     parameters = parameter_names(call.kernel)
     if call.kernel in INT8_LOOP_FORMATS:
         return call.kernel
-    if call.kernel in _PLANES:
+    if call.kernel in _PLANE_KERNELS:
         return "planes"
     if call.kernel in _CONVOLUTIONS or call.kernel == "pm_conv2d_db":
         return _CONVOLUTIONS.get(call.kernel, call.kernel)
     if "bits" in parameters and "shape" in parameters:
         return "bits"
     return (
-        "update" if {"gradient", "n"} <= {*parameters} and not _NOT_UPDATES & {*parameters} else ""
+        "update"
+        if {"gradient", "n"} <= {*parameters} and not _NON_UPDATE_PARAMETERS & {*parameters}
+        else ""
     )
 
 
-def contiguous_steps(sizes: Sequence[int]) -> list[int]:
+def contiguous_strides(sizes: Sequence[int]) -> list[int]:
     """Return the strides of elements that are contiguous in the order of loops."""
     return [prod(sizes[:k]) for k in range(len(sizes))]
 
@@ -80,8 +84,8 @@ def _read_update(call: Call) -> Loops:
     """Convert an update of state to one loop over all elements."""
     size = named_arguments(call)["n"]
     names = pointer_names(call)
-    steps = tuple((int(name not in _SCALARS),) for name in names)
-    return Loops(call=call, sizes=(size,), refs=call_refs(call), steps=steps)
+    strides = tuple((int(name not in _SCALAR_PARAMETERS),) for name in names)
+    return Loops(call=call, sizes=(size,), refs=call_refs(call), strides=strides)
 
 
 def _write_update(loops: Loops) -> Call | None:
@@ -91,15 +95,15 @@ def _write_update(loops: Loops) -> Call | None:
 
 def _read_bits(call: Call) -> Loops:
     """Convert a call with a mask to the loops of its shape table; bits follow their order."""
-    sizes, *steps = table_columns(named_arguments(call)["shape"])
-    steps.insert(pointer_names(call).index("bits"), tuple(contiguous_steps(sizes)))
-    return Loops(call=call, sizes=sizes, refs=call_refs(call), steps=tuple(steps))
+    sizes, *strides = table_columns(named_arguments(call)["shape"])
+    strides.insert(pointer_names(call).index("bits"), tuple(contiguous_strides(sizes)))
+    return Loops(call=call, sizes=sizes, refs=call_refs(call), strides=tuple(strides))
 
 
 def _write_bits(loops: Loops) -> Call | None:
-    """Convert loops to a call with a mask; None without a shape table for them."""
-    pairs = zip(pointer_names(loops.call), loops.steps, strict=True)
-    table = shape_table((loops.sizes, *(steps for name, steps in pairs if name != "bits")))
+    """Convert loops to a call with a mask; None if they have too many dimensions."""
+    pairs = zip(pointer_names(loops.call), loops.strides, strict=True)
+    table = make_shape_table((loops.sizes, *(strides for name, strides in pairs if name != "bits")))
     return None if table is None else with_arguments(loops, {"shape": table})
 
 
@@ -107,42 +111,55 @@ def _write_bits(loops: Loops) -> Call | None:
 
 
 def _read_planes(call: Call) -> Loops:
-    """Convert a call on planes to loops over batch and channels, with strides within planes."""
-    arguments, names = named_arguments(call), _PLANES[call.kernel]
-    step_list = arguments["steps"]
-    width = len(step_list) // len(names)
-    steps = {name: step_list[k * width : (k + 1) * width] for k, name in enumerate(names)}
-    other_steps = {name: (0, 1, *[0] * (width - 2)) for name in pointer_names(call)}
-    return loops_by_name(
-        call, (arguments["batch"], arguments["channels"], *[0] * (width - 2)), other_steps | steps
+    """Convert a call on planes to loops over batch and channels, and dimensions within a plane.
+
+    The latter have size 0, because only their strides matter.
+    """
+    arguments, names = named_arguments(call), _PLANE_KERNELS[call.kernel]
+    stride_list = arguments["steps"]
+    n_dimensions = len(stride_list) // len(names)
+    strides = {
+        name: stride_list[k * n_dimensions : (k + 1) * n_dimensions] for k, name in enumerate(names)
+    }
+    other_strides = {name: (0, 1, *[0] * (n_dimensions - 2)) for name in pointer_names(call)}
+    return make_loops(
+        call,
+        (arguments["batch"], arguments["channels"], *[0] * (n_dimensions - 2)),
+        other_strides | strides,
     )
 
 
 def _write_planes(loops: Loops) -> Call | None:
     """Convert loops to a call on planes; None for another number of loops."""
-    names, step_list = _PLANES[loops.call.kernel], list(named_arguments(loops.call)["steps"])
-    width = len(step_list) // len(names)
-    for name, steps in zip(pointer_names(loops.call), loops.steps, strict=True):
-        if name in names:
-            step_list[names.index(name) * width : (names.index(name) + 1) * width] = steps
-    if len(loops.sizes) != width:
+    strided_names, stride_list = (
+        _PLANE_KERNELS[loops.call.kernel],
+        list(named_arguments(loops.call)["steps"]),
+    )
+    n_dimensions = len(stride_list) // len(strided_names)
+    for name, strides in zip(pointer_names(loops.call), loops.strides, strict=True):
+        if name in strided_names:
+            stride_list[
+                strided_names.index(name) * n_dimensions : (strided_names.index(name) + 1)
+                * n_dimensions
+            ] = strides
+    if len(loops.sizes) != n_dimensions:
         return None
-    return with_arguments(loops, {"steps": tuple(step_list), "channels": loops.sizes[1]})
+    return with_arguments(loops, {"steps": tuple(stride_list), "channels": loops.sizes[1]})
 
 
 def _read_bias_gradient(call: Call) -> Loops:
     """Convert the gradient of a bias to loops over batch and channels."""
     arguments = named_arguments(call)
-    steps = tuple(arguments[f"{name}_step"] for name in ("dy", "channel", "row", "column"))
+    strides = tuple(arguments[f"{name}_step"] for name in ("dy", "channel", "row", "column"))
     sizes = (arguments["batch"], arguments["count"], 0, 0)
-    return loops_by_name(call, sizes, {"db": (0, 1, 0, 0), "dy": steps})
+    return make_loops(call, sizes, {"db": (0, 1, 0, 0), "dy": strides})
 
 
 def _write_bias_gradient(loops: Loops) -> Call | None:
     """Convert loops to the gradient of a bias."""
     names = ("dy_step", "channel_step", "row_step", "column_step")
     return with_arguments(
-        loops, {"count": loops.sizes[1], **dict(zip(names, loops.steps[1], strict=True))}
+        loops, {"count": loops.sizes[1], **dict(zip(names, loops.strides[1], strict=True))}
     )
 
 
@@ -166,27 +183,32 @@ def _read_convolution(call: Call) -> Loops | None:
         strides_of_tensors = [stride_list[k : k + 4] for k in (0, 4, 8)]
     else:
         out_batch = arguments.get("out_step", arguments.get("dy_step"))
-        steps_by_role = {
+        strides_by_role = {
             "x": (sizes.channels * sizes.plane, sizes.plane, 0, 0),
             "y": (out_batch, sizes.out_plane, 0, 0),
             "w": (sizes.filter or sizes.group_channels * sizes.window, sizes.window, 0, 0),
         }
         strides_of_tensors = [
-            steps_by_role[_ROLES[name]] for name in parameter_names(call.kernel)[:3]
+            strides_by_role[_ROLES[name]] for name in parameter_names(call.kernel)[:3]
         ]
-    steps = {"bias": (0, 1, 0, 0, 0)}
-    for name, (outer_step, channel_step, *spatial_steps) in zip(
+    strides = {"bias": (0, 1, 0, 0, 0)}
+    for name, (outer_stride, channel_stride, *spatial_strides) in zip(
         parameter_names(call.kernel), strides_of_tensors, strict=False
     ):
         role = _ROLES[name]
         if role == "y" or (role == "x" and is_depthwise):
-            steps[name] = (outer_step, channel_step, 0, *spatial_steps)
+            strides[name] = (outer_stride, channel_stride, 0, *spatial_strides)
         elif role == "x":
-            steps[name] = (outer_step, 0, channel_step, *spatial_steps)
+            strides[name] = (outer_stride, 0, channel_stride, *spatial_strides)
         else:
-            steps[name] = (0, outer_step, 0 if is_depthwise else channel_step, *spatial_steps)
+            strides[name] = (
+                0,
+                outer_stride,
+                0 if is_depthwise else channel_stride,
+                *spatial_strides,
+            )
     batch, channels = arguments["batch"], 1 if is_depthwise else sizes.channels
-    return loops_by_name(call, (batch, sizes.results, channels, 0, 0), steps)
+    return make_loops(call, (batch, sizes.results, channels, 0, 0), strides)
 
 
 def _write_convolution(loops: Loops) -> Call | None:
@@ -197,62 +219,61 @@ def _write_convolution(loops: Loops) -> Call | None:
         "depthwise" in loops.call.kernel,
     )
     batch, results, channels, *_ = loops.sizes
-    steps = {
-        _ROLES[n]: s for n, s in zip(pointer_names(call), loops.steps, strict=True) if n in _ROLES
+    strides = {
+        _ROLES[n]: s for n, s in zip(pointer_names(call), loops.strides, strict=True) if n in _ROLES
     }
     changes: dict[str, Argument] = {"count": results}
     if "strides" in arguments:
         names = [name for name in pointer_names(call) if name in _ROLES]
         changes["strides"] = tuple(
-            step
+            stride
             for name in names
-            for step in _convolution_strides(steps[_ROLES[name]], _ROLES[name])
+            for stride in _convolution_strides(strides[_ROLES[name]], _ROLES[name])
         )
     else:
         if is_depthwise:
             channels = results
-        if batch > 1 and "x" in steps and steps["x"][0] != channels * old_sizes.plane:
+        if batch > 1 and "x" in strides and strides["x"][0] != channels * old_sizes.plane:
             return None
-        changes["out_step" if "out_step" in arguments else "dy_step"] = steps["y"][0]
-    step = steps["w"][1] if "w" in steps else 0
-    filter_step = (
+        changes["out_step" if "out_step" in arguments else "dy_step"] = strides["y"][0]
+    stride = strides["w"][1] if "w" in strides else 0
+    filter_stride = (
         0
-        if step in (0, channels * old_sizes.window) or is_depthwise or "strides" in arguments
-        else step
+        if stride in (0, channels * old_sizes.window) or is_depthwise or "strides" in arguments
+        else stride
     )
     groups = channels if is_depthwise else 1
     new_sizes = old_sizes._replace(
-        channels=channels, results=results, groups=groups, filter=filter_step
+        channels=channels, results=results, groups=groups, filter=filter_stride
     )
     return with_arguments(loops, {**changes, "shape": tuple(new_sizes)})
 
 
-def _convolution_strides(steps: Numbers, role: str) -> Numbers:
-    """Return the strides of a tensor from the steps of loops, by its role."""
-    batch, results, channels, *spatial_steps = steps
+def _convolution_strides(strides: Numbers, role: str) -> Numbers:
+    """Return the kernel argument with the strides of a tensor, from its strides in loops."""
+    batch, results, channels, *spatial_strides = strides
     return {"y": (batch, results), "x": (batch, channels), "w": (results, channels)}[role] + (
-        *spatial_steps,
+        *spatial_strides,
     )
 
 
 _ROLES: Final = {"out": "y", "dy": "y", "x": "x", "dx": "x", "w": "w", "dw": "w"}
-"""Roles of the pointers of convolutions: input, output, weights."""
+"""Roles of parameters of convolutions: ``x`` input, ``y`` output, ``w`` weights."""
 _CONVOLUTIONS: Final = {
-    f"pm_{kind}{what}{order}": "convolution"
-    for kind, order in (("conv2d", ""), ("conv2d", "_strided"), ("depthwise", ""))
-    for what in ("", "_dx", "_dw")
+    f"pm_{kind}{direction}{suffix}": "convolution"
+    for kind, suffix in (("conv2d", ""), ("conv2d", "_strided"), ("depthwise", ""))
+    for direction in ("", "_dx", "_dw")
 }
-PRODUCTS: Final = frozenset(
-    ("pm_mm", *INT8_PRODUCTS, *(name for name in _CONVOLUTIONS if "conv2d" in name))
+PRODUCT_KERNELS: Final = frozenset(
+    ("pm_mm", *INT8_PRODUCT_KERNELS, *(name for name in _CONVOLUTIONS if "conv2d" in name))
 )
-"""Kernels each of whose results depends on all channels that are read."""
-SUMMED: Final = {
+"""Kernels whose every result depends on all channels of an input."""
+SUMMED_DIMENSIONS: Final = {
     "pm_mm": 1, "pm_conv2d": 2, "pm_conv2d_dx": 1, "pm_conv2d_dx_strided": 1,
     "pm_q8_pointwise_dx": 1, "pm_q8_conv2d_dx": 1,
 }  # fmt: skip
-"""Dimension over which a kernel sums that can be divided; the kernel's last argument continues a
-sum."""
-_PLANES: Final = {
+"""Dimension that a kernel sums and that can be divided; its last argument continues a sum."""
+_PLANE_KERNELS: Final = {
     "pm_batch_norm": ("out", "x"),
     "pm_batch_norm_backward": ("dx", "dy", "x"),
     "pm_batch_norm_fixed": ("out", "x"),
@@ -268,12 +289,12 @@ _PLANES: Final = {
     "pm_bilinear2d": ("out", "x"),
     "pm_bilinear2d_backward": ("dx", "dy"),
 }
-"""Kernels on channels, with the tensors whose strides are in ``steps``; other tensors have one
+"""Kernels on channels, with the tensors whose strides are in ``strides``; other tensors have one
 number per channel."""
-_SCALARS: Final = frozenset(("steps", "product"))
-"""Scalars that updates read."""
-_NOT_UPDATES: Final = frozenset(("outer", "bags", "batches"))
-"""Parameters of kernels that are no updates."""
+_SCALAR_PARAMETERS: Final = frozenset(("steps", "product"))
+"""Parameters of updates that point to one element."""
+_NON_UPDATE_PARAMETERS: Final = frozenset(("outer", "bags", "batches"))
+"""Parameters that no update has."""
 _LOOP_FORMATS: Final[Mapping[str, LoopFormat]] = {
     "update": (_read_update, _write_update),
     "bits": (_read_bits, _write_bits),

@@ -1,4 +1,4 @@
-"""Calls of kernels on some channels of their tensors: loops over channels, and slices of them."""
+"""Loops of kernel calls over channels, and the calls for slices of channels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from poetmodel.lowered.calls import Call, Ref
 from poetmodel.lowered.kernels import written_refs
 from poetmodel.lowered.loops import Loops, call_refs, pointer_names
 from poetmodel.tiling.forms import (
-    PRODUCTS,
-    SUMMED,
-    contiguous_steps,
-    is_weight,
-    read_loops,
-    write_call,
+    PRODUCT_KERNELS,
+    SUMMED_DIMENSIONS,
+    call_to_channel_loops,
+    channel_loops_to_call,
+    contiguous_strides,
+    names_weight,
 )
 
 if TYPE_CHECKING:
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from poetmodel.lowered.loops import Numbers
 
 
-BYTE: Final = 8
-"""Bits of a mask in each of its elements."""
+MASK_BITS: Final = 8
+"""Number of bits in each element of a mask."""
 
 
 class ChannelLayout(NamedTuple):
-    """The layout of channels in a buffer: consecutive elements of each channel, repeated."""
+    """The layout of channels in a buffer: `stride` elements of each channel in turn, repeated."""
 
     channels: int
-    step: int
-    """Elements from one channel to the next; for masks, bits."""
+    stride: int
+    """Elements of one channel before the next channel; for masks, bits."""
 
     @property
     def span(self) -> int:
-        """Elements of all channels."""
-        return self.channels * self.step
+        """Elements of one sequence of all channels."""
+        return self.channels * self.stride
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,77 +48,85 @@ class View:
     layout: ChannelLayout
     dimension: int
     """Dimension of the loops over the channels of the slice."""
-    first: int
+    first_channel: int
     """First channel of the slice."""
-    count: int
+    n_channels: int
 
 
 @dataclass(frozen=True, slots=True)
-class Channels:
-    """The loops of a call, which can be divided into slices of channels."""
+class ChannelLoops:
+    """The loops of a call that can be divided into calls for slices of channels."""
 
     loops: Loops
 
     @property
-    def sums(self) -> Mapping[int, int]:
-        """Position of the argument that continues a sum, by dimension that the kernel sums over."""
+    def sum_arguments(self) -> Mapping[int, int]:
+        """Index of the argument that continues a sum, by the dimension that the kernel sums."""
         kernel = self.loops.call.kernel
         last = len(self.loops.call.arguments) - 1
-        return {SUMMED[kernel]: last} if kernel in SUMMED else {}
+        return {SUMMED_DIMENSIONS[kernel]: last} if kernel in SUMMED_DIMENSIONS else {}
 
     @property
     def is_product(self) -> bool:
-        """Whether results depend on all channels of an input: it has weights, or two factors."""
-        return self.loops.call.kernel in PRODUCTS
+        """Whether the kernel is a product, whose results depend on all channels of an input."""
+        return self.loops.call.kernel in PRODUCT_KERNELS
 
-    def is_weight(self, number: int, *, is_state: bool) -> bool:
-        """Return whether a tensor of a product is its weight, or the gradient of its weight."""
-        pointer_name = pointer_names(self.loops.call)[number]
+    def is_weight(self, index: int, *, is_state: bool) -> bool:
+        """Return whether tensor `index` is the weight of a product, or the gradient of the weight.
+
+        `is_state` states whether the tensor is state, as are the weights of matrix products.
+        """
+        pointer_name = pointer_names(self.loops.call)[index]
         return self.is_product and (
-            is_state if pointer_name in ("a", "b") else is_weight(pointer_name)
+            is_state if pointer_name in ("a", "b") else names_weight(pointer_name)
         )
 
     @property
-    def bits(self) -> int | None:
-        """Position of the tensor of bits, which has the order of the loops; None without one."""
+    def mask_index(self) -> int | None:
+        """Index of the mask, whose bits have the order of the loops; None if there is no mask."""
         names = pointer_names(self.loops.call)
         return names.index("bits") if "bits" in names else None
 
-    def element_count(self, number: int, elements: int) -> int:
-        """Return the number of elements of a tensor; for masks, of bits."""
-        return prod(self.loops.sizes) if number == self.bits else elements
+    def count_elements(self, index: int, elements: int) -> int:
+        """Return the number of elements of tensor `index`; for masks, of bits.
 
-    def summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
-        """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums."""
-        for ref, steps in zip(self.loops.refs, self.loops.steps, strict=True):
-            for d in self.sums:
-                if ref.buffer in names and not ref.offset and steps[d]:
-                    yield ref.buffer, ChannelLayout(self.loops.sizes[d], steps[d])
-
-    def dimension(self, number: int, layout: ChannelLayout) -> int | None:
-        """Return the loop dimension over the channels of tensor `number`; None if there is none.
-
-        The loop may also step within channels: its size is then a multiple of the number of
-        channels.
+        `elements` is the number of elements of its buffer.
         """
-        pairs = enumerate(zip(self.loops.sizes, self.loops.steps[number], strict=True))
-        for d, (size, step) in pairs:
-            if step > 0 and size * step == layout.span and layout.step % step == 0:
+        return prod(self.loops.sizes) if index == self.mask_index else elements
+
+    def find_summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
+        """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums."""
+        for ref, strides in zip(self.loops.refs, self.loops.strides, strict=True):
+            for d in self.sum_arguments:
+                if ref.buffer in names and not ref.offset and strides[d]:
+                    yield ref.buffer, ChannelLayout(self.loops.sizes[d], strides[d])
+
+    def find_dimension(self, index: int, layout: ChannelLayout) -> int | None:
+        """Return the loop dimension over the channels of tensor `index`; None if there is none.
+
+        The loop may also include elements within a channel: its size is then a multiple of the
+        number of channels.
+        """
+        pairs = enumerate(zip(self.loops.sizes, self.loops.strides[index], strict=True))
+        for d, (size, stride) in pairs:
+            if stride > 0 and size * stride == layout.span and layout.stride % stride == 0:
                 return d
         return None
 
-    def split(self, number: int, layout: ChannelLayout) -> Channels:
-        """Return loops in which one dimension is over the channels of tensor `number`.
+    def split_dimension(self, index: int, layout: ChannelLayout) -> ChannelLoops:
+        """Return loops in which one dimension is over the channels of tensor `index`.
 
         Divides a loop over channels and outer dimensions, such as the batch. Returns the same loops
         if that is not needed or not possible.
         """
         loops = self.loops
-        for d, (size, step) in enumerate(zip(loops.sizes, loops.steps[number], strict=True)):
-            if step and layout.step % step == 0 and size * step > layout.span:
-                inner_size = layout.span // step
+        for d, (size, stride) in enumerate(zip(loops.sizes, loops.strides[index], strict=True)):
+            if stride and layout.stride % stride == 0 and size * stride > layout.span:
+                inner_size = layout.span // stride
                 if size % inner_size == 0:
-                    return Channels(loops.subset(d, 0, rows=inner_size, count=1))
+                    return ChannelLoops(
+                        loops.select_iterations(d, 0, group_size=inner_size, period=1)
+                    )
         return self
 
     def can_slice(self, dimension: int) -> bool:
@@ -126,67 +134,74 @@ class Channels:
 
         The kernel must sum over the dimension, or every written tensor must have it.
         """
-        if dimension in self.sums:
+        if dimension in self.sum_arguments:
             return True
         written_pointers = written_refs(self.loops.call)
         return all(
-            self.loops.steps[number][dimension]
-            for number, ref in enumerate(call_refs(self.loops.call))
+            self.loops.strides[index][dimension]
+            for index, ref in enumerate(call_refs(self.loops.call))
             if ref in written_pointers
         )
 
     def slice_call(
         self, ranges: Mapping[int, tuple[int, int, int]], views: Mapping[int, View]
     ) -> Call | None:
-        """Return the call for ranges (first, end, channels) of dimensions; None if impossible.
+        """Return the call for ranges of channels; None if the kernel cannot execute it.
 
-        Tensors in `views` are slices; all other tensors are undivided.
+        `ranges` has (first channel, end channel, number of channels) by dimension. `views` has the
+        slices by tensor index; all other tensors are undivided.
         """
         loops, sizes = self.loops, list(self.loops.sizes)
-        for d, (first, end, channels) in ranges.items():
-            sizes[d] = sizes[d] // channels * (end - first)
-        refs, all_steps = [], []
-        for number, (ref, steps) in enumerate(zip(loops.refs, loops.steps, strict=True)):
-            view, offset = views.get(number), ref.offset
-            new_steps = steps if view is None else self._slice_steps(steps, view)
-            if new_steps is None:
+        for d, (first_channel, end_channel, n_channels) in ranges.items():
+            sizes[d] = sizes[d] // n_channels * (end_channel - first_channel)
+        refs, all_strides = [], []
+        for index, (ref, strides) in enumerate(zip(loops.refs, loops.strides, strict=True)):
+            view, offset = views.get(index), ref.offset
+            new_strides = strides if view is None else self._slice_strides(strides, view)
+            if new_strides is None:
                 return None
-            for d, (first, _, channels) in ranges.items():
-                view_first = view.first if view is not None and view.dimension == d else 0
-                offset += (first - view_first) * (loops.sizes[d] // channels) * new_steps[d]
-            if number == self.bits:
-                remaining_steps = zip(sizes, new_steps, contiguous_steps(sizes), strict=True)
-                if offset % BYTE or any(
-                    n > 1 and step != dense for n, step, dense in remaining_steps
+            for d, (first_channel, _, n_channels) in ranges.items():
+                slice_start = view.first_channel if view is not None and view.dimension == d else 0
+                offset += (
+                    (first_channel - slice_start) * (loops.sizes[d] // n_channels) * new_strides[d]
+                )
+            if index == self.mask_index:
+                remaining_strides = zip(sizes, new_strides, contiguous_strides(sizes), strict=True)
+                if offset % MASK_BITS or any(
+                    n > 1 and stride != dense for n, stride, dense in remaining_strides
                 ):
                     return None
-                offset //= BYTE
+                offset //= MASK_BITS
             refs.append(Ref(ref.buffer, offset))
-            all_steps.append(new_steps)
+            all_strides.append(new_strides)
         continued_sums = [
-            self.sums[d] for d, (first, _, _) in ranges.items() if first and d in self.sums
+            self.sum_arguments[d]
+            for d, (first_channel, _, _) in ranges.items()
+            if first_channel and d in self.sum_arguments
         ]
-        sliced_loops = replace(loops, sizes=tuple(sizes), refs=tuple(refs), steps=tuple(all_steps))
-        call = write_call(sliced_loops)
+        sliced_loops = replace(
+            loops, sizes=tuple(sizes), refs=tuple(refs), strides=tuple(all_strides)
+        )
+        call = channel_loops_to_call(sliced_loops)
         if call is None:
             return None
         arguments = [1 if k in continued_sums else a for k, a in enumerate(call.arguments)]
         return replace(call, arguments=tuple(arguments))
 
-    def _slice_steps(self, steps: Numbers, view: View) -> Numbers | None:
+    def _slice_strides(self, strides: Numbers, view: View) -> Numbers | None:
         """Return the strides in a slice; None if a stride crosses channels outside the slice."""
-        new_steps, layout = list(steps), view.layout
-        for d, step in enumerate(steps):
-            if d == view.dimension or step < layout.step:
+        new_strides, layout = list(strides), view.layout
+        for d, stride in enumerate(strides):
+            if d == view.dimension or stride < layout.stride:
                 continue
-            if step % layout.span == 0:
-                new_steps[d] = step // layout.channels * view.count
+            if stride % layout.span == 0:
+                new_strides[d] = stride // layout.channels * view.n_channels
             elif self.loops.sizes[d] != 1:
                 return None
-        return tuple(new_steps)
+        return tuple(new_strides)
 
 
-def channels_of(call: Call) -> Channels | None:
-    """Return the loops of a call as `Channels`; None if its kernel has no ranges of channels."""
-    loops = None if call.within is not None else read_loops(call)
-    return None if loops is None else Channels(replace(loops, call=call))
+def parse_channel_loops(call: Call) -> ChannelLoops | None:
+    """Convert a call to loops; None if its kernel has no ranges of channels or checks indices."""
+    loops = None if call.index_range is not None else call_to_channel_loops(call)
+    return None if loops is None else ChannelLoops(replace(loops, call=call))

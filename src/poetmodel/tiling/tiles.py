@@ -16,7 +16,7 @@ from poetmodel.graph import Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Call, Ref
 from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
 from poetmodel.lowered.kernels import written_refs
-from poetmodel.lowered.tables import LOOKUP
+from poetmodel.lowered.tables import LOOKUP_KERNEL
 from poetmodel.plan.alignment import round_up
 from poetmodel.tiling.pieces import (
     Expansion,
@@ -26,7 +26,7 @@ from poetmodel.tiling.pieces import (
     UnsliceableError,
     order_pieces,
 )
-from poetmodel.tiling.slices import ChannelLayout, Channels, channels_of
+from poetmodel.tiling.slices import ChannelLayout, ChannelLoops, parse_channel_loops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -48,11 +48,13 @@ def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
     of byte inputs have any number. A group without a larger tensor stays undivided, and so do the
     tensors of kernels without ranges of channels.
     """
-    (tiles,) = (tiles for _, tiles in distinct_tilings(step, (tile_bytes,)))
-    return tiles
+    (tiled_step,) = (tiled_step for _, tiled_step in make_distinct_tilings(step, (tile_bytes,)))
+    return tiled_step
 
 
-def distinct_tilings(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[int, LoweredStep]]:
+def make_distinct_tilings(
+    step: LoweredStep, sizes: Iterable[int]
+) -> Iterator[tuple[int, LoweredStep]]:
     """Yield each size [B] with the step in tiles of that size, without repeated tilings.
 
     Skips a size whose slices are those of an earlier size.
@@ -67,162 +69,190 @@ def distinct_tilings(step: LoweredStep, sizes: Iterable[int]) -> Iterator[tuple[
                 if tiling.identity in identities:
                     break
                 identities.append(tiling.identity)
-                yield tile_bytes, fuse_updates(tiling.step()) if tiling.slices else step
+                yield tile_bytes, fuse_updates(tiling.make_step()) if tiling.slice_ranges else step
             except UnsliceableError as error:
                 undivided_buffers |= error.buffers
             else:
                 break
 
 
-def min_tiled_bytes(step: LoweredStep, *, alignment: int, in_place: bool, resident: bool) -> int:
+def min_tiled_bytes(
+    step: LoweredStep, *, alignment: int, reads_in_place: bool, is_resident: bool
+) -> int:
     """Return a lower bound on the RAM of a step in tiles of any size [B].
 
     A call needs at least the smallest slice of each tensor. Only calls of the forward pass count,
-    because fused updates have other gradients. State needs no RAM if it is read `in_place` on
-    storage; all state is in RAM if it is `resident`. Sizes are rounded up to the alignment.
+    because updates may be fused with their gradients. State needs no RAM if the core reads it in
+    place on storage (`reads_in_place`); all state is in RAM if it `is_resident`. Sizes are rounded
+    up to the alignment.
     """
     tiling = _Tiling(split_fused_updates(step), 0, set(step.returned_buffers))
     graph = tiling.graph
-    state = {graph.tensors[i].name for i in graph.state_tensors}
-    excluded = state if in_place or resident else set()
+    state_names = {graph.tensors[i].name for i in graph.state_tensors}
+    excluded_state = state_names if reads_in_place or is_resident else set()
     bound = 0
-    for node, calls in zip(graph.nodes, tiling.whole.calls, strict=True):
+    for node, calls in zip(graph.nodes, tiling.undivided_step.calls, strict=True):
         if node.phase != Phase.FORWARD:
             continue
-        excluded_names = {new for new, _ in node.in_place} | excluded
+        excluded_names = {new_name for new_name, _ in node.in_place} | excluded_state
         for call in calls:
             names = {name for name in call.buffers if name in graph.tensor_index} - excluded_names
             sizes = (round_up(tiling.min_slice_bytes(name), alignment) for name in names)
             bound = max(bound, sum(sizes))
-    return bound + (graph.state_bytes if resident else 0)
+    return bound + (graph.state_bytes if is_resident else 0)
 
 
-class _Groups:
+class _BufferGroups:
     """Disjoint sets of buffers with the same slices."""
 
     def __init__(self) -> None:
-        self._of: dict[str, str] = {}
+        self._parent_of: dict[str, str] = {}
 
     def find(self, name: str) -> str:
-        """Return the representative of a buffer's group."""
-        while (of := self._of.setdefault(name, name)) != name:
-            self._of[name] = self._of[of]
-            name = of
+        """Return the representative of the group of a buffer."""
+        while (parent := self._parent_of.setdefault(name, name)) != name:
+            self._parent_of[name] = self._parent_of[parent]
+            name = parent
         return name
 
     def join(self, names: Iterable[str]) -> None:
         """Merge the groups of some buffers."""
         representatives = [*map(self.find, names)]
-        self._of.update((name, representatives[0]) for name in representatives[1:])
+        self._parent_of.update((name, representatives[0]) for name in representatives[1:])
 
 
 class _Tiling:
-    """A step divided into tiles, or an inference whose state has the slices of another tiling."""
+    """A step divided into tiles; a forward pass has the slices of its training step."""
 
     def __init__(
         self,
         step: LoweredStep,
         tile_bytes: int,
-        kept: set[str],
+        undivided_names: set[str],
         *,
-        beside: _Tiling | None = None,
+        training_tiling: _Tiling | None = None,
     ) -> None:
-        """Divide `step` into tiles of at most `tile_bytes`, except the buffers `kept`.
+        """Divide `step` into tiles of at most `tile_bytes`, except the buffers `undivided_names`.
 
-        For an inference, `beside` is the tiling of the training step whose state it reads.
+        For an inference, `training_tiling` is the tiling of the training step whose state it reads.
         """
-        self.whole, self.graph, self.beside = step, step.graph, beside
-        self._undivided, self._tile_bytes = kept, tile_bytes
-        self._fixed_slices = {} if beside is None else beside.shared_with(step)
-        """Slices of state that the tiling `beside` has determined."""
-        self._channels = [[channels_of(call) for call in calls] for calls in step.calls]
+        self.undivided_step, self.graph, self.training_tiling = step, step.graph, training_tiling
+        self._undivided_names, self._tile_bytes = undivided_names, tile_bytes
+        self._fixed_slices = {} if training_tiling is None else training_tiling.shared_slices(step)
+        """Slices of state that `training_tiling` has determined."""
+        self._channel_loops = [
+            [parse_channel_loops(call) for call in calls] for calls in step.calls
+        ]
         self._layouts: dict[str, ChannelLayout] = {}
-        self._totals: dict[str, int] = {}
-        calls = (call for of_node in step.calls for call in of_node if call.kernel == LOOKUP)
-        self._converted = {ref.buffer for call in calls for ref in written_refs(call)}
-        """Byte inputs, converted to real numbers."""
+        self._element_counts: dict[str, int] = {}
+        calls = (
+            call for node_calls in step.calls for call in node_calls if call.kernel == LOOKUP_KERNEL
+        )
+        self._converted_buffers = {ref.buffer for call in calls for ref in written_refs(call)}
+        """Byte inputs that have been converted to real numbers."""
         self._find_layouts()
         self._sliceable = self._find_sliceable()
-        self._groups = _Groups()
-        self.slices = self._find_slices()
-        """The slices of each divided buffer."""
+        self._groups = _BufferGroups()
+        self.slice_ranges = self._find_slices()
+        """Channel ranges of the slices of each divided buffer."""
 
     @property
     def identity(self) -> object:
-        """A key of the tiling: equal keys give equal steps."""
-        groups = {name: self._groups.find(name) for name in self.slices}
-        return self.slices, groups, frozenset(self._undivided)
+        """A value that is equal for tilings with equal steps."""
+        groups = {name: self._groups.find(name) for name in self.slice_ranges}
+        return self.slice_ranges, groups, frozenset(self._undivided_names)
 
     def min_slice_bytes(self, name: str) -> int:
-        """Return the size of the smallest possible first slice of a buffer [B]."""
-        size = self.whole.buffers[name].bytes
+        """Return the size of the smallest possible slice of a buffer [B]."""
+        size = self.undivided_step.buffers[name].bytes
         if name not in self._sliceable:
             return size
-        block = 1 if name in self._converted else BLOCK
+        block = 1 if name in self._converted_buffers else BLOCK
         return size * min(block, channels := self._layouts[name].channels) // channels
 
-    def shared_with(self, inference: LoweredStep) -> dict[str, tuple[Range, ...]]:
-        """Return the slices of the state that an inference reads."""
-        state_names = self.slices.keys() & self.whole.values.keys() & inference.buffers.keys()
-        return {name: self.slices[name] for name in state_names}
+    def shared_slices(self, forward_pass: LoweredStep) -> dict[str, tuple[Range, ...]]:
+        """Return the slices of the state that a forward pass reads."""
+        state_names = (
+            self.slice_ranges.keys()
+            & self.undivided_step.values.keys()
+            & forward_pass.buffers.keys()
+        )
+        return {name: self.slice_ranges[name] for name in state_names}
 
     # -- buffers with channels, and those that are divided -----------------------------------------
 
     def _find_layouts(self) -> None:
-        """Find the channels of buffers, starting from parameters' first dimensions and inputs."""
-        if self.beside is None:
-            for value in self.whole.states:
-                (first, *other_pieces), shape = value.pieces, value.shape
-                buffer = self.whole.buffers[first.buffer]
-                is_plain = not other_pieces and value.strides is None and first.offset == 0
+        """Find the layouts of buffers, starting from parameters and summed inputs.
+
+        The channels of a parameter are its first dimension. State of a forward pass has the layouts
+        of its training step.
+        """
+        if self.training_tiling is None:
+            for tensor in self.undivided_step.states:
+                (first, *other_pieces), shape = tensor.pieces, tensor.shape
+                buffer = self.undivided_step.buffers[first.buffer]
+                is_plain = not other_pieces and tensor.strides is None and first.offset == 0
                 if is_plain and shape and shape[0] > 1 and buffer.elements % shape[0] == 0:
                     self._layouts[first.buffer] = ChannelLayout(
                         shape[0], buffer.elements // shape[0]
                     )
         else:
-            fixed_layouts = self.beside._layouts.items()  # noqa: SLF001 - of the step that it belongs to
-            states = {ref.buffer for value in self.beside.whole.states for ref in value.pieces}
-            self._layouts.update((name, layout) for name, layout in fixed_layouts if name in states)
-        for channels in (c for of_node in self._channels for c in of_node if c is not None):
-            self._layouts.update(channels.summed_layouts(self._converted))
-        # Products last: if both factors have channels, results have those of the weights.
-        all_channels = [c for of_node in self._channels for c in of_node if c is not None]
-        for calls in ([c for c in all_channels if not c.is_product], all_channels):
+            fixed_layouts = self.training_tiling._layouts.items()  # noqa: SLF001 - same class
+            state_buffers = {
+                ref.buffer
+                for tensor in self.training_tiling.undivided_step.states
+                for ref in tensor.pieces
+            }
+            self._layouts.update(
+                (name, layout) for name, layout in fixed_layouts if name in state_buffers
+            )
+        for channel_loops in (
+            loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
+        ):
+            self._layouts.update(channel_loops.find_summed_layouts(self._converted_buffers))
+        # Products last: if both factors have a layout, results get that of the weights.
+        all_loops = [
+            loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
+        ]
+        for loops_of_calls in (
+            [loops for loops in all_loops if not loops.is_product],
+            all_loops,
+        ):
             old_count = -1
             while old_count != len(self._layouts):
                 old_count = len(self._layouts)
-                for channels in calls:
-                    self._propagate_layouts(channels)
+                for channel_loops in loops_of_calls:
+                    self._propagate_layouts(channel_loops)
 
-    def _propagate_layouts(self, channels: Channels) -> None:
-        """Find the layouts of tensors that a call processes together with one of known layout."""
-        refs = channels.loops.refs
-        for number, ref in enumerate(refs):
+    def _propagate_layouts(self, channel_loops: ChannelLoops) -> None:
+        """Find the layouts of tensors that a call reads or writes with a tensor of known layout."""
+        refs = channel_loops.loops.refs
+        for index, ref in enumerate(refs):
             layout = self._layouts.get(ref.buffer)
             if layout is None or ref.offset:
                 continue
-            split = channels.split(number, layout)
-            d = split.dimension(number, layout)
+            split_loops = channel_loops.split_dimension(index, layout)
+            d = split_loops.find_dimension(index, layout)
             if d is None:
                 continue
-            inner_size = split.loops.sizes[d] // layout.channels
-            for other_number, (other_ref, steps) in enumerate(
-                zip(refs, split.loops.steps, strict=True)
+            inner_size = split_loops.loops.sizes[d] // layout.channels
+            for other_index, (other_ref, strides) in enumerate(
+                zip(refs, split_loops.loops.strides, strict=True)
             ):
                 if (
-                    not steps[d]
+                    not strides[d]
                     or other_ref.offset
                     or other_ref.buffer in self._layouts
                     or other_ref.buffer == WORKSPACE
                 ):
                     continue
-                other_layout = ChannelLayout(layout.channels, inner_size * steps[d])
-                total = channels.element_count(
-                    other_number, self.whole.buffers[other_ref.buffer].elements
+                other_layout = ChannelLayout(layout.channels, inner_size * strides[d])
+                total = channel_loops.count_elements(
+                    other_index, self.undivided_step.buffers[other_ref.buffer].elements
                 )
                 if total % other_layout.span == 0:
                     self._layouts[other_ref.buffer] = other_layout
-                    self._totals[other_ref.buffer] = total
+                    self._element_counts[other_ref.buffer] = total
 
     def _find_sliceable(self) -> set[str]:
         """Return the buffers that may be divided: every call can process ranges of their channels.
@@ -232,72 +262,84 @@ class _Tiling:
         sliceable = {
             name
             for name in self._layouts
-            if (name in self.graph.tensor_index) and name not in self._undivided
+            if (name in self.graph.tensor_index) and name not in self._undivided_names
         }
         fixed_names = set(self._fixed_slices)
-        for node, calls, channels_of_calls in zip(
-            self.graph.nodes, self.whole.calls, self._channels, strict=True
+        for node, calls, loops_of_calls in zip(
+            self.graph.nodes, self.undivided_step.calls, self._channel_loops, strict=True
         ):
-            for call, channels in zip(calls, channels_of_calls, strict=True):
-                if channels is None or node.workspace_bytes:
+            for call, channel_loops in zip(calls, loops_of_calls, strict=True):
+                if channel_loops is None or node.workspace_bytes:
                     unsliceable = set(call.buffers)
                 else:
                     unsliceable = {
                         ref.buffer
-                        for number, ref in enumerate(channels.loops.refs)
+                        for index, ref in enumerate(channel_loops.loops.refs)
                         if ref.buffer in sliceable | fixed_names
-                        and not self._can_slice(channels, number, ref)
+                        and not self._can_slice(channel_loops, index, ref)
                     }
-                    unsliceable |= set() if call.where is None else {call.where.counter.buffer}
+                    unsliceable |= (
+                        set() if call.condition is None else {call.condition.counter.buffer}
+                    )
                 if fixed_names & unsliceable:
                     raise UnsliceableError(unsliceable)
                 sliceable -= unsliceable
         affected_states = (
-            v for v in self.whole.states if any(ref.buffer in sliceable for ref in v.pieces)
+            tensor
+            for tensor in self.undivided_step.states
+            if any(ref.buffer in sliceable for ref in tensor.pieces)
         )
-        for value in affected_states:
-            name = value.pieces[0].buffer
-            is_single = len(value.pieces) == 1 and value.strides is None
-            if not is_single or self._layouts[name].span != self.whole.buffers[name].elements:
-                sliceable -= {ref.buffer for ref in value.pieces}
+        for tensor in affected_states:
+            name = tensor.pieces[0].buffer
+            is_one_piece = len(tensor.pieces) == 1 and tensor.strides is None
+            if (
+                not is_one_piece
+                or self._layouts[name].span != self.undivided_step.buffers[name].elements
+            ):
+                sliceable -= {ref.buffer for ref in tensor.pieces}
         return sliceable | fixed_names
 
-    def _can_slice(self, channels: Channels, number: int, ref: Ref) -> bool:
+    def _can_slice(self, channel_loops: ChannelLoops, index: int, ref: Ref) -> bool:
         layout = self._layouts[ref.buffer]
-        split = channels.split(number, layout)
-        d = split.dimension(number, layout)
-        return d is not None and not ref.offset and split.can_slice(d)
+        split_loops = channel_loops.split_dimension(index, layout)
+        d = split_loops.find_dimension(index, layout)
+        return d is not None and not ref.offset and split_loops.can_slice(d)
 
-    def _dimensions(self, channels: Channels) -> tuple[Channels, dict[int, int]]:
+    def _split_dimensions(self, channel_loops: ChannelLoops) -> tuple[ChannelLoops, dict[int, int]]:
         """Return loops with a dimension for the channels of each sliceable tensor.
 
-        The dict maps the position of each of these tensors to its dimension.
+        Also returns this dimension by the index of the tensor. Raises `UnsliceableError` if a
+        tensor has no such dimension.
         """
-        for number, ref in enumerate(channels.loops.refs):
+        for index, ref in enumerate(channel_loops.loops.refs):
             if ref.buffer in self._sliceable:
-                channels = channels.split(number, self._layouts[ref.buffer])
+                channel_loops = channel_loops.split_dimension(index, self._layouts[ref.buffer])
         dimensions = {}
-        for number, ref in enumerate(channels.loops.refs):
+        for index, ref in enumerate(channel_loops.loops.refs):
             if ref.buffer in self._sliceable:
-                d = channels.dimension(number, self._layouts[ref.buffer])
+                d = channel_loops.find_dimension(index, self._layouts[ref.buffer])
                 if d is None:
                     raise UnsliceableError({ref.buffer})
-                dimensions[number] = d
-        return channels, dimensions
+                dimensions[index] = d
+        return channel_loops, dimensions
 
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
-        """Return the slices of buffers in groups with a large tensor, and of their weights."""
+        """Group buffers; return the slices of groups with a large tensor, and of their weights."""
         product_groups, weight_buffers = [], set()
-        states = {ref.buffer for value in self.whole.states for ref in value.pieces}
-        for channels in (c for of_node in self._channels for c in of_node if c is not None):
-            split, dimensions = self._dimensions(channels)
+        state_buffers = {
+            ref.buffer for tensor in self.undivided_step.states for ref in tensor.pieces
+        }
+        for channel_loops in (
+            loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
+        ):
+            split_loops, dimensions = self._split_dimensions(channel_loops)
             names_by_dimension: dict[int, list[str]] = defaultdict(list)
-            for number, d in dimensions.items():
-                name = split.loops.refs[number].buffer
+            for index, d in dimensions.items():
+                name = split_loops.loops.refs[index].buffer
                 names_by_dimension[d].append(name)
-                if split.is_weight(number, is_state=name in states):
+                if split_loops.is_weight(index, is_state=name in state_buffers):
                     weight_buffers.add(name)
-            if split.is_product:
+            if split_loops.is_product:
                 product_groups += [names for names in names_by_dimension.values() if len(names) > 1]
             else:
                 for names in names_by_dimension.values():
@@ -319,20 +361,20 @@ class _Tiling:
         return dict(self._divide_groups())
 
     def _is_large(self, name: str) -> bool:
-        return self.whole.buffers[name].bytes > self._tile_bytes
+        return self.undivided_step.buffers[name].bytes > self._tile_bytes
 
     def _divide_groups(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
-        """Yield the slices of each group with a tensor that is too large, or with fixed slices."""
+        """Yield (buffer, slices) for groups with a tensor that is too large or has fixed slices."""
         members = defaultdict(list)
         for name in sorted(self._sliceable):
             members[self._groups.find(name)].append(name)
         for names in members.values():
-            block = 1 if self._converted.issuperset(names) else BLOCK
+            block = 1 if self._converted_buffers.issuperset(names) else BLOCK
             fixed_ranges = {
                 self._fixed_slices[name] for name in names if name in self._fixed_slices
             }
             channels = self._layouts[names[0]].channels
-            largest_bytes = max(self.whole.buffers[name].bytes for name in names)
+            largest_bytes = max(self.undivided_step.buffers[name].bytes for name in names)
             if len(fixed_ranges) > 1:
                 raise UnsliceableError(name for name in names if name in self._fixed_slices)
             if fixed_ranges:
@@ -348,14 +390,17 @@ class _Tiling:
 
     # -- the step ----------------------------------------------------------------------------------
 
-    def step(self) -> LoweredStep:
-        """Return the step in tiles, with its inference and evaluation."""
-        undivided_step = self.whole
+    def make_step(self) -> LoweredStep:
+        """Return the step in tiles, with inference and evaluation in tiles."""
+        undivided_step = self.undivided_step
         slices = Slices(
-            whole=undivided_step, layouts=self._layouts, totals=self._totals, ranges_of=self.slices
+            undivided_step=undivided_step,
+            layouts=self._layouts,
+            element_counts=self._element_counts,
+            ranges_of=self.slice_ranges,
         )
         unordered_pieces = [
-            piece for k in range(len(self.graph.nodes)) for piece in self._pieces(slices, k)
+            piece for k in range(len(self.graph.nodes)) for piece in self._make_pieces(slices, k)
         ]
         pieces = order_pieces(unordered_pieces)
         inference, evaluation = (
@@ -365,54 +410,61 @@ class _Tiling:
         return undivided_step.with_nodes(
             (piece.node for piece in pieces),
             (piece.calls for piece in pieces),
-            buffers=slices.buffers(),
+            buffers=slices.all_buffers(),
             states=tuple(map(slices.divide_tensor, undivided_step.states)),
-            values=dict(slices.values()),
+            values=dict(slices.slice_values()),
             inference=inference,
             evaluation=evaluation,
         )
 
     def _tile_forward_pass(self, forward_pass: LoweredStep) -> LoweredStep:
-        """Return a forward pass in tiles, whose state has the slices of this step."""
-        return _Tiling(forward_pass, self._tile_bytes, self._undivided, beside=self).step()
+        """Return a forward pass in tiles, with the same slices of state as this step."""
+        return _Tiling(
+            forward_pass, self._tile_bytes, self._undivided_names, training_tiling=self
+        ).make_step()
 
-    def _pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
+    def _make_pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
         """Yield the pieces that replace a node, in order."""
-        node, calls = self.graph.nodes[k], self.whole.calls[k]
-        if node.is_state and node.outputs[0].name in self.slices:
-            for tile in slices.names(node.outputs[0].name):
-                tensor = Tensor(name=tile, bytes=slices.bytes(tile))
-                yield Piece(k=k, node=replace(node, name=tile, outputs=(tensor,)), calls=())
+        node, calls = self.graph.nodes[k], self.undivided_step.calls[k]
+        if node.is_state and node.outputs[0].name in self.slice_ranges:
+            for slice_name in slices.slice_names(node.outputs[0].name):
+                tensor = Tensor(name=slice_name, bytes=slices.size_bytes(slice_name))
+                yield Piece(
+                    node_index=k, node=replace(node, name=slice_name, outputs=(tensor,)), calls=()
+                )
             return
-        sliced = [
-            self._slice_call(call, c) for call, c in zip(calls, self._channels[k], strict=True)
+        sliced_calls = [
+            self._slice_call(call, loops)
+            for call, loops in zip(calls, self._channel_loops[k], strict=True)
         ]
         ranges: dict[Axis, tuple[Range, ...]] = {}
-        for call in filter(None, sliced):
-            ranges.update((call.axes[d], self.slices[name]) for name, d in call.views.values())
+        for call in filter(None, sliced_calls):
+            ranges.update(
+                (call.axes[d], self.slice_ranges[name]) for name, d in call.views.values()
+            )
         if ranges:
-            yield from Expansion(slices, k, sliced, ranges).pieces()
+            yield from Expansion(slices, k, sliced_calls, ranges).make_pieces()
         else:
-            yield Piece(k=k, node=node, calls=calls)
+            yield Piece(node_index=k, node=node, calls=calls)
 
-    def _slice_call(self, call: Call, channels: Channels | None) -> SlicedCall | None:
+    def _slice_call(self, call: Call, channel_loops: ChannelLoops | None) -> SlicedCall | None:
         """Return a call with its divided tensors; None if none of its tensors is divided.
 
         Raises `UnsliceableError` if one dimension would need the slices of several groups.
         """
-        if channels is None or not self.slices.keys() & {*call.buffers}:
+        if channel_loops is None or not self.slice_ranges.keys() & {*call.buffers}:
             return None
-        split, dimensions = self._dimensions(channels)
-        refs, written_pointers = split.loops.refs, written_refs(call)
+        split_loops, dimensions = self._split_dimensions(channel_loops)
+        refs, written_pointers = split_loops.loops.refs, written_refs(call)
         views: dict[int, tuple[str, int]] = {}
         axes: dict[int, Axis] = {}
         result_dimensions = {
-            d for number, d in dimensions.items() if refs[number] in written_pointers
+            d for index, d in dimensions.items() if refs[index] in written_pointers
         }
-        for number, d in dimensions.items():
-            name = refs[number].buffer
-            if name in self.slices:
-                views[number] = name, d
+        for index, d in dimensions.items():
+            name = refs[index].buffer
+            if name in self.slice_ranges:
+                views[index] = name, d
                 axis = self._groups.find(name), d in result_dimensions
                 if axis in (
                     other_axis
@@ -422,4 +474,4 @@ class _Tiling:
                     axis = axis[0], not axis[1]
                 if axes.setdefault(d, axis)[0] != axis[0]:
                     raise UnsliceableError({name})
-        return SlicedCall(channels=split, views=views, axes=axes)
+        return SlicedCall(channel_loops=split_loops, views=views, axes=axes)

@@ -83,7 +83,7 @@ class CachedSchedules:
             schedule = Schedule.from_spans(
                 **decisions,
                 resident=map(int, content["schedule"]["resident"]),
-                identity=GraphIdentity.of(problem.graph),
+                identity=GraphIdentity.from_graph(problem.graph),
             )
             candidate = make_valid_candidate(problem, schedule)
             request = Request(time_limit_s=content["time_limit_s"], gap=gap)

@@ -196,7 +196,7 @@ class Compiled:
         """
         keep_all_bytes = self.keep_all_bytes
         budget = Budget.parse(options.ram)
-        if first_compiled is None or budget.share is None:
+        if first_compiled is None or budget.fraction is None:
             return budget.resolve(keep_all_bytes)
         first_keeps_all = first_compiled.budget_bytes >= first_compiled.keep_all_bytes
         return (

@@ -181,23 +181,23 @@ class _Container:
         if not is_capturing:
             self._first_pass_content = self.old_content
         content = self._first_pass_content
-        current = copy_content(self.value)
-        if _has_same_objects(current, content):
+        current_content = copy_content(self.value)
+        if _has_same_objects(current_content, content):
             return []
         if self.key:
             replace_content(self.value, content)
-            return [(self.path, self.key, current)]
+            return [(self.path, self.key, current_content)]
         keys = [
             key
-            for key in current.keys() | content.keys()
-            if current.get(key, _ABSENT) is not content.get(key, _ABSENT)
+            for key in current_content.keys() | content.keys()
+            if current_content.get(key, _ABSENT) is not content.get(key, _ABSENT)
         ]
         for key in keys:
             if key in content:
                 self.value[key] = content[key]
             else:
                 del self.value[key]
-        return [(self.path, key, current.get(key)) for key in keys]
+        return [(self.path, key, current_content.get(key)) for key in keys]
 
 
 class _TensorState:
@@ -230,16 +230,17 @@ class _TensorState:
         if tensor.requires_grad != self._requires_grad and tensor.is_leaf:
             tensor.requires_grad_(self._requires_grad)
         for name, hooks in self._hooks.items():
-            current = getattr(tensor, name)
-            if current is not None and name in self._unset_hooks:
+            current_hooks = getattr(tensor, name)
+            if current_hooks is not None and name in self._unset_hooks:
                 setattr(tensor, name, None)
-            elif current is not None and not _has_same_objects(dict(current), hooks):
-                replace_content(current, hooks)
+            elif current_hooks is not None and not _has_same_objects(dict(current_hooks), hooks):
+                replace_content(current_hooks, hooks)
         if not _has_same_objects(vars(tensor), self._attributes):
             replace_content(vars(tensor), self._attributes)
 
 
 _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Attributes of a tensor that contain its hooks."""
 _PLAIN: Final = (str, bytes, int, float, complex, NoneType)
 _ABSENT: Final = object()
 OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
@@ -275,6 +276,7 @@ class AssignedBuffers:
         self._modules = dict(model.named_modules())
         self._name = name
         self._assigned_buffers: set[tuple[str, str]] = set()
+        """(path of the module, name) of each buffer that a forward pass has assigned."""
         self._registered_buffers: frozenset[tuple[str, str]] = frozenset()
         self.before_forward: Callable[[], object] | None = None
         """Called before each forward pass."""
@@ -373,7 +375,7 @@ class AssignedBuffers:
     def _check_new_value(
         self, path: str, key: str, old_tensor: torch.Tensor, new_tensor: torch.Tensor | None
     ) -> None:
-        """Raise `CaptureError` if an assigned buffer has another shape or type, or a gradient."""
+        """Raise `CaptureError` if a new value is None, has another shape or type, or a gradient."""
         if new_tensor is None:
             error = "is removed in forward; retain it, and change its values"
         elif new_tensor.shape != old_tensor.shape or new_tensor.dtype != old_tensor.dtype:
@@ -526,7 +528,7 @@ class Leftovers:
     def __init__(self) -> None:
         """Record the globals of all Python modules before the capture."""
         modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
-        self._old_names = {id(vars(module)): dict(vars(module)) for module in modules}
+        self._old_globals = {id(vars(module)): dict(vars(module)) for module in modules}
         """Old globals of each Python module, by the ``id`` of its dictionary."""
         self._n_old_collections = _count_old_collections()
         """Number of collections before the capture that made surviving objects old."""
@@ -543,10 +545,9 @@ class Leftovers:
         call. Before later calls `empty_holders` removes such tensors.
         """
         for link in exception_chain(error):
-            traceback.clear_frames(
-                link.__traceback__
-            )  # local variables of the traceback are no holders
-        gc.collect()  # unreachable reference cycles are no holders either
+            # Local variables of the traceback, and unreachable reference cycles, are no holders.
+            traceback.clear_frames(link.__traceback__)
+        gc.collect()
         removals = self.remove_tensors()
         has_first_holders = bool(removals) and not self._removals
         self._removals += removals
@@ -588,7 +589,7 @@ class Leftovers:
         return removals, [holder for holder in holders if isinstance(holder, tuple | frozenset)]
 
     def _recent_objects(self) -> Sequence[Any]:
-        """Return all objects that may have been created since construction, or more."""
+        """Return all objects created since construction, and possibly older ones."""
         if sys.version_info >= (3, 14) or _count_old_collections() != self._n_old_collections:
             return gc.get_objects()
         return gc.get_objects(generation=0) + gc.get_objects(generation=1)
@@ -619,12 +620,12 @@ class Leftovers:
 
         Attributes are set to None instead. Records the key unless the dict is that of an LRU cache.
         """
-        old_names = self._old_names.get(id(holder), {})
+        old_globals = self._old_globals.get(id(holder), {})
         owners = gc.get_referrers(holder)
         if not any(isinstance(owner, _LruCache) for owner in owners):
             self.holder_names.add(str(key))
-        if key in old_names:
-            return partial(holder.__setitem__, key, old_names[key])
+        if key in old_globals:
+            return partial(holder.__setitem__, key, old_globals[key])
         for owner in owners:
             if isinstance(owner, type):
                 return partial(setattr, owner, key, None)

@@ -83,9 +83,9 @@ class ExecutedCode:
         return self.trace_line
 
     def find_reads(self, opnames: tuple[str, ...]) -> Iterator[tuple[str, FollowingCode]]:
-        """Yield (name that is read, following code) per instruction in `opnames` that was executed.
+        """Yield (name, following code) of each read by an executed instruction in `opnames`.
 
-        All instructions of an executed line count.
+        All instructions of an executed line count as executed.
         """
         listing = self.listing
         for position, instruction in enumerate(listing.instructions):
@@ -191,7 +191,7 @@ class FollowingCode:
         return following_code
 
     def find_read_attribute(self) -> tuple[str | None, FollowingCode]:
-        """Return the attribute that is read first, and the code after it; (None, self) if none."""
+        """Return (attribute that is read next, code after it); (None, self) for other code."""
         instruction = self._instruction_after(0)
         if instruction is None or instruction.opname not in READ_ATTRIBUTE:
             return None, self

@@ -150,11 +150,11 @@ class RecordedPlaces:
             self._record_next_attribute(value, line, following_code)
             return
         content = content_of(value)
-        find_read_keys = following_code.find_read_keys(value)
-        if find_read_keys is None:
+        read_keys = following_code.find_read_keys(value)
+        if read_keys is None:
             self.record_all(value, name, line)
             return
-        for key, code_after_key in find_read_keys:
+        for key, code_after_key in read_keys:
             try:
                 is_dict = isinstance(content, dict)
                 item = dict.get(content, key, ABSENT) if is_dict else content[key]
@@ -243,10 +243,10 @@ class RecordedPlaces:
             n_places = Counter(id(place.holder) for place in self.places.values())
             # References of the recorder: of the dict and the call, of places, of the watcher.
             removed_ids = {
-                key
-                for key in self.holders
-                if sys.getrefcount(self.holders[key])
-                <= 2 + n_places[key] + (key in self._watched_ids)
+                holder_id
+                for holder_id in self.holders
+                if sys.getrefcount(self.holders[holder_id])
+                <= 2 + n_places[holder_id] + (holder_id in self._watched_ids)
             }
             if not removed_ids:
                 return
@@ -257,10 +257,10 @@ class RecordedPlaces:
                 for place_key, place in self.places.items()
                 if place_key[0] not in removed_ids
             }
-            for key in removed_ids:
-                self.holders.pop(key)
-                self.sites.pop(key, None)
-                self.names.pop(key, None)
+            for holder_id in removed_ids:
+                self.holders.pop(holder_id)
+                self.sites.pop(holder_id, None)
+                self.names.pop(holder_id, None)
             self._registered_ids -= removed_ids
             for function_ids in self.functions.values():
                 function_ids.difference_update(removed_ids)

@@ -107,12 +107,12 @@ class PythonReads:
         self._is_active = True
         self.places.record_use(self._loss_fn, "loss_fn", None, FollowingCode.unknown(None))
         with self._attributes.patches():
-            previous = sys.gettrace()
+            old_tracer = sys.gettrace()
             sys.settrace(self._trace_call)
             try:
                 yield
             finally:
-                sys.settrace(previous)
+                sys.settrace(old_tracer)
                 self._is_active = False
 
     def _trace_call(self, frame: FrameType, _: str, __: Any) -> Any:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError
-from poetmodel.problem.infeasibility import refusal
+from poetmodel.problem.infeasibility import insufficient_ram_message
 from poetmodel.torch.dynamo.planning import GraphProblem, find_min_ram
 from poetmodel.units import MAX_BYTES
 
@@ -96,7 +96,7 @@ class Frontier:
         )
 
     def contains(self, graph_plan: GraphPlan) -> bool:
-        """Return whether this frontier has found this very plan."""
+        """Return whether a plan is among those that this frontier has found, by identity."""
         return any(graph_plan is plan for plan in self._plan_by_limits.values())
 
     def find_plans(self, budget_bytes: int, until_s: float) -> list[GraphPlan]:
@@ -108,23 +108,23 @@ class Frontier:
         self._until_s = until_s
         graph_problem = self.graph_problem
         keep_all_peaks = self.keep_all_plan.peaks
-        min_bytes, max_bytes = self.min_saved_bytes, keep_all_peaks.saved_bytes
-        high_bytes = min(budget_bytes, graph_problem.keep_all_bytes)
-        low_bytes = min(high_bytes, self.tight_plan.record.predicted_peak_bytes)
-        middle_bytes = (low_bytes + high_bytes) // 2
+        min_saved, max_saved = self.min_saved_bytes, keep_all_peaks.saved_bytes
+        high_peak = min(budget_bytes, graph_problem.keep_all_bytes)
+        low_peak = min(high_peak, self.tight_plan.record.predicted_peak_bytes)
+        middle_peak = (low_peak + high_peak) // 2
         saved_limits = [
-            min_bytes + int(fraction * (max_bytes - min_bytes)) for fraction in _SAVED_FRACTIONS
+            min_saved + int(fraction * (max_saved - min_saved)) for fraction in _SAVED_FRACTIONS
         ]
-        limits = [(high_bytes, max_bytes), *((high_bytes, saved) for saved in saved_limits)]
+        limits = [(high_peak, max_saved), *((high_peak, limit) for limit in saved_limits)]
         limits += [
-            (low_bytes, max_bytes),
-            (middle_bytes, max_bytes),
-            (middle_bytes, saved_limits[2]),
+            (low_peak, max_saved),
+            (middle_peak, max_saved),
+            (middle_peak, saved_limits[2]),
         ]
         candidates = [
             self.tight_plan,
             self.keep_all_plan,
-            *(self._plan_within(*limit) for limit in limits),
+            *(self._plan_within(*pair) for pair in limits),
         ]
         return list(
             _nondominated_plans(
@@ -141,7 +141,7 @@ class Frontier:
         min_bytes = min(min_bytes, self.min_peak_bytes)
         if min_bytes > budget_bytes:
             raise BudgetError(
-                refusal(
+                insufficient_ram_message(
                     self.graph_problem.name, budget_bytes, enough_bytes=min_bytes, is_proved=False
                 )
             )
@@ -154,10 +154,10 @@ class Frontier:
             until_s = min(
                 monotonic() + graph_problem.settings.time_limit / _N_SOLVES, self._until_s
             )
-            limited_source = replace(
+            limited_problem = replace(
                 graph_problem, call=replace(graph_problem.call, until_s=until_s)
             )
-            self._plan_by_limits[limits] = limited_source.plan_within(*limits)
+            self._plan_by_limits[limits] = limited_problem.plan_within(*limits)
         return self._plan_by_limits[limits]
 
 
@@ -171,17 +171,17 @@ def _min_saved_bytes(graph: Graph, first_backward_node: int) -> int:
         i for k in range(first_backward_node, len(graph.nodes)) for i in graph.inputs_of[k]
     }
     pending = [i for i in needed_tensors if graph.node_of[i] < first_backward_node]
-    total, visited = 0, set(pending)
+    saved_bytes, visited = 0, set(pending)
     while pending:
         i = pending.pop()
         k = graph.node_of[i]
         if not graph.nodes[k].recomputable:
-            total += graph.tensor_bytes[i]
+            saved_bytes += graph.tensor_bytes[i]
             continue
         new_inputs = set(graph.inputs_of[k]) - visited
         visited |= new_inputs
         pending += new_inputs
-    return total
+    return saved_bytes
 
 
 def _nondominated_plans(plans: list[GraphPlan], budget_bytes: int) -> Iterator[GraphPlan]:

@@ -86,19 +86,19 @@ def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
     (output,) = graph.find_nodes(op="output")
     arguments = {node.meta.get("desc"): node for node in graph.find_nodes(op="placeholder")}
     results = list(output.args[0])
-    for k, kind in enumerate(output.meta.get("desc", ())):
+    for k, descriptor in enumerate(output.meta.get("desc", ())):
         gradient = results[k]
-        if not isinstance(kind, GradAOTOutput) or not isinstance(gradient, fx.Node):
+        if not isinstance(descriptor, GradAOTOutput) or not isinstance(gradient, fx.Node):
             continue
-        source = kind.grad_of
-        if not isinstance(source, PlainAOTInput) or source.idx not in parameters:
+        parameter = descriptor.grad_of
+        if not isinstance(parameter, PlainAOTInput) or parameter.idx not in parameters:
             continue
         is_computed = gradient.op == "call_function"
         with graph.inserting_before(gradient.next if is_computed else output):
             node = graph.call_function(
-                add_gradient, (arguments[source], gradient), {"is_owned": False}
+                add_gradient, (arguments[parameter], gradient), {"is_owned": False}
             )
-        node.meta = {"val": None, "desc": kind}
+        node.meta = {"val": None, "desc": descriptor}
         for key in ("nn_module_stack", "fwd_nn_module_stack"):
             if key in gradient.meta:
                 node.meta[key] = gradient.meta[key]
@@ -139,14 +139,16 @@ class AdditionChecks:
         self._parameters = parameters
         _calls_hooks()  # caches the result, which cannot be computed in a backward pass
 
-    def add_checks(self, compiled: Callable[..., Any], find_node: Callable[[Any], Any]) -> Any:
+    def add_checks(
+        self, compiled_function: Callable[..., Any], find_node: Callable[[Any], Any]
+    ) -> Any:
         """Wrap a compiled function, so that it registers a check of each call's backward pass.
 
         The wrapper raises `CaptureError` for calls that are not supported.
 
         Parameters
         ----------
-        compiled : callable
+        compiled_function : callable
             The compiled function.
         find_node : callable
             Returns a weak reference to the autograd node of results, or None.
@@ -155,7 +157,7 @@ class AdditionChecks:
         def call_compiled(*arguments: Any) -> Any:
             """Call the function, and register the check of its backward pass."""
             if not torch.is_grad_enabled():
-                return compiled(*arguments)
+                return compiled_function(*arguments)
             if active_ddp() is not None:
                 raise CaptureError(WRAPPER_ERROR)
             if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # noqa: FBT003, SLF001 - no other way
@@ -163,7 +165,7 @@ class AdditionChecks:
                     f"{OPTION_NAME}: hooks of saved tensors, as those of torch.utils.checkpoint, "
                     f"hide parameters: call the function without them, {_LEAVE_OUT}"
                 )
-            results = compiled(*arguments)
+            results = compiled_function(*arguments)
             node = find_node(results)
             if node is not None:
                 names = {id(arguments[k]): name for k, name in self._parameters.items()}

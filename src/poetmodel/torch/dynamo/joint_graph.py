@@ -188,6 +188,7 @@ class JointGraph(StepGraph):
         last_node_of_region: dict[Hashable, int] = {}
         for k in sorted(graph.node_of[i] for i in recompute_tensors):
             last_node_of_region[region_of[k]] = k
+        # (node, whether it is recomputed), in execution order.
         steps, recomputed_regions = [(k, False) for k in range(backward.start)], set[Any]()
         for k in backward:
             regions = {
@@ -201,13 +202,13 @@ class JointGraph(StepGraph):
             recomputed_regions |= regions
             steps.append((k, False))
         # The key of `last_use` is (tensor, step that computed this copy).
-        computed_at: dict[int, int] = {}
+        last_computation: dict[int, int] = {}
         last_use: dict[tuple[int, int], int] = {}
         for step, (k, _) in enumerate(steps):
             for i in graph.inputs_of[k]:
-                last_use[i, computed_at[i]] = step
+                last_use[i, last_computation[i]] = step
             for i in graph.outputs_of[k]:
-                computed_at[i] = step
+                last_computation[i] = step
                 last_use[i, step] = step
         freed_bytes: dict[int, int] = dict.fromkeys(range(len(steps)), 0)
         for (i, _), step in last_use.items():
@@ -275,12 +276,12 @@ class JointGraph(StepGraph):
         """Return the node of an operation; results that the caller holds get 0 bytes."""
         caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
-        if len(operation.storages) > 1:  # recomputed beside the caller's copy
+        if len(operation.storages) > 1:  # the caller holds a copy too
             workspace_bytes += sum(self.storages[number].bytes for number in caller_storages)
         # The memory that other code uses between the passes is freed by the first backward node.
         if operation.node is self._first_backward:
-            made_bytes = sum(self.storages[number].bytes for number in operation.storages)
-            outside_bytes = self.outside_bytes - self.tangents_bytes - made_bytes
+            output_bytes = sum(self.storages[number].bytes for number in operation.storages)
+            outside_bytes = self.outside_bytes - self.tangents_bytes - output_bytes
             workspace_bytes = max(workspace_bytes, outside_bytes)
         accessed_storages = (*operation.storages, *operation.reads.storages)
         graph_node = self.training_node(
@@ -423,10 +424,10 @@ def _saved_copies(
             and copies == backward_readers
             and all(_storage_keys(member.all_input_nodes) == {key} for member in copies)
         ):
-            made_bytes = sum(
+            output_bytes = sum(
                 tensor.nbytes for member in copies for tensor in tensors_in(fake_value(member))
             )
-            if made_bytes < sizes[key]:
+            if output_bytes < sizes[key]:
                 saved_nodes |= copies
     return find_ancestors(saved_nodes) if saved_nodes else saved_nodes
 
@@ -475,8 +476,8 @@ def _is_expanding(node: fx.Node) -> bool:
     """Return whether a node's outputs are at least as large as its inputs, arguments excluded."""
     sources = (s for s in node.all_input_nodes if s.op == "call_function")
     read_bytes = sum(storage_sizes(sources).values())
-    made_bytes: int = sum(tensor.nbytes for tensor in tensors_in(fake_value(node)))
-    return made_bytes >= read_bytes
+    output_bytes: int = sum(tensor.nbytes for tensor in tensors_in(fake_value(node)))
+    return output_bytes >= read_bytes
 
 
 def _check_plannable(graph: fx.Graph) -> None:
@@ -527,7 +528,8 @@ def _display_name(node: fx.Node) -> str:
 def _find_line(node: fx.Node) -> str:
     """Return the innermost line outside of PyTorch that created a node; else its module or name."""
     traces = (
-        member.meta.get("stack_trace") for member in (node, *node.users, *node.all_input_nodes)
+        near_node.meta.get("stack_trace")
+        for near_node in (node, *node.users, *node.all_input_nodes)
     )
     frames = _FRAME_PATTERN.findall(next(filter(None, traces), ""))
     torch_folder = Path(torch.__file__).parent

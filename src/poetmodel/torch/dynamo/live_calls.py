@@ -67,7 +67,7 @@ class _OutputLayout(NamedTuple):
 
     results: tuple[tuple[int, int], ...]
     """(position, size [B]) of each result."""
-    saved: int | None
+    saved_position: int | None
     """Position of the largest saved tensor, which represents all; None if no tensor is saved."""
     saved_bytes: int
     """Size of all saved tensors [B]."""
@@ -75,10 +75,10 @@ class _OutputLayout(NamedTuple):
 
 @dataclass(eq=False)
 class _LiveCall:
-    """A call whose backward pass may still run."""
+    """A call whose backward pass may follow."""
 
     graph: CountedGraph
-    saved: _SizedStorage | None
+    saved_storage: _SizedStorage | None
     """Storage of one saved tensor, with the size of all saved tensors, which autograd frees
     together; None if no tensor is saved."""
     results: tuple[_SizedStorage, ...]
@@ -100,17 +100,17 @@ class _LiveCall:
     @property
     def saved_bytes(self) -> int:
         """Bytes of saved tensors that exist [B]."""
-        return 0 if self.saved is None else self.saved.alive_bytes
+        return 0 if self.saved_storage is None else self.saved_storage.alive_bytes
 
     @property
     def may_save(self) -> bool:
         """Whether saved tensors exist, or would exist by another plan."""
-        return self.saved is None or bool(self.saved_bytes)
+        return self.saved_storage is None or bool(self.saved_bytes)
 
     @property
     def is_finished(self) -> bool:
-        """Whether no backward pass of the call can follow, or none would free bytes."""
-        return not self.held_bytes and (self.saved is not None or not self._has_node)
+        """Whether the call holds no bytes: its saved tensors are freed, or it has no node."""
+        return not self.held_bytes and (self.saved_storage is not None or not self._has_node)
 
     @property
     def _has_node(self) -> bool:
@@ -136,7 +136,7 @@ class CountedGraph:
     def __init__(
         self, calls: LiveCalls, *, is_sharded: bool = False, frontier: Frontier | None = None
     ) -> None:
-        """Start without a plan; `set_plan` sets the first five attributes after `frontier`."""
+        """Start without a plan: `set_plan` sets name, budget, peaks and number of results."""
         self.is_sharded = is_sharded
         self.frontier = frontier
         self.name = ""
@@ -150,7 +150,7 @@ class CountedGraph:
         self._calls = calls
         self._layout: _OutputLayout | None = None
         """Layout of the outputs; None before the first call."""
-        self._current = local()
+        self._thread_state = local()
         """Attribute `call`: the call whose forward pass has ended in this thread, or None."""
 
     def set_plan(self, graph_plan: GraphPlan) -> None:
@@ -169,7 +169,10 @@ class CountedGraph:
         return self._layout.saved_bytes + sum(size for _, size in self._layout.results)
 
     def count_forward(self, compiled_pass: CompiledPass) -> CompiledPass:
-        """Wrap a forward pass so that its call is live; it raises `BudgetError` over the budget."""
+        """Wrap a forward pass, so that its calls become live.
+
+        The wrapper raises `BudgetError` if the pass could exceed the budget.
+        """
 
         def forward(arguments: list[Any]) -> Any:
             """Execute and count the forward pass; register its call as live."""
@@ -179,7 +182,7 @@ class CountedGraph:
                 outputs = compiled_pass(arguments)
                 if self._layout is None:
                     self._layout = self._find_layout(outputs, storages)
-                running_pass.forward_call = self._current.call = self._make_call(
+                running_pass.forward_call = self._thread_state.call = self._make_call(
                     self._layout, outputs
                 )
                 running_pass.forward_call.number = running_pass.number
@@ -190,24 +193,24 @@ class CountedGraph:
         return _mark_boxed(forward, compiled_pass)
 
     def count_backward(self, compiled_pass: CompiledPass) -> CompiledPass:
-        """Wrap a backward pass to end its call; it raises `BudgetError` over the budget."""
+        """Wrap a backward pass, so that it ends its call; raises as `count_forward`."""
         return self._count_final_pass(compiled_pass, self._backward_pass)
 
     def count_inference(self, compiled_pass: CompiledPass) -> CompiledPass:
-        """Wrap a graph without a backward pass; it raises `BudgetError` over the budget."""
+        """Wrap a graph without a backward pass, to count it; raises as `count_forward`."""
         return self._count_final_pass(compiled_pass, self._inference_pass)
 
     def _count_final_pass(
         self, compiled_pass: CompiledPass, make_pass: Callable[[Sequence[Any]], _Pass]
     ) -> CompiledPass:
-        """Wrap the last pass of a call; `make_pass` returns the `_Pass` for some arguments."""
+        """Wrap the last pass of a call; `make_pass` makes the `_Pass` from the arguments."""
 
         def counted_pass(arguments: list[Any]) -> Any:
             """Execute and count the pass; a call with ``retain_graph=True`` stays live."""
             running_pass = self._calls.begin_pass(make_pass(arguments))
             try:
                 values = compiled_pass(arguments)
-                running_pass.returned = self._calls.find_new_tensors(running_pass, values)
+                running_pass.returned_storages = self._calls.find_new_tensors(running_pass, values)
                 running_pass.is_done = True
             finally:
                 self._calls.end_pass(running_pass)
@@ -215,16 +218,16 @@ class CountedGraph:
 
         return _mark_boxed(counted_pass, compiled_pass)
 
-    def record_nodes(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def record_nodes(self, compiled_function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the compiled function, so that it stores the autograd node of each call."""
 
         def call_compiled(*arguments: Any) -> Any:
             """Call the function, and store the autograd node in its live call."""
-            self._current.call = None
-            results = compiled(*arguments)
-            call: _LiveCall | None = self._current.call
+            self._thread_state.call = None
+            results = compiled_function(*arguments)
+            call: _LiveCall | None = self._thread_state.call
             if call is not None:
-                self._current.call = None
+                self._thread_state.call = None
                 call.node = find_compiled_node(results)
                 call.is_returned = True
             return results
@@ -246,34 +249,38 @@ class CountedGraph:
                     known_storages.add(storage._cdata)  # noqa: SLF001 - its identity
                     new_outputs.append((position, storage.nbytes()))
         results = tuple(output for output in new_outputs if output[0] < self.results_count)
-        saved = [output for output in new_outputs if output[0] >= self.results_count]
-        largest = max(saved, key=lambda output: output[1], default=(None, 0))[0]
-        return _OutputLayout(results, largest, sum(size for _, size in saved))
+        saved_outputs = [output for output in new_outputs if output[0] >= self.results_count]
+        largest_position = max(saved_outputs, key=lambda output: output[1], default=(None, 0))[0]
+        return _OutputLayout(results, largest_position, sum(size for _, size in saved_outputs))
 
     def _make_call(self, layout: _OutputLayout, outputs: Sequence[Any]) -> _LiveCall:
-        """Return the live call of a forward pass with some outputs."""
+        """Return the live call of a forward pass, given its outputs."""
 
         def sized_storage(position: int, size: int) -> _SizedStorage:
             (storage,) = _get_storages(outputs[position])
             return _SizedStorage(StorageWeakRef(storage), size)
 
-        saved = None if layout.saved is None else sized_storage(layout.saved, layout.saved_bytes)
-        return _LiveCall(self, saved, tuple(sized_storage(*result) for result in layout.results))
+        saved_storage = None
+        if layout.saved_position is not None:
+            saved_storage = sized_storage(layout.saved_position, layout.saved_bytes)
+        return _LiveCall(
+            self, saved_storage, tuple(sized_storage(*result) for result in layout.results)
+        )
 
     def _inference_pass(self, arguments: Sequence[Any]) -> _Pass:
         storages = self._calls.find_argument_storages(arguments)
         return _Pass(self, self.peaks.forward_bytes, argument_storages=storages)
 
     def _backward_pass(self, arguments: Sequence[Any]) -> _Pass:
-        """Return the backward pass with some arguments, of the call that saved them."""
+        """Return the record of a backward pass: its peak, and the call that saved `arguments`."""
         backward_call = self._calls.find_call(self, arguments)
         retains_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no other
         peak_bytes = self.peaks.backward_bytes
         if retains_graph:
             saved_bytes = (
                 0
-                if backward_call is None or backward_call.saved is None
-                else backward_call.saved.bytes
+                if backward_call is None or backward_call.saved_storage is None
+                else backward_call.saved_storage.bytes
             )
             retained_bytes = self.peaks.retained_bytes
             peak_bytes = peak_bytes + saved_bytes if retained_bytes is None else retained_bytes
@@ -308,7 +315,7 @@ class _Pass:
     """Storages of the arguments, by key; empty if no other call is live."""
     forward_call: _LiveCall | None = None
     """The call that a forward pass has begun; None until it has returned."""
-    returned: dict[int, _SizedStorage] = field(default_factory=dict)
+    returned_storages: dict[int, _SizedStorage] = field(default_factory=dict)
     """Gradients, or results of a graph without a backward pass, by storage key; empty if no other
     call is live."""
     is_done: bool = False
@@ -365,7 +372,7 @@ class LiveCalls:
         """Live calls, in the order of their forward passes."""
         self._passes: list[_Pass] = []
         """Passes that are being executed."""
-        self._returned: dict[int, _SizedStorage] = {}
+        self._returned_storages: dict[int, _SizedStorage] = {}
         """Tensors that passes returned since the first live call, by storage key."""
         self._copied_bytes = 0
         """Bytes of autograd's copies of gradients among these tensors [B]."""
@@ -387,9 +394,13 @@ class LiveCalls:
         """
         with self._lock:
             calls = [call for call in self._calls if call.graph is graph]
-        if len(calls) > 1 and any(call.saved is not None for call in calls):
+        if len(calls) > 1 and any(call.saved_storage is not None for call in calls):
             storages = _storage_references(arguments)
-            calls = [c for c in calls if c.saved is not None and c.saved.storage.cdata in storages]
+            calls = [
+                c
+                for c in calls
+                if c.saved_storage is not None and c.saved_storage.storage.cdata in storages
+            ]
         return calls[-1] if calls else None
 
     def find_argument_storages(
@@ -401,7 +412,7 @@ class LiveCalls:
     ) -> dict[int, StorageWeakRef]:
         """Return the storages of arguments by key; empty if only `backward_call` is live."""
         is_alone = all(call is backward_call for call in self._calls) and not (
-            self._passes or self._returned
+            self._passes or self._returned_storages
         )
         return {} if is_alone and not retains_graph else _storage_references(arguments)
 
@@ -442,7 +453,10 @@ class LiveCalls:
         return new_pass
 
     def end_pass(self, ended_pass: _Pass) -> None:
-        """End a pass: its call becomes live, or is no longer live. The last one ends the step."""
+        """End a pass: its call becomes live after a forward pass, and ends after a backward pass.
+
+        The step ends with the backward pass of its last live call.
+        """
         with self._lock:
             self._passes.remove(ended_pass)
             if ended_pass.forward_call is not None:
@@ -453,8 +467,8 @@ class LiveCalls:
                 and not ended_pass.retains_graph
             ):
                 self._calls.remove(ended_pass.backward_call)
-            self._returned |= ended_pass.returned
-            if ended_pass.returned and ended_pass.is_backward:
+            self._returned_storages |= ended_pass.returned_storages
+            if ended_pass.returned_storages and ended_pass.is_backward:
                 self._copied_bytes += ended_pass.graph.peaks.copied_bytes
             is_returned = ended_pass.forward_call is not None or ended_pass.is_done
             self._is_regular = self._is_regular and is_returned and not ended_pass.retains_graph
@@ -561,7 +575,7 @@ class LiveCalls:
         return max(graph_budget_bytes, int(fraction * self._keep_all_bytes)), new_pass.is_backward
 
     def _reserve(self, new_pass: _Pass) -> str | None:
-        """Reserve the peak of a pass and return None; return the error message over the budget."""
+        """Reserve the peak of a pass; return None, or the error message if it is too large."""
         graph = new_pass.graph
         with self._lock:
             self._remove_finished()
@@ -573,12 +587,12 @@ class LiveCalls:
                 *(call.graph for call in other_calls),
                 *(running_pass.graph for running_pass in self._passes),
             ]
-            held_bytes = self._copied_bytes + self.wrapped_bytes(self._returned)
+            held_bytes = self._copied_bytes + self.wrapped_bytes(self._returned_storages)
             held_bytes += sum(call.held_bytes for call in other_calls)
             held_bytes += sum(running_pass.peak_bytes for running_pass in self._passes)
             held_bytes += sum(
                 tensor.alive_bytes
-                for key, tensor in self._returned.items()
+                for key, tensor in self._returned_storages.items()
                 if key not in new_pass.argument_storages
             )
             budget_bytes, is_final = self._find_budget_bytes(new_pass, other_calls, held_bytes)
@@ -587,10 +601,16 @@ class LiveCalls:
                 needed_bytes = max(needed_bytes, self._forward_bytes)
             # The results of a recomputed checkpoint are freed before the backward pass.
             is_recomputed = torch._C._current_graph_task_id() != _NO_PASS  # noqa: SLF001
-            is_forward = graph.peaks.backward_bytes and not (new_pass.is_backward or is_recomputed)
-            if is_final and not self.is_expected and is_forward:
+            has_later_backward = graph.peaks.backward_bytes and not (
+                new_pass.is_backward or is_recomputed
+            )
+            if is_final and not self.is_expected and has_later_backward:
                 needed_bytes = max(needed_bytes, self._min_backward_bytes(graph, held_bytes))
-            if is_forward and not self.is_expected and (len(graphs) > 1 or graph.is_concurrent):
+            if (
+                has_later_backward
+                and not self.is_expected
+                and (len(graphs) > 1 or graph.is_concurrent)
+            ):
                 middle_bytes = held_bytes + graph.held_bytes + self.outside_bytes
                 needed_bytes = max(needed_bytes, middle_bytes)
             if needed_bytes <= budget_bytes:
@@ -635,7 +655,7 @@ class LiveCalls:
         """Remove finished calls; if no call is live, also forget the returned tensors."""
         self._calls = [call for call in self._calls if not call.is_finished]
         if not self._calls and not self._passes:
-            self._returned.clear()
+            self._returned_storages.clear()
             self._copied_bytes = 0
 
 

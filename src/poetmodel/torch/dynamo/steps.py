@@ -180,7 +180,7 @@ class StepPlanner:
     def __init__(self, keep_all_fraction: float | None, budget_bytes: int | None) -> None:
         self.keep_all_fraction = keep_all_fraction
         self.budget_bytes = budget_bytes
-        self.current: StepPlan | None = None
+        self.step_plan: StepPlan | None = None
         """Plans of the current step; None if each call saves the fewest bytes."""
         self._choices: dict[Hashable, StepPlan | None] = {}
         """Chosen plans by `make_step_key`; None if no choice was found."""
@@ -196,7 +196,7 @@ class StepPlanner:
         share: Callable[[str, Callable[[], Any]], Any],
         gather: Callable[[str, Any], list[Any]],
     ) -> StepPlan | None:
-        """Choose the plans of a step, given the passes of the previous one; set `current`.
+        """Choose the plans of a step, given the passes of the previous one; set `step_plan`.
 
         Choices are cached. Returns None if none was found, or after too many kinds of steps.
 
@@ -214,12 +214,12 @@ class StepPlanner:
             )
             common_events = gather_max_fixed_bytes(events, gather_key, gather)
             self._choices[key] = self._choose(common_events, share)
-        self.current = self._choices.get(key)
-        return self.current
+        self.step_plan = self._choices.get(key)
+        return self.step_plan
 
     def find_plan(self, frontier: Frontier, number: int) -> GraphPlan | None:
         """Return the plan of a call in the current step; None without a choice for this call."""
-        plans = () if self.current is None else self.current.plans
+        plans = () if self.step_plan is None else self.step_plan.plans
         if number >= len(plans):
             return None
         graph_plan = plans[number]

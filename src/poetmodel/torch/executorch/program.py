@@ -18,7 +18,7 @@ from poetmodel.plan import Op, check_plan
 from poetmodel.plan.arena_check import check_arena
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import refusal
+from poetmodel.problem.infeasibility import insufficient_ram_message
 from poetmodel.problem.parse import check_limits
 from poetmodel.result import Status
 from poetmodel.solver import fit_arena, solve
@@ -278,7 +278,9 @@ def _solve_min_ram(
     )
     subject = f"the arena of {step.name}"
     raise BudgetError(
-        refusal(subject, budget_bytes, enough_bytes=enough_bytes, needed_bytes=needed_bytes)
+        insufficient_ram_message(
+            subject, budget_bytes, enough_bytes=enough_bytes, needed_bytes=needed_bytes
+        )
     )
 
 

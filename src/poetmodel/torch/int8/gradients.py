@@ -179,10 +179,10 @@ def _scatter_windows(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Return the gradient of an image: for each element, the sum over the windows with it.
+    """Return the gradient of an image: the sum of the gradients of windows, for each element.
 
-    `selections` has, for each position in a window, a mask of the windows whose gradient belongs to
-    that element; None if each window's gradient belongs to all its elements.
+    `selections` has, for each position in a window, a mask of the windows whose gradient goes to
+    the element at that position. If it is None, the gradient of a window goes to all elements.
     """
     batch, height, width, channels = gradient.shape
     above, below, left, right = padding

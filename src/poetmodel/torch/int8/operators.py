@@ -149,9 +149,9 @@ def q8_add(
     *rounding: Any,
 ) -> Tensor:
     """Return ``rint(((a - zero_a) * scale_a + (b - zero_b) * scale_b) * inverse) + zero``."""
-    first = (a.to(torch.int32) - zero_a).float() * scale_a
-    second = (b.to(torch.int32) - zero_b).float() * scale_b
-    return _round_to_bytes(first + second, *rounding)
+    real_a = (a.to(torch.int32) - zero_a).float() * scale_a
+    real_b = (b.to(torch.int32) - zero_b).float() * scale_b
+    return _round_to_bytes(real_a + real_b, *rounding)
 
 
 @register_operator(

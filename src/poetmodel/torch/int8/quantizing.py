@@ -31,6 +31,7 @@ _WEIGHT_OPERATORS: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linea
 HEADROOM: Final = 1.5
 """Default factor for ranges that change during training."""
 _LAST_PATTERN: Final = re.compile(r"last-(\d+)")
+"""Matches the selection of the last layers."""
 _ACTIVATIONS: Final = (
     aten.relu.default,
     aten.relu_.default,
@@ -100,13 +101,14 @@ def quantized(
     CaptureError
         If `front` cannot be exported by ``torch.export``.
     InputError
-        If an operator has no int8 kernel; the message names it and its module. If there is no
-        batch, or one of another shape than the first. If `train` matches no layer.
+        If an operator has no int8 kernel; the message names the operator and its module. If there
+        is no batch, or one that is not finite or has another shape than the first. If `rounding` or
+        `headroom` is invalid, or `train` matches no layer.
 
     Notes
     -----
-    The result matches its own definition exactly on each device, and approximates the float front:
-    compare its accuracy with that of the float model before use.
+    The result follows the definition of int8 operators exactly on each device, and approximates the
+    float front: compare the accuracy with that of the float model before use.
     """
     check_training(rounding, headroom)
     convert = partial(convert_network, train=train, rounding=rounding, headroom=headroom)
@@ -154,7 +156,7 @@ def convert_network(
     """
     if train is None:
         return convert_front(converted_module, label=label or "quantized front")
-    nodes = _trained_nodes(converted_module, train, f"{label}: train" if label else "train")
+    nodes = _select_trained_nodes(converted_module, train, f"{label}: train" if label else "train")
     training = Training(nodes, rounding=rounding, headroom=float(headroom))
     return convert_front(converted_module, label=label or "quantized network", training=training)
 
@@ -163,7 +165,7 @@ def check_prepared(prepared_module: Any, *, train: str | Sequence[str] | None) -
     """Raise `InputError` if `train` names unknown layers, or an operator has no kernel."""
     label, nodes = "quantized front", frozenset[Any]()
     if train is not None:
-        label, nodes = "quantized network", _trained_nodes(prepared_module, train, "train")
+        label, nodes = "quantized network", _select_trained_nodes(prepared_module, train, "train")
     check_operators(prepared_module, label=label, training=Training(nodes))
 
 
@@ -175,7 +177,7 @@ def check_training(rounding: str, headroom: float) -> None:
         raise InputError(f"headroom: expected a number from 1, got {headroom}")
 
 
-def _trained_nodes(
+def _select_trained_nodes(
     converted_module: Any, train: str | Sequence[str], option: str
 ) -> frozenset[fx.Node]:
     """Return the nodes with weights that `train` selects.
@@ -215,7 +217,7 @@ def _trained_nodes(
     return frozenset(node for nodes in nodes_by_pattern.values() for node in nodes)
 
 
-def _front_input(batch: Any) -> torch.Tensor:
+def _read_front_input(batch: Any) -> torch.Tensor:
     """Return the input of the front from a batch; raise `InputError` if it is no float tensor."""
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]
@@ -234,7 +236,7 @@ def _read_inputs(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
         raise InputError("batches: expected several batches, got one tensor; pass [tensor]")
     sample_shape: torch.Size | None = None
     for number, batch in enumerate(batches or ()):
-        x = _front_input(batch)
+        x = _read_front_input(batch)
         sample_shape = x.shape[1:] if sample_shape is None else sample_shape
         if x.shape[1:] != sample_shape:
             shape_text, first_shape_text = (

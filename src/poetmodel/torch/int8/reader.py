@@ -1,7 +1,7 @@
 """Conversion of PT2E modules: each operator between dequantize and quantize becomes one layer.
 
-PT2E writes ``dequantize -> operator -> activation -> quantize`` in place of each operator. The
-operators between them are converted by their patterns, and become one layer at the quantize node.
+PT2E writes ``dequantize -> operator -> activation -> quantize`` in place of each operator. Patterns
+convert the operators after a dequantize node; they become one layer at the quantize node.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Training:
     headroom: float = 1.0
     """Factor for the scales of trained weights, and of activations that depend on them."""
 
-    def changing_nodes(self) -> frozenset[fx.Node]:
+    def find_changing_nodes(self) -> frozenset[fx.Node]:
         """Return the nodes that train, and all nodes that depend on them."""
         changing = set(self.nodes)
         for node in next(iter(changing)).graph.nodes if changing else ():
@@ -93,7 +93,7 @@ class Reader:
     """Nodes whose values change in training; their scales have headroom."""
 
     def __post_init__(self) -> None:
-        self.changing_nodes = self.training.changing_nodes()
+        self.changing_nodes = self.training.find_changing_nodes()
 
     def convert(self) -> QuantizedFront:
         """Convert the module to a `QuantizedFront`, or a `QuantizedNetwork` if layers train."""
@@ -193,8 +193,8 @@ class Reader:
         """
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
-            kind = "weights and activations" if "choose" in name else "activations"
-            self.refuse(node, f"expected {kind} with one constant scale")
+            tensors = "weights and activations" if "choose" in name else "activations"
+            self.refuse(node, f"expected {tensors} with one constant scale")
         value, levels = self.values[node.args[0]], self._read_levels(node)
         padded_value = value if isinstance(value, PaddedValue) else None
         value = value if padded_value is None else padded_value.value
@@ -411,8 +411,8 @@ class Reader:
     def refuse(self, node: fx.Node, reason: str) -> NoReturn:
         """Raise `InputError` with the operator of a node, its module and the reason."""
         path = module_path(node)
-        where = f" in {path!r}" if path else ""
-        self._raise_error(f"{operator_name(node)}{where}: {reason}")
+        module_text = f" in {path!r}" if path else ""
+        self._raise_error(f"{operator_name(node)}{module_text}: {reason}")
 
     def _raise_error(self, message: str) -> NoReturn:
         raise InputError(f"{self.label}: {message}")

@@ -109,7 +109,7 @@ def _make_counting_loss(
     if loss_fn is None:
         return None
 
-    def add_correct(loss: torch.Tensor, output: Any, target: Any) -> torch.Tensor:
+    def add_correct_count(loss: torch.Tensor, output: Any, target: Any) -> torch.Tensor:
         values = [loss.reshape(())]
         dimension = _class_dimension(output, target)
         if dimension is not None:
@@ -117,11 +117,11 @@ def _make_counting_loss(
         return torch.stack(values).sum()
 
     if not isinstance(loss_fn, torch.nn.Module):
-        return lambda output, target: add_correct(loss_fn(output, target), output, target)
+        return lambda output, target: add_correct_count(loss_fn(output, target), output, target)
     loss_class = type(loss_fn)
 
     def forward(module: Any, output: Any, target: Any) -> torch.Tensor:
-        return add_correct(loss_class.forward(module, output, target), output, target)
+        return add_correct_count(loss_class.forward(module, output, target), output, target)
 
     counting_loss: Any = copy(loss_fn)
     counting_loss.__class__ = type(loss_class.__name__, (loss_class,), {"forward": forward})
@@ -260,7 +260,7 @@ def _remove_shared_values(
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)
-    for evaluation_step in step.evaluation_steps:
+    for evaluation_step in step.forward_passes:
         step_values.update(evaluation_step.values)
     for name, values in forward_pass.values.items():
         step_value = step_values.get(name)

@@ -104,7 +104,7 @@ def _lower_sum_with_product(
 
 
 def _lower_row_copy(op: Lowering, out: StridedView, x: StridedView) -> None:
-    """Copy a tensor to the output. A bias that is equal in all rows has its own kernel."""
+    """Add the call that copies a tensor to `out`; a bias, equal in all rows, has its own kernel."""
     is_bias = len(x.shape) == 2 and x.strides[0] == 0 and out.strides[1] == 1  # noqa: PLR2004 - a matrix
     if is_bias:
         op.call("pm_fill_rows", out, x, *out.shape, out.strides[0], x.strides[1])
@@ -235,7 +235,7 @@ def _lower_binary_cross_entropy(op: Lowering) -> None:
 
 @lowers(aten.binary_cross_entropy_backward.default)
 def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
-    """Lower the gradient of the loss, times the weight if there is one."""
+    """Lower the gradient of the loss, multiplied by the weight if the loss has one."""
     gradient, x, y, weight, reduction = op.args
     _lower_loss_gradient(op, "pm_binary_cross_entropy_backward", (gradient, x, y), reduction)
     if weight is not None:
@@ -261,7 +261,7 @@ def _weight_or_one(weight: Any) -> Any:
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _lower_nll_loss_forward(op: Lowering) -> None:
-    """Lower the negative log likelihood loss, with the total weight of its targets."""
+    """Lower the negative log likelihood loss and its second output, the targets' total weight."""
     x, target, weight, reduction, ignored_class = op.args
     x, target = op.value(x), op.value(target)
     out = op.output()

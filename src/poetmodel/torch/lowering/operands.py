@@ -18,8 +18,8 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.kernels import kernel_names, parameters
-from poetmodel.lowered.loops import RANK, merge_dimensions
+from poetmodel.lowered.kernels import kernel_names, parameter_types
+from poetmodel.lowered.loops import MAX_RANK, merge_dimensions
 from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import CaptureError
 
@@ -83,8 +83,8 @@ class StridedView:
     def is_contiguous(self) -> bool:
         """Whether the elements are contiguous in row-major order."""
         return self.strides == contiguous_strides(self.shape) or all(
-            size == 1 or stride == step
-            for size, stride, step in zip(
+            size == 1 or stride == contiguous_stride
+            for size, stride, contiguous_stride in zip(
                 self.shape, self.strides, contiguous_strides(self.shape), strict=True
             )
         )
@@ -93,16 +93,16 @@ class StridedView:
     def is_dense(self) -> bool:
         """Whether the elements fill one contiguous piece of memory, in any order of dimensions."""
         return sum(
-            (size - 1) * step for size, step in zip(self.shape, self.strides, strict=True)
+            (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
         ) == self.elements - 1 and 0 not in (
-            step for size, step in zip(self.shape, self.strides, strict=True) if size > 1
+            stride for size, stride in zip(self.shape, self.strides, strict=True) if size > 1
         )
 
     def has_layout_of(self, other: StridedView) -> bool:
         """Return whether two views have the same shape and strides."""
         return self.shape == other.shape and all(
-            size == 1 or stride == other_step
-            for size, stride, other_step in zip(
+            size == 1 or stride == other_stride
+            for size, stride, other_stride in zip(
                 self.shape, self.strides, other.strides, strict=True
             )
         )
@@ -113,7 +113,7 @@ class StridedView:
         dimensions = zip(shape[new_rank:], self.shape, self.strides, strict=True)
         strides = (
             *[0] * new_rank,
-            *(0 if size != new_size else step for new_size, size, step in dimensions),
+            *(0 if size != new_size else stride for new_size, size, stride in dimensions),
         )
         return StridedView(
             buffer=self.buffer, offset=self.offset, shape=shape, strides=strides, type=self.type
@@ -122,10 +122,10 @@ class StridedView:
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the row-major strides of a contiguous tensor [elements]."""
-    steps = [1]
+    strides = [1]
     for size in reversed(shape[1:]):
-        steps.append(steps[-1] * max(size, 1))
-    return tuple(reversed(steps))[: len(shape)] if shape else ()
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides))[: len(shape)] if shape else ()
 
 
 def data_type(dtype: torch.dtype) -> DataType | None:
@@ -144,7 +144,7 @@ class Lowering:
         Returns the view of an operand from its node.
     outputs : mapping
         Views of the outputs, by position.
-    rates : mapping, optional
+    relative_rates : mapping, optional
         Learning rates as multiples of the first parameter group's.
     """
 
@@ -206,7 +206,7 @@ class Lowering:
         """
         if kernel not in kernel_names():
             self.refuse("has no kernel for elements of this type")
-        for argument, parameter_type in zip(arguments, parameters(kernel), strict=True):
+        for argument, parameter_type in zip(arguments, parameter_types(kernel), strict=True):
             if isinstance(argument, StridedView) and argument.type.c_name not in parameter_type:
                 type_texts = (
                     _TYPE_TEXTS[kind] for kind in DataType if kind.c_name in parameter_type
@@ -285,8 +285,8 @@ def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False)
     rows = merge_dimensions(list(zip(*reversed(dimensions), strict=True))) or [
         [1, *(0 for _ in views)]
     ]
-    if len(rows) > RANK:
-        op.refuse(f"expected at most {RANK} dimensions that cannot be merged, got {len(rows)}")
+    if len(rows) > MAX_RANK:
+        op.refuse(f"expected at most {MAX_RANK} dimensions that cannot be merged, got {len(rows)}")
     return (len(rows), *(number for row in rows for number in row))
 
 
@@ -305,8 +305,8 @@ def slice_view(
 
 def remove_dimensions(view: StridedView, dimensions: Iterable[int]) -> StridedView:
     """Return a view at the first index of some dimensions, without these dimensions."""
-    remaining = [k for k in range(len(view.shape)) if k not in set(dimensions)]
-    return select_dimensions(view, remaining)
+    remaining_dimensions = [k for k in range(len(view.shape)) if k not in set(dimensions)]
+    return select_dimensions(view, remaining_dimensions)
 
 
 def select_dimensions(view: StridedView, dimensions: Sequence[int]) -> StridedView:
@@ -413,7 +413,7 @@ def plane_layout(
     The last `plane_dimensions` dimensions, 1 or 2, are the columns, or rows and columns. Missing
     dimensions have size 1 and stride 0.
     """
-    steps: list[int] = []
+    strides: list[int] = []
     sizes: list[tuple[int, ...]] = []
     for view in views:
         missing_rank = plane_dimensions + 2 - len(view.shape)
@@ -428,6 +428,6 @@ def plane_layout(
         leading_strides = (
             [0] * missing_rank + list(view.strides[:leading_rank]) + [0] * missing_rows
         )
-        steps += leading_strides + list(view.strides[leading_rank:])
+        strides += leading_strides + list(view.strides[leading_rank:])
         sizes.append(tuple(shape))
-    return tuple(steps), sizes[0]  # type: ignore[return-value]
+    return tuple(strides), sizes[0]  # type: ignore[return-value]

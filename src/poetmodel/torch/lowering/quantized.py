@@ -90,9 +90,9 @@ def _lower_maximum(op: Lowering) -> None:
 def _lower_mask(op: Lowering) -> None:
     gradient, y = make_contiguous(op, op.value(op.args[0])), op.value(op.args[1])
     op.is_elementwise = True
-    elements = (1, y.elements, 1, 1, 1)
+    table = (1, y.elements, 1, 1, 1)
     limits = map(float, op.args[2:])
-    op.call("pm_q8_mask", op.output(), gradient, y, elements, *limits)
+    op.call("pm_q8_mask", op.output(), gradient, y, table, *limits)
 
 
 @lowers(find_operator("start"))
@@ -180,14 +180,16 @@ def _lower_quantized_update(op: Lowering) -> None:
 
     With several batches per update, gradients are summed, and the sum is set to 0 after the update.
     """
-    state, gradients, scale, rate, *options = op.args
+    state, gradients, scale, rate, *optional_operands = op.args
     update = op.node.target
     weight, *other_state = map(op.value, state)
     gradient_sum = other_state.pop() if update.batches > 1 else None
     if gradient_sum is None:
-        gradient = lower_gradient(op, gradients, weight, options)
+        gradient = lower_gradient(op, gradients, weight, optional_operands)
     else:
-        gradient = accumulate_gradient(op, gradient_sum, gradients, options[0], options[1:])
+        gradient = accumulate_gradient(
+            op, gradient_sum, gradients, optional_operands[0], optional_operands[1:]
+        )
     is_depthwise = len(weight.shape) == _DEPTHWISE
     output_channels = weight.shape[-1 if is_depthwise else 0]
     elements_per_output = 1 if is_depthwise else weight.elements // max(1, output_channels)

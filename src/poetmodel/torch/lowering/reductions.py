@@ -192,9 +192,9 @@ def _call_on_rows(
     views = [op.output(), *(convert_operand(op, argument) for argument in operands)]
     row_dimensions = _reduced_dimensions(views[0], dimension)
     size = math.prod(views[0].shape[k] for k in row_dimensions)
-    steps = [view.strides[k] for view in views for k in row_dimensions] or [0] * len(views)
+    strides = [view.strides[k] for view in views for k in row_dimensions] or [0] * len(views)
     rows = [remove_dimensions(view, row_dimensions) for view in views]
-    op.call(kernel, *views, shape_table(op, *rows), size, *steps, *constants)
+    op.call(kernel, *views, shape_table(op, *rows), size, *strides, *constants)
     op.is_elementwise = True
 
 
@@ -247,17 +247,17 @@ def _lower_batch_norm(op: Lowering) -> None:
     momentum, epsilon = op.args[-2:]
     out = op.output()
     op.is_elementwise = True
-    steps, sizes = _channel_layout(op, out, x)
+    strides, sizes = _channel_layout(op, out, x)
     if is_training:
         outputs = [_optional_output(op, position) for position in (1, 2, 3, 4)]
         if outputs[3] and sizes[0] * sizes[2] == 1:
             op.refuse("a running variance needs more than one value for each channel")
         op.call(
-            "pm_batch_norm", out, *outputs, x, w, bias, mean, variance, steps, *sizes,
+            "pm_batch_norm", out, *outputs, x, w, bias, mean, variance, strides, *sizes,
             float(momentum), float(epsilon),
         )  # fmt: skip
         return
-    op.call("pm_batch_norm_fixed", out, x, w, bias, mean, variance, steps, *sizes, float(epsilon))
+    op.call("pm_batch_norm_fixed", out, x, w, bias, mean, variance, strides, *sizes, float(epsilon))
     for position, view in enumerate(statistics, 3):
         if view is not None and op.has_output(position):
             copy(op, op.output(position), view)
@@ -274,29 +274,29 @@ def _lower_batch_norm_backward(op: Lowering) -> None:
     dx = op.output() if op.has_output(0) else dy
     op.is_elementwise = op.has_output(0)
     if is_training:
-        steps, sizes = _channel_layout(op, dx, dy, x)
+        strides, sizes = _channel_layout(op, dx, dy, x)
         op.call(
             "pm_batch_norm_backward", *(_optional_output(op, position) for position in range(3)),
             dy, x,
-            w, mean, scale, steps, *sizes, 1, float(epsilon),
+            w, mean, scale, strides, *sizes, 1, float(epsilon),
         )  # fmt: skip
         return
     # One call for each gradient: those of x and bias do not read x, and dx may overwrite dy.
     if op.has_output(1):
-        steps, sizes = _channel_layout(op, dy, dy, x)
+        strides, sizes = _channel_layout(op, dy, dy, x)
         op.call(
-            "pm_batch_norm_backward", 0, _optional_output(op, 1), 0, dy, x, 0, mean, scale, steps,
+            "pm_batch_norm_backward", 0, _optional_output(op, 1), 0, dy, x, 0, mean, scale, strides,
             *sizes, 0,
             float(epsilon),
         )  # fmt: skip
-    steps, sizes = _channel_layout(op, dx, dy)
+    strides, sizes = _channel_layout(op, dx, dy)
     for position, *outputs, weight in (
         (2, 0, _optional_output(op, 2), 0),
         (0, _optional_output(op, 0), 0, w),
     ):
         if op.has_output(position):
             op.call(
-                "pm_batch_norm_fixed_backward", *outputs, dy, weight, scale, steps, *sizes,
+                "pm_batch_norm_fixed_backward", *outputs, dy, weight, scale, strides, *sizes,
                 float(epsilon),
             )  # fmt: skip
 
@@ -311,9 +311,9 @@ def _lower_layer_norm(op: Lowering) -> None:
     )
     out = op.output()
     op.is_elementwise = True
-    steps, sizes = _row_layout(op, len(op.args[1]), out, x)
+    strides, sizes = _row_layout(op, len(op.args[1]), out, x)
     outputs = [_optional_output(op, position) for position in (1, 2)]
-    op.call("pm_layer_norm", out, *outputs, x, w, bias, steps, *sizes, float(op.args[4]))
+    op.call("pm_layer_norm", out, *outputs, x, w, bias, strides, *sizes, float(op.args[4]))
 
 
 @lowers(aten.native_layer_norm_backward.default)
@@ -325,12 +325,12 @@ def _lower_layer_norm_backward(op: Lowering) -> None:
     outputs = [_optional_output(op, position) for position in range(3)]
     # Weights first, because the gradient of x may overwrite dy.
     if outputs[1] or outputs[2]:
-        steps, sizes = _row_layout(op, inner_rank, dy, x)
-        op.call("pm_layer_norm_dw", *outputs[1:], dy, x, mean, scale, steps, *sizes)
+        strides, sizes = _row_layout(op, inner_rank, dy, x)
+        op.call("pm_layer_norm_dw", *outputs[1:], dy, x, mean, scale, strides, *sizes)
     if outputs[0]:
         op.is_elementwise = True
-        steps, sizes = _row_layout(op, inner_rank, op.output(), dy, x)
-        op.call("pm_layer_norm_dx", outputs[0], dy, x, w, mean, scale, steps, *sizes)
+        strides, sizes = _row_layout(op, inner_rank, op.output(), dy, x)
+        op.call("pm_layer_norm_dx", outputs[0], dy, x, w, mean, scale, strides, *sizes)
 
 
 @lowers(aten.native_group_norm.default)
@@ -344,9 +344,9 @@ def _lower_group_norm(op: Lowering) -> None:
     groups, epsilon = op.args[6:8]
     out = op.output()
     op.is_elementwise = True
-    steps, sizes = _channel_layout(op, out, x)
+    strides, sizes = _channel_layout(op, out, x)
     outputs = [_optional_output(op, position) for position in (1, 2)]
-    op.call("pm_group_norm", out, *outputs, x, w, bias, steps, *sizes, groups, float(epsilon))
+    op.call("pm_group_norm", out, *outputs, x, w, bias, strides, *sizes, groups, float(epsilon))
 
 
 @lowers(aten.native_group_norm_backward.default)
@@ -357,12 +357,12 @@ def _lower_group_norm_backward(op: Lowering) -> None:
     groups = op.args[8]
     outputs = [_optional_output(op, position) for position in range(3)]
     if outputs[1] or outputs[2]:
-        steps, sizes = _channel_layout(op, dy, x)
-        op.call("pm_group_norm_dw", *outputs[1:], dy, x, mean, scale, steps, *sizes, groups)
+        strides, sizes = _channel_layout(op, dy, x)
+        op.call("pm_group_norm_dw", *outputs[1:], dy, x, mean, scale, strides, *sizes, groups)
     if outputs[0]:
         op.is_elementwise = True
-        steps, sizes = _channel_layout(op, op.output(), dy, x)
-        op.call("pm_group_norm_dx", outputs[0], dy, x, w, mean, scale, steps, *sizes, groups)
+        strides, sizes = _channel_layout(op, op.output(), dy, x)
+        op.call("pm_group_norm_dx", outputs[0], dy, x, w, mean, scale, strides, *sizes, groups)
 
 
 def _optional_operand(op: Lowering, argument: Any) -> StridedView | int:
@@ -391,8 +391,12 @@ def _channel_layout(
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
     """Return (strides of batch, channels and pixels for each tensor, sizes of these three)."""
     batch, channels, *pixels = views[0].shape
-    steps = [(*view.strides[:2], _require_stride(op, pixels, view.strides[2:])) for view in views]
-    return tuple(n for strides in steps for n in strides), (batch, channels, math.prod(pixels))
+    strides = [(*view.strides[:2], _require_stride(op, pixels, view.strides[2:])) for view in views]
+    return tuple(n for view_strides in strides for n in view_strides), (
+        batch,
+        channels,
+        math.prod(pixels),
+    )
 
 
 def _row_layout(
@@ -413,7 +417,7 @@ def _row_layout(
         ):
             break
     outer_sizes, row_sizes = leading_sizes[:cut], leading_sizes[cut:]
-    steps = [
+    strides = [
         (
             _require_stride(op, outer_sizes, view.strides[:cut]),
             _require_stride(op, row_sizes, view.strides[cut:leading_rank]),
@@ -422,12 +426,12 @@ def _row_layout(
         for view in views
     ]
     counts = (math.prod(outer_sizes), math.prod(row_sizes), math.prod(inner_sizes))
-    return tuple(n for strides in steps for n in strides), counts
+    return tuple(n for view_strides in strides for n in view_strides), counts
 
 
 def _merged_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
     """Return the stride of dimensions merged into one; None if they cannot be merged."""
-    dimensions = [(size, step) for size, step in zip(sizes, strides, strict=True) if size > 1]
+    dimensions = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     if any(a != size * b for (_, a), (size, b) in pairwise(dimensions)):
         return None
     return dimensions[-1][1] if dimensions else 0
@@ -435,7 +439,7 @@ def _merged_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
 
 def _require_stride(op: Lowering, sizes: Sequence[int], strides: Sequence[int]) -> int:
     """Return the stride of merged dimensions; refuse tensors whose dimensions cannot be merged."""
-    step = _merged_stride(sizes, strides)
-    if step is None:
+    stride = _merged_stride(sizes, strides)
+    if stride is None:
         op.refuse(f"there is no kernel for strides {tuple(strides)}; use .contiguous()")
-    return step
+    return stride

@@ -178,9 +178,9 @@ def _lower_tril(op: Lowering) -> None:
     if x.type is DataType.INT32:
         op.refuse("expected real numbers or truth values, got integers")
     matrices = [remove_dimensions(view, (row, column)) for view in (out, x)]
-    steps = [view.strides[k] for view in (out, x) for k in (row, column)]
+    strides = [view.strides[k] for view in (out, x) for k in (row, column)]
     is_lower = int(op.node.target is aten.tril.default)
-    constants = (x.shape[row], x.shape[column], *steps, op.args[1], is_lower)
+    constants = (x.shape[row], x.shape[column], *strides, op.args[1], is_lower)
     op.call(f"pm_triangle{SUFFIX[x.type]}", out, x, shape_table(op, *matrices), *constants)
     op.is_elementwise = True
 

@@ -260,9 +260,9 @@ def _call_max_pool(
     """
     out = op.output()
     indices = op.output(1) if op.has_output(1) else None
-    steps, sizes = plane_layout(out, indices or out, x)
+    strides, sizes = plane_layout(out, indices or out, x)
     op.call(
-        "pm_max_pool2d", out, indices or 0, x, *map(flatten_windows, bounds), steps, *sizes,
+        "pm_max_pool2d", out, indices or 0, x, *map(flatten_windows, bounds), strides, *sizes,
         x.shape[-1],
         *dilation,
     )  # fmt: skip
@@ -271,24 +271,24 @@ def _call_max_pool(
 @lowers(aten.max_pool2d_with_indices_backward.default, aten.adaptive_max_pool2d_backward.default)
 def _lower_max_pool_backward(op: Lowering) -> None:
     dy, indices, dx = op.value(op.args[0]), op.value(op.args[-1]), op.output()
-    steps, sizes = plane_layout(dx, dy, indices)
-    op.call("pm_max_pool2d_backward", dx, dy, indices, steps, *sizes, *dy.shape[-2:])
+    strides, sizes = plane_layout(dx, dy, indices)
+    op.call("pm_max_pool2d_backward", dx, dy, indices, strides, *sizes, *dy.shape[-2:])
 
 
 @lowers(aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default)
 def _lower_mean_pool(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     bounds, divisor = _mean_window_bounds(op.args[1:], x, out)
-    steps, sizes = plane_layout(out, x)
-    op.call("pm_mean_pool2d", out, x, *bounds, steps, *sizes, divisor)
+    strides, sizes = plane_layout(out, x)
+    op.call("pm_mean_pool2d", out, x, *bounds, strides, *sizes, divisor)
 
 
 @lowers(aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default)
 def _lower_mean_pool_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
     bounds, divisor = _mean_window_bounds(op.args[2:], dx, dy)
-    steps, sizes = plane_layout(dx, dy)
-    op.call("pm_mean_pool2d_backward", dx, dy, *bounds, steps, *sizes, *dy.shape[-2:], divisor)
+    strides, sizes = plane_layout(dx, dy)
+    op.call("pm_mean_pool2d_backward", dx, dy, *bounds, strides, *sizes, *dy.shape[-2:], divisor)
 
 
 def _mean_window_bounds(
@@ -378,22 +378,32 @@ def _lower_nearest_backward(op: Lowering) -> None:
 @lowers(aten.upsample_linear1d.default, aten.upsample_bilinear2d.default)
 def _lower_bilinear(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
-    steps, sizes = plane_layout(out, x, plane_dimensions=_spatial_rank(op))
+    strides, sizes = plane_layout(out, x, plane_dimensions=_spatial_rank(op))
     distances = _source_distances(x, out, align_corners=op.args[2], factors=op.args[3:])
     x_sizes = _height_and_width(x, _spatial_rank(op))
     align_corners = int(op.args[2])
     op.call(
-        "pm_bilinear2d", out, x, steps, *sizes[:2], *x_sizes, *sizes[2:], align_corners, *distances
+        "pm_bilinear2d",
+        out,
+        x,
+        strides,
+        *sizes[:2],
+        *x_sizes,
+        *sizes[2:],
+        align_corners,
+        *distances,
     )
 
 
 @lowers(aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default)
 def _lower_bilinear_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
-    steps, sizes = plane_layout(dx, dy, plane_dimensions=_spatial_rank(op))
+    strides, sizes = plane_layout(dx, dy, plane_dimensions=_spatial_rank(op))
     distances = _source_distances(dx, dy, align_corners=op.args[3], factors=op.args[4:])
     y_sizes = _height_and_width(dy, _spatial_rank(op))
-    op.call("pm_bilinear2d_backward", dx, dy, steps, *sizes, *y_sizes, int(op.args[3]), *distances)
+    op.call(
+        "pm_bilinear2d_backward", dx, dy, strides, *sizes, *y_sizes, int(op.args[3]), *distances
+    )
 
 
 @lowers(
@@ -423,13 +433,13 @@ def _lower_constant_padding(op: Lowering) -> None:
     """Lower constant padding: fill the output, then copy the input; negative padding crops."""
     x, out = op.value(op.args[0]), op.output()
     pads = list(zip(op.args[1][::2], op.args[1][1::2], strict=True))[::-1]
-    if any(before > 0 or after > 0 for before, after in pads):
+    if any(pad_before > 0 or pad_after > 0 for pad_before, pad_after in pads):
         fill(op, out, op.args[2])
     target = out
-    for dimension, (before, after) in enumerate(pads, len(x.shape) - len(pads)):
-        size = x.shape[dimension] + min(before, 0) + min(after, 0)
-        x = slice_view(x, dimension, max(-before, 0), size)
-        target = slice_view(target, dimension, max(before, 0), size)
+    for dimension, (pad_before, pad_after) in enumerate(pads, len(x.shape) - len(pads)):
+        size = x.shape[dimension] + min(pad_before, 0) + min(pad_after, 0)
+        x = slice_view(x, dimension, max(-pad_before, 0), size)
+        target = slice_view(target, dimension, max(pad_before, 0), size)
     if x.elements:
         copy(op, target, x)
 
@@ -447,17 +457,17 @@ def _call_pick(
     op: Lowering, out: StridedView, x: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
     """Add the call that copies to `out` the elements of `x` in the rows and columns `sources`."""
-    steps, sizes = plane_layout(out, x, plane_dimensions=_spatial_rank(op))
-    op.call("pm_pick2d", out, x, *sources, steps, *sizes)
+    strides, sizes = plane_layout(out, x, plane_dimensions=_spatial_rank(op))
+    op.call("pm_pick2d", out, x, *sources, strides, *sizes)
 
 
 def _call_pick_backward(
     op: Lowering, dx: StridedView, dy: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
     """Add the call that sums the gradients `dy` in `dx`, in the rows and columns `sources`."""
-    steps, sizes = plane_layout(dx, dy, plane_dimensions=_spatial_rank(op))
+    strides, sizes = plane_layout(dx, dy, plane_dimensions=_spatial_rank(op))
     y_sizes = _height_and_width(dy, _spatial_rank(op))
-    op.call("pm_pick2d_backward", dx, dy, *sources, steps, *sizes, *y_sizes)
+    op.call("pm_pick2d_backward", dx, dy, *sources, strides, *sizes, *y_sizes)
 
 
 def _nearest_sources(
@@ -498,9 +508,9 @@ def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[
     is_reflection = "reflection" in str(op.node.target)
     widths = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
     sources = []
-    for size, (before, after) in zip(x.shape[-len(widths) :], widths, strict=True):
+    for size, (pad_before, pad_after) in zip(x.shape[-len(widths) :], widths, strict=True):
         positions: list[int] = []
-        for k in range(-before, size + after):
+        for k in range(-pad_before, size + pad_after):
             if is_reflection:
                 distance = abs(k)
                 positions.append(distance if distance < size else 2 * (size - 1) - distance)

@@ -124,9 +124,11 @@ class StepLowering:
         self.replaced_states = {
             s.replaces for s in self.training_graph.storages if s.replaces is not None
         }
+        """Indices of the storages of state that the step updates."""
         self.unread_inputs: dict[str, Buffer] = {}
         """Buffers of the inputs that no operation reads, by name."""
         self.relative_rates = self._compute_relative_rates()
+        """Learning rates as multiples of the first parameter group's, by the nodes of the rates."""
         self._add_argument_views()
         replay(joint, self._execute_and_view)
 
@@ -278,7 +280,7 @@ class StepLowering:
     def _name_tensors(
         self, arguments: Iterator[InputSpec] | Sequence[InputSpec]
     ) -> Iterator[NamedTensor]:
-        """Yield inputs or state tensors, of several in one buffer only the first.
+        """Yield inputs or state tensors by name; of several tensors in one buffer, only the first.
 
         Raises `CaptureError` for boolean inputs and tensors that are not contiguous.
         """
@@ -305,15 +307,15 @@ class StepLowering:
 
     def _name_gradients(self) -> Iterator[NamedTensor]:
         """Yield the gradients of parameters, in the order of the parameters."""
-        order = {a.node: k for k, a in enumerate(self.joint.arguments)}
+        argument_index = {a.node: k for k, a in enumerate(self.joint.arguments)}
         gradients = [
-            (order[result.target.node], result)
+            (argument_index[result.target.node], result)
             for result in self.joint.results
             if result.kind is OutputKind.GRADIENT
             and result.target is not None
             and result.target.kind is InputKind.PARAMETER
         ]
-        for _, result in sorted(gradients, key=lambda pair: pair[0]):
+        for _, result in sorted(gradients, key=lambda indexed_result: indexed_result[0]):
             view = self.views[result.node]
             name = "" if result.target is None else result.target.name
             strides = None if view.is_contiguous else view.strides

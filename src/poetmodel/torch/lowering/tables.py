@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.lowered.tables import BYTES
+from poetmodel.lowered.tables import BYTE_VALUES
 from poetmodel.torch.capturing.joint_graph import InputKind, InputSpec, Joint
 from poetmodel.torch.capturing.replay import execute_kernel
 from poetmodel.torch.lowering.operands import StridedView, lowers, shape_table
@@ -44,7 +44,7 @@ no more elements than the converted input."""
 )
 def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[int]) -> torch.Tensor:
     """Look up each byte in a table: in its only row, or in the row of the byte's channel."""
-    out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTES
+    out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTE_VALUES
     if len(rows) == 1:
         return out.copy_(rows[0][index])
     channel = torch.arange(len(rows)).view(-1, *[1] * (x.ndim - 1 - dimension))
@@ -56,11 +56,11 @@ def _lower_lookup(op: Lowering) -> None:
     """Lower a table lookup; a single row applies to all channels."""
     x, rows, dimension, _ = op.args
     out, x, rows = op.output(), op.value(x), op.value(rows)
-    steps = [0] * len(out.shape)
+    strides = [0] * len(out.shape)
     if rows.shape[0] > 1:
-        steps[dimension] = BYTES
+        strides[dimension] = BYTE_VALUES
     rows = StridedView(
-        buffer=rows.buffer, offset=0, shape=out.shape, strides=tuple(steps), type=rows.type
+        buffer=rows.buffer, offset=0, shape=out.shape, strides=tuple(strides), type=rows.type
     )
     op.call("pm_lookup", out, x, rows, shape_table(op, out, x, rows))
 
@@ -150,7 +150,9 @@ class _Conversions:
             for a in joint.arguments
             if a.kind in constant_kinds and a.node not in changed_nodes
         }
+        """The arguments whose values are equal in each step."""
         self._constants: dict[fx.Node, torch.Tensor | None] = {}
+        """Results of `_find_constant`."""
         for argument in joint.arguments_of(InputKind.USER_INPUT):
             if getattr(joint.value(argument), "dtype", None) in _BYTE_TYPES:
                 self.input_of[argument.node] = argument
@@ -179,7 +181,7 @@ class _Conversions:
         (source,) = sources
         dimensions: set[int] = set()
         for x in node.all_input_nodes:
-            constant = None if self._comes_from_bytes(x) else self._constant(x)
+            constant = None if self._comes_from_bytes(x) else self._find_constant(x)
             if not self._comes_from_bytes(x) and constant is None:
                 return
             if constant is not None and constant.ndim > value.ndim:
@@ -205,7 +207,7 @@ class _Conversions:
         is_float = node.meta["val"].dtype is torch.float32
         return is_float and any(user not in self.source_of for user in node.users)
 
-    def _constant(self, node: fx.Node) -> torch.Tensor | None:
+    def _find_constant(self, node: fx.Node) -> torch.Tensor | None:
         """Return the value of a node if the value is equal in each step; None otherwise."""
         if node not in self._constants:
             self._constants[node] = self._compute_constant(node)
@@ -217,9 +219,9 @@ class _Conversions:
             return self._joint.value(self._arguments[node]).detach()
         if node.op != "call_function" or _is_random(node.target):
             return None
-        if any(self._constant(x) is None for x in node.all_input_nodes):
+        if any(self._find_constant(x) is None for x in node.all_input_nodes):
             return None
-        value = self._execute(node, self._constant)
+        value = self._execute(node, self._find_constant)
         return value if isinstance(value, torch.Tensor) else None
 
     def _execute(self, node: fx.Node, get_value: Any) -> Any:
@@ -241,7 +243,7 @@ class _Conversions:
             (dimension,) = self._channel_dimensions[end_node] or {0}
             channels = shape[dimension] if self._channel_dimensions[end_node] else 1
             sizes = [channels if d == dimension else 1 for d in range(len(shape))]
-            all_bytes = torch.arange(BYTES).to(torch.uint8).view(dtype)
+            all_bytes = torch.arange(BYTE_VALUES).to(torch.uint8).view(dtype)
             values = {source: all_bytes.view(-1, *[1] * len(sizes)).expand(-1, *sizes).contiguous()}
             for node in self.source_of:
                 if (
@@ -249,8 +251,8 @@ class _Conversions:
                     and self._channel_dimensions[node] <= self._channel_dimensions[end_node]
                 ):
                     values[node] = self._convert_bytes(node, values)
-            rows = values[end_node].reshape(BYTES, channels).t().contiguous()
-            yield end_node, dimension, rows
+            table = values[end_node].reshape(BYTE_VALUES, channels).t().contiguous()
+            yield end_node, dimension, table
 
     def _convert_bytes(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
         """Compute an operation of a chain for all 256 bytes, from the `values` of its operands."""
@@ -261,7 +263,7 @@ class _Conversions:
         def get_value(x: fx.Node) -> torch.Tensor | None:
             if x in values:
                 return values[x]
-            constant = self._constant(x)
+            constant = self._find_constant(x)
             return None if constant is None else _Constant.reduce(constant).value
 
         value: torch.Tensor = self._execute(node, get_value)
@@ -273,7 +275,7 @@ def _is_channel_dimension(shape: Sequence[int], dimension: int) -> bool:
     rank, channels = len(shape), shape[dimension]
     is_first = dimension == 1 or (dimension == 0 and rank == _IMAGE_RANK)
     is_last = dimension == rank - 1 and channels <= _MAX_LAST_CHANNELS
-    is_small = channels <= _MAX_TABLE_CHANNELS or channels * BYTES <= math.prod(shape)
+    is_small = channels <= _MAX_TABLE_CHANNELS or channels * BYTE_VALUES <= math.prod(shape)
     return (is_first or is_last) and is_small
 
 

@@ -132,14 +132,14 @@ def _single_node_model(proto: Any, opset: int) -> bytes:
     """Return a serialized model of one node, for ONNX's reference."""
     from onnx import TensorProto, helper
 
-    def value_info(name: str) -> Any:
+    def make_value_info(name: str) -> Any:
         return helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)
 
     graph = helper.make_graph(
         [proto],
         "single_node",
-        [value_info(name) for name in dict.fromkeys(filter(None, proto.input))],
-        [value_info(name) for name in filter(None, proto.output)],
+        [make_value_info(name) for name in dict.fromkeys(filter(None, proto.input))],
+        [make_value_info(name) for name in filter(None, proto.output)],
     )
     model_bytes: bytes = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset)]

@@ -58,8 +58,8 @@ def _compute_directions(
     `initial_states` has None for states of zeros. `lengths` are the lengths of the sequences; None
     if all sequences are full.
     """
-    batch_first = bool(node.get("layout", 0))
-    if batch_first:
+    is_batch_first = bool(node.get("layout", 0))
+    if is_batch_first:
         x = x.transpose(0, 1)
         initial_states = tuple(
             None if h is None else to_tensor(h, x).transpose(0, 1) for h in initial_states
@@ -67,7 +67,7 @@ def _compute_directions(
     for attribute in ("clip", "input_forget"):
         if node.get(attribute, 0):
             raise node.unsupported_error(f"{attribute} is not supported; leave it out")
-    is_active = _active_mask(lengths, x)
+    active_mask = _active_mask(lengths, x)
     reversals_by_name = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     reversals = reversals_by_name[node.get("direction", "forward")]
     w, r, b = (
@@ -78,7 +78,7 @@ def _compute_directions(
     for direction, is_reversed in enumerate(reversals):
         weights = _Weights(w[direction], r[direction], b[direction])
         activations = _find_activations(node, direction, len(reversals))
-        step = make_step(weights, activations, direction)
+        compute_time_step = make_step(weights, activations, direction)
         state = tuple(
             x.new_zeros(x.shape[1], weights.hidden_size)
             if h is None
@@ -90,19 +90,19 @@ def _compute_directions(
         for k in (
             reversed(range(len(projected_inputs))) if is_reversed else range(len(projected_inputs))
         ):
-            next_state = step(projected_inputs[k], state)
-            if is_active is not None:
-                next_state = tuple(map(partial(torch.where, is_active[k]), next_state, state))
+            next_state = compute_time_step(projected_inputs[k], state)
+            if active_mask is not None:
+                next_state = tuple(map(partial(torch.where, active_mask[k]), next_state, state))
             state, hidden_states[k] = next_state, next_state[0]
         outputs.append(torch.stack(hidden_states))
         final_states.append(state)
     y = torch.stack(outputs, 1)
-    if is_active is not None:
-        y = torch.where(is_active.unsqueeze(1), y, 0.0)
+    if active_mask is not None:
+        y = torch.where(active_mask.unsqueeze(1), y, 0.0)
     stacked_states = [
         torch.stack([state[k] for state in final_states]) for k in range(len(initial_states))
     ]
-    if batch_first:
+    if is_batch_first:
         y, stacked_states = y.permute(2, 0, 1, 3), [h.transpose(0, 1) for h in stacked_states]
     return y if node.output_count == 1 else (y, *stacked_states)[: node.output_count]
 
@@ -112,12 +112,12 @@ def _active_mask(lengths: Any, x: torch.Tensor) -> torch.Tensor | None:
 
     Returns None if all sequences have the full length.
     """
-    steps = len(x)
-    if lengths is None or (isinstance(lengths, tuple) and set(lengths) == {steps}):
+    step_count = len(x)
+    if lengths is None or (isinstance(lengths, tuple) and set(lengths) == {step_count}):
         return None
-    return torch.arange(steps, device=x.device).reshape(-1, 1, 1) < to_tensor(lengths, x).reshape(
-        -1, 1
-    )
+    return torch.arange(step_count, device=x.device).reshape(-1, 1, 1) < to_tensor(
+        lengths, x
+    ).reshape(-1, 1)
 
 
 _DEFAULT_ACTIVATIONS: Final = {
@@ -147,13 +147,13 @@ def _compute_rnn(
     def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
         """Return the function of one time step."""
 
-        def step(
+        def compute_time_step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
             projected_state = functional.linear(state[0], weights.state_weight, weights.biases[1])
             return (activations[0](projected + projected_state),)
 
-        return step
+        return compute_time_step
 
     return _compute_directions(
         node, x, (w, r, b), initial_states=(h,), lengths=lengths, make_step=make_step
@@ -171,7 +171,7 @@ def _compute_gru(
         activate_gate, activate_new = activations
         split_sizes = (2 * weights.hidden_size, weights.hidden_size)
 
-        def step(
+        def compute_time_step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
             """Compute a time step whose reset gate multiplies the projected state."""
@@ -183,7 +183,7 @@ def _compute_gru(
             candidate = activate_new(input_new + reset * state_new)
             return (candidate + z * (h - candidate),)
 
-        def step_reset_first(
+        def compute_reset_first(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
             """Compute a time step whose reset gate multiplies the state before its projection."""
@@ -197,7 +197,7 @@ def _compute_gru(
             candidate = activate_new(input_new + functional.linear(reset * h, new_weight, new_bias))
             return (candidate + z * (h - candidate),)
 
-        return step if node.get("linear_before_reset", 0) else step_reset_first
+        return compute_time_step if node.get("linear_before_reset", 0) else compute_reset_first
 
     return _compute_directions(
         node, x, (w, r, b), initial_states=(h,), lengths=lengths, make_step=make_step
@@ -233,7 +233,7 @@ def _compute_lstm(
             """Add the peephole term of gate `k` to its sum; gates are input, output, forget."""
             return gate_sum if peephole_weights is None else gate_sum + peephole_weights[k] * c
 
-        def step(
+        def compute_time_step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
         ) -> tuple[torch.Tensor, ...]:
             """Return the next hidden and cell state."""
@@ -245,7 +245,7 @@ def _compute_lstm(
             ) * activate_new(g)
             return activate_gate(add_peephole(o, 1, c)) * activate_output(c), c
 
-        return step
+        return compute_time_step
 
     return _compute_directions(
         node, x, (w, r, b), initial_states=(h, c), lengths=lengths, make_step=make_step

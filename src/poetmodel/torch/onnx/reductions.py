@@ -217,8 +217,8 @@ def _compute_lp_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _compute_local_response_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Divide by a power of the sum of squares over neighbouring channels."""
     size = node.get("size")
-    before = math.floor((size - 1) / 2)
-    pads = [0, 0] * (x.ndim - 2) + [before, size - 1 - before]
+    channels_before = math.floor((size - 1) / 2)
+    pads = [0, 0] * (x.ndim - 2) + [channels_before, size - 1 - channels_before]
     squares = functional.pad(x * x, pads)
     total = sum(squares.narrow(1, k, x.shape[1]) for k in range(size))
     scale = node.get("bias", 1.0) + node.get("alpha", 1e-4) / size * total

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CONVOLUTIONS: Final = (functional.conv1d, functional.conv2d, functional.conv3d)
-_TRANSPOSED: Final = (
+_TRANSPOSED_CONVOLUTIONS: Final = (
     functional.conv_transpose1d,
     functional.conv_transpose2d,
     functional.conv_transpose3d,
@@ -40,25 +40,28 @@ class _Window:
         self.strides: tuple[int, ...] = tuple(node.get("strides", (1,) * len(size)))
         self.dilations: tuple[int, ...] = tuple(node.get("dilations", (1,) * len(size)))
         self.lengths: tuple[int, ...] = tuple(x.shape[2:])
+        """Sizes of the input's spatial axes."""
         self.attribute_pads = self._read_pads(node)
         """Padding of the node's attributes, without the elements that ``ceil_mode`` adds."""
         self.pads = self.attribute_pads
+        """Padding before and after each axis."""
         if node.get("ceil_mode", 0):
             self.pads = [
-                (before, self._padding_after(axis, before, after))
-                for axis, (before, after) in enumerate(self.pads)
+                (pad_before, self._padding_after(axis, pad_before, pad_after))
+                for axis, (pad_before, pad_after) in enumerate(self.pads)
             ]
 
     def _read_pads(self, node: OnnxNode) -> list[tuple[int, int]]:
         """Return the padding before and after each axis, from ``auto_pad`` or ``pads``."""
-        auto_pad, count = node.get("auto_pad", "NOTSET"), len(self.size)
+        auto_pad, rank = node.get("auto_pad", "NOTSET"), len(self.size)
         if auto_pad.startswith("SAME"):
-            upper = auto_pad == "SAME_UPPER"
+            is_upper = auto_pad == "SAME_UPPER"
             return [
-                _split_padding(self._same_padding(axis), small_first=upper) for axis in range(count)
+                _split_padding(self._same_padding(axis), small_first=is_upper)
+                for axis in range(rank)
             ]
-        pads = (0,) * 2 * count if auto_pad == "VALID" else node.get("pads", (0,) * 2 * count)
-        return list(zip(pads[:count], pads[count:], strict=True))
+        pads = (0,) * 2 * rank if auto_pad == "VALID" else node.get("pads", (0,) * 2 * rank)
+        return list(zip(pads[:rank], pads[rank:], strict=True))
 
     def _same_padding(self, axis: int) -> int:
         """Return the total padding of an axis for ceil(length / stride) outputs."""
@@ -85,23 +88,23 @@ class _Window:
         )
         return means.reshape(*x.shape[:2], *means.shape[2:])
 
-    def _padding_after(self, axis: int, before: int, after: int) -> int:
+    def _padding_after(self, axis: int, pad_before: int, pad_after: int) -> int:
         """Return the padding after an axis that gives as many windows as ``ceil_mode``.
 
         Windows that would begin in the padding after the axis are left out, as in PyTorch and ONNX.
         """
         stride, length = self.strides[axis], self.lengths[axis]
-        count = -(-(length + before + after - self.span(axis)) // stride) + 1
-        if (count - 1) * stride >= length + before:
+        count = -(-(length + pad_before + pad_after - self.span(axis)) // stride) + 1
+        if (count - 1) * stride >= length + pad_before:
             count -= 1
-        return (count - 1) * stride + self.span(axis) - length - before
+        return (count - 1) * stride + self.span(axis) - length - pad_before
 
     @property
     def symmetric_pads(self) -> tuple[int, ...] | None:
         """The padding of each axis if it is equal before and after; None otherwise."""
-        if any(before != after for before, after in self.pads):
+        if any(pad_before != pad_after for pad_before, pad_after in self.pads):
             return None
-        return tuple(before for before, _ in self.pads)
+        return tuple(pad_before for pad_before, _ in self.pads)
 
 
 def _pad_axes(
@@ -139,28 +142,31 @@ def _compute_transposed_convolution(
     """Compute a transposed convolution; crop its result by asymmetric or negative padding."""
     w = to_tensor(w, x)
     size = tuple(w.shape[2:])
-    count = len(size)
+    rank = len(size)
     window = _Window(node, x, size)
-    output_padding = tuple(node.get("output_padding", (0,) * count))
+    output_padding = tuple(node.get("output_padding", (0,) * rank))
     pads, auto_pad = window.pads, node.get("auto_pad", "NOTSET")
     lengths = node.get("output_shape")
     if lengths is None and auto_pad.startswith("SAME"):
         lengths = [n * stride for n, stride in zip(x.shape[2:], window.strides, strict=True)]
     if lengths is not None:
-        upper = auto_pad == "SAME_UPPER"
+        is_upper = auto_pad == "SAME_UPPER"
         totals = [
             window.transposed_length(axis) + output_padding[axis] - lengths[axis]
-            for axis in range(count)
+            for axis in range(rank)
         ]
-        pads = [_split_padding(total, small_first=upper) for total in totals]
-    group, function = node.get("group", 1), _TRANSPOSED[count - 1]
+        pads = [_split_padding(total, small_first=is_upper) for total in totals]
+    group, function = node.get("group", 1), _TRANSPOSED_CONVOLUTIONS[rank - 1]
     bias, strides, dilations = _convert_bias(b, x), window.strides, window.dilations
-    pads_before, pads_after = tuple(before for before, _ in pads), tuple(after for _, after in pads)
+    pads_before, pads_after = (
+        tuple(pad_before for pad_before, _ in pads),
+        tuple(pad_after for _, pad_after in pads),
+    )
     if pads_before == pads_after and min(pads_before) >= 0:
         return function(x, w, bias, strides, pads_before, output_padding, group, dilations)
     uncropped = function(x, w, None, strides, 0, output_padding, group, dilations)
-    y = _pad_axes(uncropped, [(-before, -after) for before, after in pads])
-    return y if bias is None else y + bias.reshape(-1, *(1,) * count)
+    y = _pad_axes(uncropped, [(-pad_before, -pad_after) for pad_before, pad_after in pads])
+    return y if bias is None else y + bias.reshape(-1, *(1,) * rank)
 
 
 def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
@@ -207,10 +213,10 @@ def _compute_mean_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
         counted_mask = _pad_axes(counted_mask, window.attribute_pads, value=1.0)
     uncounted_pads = [
         (
-            before - (attribute_before if counts_padding else 0),
-            after - (attribute_after if counts_padding else 0),
+            pad_before - (attribute_before if counts_padding else 0),
+            pad_after - (attribute_after if counts_padding else 0),
         )
-        for (before, after), (attribute_before, attribute_after) in zip(
+        for (pad_before, pad_after), (attribute_before, attribute_after) in zip(
             window.pads, window.attribute_pads, strict=True
         )
     ]
@@ -298,6 +304,7 @@ class _ResizedAxis:
         self.size = self.length = size
         """Number of elements of the input; `length` is that of the output."""
         self.factor = 1.0
+        """Size of the output over the size of the input, before rounding."""
         self.crop = (0.0, 1.0)
         """First and last position of the output in the input, as fractions of the axis."""
         self.node = node

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from poetmodel.errors import InputError, listed
-from poetmodel.export.state import read_state, state_paths, state_tensors, write_state
+from poetmodel.export.state import load_state_tensors, read_state, state_paths, write_state
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.int8.training import TrainedLayer
 from poetmodel.torch.state.recovery import check_kind
@@ -52,7 +52,7 @@ def load_state(
         lacks tensors of the file. The model is then unchanged.
     """
     file, export_folder = state_paths(path, folder)
-    tensors = state_tensors(export_folder, is_trained=True)
+    tensors = load_state_tensors(export_folder, requires_updates=True)
     arrays = read_state(file, tensors)
     values = {tensor.name: torch.tensor(arrays[tensor.name]) for tensor in tensors}
     model_tensors = list(_matching_tensors(model, tensors))
@@ -111,7 +111,7 @@ def save_state(
         state.
     """
     file, export_folder = state_paths(path, folder)
-    tensors = state_tensors(export_folder, is_trained=True)
+    tensors = load_state_tensors(export_folder, requires_updates=True)
     arrays = {
         name: source.detach().cpu().numpy() for name, source in _matching_tensors(model, tensors)
     }
