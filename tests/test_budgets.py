@@ -96,7 +96,7 @@ def test_a_share_is_the_same_bytes_at_every_door(text, tile, step, tmp_path):
     found = {name: made["problem"]["ram_budget_bytes"] for name, made in documents.items()}
     shapes = [Variant(tile=tile)]
     (run,) = grid([str(step)], [BOARD], ram=[text], shapes=shapes)
-    found["sweep"] = run.problem().ram_budget_bytes
+    found["sweep"] = run.build_problem().ram_budget_bytes
     *_, first = initial_state(
         GraphOptions(model=str(step), tile=tile), CostOptions(device=BOARD), LimitOptions(ram=text)
     )

@@ -295,7 +295,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
 def _in_place_fact(summary: DecisionSummary) -> Iterator[Fact]:
     """Yield the number of operations in place, and the bytes that they save at the peak.
 
-    Yield nothing if the graph has no in-place operators.
+    Yield no fact if the graph has no in-place operators.
     """
     graph, uses, saved_bytes = (
         summary.verified.graph,
@@ -348,6 +348,7 @@ NOT_PROVEN: Final = (
     "the schedule is not proven optimal: a better schedule may account for the savings of another "
     "decision or of more RAM"
 )
+"""Warning about the costs of alternatives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

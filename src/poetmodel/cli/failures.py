@@ -60,6 +60,7 @@ _EXIT_STATUSES: Final = {
     "infeasible": ExitStatus.INFEASIBLE,
     "unknown": ExitStatus.NO_SCHEDULE,
 }
+"""Exit status of a result, by its status."""
 
 
 def result_exit_status(result: SolveResult) -> ExitStatus:

@@ -53,7 +53,9 @@ class Command(NamedTuple):
 
     name: str
     run: Callable[..., None]
+    """Function with one parameter for each option."""
     epilog: str
+    """Last line of the help: an example."""
 
 
 def command(example: str) -> Callable[[Callable[..., None]], Command]:

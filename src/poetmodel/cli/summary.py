@@ -276,7 +276,7 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
-    """Yield the cost of commits in a step, which is the same for every schedule; nothing without.
+    """Yield the cost of commits in a step, which all schedules have; no fact without commits.
 
     A commit writes the new values of state to storage, where they survive a power cut.
     """

@@ -63,7 +63,7 @@ class StepSource:
             source.lists, source.kernels = self.program.lists, self.program.kernels
             self._pass_lines[forward_pass.kind] = list(source.generate_lines())
         self._buffers = list(
-            dict.fromkeys(ref.buffer for value in self.step.states for ref in value.pieces)
+            dict.fromkeys(ref.buffer for tensor in self.step.states for ref in tensor.pieces)
         )
 
     @property
@@ -268,7 +268,7 @@ class StepSource:
         yield _define_table("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
         yield _define_table("const pm_buffer_t pm_buffers[]", map(self._buffer_row, self._buffers))
         pieces: list[str] = []
-        states = [self._tensor_row(value, pieces) for value in self.step.states]
+        states = [self._tensor_row(tensor, pieces) for tensor in self.step.states]
         yield _define_table("const pm_piece_t pm_pieces[]", pieces)
         yield _define_table("const pm_pieces_t pm_state_pieces[]", states)
         tensors_by_kind = {"inputs": self.step.inputs, "states": self.step.states}

@@ -218,7 +218,7 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
 
     Each page-in, from the last to the first, moves to the last position for which the start times
     of all computations stay the same. If two page-ins compete for the bus, the one that is used
-    first runs first. RAM use never increases.
+    first begins first. RAM use never increases.
     """
     transfers, steps = _list_transfers(timing), timing.input_steps
     tolerance_s = _ROUNDING * timing.makespan_s
@@ -230,10 +230,8 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
     sort_keys = [(position, 1) for position in range(len(steps))]
     for x, transfer in enumerate(transfers):
         if transfer.new_position != transfer.position:
-            sort_keys[transfer.position] = (
-                transfer.new_position,
-                x - len(transfers),
-            )  # bus order
+            # Moved transfers precede the step at their new position, in bus order.
+            sort_keys[transfer.position] = (transfer.new_position, x - len(transfers))
     return tuple(
         steps[position] for position in sorted(range(len(steps)), key=sort_keys.__getitem__)
     )
@@ -269,7 +267,7 @@ def _delay_page_in(
     Updates `transfers`; leaves them unchanged if no move meets the limits.
     """
     old_index = last_index = transfers.index(transfer)
-    # If two page-ins compete for the bus, the one that is used first runs first.
+    # If two page-ins compete for the bus, the one that is used first begins first.
     while (
         last_index + 1 < len(transfers)
         and transfers[last_index + 1].new_position

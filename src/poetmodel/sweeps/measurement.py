@@ -49,6 +49,7 @@ WARM_UP_S: Final = 10.0
 """Time limit of the warm-up solve, which loads a method and its solver [s]."""
 
 Record = dict[str, Any]
+"""Record of a run: the JSON object of a line of the file."""
 
 
 def common_fields(kind: str, name: str) -> Record:

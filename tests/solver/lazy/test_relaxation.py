@@ -138,8 +138,10 @@ def test_a_point_reads_back_as_its_decisions():
     """Columns are found again by what they mean; a schedule that breaks a row has no point."""
     problem = skip_problem()
     everything = checkpoint_all(problem.graph)
-    assert relaxation_of(problem, Grouping(4, frozenset({2}))).start(everything) is None
-    assert relaxation_of(problem, Grouping(4, frozenset({1}))).start(everything) is not None
+    assert relaxation_of(problem, Grouping(4, frozenset({2}))).schedule_point(everything) is None
+    assert (
+        relaxation_of(problem, Grouping(4, frozenset({1}))).schedule_point(everything) is not None
+    )
     relaxation = relaxation_of(problem, Grouping(4, frozenset({2})))
     paged = Schedule(
         R=tuple((t, t) for t in range(4)),

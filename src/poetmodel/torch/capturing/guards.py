@@ -89,7 +89,7 @@ class Guards:
         self._changed_names = [argument.name for argument in changed_arguments]
         self._changed_names += [joint.input_names[position] for position in self._changed_inputs]
         self._constants = tuple(_constant_holders(joint, self._names, self._modules))
-        self.compiled = self._assumptions(joint.inputs)
+        self.compiled_assumptions = self._assumptions(joint.inputs)
         """Assumptions at the compilation of the step."""
 
     def hold(self, inputs: Sequence[Any]) -> bool:
@@ -101,27 +101,38 @@ class Guards:
         return (
             joint.python_guards.hold()
             and not any(self._replaced_constant_names())
-            and self._assumptions(inputs) == self.compiled
+            and self._assumptions(inputs) == self.compiled_assumptions
             and joint.value_guards.hold(joint.guarded_tensors(inputs))
         )
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield a text for each difference of flat inputs and state from those at compilation."""
-        compiled, current = self.compiled, self._assumptions(inputs)
-        yield from _property_differences(self._joint.input_names, compiled.inputs, current.inputs)
-        if compiled.modules != current.modules:
-            yield _describe_replaced(self._names, compiled.modules, current.modules)
+        compiled_assumptions, current_assumptions = (
+            self.compiled_assumptions,
+            self._assumptions(inputs),
+        )
+        yield from _property_differences(
+            self._joint.input_names, compiled_assumptions.inputs, current_assumptions.inputs
+        )
+        if compiled_assumptions.modules != current_assumptions.modules:
+            yield _describe_replaced(
+                self._names, compiled_assumptions.modules, current_assumptions.modules
+            )
             return
         arguments = self._joint.module_arguments
-        if len(arguments) != len(current.tensors):
+        if len(arguments) != len(current_assumptions.tensors):
             yield "a parameter or a buffer is missing"
             return
         argument_names = [argument.name for argument in arguments]
-        yield from _property_differences(argument_names, compiled.tensors, current.tensors)
-        yield from _alias_differences(self._alias_names, compiled.aliases, current.aliases)
+        yield from _property_differences(
+            argument_names, compiled_assumptions.tensors, current_assumptions.tensors
+        )
+        yield from _alias_differences(
+            self._alias_names, compiled_assumptions.aliases, current_assumptions.aliases
+        )
         names = self._joint.input_names
         for name, old_index, new_index in zip(
-            names, compiled.overlaps, current.overlaps, strict=False
+            names, compiled_assumptions.overlaps, current_assumptions.overlaps, strict=False
         ):
             if old_index != new_index:
                 changed_name = self._changed_names[
@@ -129,12 +140,16 @@ class Guards:
                 ]
                 verb = "shares no memory" if new_index is None else "shares memory"
                 yield f"{name} {verb} with {changed_name}, which the step changes"
-        yield from self._module_differences(current)
+        yield from self._module_differences(current_assumptions)
         replaced_constants = [*self._replaced_constant_names()]
         yield from (f"{name} is another tensor, or missing" for name in replaced_constants)
         python_differences = [*self._joint.python_guards.differences()]
         yield from python_differences
-        if compiled == current and not replaced_constants and not python_differences:
+        if (
+            compiled_assumptions == current_assumptions
+            and not replaced_constants
+            and not python_differences
+        ):
             tensors = self._joint.guarded_tensors(inputs)
             yield from self._joint.value_guards.differences(tensors)
 
@@ -169,18 +184,18 @@ class Guards:
             if holder.get(key) is not constant:
                 yield name
 
-    def _module_differences(self, current: Assumptions) -> Iterator[str]:
+    def _module_differences(self, current_assumptions: Assumptions) -> Iterator[str]:
         """Yield a text for each changed training mode, hook and autocast mode."""
-        compiled = self.compiled
+        compiled_assumptions = self.compiled_assumptions
         # The first module wraps the model and its loss, and never changes.
-        if compiled.training[1:] != current.training[1:]:
+        if compiled_assumptions.training[1:] != current_assumptions.training[1:]:
             yield "modules were switched into or out of training mode"
         for name, hooks, current_hooks in zip(
-            self._names, compiled.hooks, current.hooks, strict=True
+            self._names, compiled_assumptions.hooks, current_assumptions.hooks, strict=True
         ):
             if hooks != current_hooks:
                 yield f"hooks of {name} were added or removed"
-        if compiled.autocast != current.autocast:
+        if compiled_assumptions.autocast != current_assumptions.autocast:
             yield "autocast is on around the step: use it inside the model and the loss"
 
     def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:

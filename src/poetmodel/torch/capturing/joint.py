@@ -175,12 +175,12 @@ def capture(
                 uses_onednn=uses_onednn,
             )
             while (
-                (exported := export()) is None
+                (export_result := export()) is None
                 or assigned_buffers.register_assigned()
-                or checks.enable_asserts(*exported)
+                or checks.enable_asserts(*export_result)
             ):
                 snapshot.restore()
-            graph_module, values = exported
+            graph_module, values = export_result
             generator_states.check()
     finally:
         assigned_buffers.before_forward = None
@@ -303,7 +303,9 @@ def _try_export(
             ExitStack() as stack,
             tracing(context),
         ):
-            exported = aot_export_joint_with_descriptors(stack, captured_module, tuple(flat_inputs))
+            export_result = aot_export_joint_with_descriptors(
+                stack, captured_module, tuple(flat_inputs)
+            )
     except FOREIGN_ERRORS as error:
         snapshot.restore()
         if leftovers.register_holders(error):
@@ -312,7 +314,7 @@ def _try_export(
             raise
         checks.records_tests = True
         return None
-    return exported.graph_module, values
+    return export_result.graph_module, values
 
 
 def _wrap_with_loss(

@@ -270,9 +270,9 @@ class Joint:
                     f"{self.name}: expected inputs by the names that the step was compiled with "
                     f"({listed(sorted(named_inputs), max_names=9)}), and {' and '.join(problems)}"
                 )
-        expected, count = self.input_spec.num_children, spec.num_children
-        if expected != count:
-            msg = f"{self.name}: expected {expected} inputs (the target last), got {count}"
+        n_expected, n_inputs = self.input_spec.num_children, spec.num_children
+        if n_expected != n_inputs:
+            msg = f"{self.name}: expected {n_expected} inputs (the target last), got {n_inputs}"
         else:
             nestings = [
                 unflatten([_NestedInput()] * s.num_leaves, s) for s in (self.input_spec, spec)

@@ -276,6 +276,7 @@ class AssignedBuffers:
         self._modules = dict(model.named_modules())
         self._name = name
         self._assigned_buffers: set[tuple[str, str]] = set()
+        """(path of the module, name) of each buffer that a forward pass has assigned."""
         self._registered_buffers: frozenset[tuple[str, str]] = frozenset()
         self.before_forward: Callable[[], object] | None = None
         """Called before each forward pass."""
@@ -374,7 +375,7 @@ class AssignedBuffers:
     def _check_new_value(
         self, path: str, key: str, old_tensor: torch.Tensor, new_tensor: torch.Tensor | None
     ) -> None:
-        """Raise `CaptureError` if an assigned buffer has another shape or type, or a gradient."""
+        """Raise `CaptureError` if a new value is None, has another shape or type, or a gradient."""
         if new_tensor is None:
             error = "is removed in forward; retain it, and change its values"
         elif new_tensor.shape != old_tensor.shape or new_tensor.dtype != old_tensor.dtype:

@@ -35,7 +35,7 @@ class AttributeRecorder:
         self._on_read = on_read
         self._classes: set[type] = {torch.nn.Module}
         self._recorded_by_class: dict[type, bool] = {}
-        self._patched: list[tuple[type, Any]] = []
+        self._patched_classes: list[tuple[type, Any]] = []
         """(class, its old ``__getattribute__``, None if inherited) of each patched class."""
         self._is_active = False
         self.on_class: Callable[[type], object] = lambda _: None
@@ -51,12 +51,12 @@ class AttributeRecorder:
             yield
         finally:
             self._is_active = False
-            for kind, old_method in self._patched:
+            for kind, old_method in self._patched_classes:
                 if old_method is None:
                     del kind.__getattribute__
                 else:
                     kind.__getattribute__ = old_method  # type: ignore[method-assign, unused-ignore]
-            self._patched.clear()
+            self._patched_classes.clear()
 
     def register(self, kind: type) -> bool:
         """Register a class; return whether attribute reads of its instances are recorded.
@@ -97,7 +97,7 @@ class AttributeRecorder:
             kind.__getattribute__ = read_and_report  # type: ignore[assignment, method-assign, unused-ignore]
         except (AttributeError, TypeError):  # a metaclass forbids it
             return
-        self._patched.append((kind, old_method))
+        self._patched_classes.append((kind, old_method))
 
 
 def _class_to_patch(kind: type) -> type | None:

@@ -229,13 +229,13 @@ def _is_subscriptable(place: GuardedPlace) -> bool:
     return type(place.holder) is dict or not isinstance(place.holder, dict | np.ndarray)
 
 
-def _has_identical_items(holder: Any, expected: Any) -> bool:
+def _has_identical_items(holder: Any, snapshot: Any) -> bool:
     """Return whether a container has the objects of a snapshot; sets and arrays may be equal."""
     if isinstance(holder, dict):
         items = (*holder, *dict.values(holder))
-        return len(items) == len(expected) and all(map(is_, items, expected))
+        return len(items) == len(snapshot) and all(map(is_, items, snapshot))
     if isinstance(holder, set | frozenset):
-        return bool(holder == expected)
+        return bool(holder == snapshot)
     if isinstance(holder, np.ndarray):
-        return bool(snapshot_of(holder) == expected)
-    return len(holder) == len(expected) and all(map(is_, holder, expected))
+        return bool(snapshot_of(holder) == snapshot)
+    return len(holder) == len(snapshot) and all(map(is_, holder, snapshot))

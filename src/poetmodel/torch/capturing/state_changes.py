@@ -219,10 +219,10 @@ class StateChanges:
         """``id`` of each dict, list, set and deque that the module snapshot restores."""
         for path, key, holder, old_content, is_owner in snapshot.contents():
             display_name = format_path(f"{path}.{key}" if key else path)
-            watched = _WatchedHolder(display_name, holder, old_content, is_owner)
-            self._snapshot_ids.add(id(watched.content))
+            watched_holder = _WatchedHolder(display_name, holder, old_content, is_owner)
+            self._snapshot_ids.add(id(watched_holder.content))
             if key not in OWN_ATTRIBUTES:
-                self._watched[id(watched.content), None] = watched
+                self._watched[id(watched_holder.content), None] = watched_holder
         self.alternatives: dict[ItemId, Any] = {}
         """Comparison keys of the values that the first forward pass sets, by `ItemId`."""
         reads.set_callbacks(
@@ -240,16 +240,16 @@ class StateChanges:
         is_plain = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
         if not is_plain and not is_user_defined(kind):
             return False  # packages may set attributes of their objects around a call
-        watched = _WatchedHolder(name, value, None)
-        content = watched.content
+        watched_holder = _WatchedHolder(name, value, None)
+        content = watched_holder.content
         if (
             content is None
             or id(content) in self._snapshot_ids
             or (id(value), None) in self._watched
         ):
             return False
-        watched.old_content = copy_content(content)
-        self._watched[id(value), None] = watched
+        watched_holder.old_content = copy_content(content)
+        self._watched[id(value), None] = watched_holder
         return True
 
     def _unwatch(self, identities: set[int]) -> None:
@@ -258,8 +258,8 @@ class StateChanges:
 
     def _watch_class(self, kind: type) -> None:
         if is_user_defined(kind) and (id(kind), None) not in self._watched:
-            watched = _WatchedClass(kind.__qualname__, kind, plain_attributes(kind))
-            self._watched[id(kind), None] = watched
+            watched_holder = _WatchedClass(kind.__qualname__, kind, plain_attributes(kind))
+            self._watched[id(kind), None] = watched_holder
 
     def _watch_variables(self) -> None:
         """Watch the globals and closure variables that executed code may set."""
@@ -272,26 +272,26 @@ class StateChanges:
 
     def _changes(self) -> Iterator[tuple[_WatchedHolder, Any, Any, Any]]:
         """Yield (watched holder, key, old value, new value) of each item with a changed value."""
-        for watched in list(self._watched.values()):
-            is_in_snapshot = id(watched.content) in self._snapshot_ids
-            for key, old_value, new_value in watched.changes():
+        for watched_holder in list(self._watched.values()):
+            is_in_snapshot = id(watched_holder.content) in self._snapshot_ids
+            for key, old_value, new_value in watched_holder.changes():
                 if not is_in_snapshot and key_has_tensors(comparison_key(old_value)):
-                    continue  # callers of the code that read it first have set the tensor
+                    continue  # callers of the model, not forward, set tensors outside of modules
                 if comparison_key(old_value) != comparison_key(new_value):
-                    yield watched, key, old_value, new_value
+                    yield watched_holder, key, old_value, new_value
 
     def _changed_keys(self) -> dict[ItemId, Any]:
         """Return the comparison key of each changed item's new value, by `ItemId`."""
         return {
-            watched.item_id(key): comparison_key(new_value)
-            for watched, key, _, new_value in self._changes()
+            watched_holder.item_id(key): comparison_key(new_value)
+            for watched_holder, key, _, new_value in self._changes()
         }
 
     def restore(self) -> None:
         """Restore changed values, except those in modules, which the snapshot restores."""
-        for watched, key, old_value, _ in list(self._changes()):
-            if watched.item_id(key)[0] not in self._snapshot_ids:
-                watched.set_item(key, old_value)
+        for watched_holder, key, old_value, _ in list(self._changes()):
+            if watched_holder.item_id(key)[0] not in self._snapshot_ids:
+                watched_holder.set_item(key, old_value)
 
     # -- changes of each pass ----------------------------------------------------------------------
 
@@ -311,13 +311,15 @@ class StateChanges:
         if not first_keys:
             return
         changed_item_by_id = {
-            watched.item_id(key): (watched, key, old_value)
-            for watched, key, old_value, _ in self._changes()
+            watched_holder.item_id(key): (watched_holder, key, old_value)
+            for watched_holder, key, old_value, _ in self._changes()
         }
         forward()
         second_keys = self._changed_keys()
-        for watched, key, old_value, _ in self._changes():
-            changed_item_by_id.setdefault(watched.item_id(key), (watched, key, old_value))
+        for watched_holder, key, old_value, _ in self._changes():
+            changed_item_by_id.setdefault(
+                watched_holder.item_id(key), (watched_holder, key, old_value)
+            )
         changing_ids = [
             item_id
             for item_id in changed_item_by_id
@@ -333,12 +335,12 @@ class StateChanges:
             return
         # Does each pass set these items to the same value? Reset them and run forward again.
         reset_items = []
-        for item_id, (watched, key, old_value) in changed_item_by_id.items():
+        for item_id, (watched_holder, key, old_value) in changed_item_by_id.items():
             if not key_has_tensors(first_keys[item_id]) and not self._reads.places.was_read(
                 *item_id
             ):
-                watched.set_item(key, old_value)
-                reset_items.append((watched, key))
+                watched_holder.set_item(key, old_value)
+                reset_items.append((watched_holder, key))
         if reset_items:
             self._refuse_changes(reset_items, forward, only_user_lines=True)
 
@@ -358,22 +360,22 @@ class StateChanges:
         with tracer:
             forward()
         errors = []
-        for watched, key in items:
-            item_id = watched.item_id(key)
+        for watched_holder, key in items:
+            item_id = watched_holder.item_id(key)
             if item_id not in tracer.lines:
                 continue
             line, (old_value, new_value) = tracer.lines[item_id], tracer.values[item_id]
             if only_user_lines and code_origin(line[0]) is not CodeOrigin.USER:
                 continue
-            change = f"sets {watched.format_item(key)} to {describe(new_value)}"
+            change = f"sets {watched_holder.format_item(key)} to {describe(new_value)}"
             if old_value is not ABSENT:
                 change = (
-                    f"changes {watched.format_item(key)} from {describe(old_value)} to "
+                    f"changes {watched_holder.format_item(key)} from {describe(old_value)} to "
                     f"{describe(new_value)}"
                 )
             errors.append(f"{change} at {format_source_line(*line)}")
         if not errors and not only_user_lines:
-            errors = [f"changes {watched.format_item(key)}" for watched, key in items]
+            errors = [f"changes {watched_holder.format_item(key)}" for watched_holder, key in items]
         if errors:
             count_text = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             raise CaptureError(
@@ -387,7 +389,9 @@ class _ChangeTracer:
     """Context manager that finds the lines of a user or a package that change items."""
 
     def __init__(self, items: list[tuple[_WatchedHolder, Any]]) -> None:
-        self._item_by_id = {watched.item_id(key): (watched, key) for watched, key in items}
+        self._item_by_id = {
+            watched_holder.item_id(key): (watched_holder, key) for watched_holder, key in items
+        }
         self._last_values = {
             item_id: self._current_value(*item) for item_id, item in self._item_by_id.items()
         }
@@ -396,19 +400,19 @@ class _ChangeTracer:
         """The line that changed an item first, by `ItemId`."""
         self.values: dict[ItemId, tuple[Any, Any]] = {}
         """(old value, new value) of that change, by `ItemId`."""
-        self._previous: Any = None
+        self._old_tracer: Any = None
 
     @staticmethod
-    def _current_value(watched: _WatchedHolder, key: Any) -> Any:
-        content = watched.copy_current()
+    def _current_value(watched_holder: _WatchedHolder, key: Any) -> Any:
+        content = watched_holder.copy_current()
         return content.get(key, ABSENT) if isinstance(content, dict) else list(content)
 
     def __enter__(self) -> None:
-        self._previous = sys.gettrace()
+        self._old_tracer = sys.gettrace()
         sys.settrace(self._trace)
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(self._previous)
+        sys.settrace(self._old_tracer)
         self._compare()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
@@ -422,7 +426,7 @@ class _ChangeTracer:
         return self._trace
 
     def _compare(self) -> None:
-        """Record the last line, the old and the new value of each item that changed first."""
+        """Record the line, the old and the new value of the first change of each item."""
         for item_id, item in self._item_by_id.items():
             old_value, new_value = self._last_values[item_id], self._current_value(*item)
             if item_id in self.lines or comparison_key(old_value) == comparison_key(new_value):
@@ -452,9 +456,8 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
         """Storage keys of tensors that the forward pass created."""
         self._saved_storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         """(storage, copy of its old content), by storage key."""
-        for (
-            buffer
-        ) in buffers:  # the schema of a batch norm does not state that statistics are written
+        # The schema of a batch norm does not state that it writes statistics.
+        for buffer in buffers:
             self._save(buffer)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

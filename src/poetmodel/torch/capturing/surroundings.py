@@ -137,8 +137,10 @@ class _StrideCorrector:
     def _fake_outputs(self, known_value: KnownValue) -> Any:
         """Return fake tensors like known outputs, with the known values attached."""
 
-        def make_fake(real: torch.Tensor) -> torch.Tensor:
-            return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+        def make_fake(real_tensor: torch.Tensor) -> torch.Tensor:
+            return torch.empty_strided(
+                real_tensor.shape, real_tensor.stride(), dtype=real_tensor.dtype
+            )
 
         with self._mode:
             outputs = _pytree.tree_map_only(torch.Tensor, make_fake, known_value.real_value)
@@ -192,7 +194,7 @@ class _StrideCorrector:
 
 def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
     """Raise `ForbiddenError` if a tensor that is not fake is written, or used with a gradient."""
-    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - the only source of writes
+    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - has the writes
         value = args[position] if position < len(args) else keywords.get(argument.name)
         for tensor in tensors_in(value):
             if isinstance(tensor, FakeTensor):
@@ -387,9 +389,9 @@ def attach_known_values(
 
     def attach_values(_: torch.nn.Module, fake_inputs: Sequence[Any]) -> None:
         """Attach the known values to the fake inputs and buffers; a forward pre-hook."""
-        for position, (fake, real) in enumerate(zip(fake_inputs, real_inputs, strict=True)):
-            if real is not None:
-                values.attach_source(fake, real, SourceTensor(position))
+        for position, (fake, real_input) in enumerate(zip(fake_inputs, real_inputs, strict=True)):
+            if real_input is not None:
+                values.attach_source(fake, real_input, SourceTensor(position))
         for path, fake in captured_module.named_buffers(remove_duplicate=False):
             values.attach_source(fake, buffers[path], SourceTensor(None, path))
 

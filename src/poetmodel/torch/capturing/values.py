@@ -515,9 +515,9 @@ class FiniteChecks:
         self._results.clear()
         return (are_finite,)
 
-    def add(self, result: torch.Tensor, *, expected: bool) -> None:
-        """Record a test and its line; `expected` is the value of `result` for finite numbers."""
-        self._results.append(result if expected else result.logical_not())
+    def add(self, result: torch.Tensor, *, expected_result: bool) -> None:
+        """Record a test with its line; `expected_result` is its result for finite numbers."""
+        self._results.append(result if expected_result else result.logical_not())
         line = running_user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
         self.lines[line or "an unknown line"] = None
 
@@ -543,7 +543,7 @@ class _FiniteTestMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             try:
                 return func(*args, **(kwargs or {}))
             except DataDependentOutputException:
-                self._checks.add(tensors[0], expected=expected_result)
+                self._checks.add(tensors[0], expected_result=expected_result)
                 return expected_result
         value = func(*args, **(kwargs or {}))
         if name in _FINITE_TESTS:
@@ -571,10 +571,10 @@ class _AssertMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
         """Record an assertion instead of executing it; call all other operators."""
         if args and isinstance(args[0], FunctionalTensor):
             if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
-                self._checks.add(args[0].eq(0).all(), expected=True)
+                self._checks.add(args[0].eq(0).all(), expected_result=True)
                 return None
             if func in ASSERTS:
-                self._checks.add(args[0].ne(0), expected=True)
+                self._checks.add(args[0].ne(0), expected_result=True)
                 return None
         return func(*args, **(kwargs or {}))
 

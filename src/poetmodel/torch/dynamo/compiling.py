@@ -163,15 +163,15 @@ class Backend(GraphPlanner):
 
         Raises `CaptureError` if gradients are to be added and there is a wrapper.
         """
-        sharded, ddp = _sharded_modules(), active_ddp()
-        if self._settings.add_gradients and (sharded or ddp is not None):
+        sharded_modules, ddp = _sharded_modules(), active_ddp()
+        if self._settings.add_gradients and (sharded_modules or ddp is not None):
             raise CaptureError(WRAPPER_ERROR)
-        self._sharded.update(sharded)
+        self._fsdp_modules.update(sharded_modules)
         if ddp is not None:
             self._replicas.add(ddp)
         is_concurrent = has_ddp_buckets() or any(map(has_compiled_siblings, _local_modules()))
         return {
-            "is_sharded": bool(sharded),
+            "is_sharded": bool(sharded_modules),
             "is_concurrent": is_concurrent and not self._has_one_plan,
             "wrapped_bytes": self._wrapped_bytes(),
         }
@@ -192,15 +192,17 @@ class Backend(GraphPlanner):
             if is_first_shape:  # a percentage also refers to the measured memory
                 del self._first_keep_all_bytes[call.function]
             with self.plan_call(earlier_call=call, outside=outside):
-                compiled = self._compile_graph(module, arguments, self._compiler)
+                compiled_function = self._compile_graph(module, arguments, self._compiler)
             graph_plan = self._graph_plans.pop()
             record = replace(graph_plan.record, name=self._graph_plans[plan_index].record.name)
             self._graph_plans[plan_index] = replace(graph_plan, record=record)
-            return compiled
+            return compiled_function
 
         remeasured_graph = RemeasuredGraph(compile_again)
         backward = remeasured_graph.wrap_backward_compiler(self._compiler)
-        remeasured_graph.compiled = self._compile_graph(module, inputs, backward, **options)
+        remeasured_graph.compiled_function = self._compile_graph(
+            module, inputs, backward, **options
+        )
         return remeasured_graph
 
     def _compile_graph(
@@ -239,14 +241,14 @@ class Backend(GraphPlanner):
         lazy_modules = _use_lazy_graph_module(should_use=True)
         stride_correction = nullcontext() if self._is_predicted else correct_fake_strides(inputs)
         with CAPTURE_LOCK, native_operators(), stride_correction, lazy_modules, infrequent_gc():
-            compiled = cast("Callable[..., Any]", compile_(module, inputs, **options))
+            compiled_function = cast("Callable[..., Any]", compile_(module, inputs, **options))
         if self._is_predicted:
-            return CompiledVariant(compiled, counted_graph)
+            return CompiledVariant(compiled_function, counted_graph)
         counted_graph.set_plan(self._graph_plans[-1])
         counted_graph.frontier = self._frontier
         if counted_graph.is_concurrent and self._settings.stated_bytes is None:
             counted_graph.budget_bytes = 0  # a percentage refers to all calls of the step
-        execute = counted_graph.record_nodes(compiled)
+        execute = counted_graph.record_nodes(compiled_function)
         if self._added_parameters:
             execute = AdditionChecks(self._added_parameters).add_checks(execute, find_compiled_node)
         return CompiledVariant(execute, counted_graph)
@@ -333,10 +335,10 @@ class Backend(GraphPlanner):
         **_options: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a joint graph; return the modules of its forward and backward passes."""
-        graph, saved = self.rewrite(self._build_joint_graph(module.graph, num_fwd_outputs))
+        graph, saved_nodes = self.rewrite(self._build_joint_graph(module.graph, num_fwd_outputs))
         joint = _make_graph_module(module, graph)
         forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
-            joint, saved, [], num_fwd_outputs=num_fwd_outputs
+            joint, saved_nodes, [], num_fwd_outputs=num_fwd_outputs
         )
         return forward, backward
 
@@ -419,7 +421,11 @@ def _local_modules() -> list[torch.nn.Module]:
 
 def _sharded_modules() -> list[torch.nn.Module]:
     """Return the modules sharded by FSDP2 that contain local modules of the captured function."""
-    return [sharded for module in _local_modules() for sharded in find_sharded_parents(module)]
+    return [
+        sharded_module
+        for module in _local_modules()
+        for sharded_module in find_sharded_parents(module)
+    ]
 
 
 def _function_name() -> str:

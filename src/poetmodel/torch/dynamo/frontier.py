@@ -171,17 +171,17 @@ def _min_saved_bytes(graph: Graph, first_backward_node: int) -> int:
         i for k in range(first_backward_node, len(graph.nodes)) for i in graph.inputs_of[k]
     }
     pending = [i for i in needed_tensors if graph.node_of[i] < first_backward_node]
-    total, visited = 0, set(pending)
+    saved_bytes, visited = 0, set(pending)
     while pending:
         i = pending.pop()
         k = graph.node_of[i]
         if not graph.nodes[k].recomputable:
-            total += graph.tensor_bytes[i]
+            saved_bytes += graph.tensor_bytes[i]
             continue
         new_inputs = set(graph.inputs_of[k]) - visited
         visited |= new_inputs
         pending += new_inputs
-    return total
+    return saved_bytes
 
 
 def _nondominated_plans(plans: list[GraphPlan], budget_bytes: int) -> Iterator[GraphPlan]:

@@ -139,14 +139,16 @@ class AdditionChecks:
         self._parameters = parameters
         _calls_hooks()  # caches the result, which cannot be computed in a backward pass
 
-    def add_checks(self, compiled: Callable[..., Any], find_node: Callable[[Any], Any]) -> Any:
+    def add_checks(
+        self, compiled_function: Callable[..., Any], find_node: Callable[[Any], Any]
+    ) -> Any:
         """Wrap a compiled function, so that it registers a check of each call's backward pass.
 
         The wrapper raises `CaptureError` for calls that are not supported.
 
         Parameters
         ----------
-        compiled : callable
+        compiled_function : callable
             The compiled function.
         find_node : callable
             Returns a weak reference to the autograd node of results, or None.
@@ -155,7 +157,7 @@ class AdditionChecks:
         def call_compiled(*arguments: Any) -> Any:
             """Call the function, and register the check of its backward pass."""
             if not torch.is_grad_enabled():
-                return compiled(*arguments)
+                return compiled_function(*arguments)
             if active_ddp() is not None:
                 raise CaptureError(WRAPPER_ERROR)
             if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # noqa: FBT003, SLF001 - no other way
@@ -163,7 +165,7 @@ class AdditionChecks:
                     f"{OPTION_NAME}: hooks of saved tensors, as those of torch.utils.checkpoint, "
                     f"hide parameters: call the function without them, {_LEAVE_OUT}"
                 )
-            results = compiled(*arguments)
+            results = compiled_function(*arguments)
             node = find_node(results)
             if node is not None:
                 names = {id(arguments[k]): name for k, name in self._parameters.items()}

@@ -175,7 +175,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
             gm.graph = partitioners.fx_graph_cse(gm.graph)
         inlining = InliningPredictor(gm.graph, num_fwd_outputs)
         joint = JointGraph(gm.graph, num_fwd_outputs, is_inlined=inlining)
-        graph, saved = self.graphs.rewrite(joint, reserved_bytes=self._reserved_bytes)
+        graph, saved_nodes = self.graphs.rewrite(joint, reserved_bytes=self._reserved_bytes)
         sizes = [storage.bytes for storage in joint.storages]
         results = joint.find_storages(joint.results[:num_fwd_outputs])
         self.results_bytes = sum(sizes[number] for number in results)
@@ -189,7 +189,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         ]
         forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
             _make_graph_module(gm, graph),
-            saved,
+            saved_nodes,
             [],
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_nodes=OrderedSet(
@@ -234,7 +234,7 @@ class MeasuringCompiler:
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a forward or backward graph, measure its peak, and return the counted pass."""
         names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
-        compiled = compile_fx_inner(gm, example_inputs, **options)
+        compiled_function = compile_fx_inner(gm, example_inputs, **options)
         is_backward = options.get("is_backward", False)
 
         def measure_peak(integer: int) -> int:
@@ -251,10 +251,10 @@ class MeasuringCompiler:
                 is_counted = self._strides.get(name) != stride
                 makers.append(_make_synthetic_source(value, is_counted=is_counted, integer=integer))
             first_makers, results = list(makers), list[Any]()
-            compiled([make() for make in first_makers])  # fills the caches of libraries
+            compiled_function([make() for make in first_makers])  # fills the caches of libraries
 
             def execute() -> None:
-                results.append(compiled([make() for make in makers]))
+                results.append(compiled_function([make() for make in makers]))
                 makers.clear()
 
             return heap_peak_bytes(execute)
@@ -266,10 +266,10 @@ class MeasuringCompiler:
         else:
             self.forward_bytes = peak_bytes
         if options.get("is_inference", False):
-            return self._counted_graph.count_inference(compiled)
+            return self._counted_graph.count_inference(compiled_function)
         if is_backward:
-            return self._counted_graph.count_backward(compiled)
-        return self._counted_graph.count_forward(compiled)
+            return self._counted_graph.count_backward(compiled_function)
+        return self._counted_graph.count_forward(compiled_function)
 
 
 def _make_synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
@@ -330,7 +330,7 @@ class InductorBackend(Backend):
                 enable_autograd_cache=False, force_non_lazy_backward_lowering=True
             ):
                 try:
-                    compiled = compile_fx(
+                    compiled_function = compile_fx(
                         module_copy,
                         inputs,
                         compiler,
@@ -344,7 +344,7 @@ class InductorBackend(Backend):
                 counted_graph.name = f"a call without gradients{call.title}"
                 counted_graph.peaks = PassPeaks(compiler.forward_bytes)
                 counted_graph.budget_bytes = self._inference_budget_bytes(counted_graph)
-                return compiled
+                return compiled_function
             record = self._graph_plans[n_plans].record
             # During the backward pass the results and their gradients are in RAM too.
             peak_bytes = max(
@@ -372,7 +372,7 @@ class InductorBackend(Backend):
                 counted_graph.set_plan(graph_plan)
                 if peaks:
                     cache.write("reserve", key, reserved_bytes)
-                return counted_graph.record_nodes(compiled)
+                return counted_graph.record_nodes(compiled_function)
             # The memory of Inductor that is not in the plan may grow as the plan shrinks.
             reserved_bytes += excess_bytes << attempt
             peaks.append(peak_bytes)

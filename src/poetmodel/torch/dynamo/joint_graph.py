@@ -280,8 +280,8 @@ class JointGraph(StepGraph):
             workspace_bytes += sum(self.storages[number].bytes for number in caller_storages)
         # The memory that other code uses between the passes is freed by the first backward node.
         if operation.node is self._first_backward:
-            made_bytes = sum(self.storages[number].bytes for number in operation.storages)
-            outside_bytes = self.outside_bytes - self.tangents_bytes - made_bytes
+            output_bytes = sum(self.storages[number].bytes for number in operation.storages)
+            outside_bytes = self.outside_bytes - self.tangents_bytes - output_bytes
             workspace_bytes = max(workspace_bytes, outside_bytes)
         accessed_storages = (*operation.storages, *operation.reads.storages)
         graph_node = self.training_node(
@@ -424,10 +424,10 @@ def _saved_copies(
             and copies == backward_readers
             and all(_storage_keys(member.all_input_nodes) == {key} for member in copies)
         ):
-            made_bytes = sum(
+            output_bytes = sum(
                 tensor.nbytes for member in copies for tensor in tensors_in(fake_value(member))
             )
-            if made_bytes < sizes[key]:
+            if output_bytes < sizes[key]:
                 saved_nodes |= copies
     return find_ancestors(saved_nodes) if saved_nodes else saved_nodes
 
@@ -476,8 +476,8 @@ def _is_expanding(node: fx.Node) -> bool:
     """Return whether a node's outputs are at least as large as its inputs, arguments excluded."""
     sources = (s for s in node.all_input_nodes if s.op == "call_function")
     read_bytes = sum(storage_sizes(sources).values())
-    made_bytes: int = sum(tensor.nbytes for tensor in tensors_in(fake_value(node)))
-    return made_bytes >= read_bytes
+    output_bytes: int = sum(tensor.nbytes for tensor in tensors_in(fake_value(node)))
+    return output_bytes >= read_bytes
 
 
 def _check_plannable(graph: fx.Graph) -> None:
@@ -528,7 +528,8 @@ def _display_name(node: fx.Node) -> str:
 def _find_line(node: fx.Node) -> str:
     """Return the innermost line outside of PyTorch that created a node; else its module or name."""
     traces = (
-        member.meta.get("stack_trace") for member in (node, *node.users, *node.all_input_nodes)
+        near_node.meta.get("stack_trace")
+        for near_node in (node, *node.users, *node.all_input_nodes)
     )
     frames = _FRAME_PATTERN.findall(next(filter(None, traces), ""))
     torch_folder = Path(torch.__file__).parent

@@ -30,7 +30,7 @@ class JointRewriter(Rewriter):
     def __init__(self, joint: JointGraph, file_number: int) -> None:
         """Start a graph with the arguments of `joint`; pages are in file `file_number`."""
         super().__init__(joint.output_keys)
-        self.saved: dict[fx.Node, None] = {}
+        self.saved_nodes: dict[fx.Node, None] = {}
         """Nodes of the forward pass that the backward pass reads, as an ordered set."""
         self._joint = joint
         self._file_number = file_number
@@ -145,7 +145,7 @@ class JointRewriter(Rewriter):
                 self._forward_nodes.add(argument_copy)
             return self.register_read(self._argument_copies[node])
         if node.op == "placeholder" and node not in self._joint.tangents:
-            self.saved[new_node] = None
+            self.saved_nodes[new_node] = None
         return new_node
 
     def register_write(self, new_node: fx.Node) -> fx.Node:
@@ -158,5 +158,5 @@ class JointRewriter(Rewriter):
     def register_read(self, new_node: fx.Node) -> fx.Node:
         """Return a node that is read; register it as saved between forward and backward pass."""
         if self._is_backward and new_node in self._forward_nodes:
-            self.saved[new_node] = None
+            self.saved_nodes[new_node] = None
         return new_node

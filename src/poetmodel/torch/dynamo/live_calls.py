@@ -78,7 +78,7 @@ class _LiveCall:
     """A call whose backward pass may follow."""
 
     graph: CountedGraph
-    saved: _SizedStorage | None
+    saved_storage: _SizedStorage | None
     """Storage of one saved tensor, with the size of all saved tensors, which autograd frees
     together; None if no tensor is saved."""
     results: tuple[_SizedStorage, ...]
@@ -100,17 +100,17 @@ class _LiveCall:
     @property
     def saved_bytes(self) -> int:
         """Bytes of saved tensors that exist [B]."""
-        return 0 if self.saved is None else self.saved.alive_bytes
+        return 0 if self.saved_storage is None else self.saved_storage.alive_bytes
 
     @property
     def may_save(self) -> bool:
         """Whether saved tensors exist, or would exist by another plan."""
-        return self.saved is None or bool(self.saved_bytes)
+        return self.saved_storage is None or bool(self.saved_bytes)
 
     @property
     def is_finished(self) -> bool:
         """Whether the call holds no bytes: its saved tensors are freed, or it has no node."""
-        return not self.held_bytes and (self.saved is not None or not self._has_node)
+        return not self.held_bytes and (self.saved_storage is not None or not self._has_node)
 
     @property
     def _has_node(self) -> bool:
@@ -150,7 +150,7 @@ class CountedGraph:
         self._calls = calls
         self._layout: _OutputLayout | None = None
         """Layout of the outputs; None before the first call."""
-        self._current = local()
+        self._thread_state = local()
         """Attribute `call`: the call whose forward pass has ended in this thread, or None."""
 
     def set_plan(self, graph_plan: GraphPlan) -> None:
@@ -182,7 +182,7 @@ class CountedGraph:
                 outputs = compiled_pass(arguments)
                 if self._layout is None:
                     self._layout = self._find_layout(outputs, storages)
-                running_pass.forward_call = self._current.call = self._make_call(
+                running_pass.forward_call = self._thread_state.call = self._make_call(
                     self._layout, outputs
                 )
                 running_pass.forward_call.number = running_pass.number
@@ -218,16 +218,16 @@ class CountedGraph:
 
         return _mark_boxed(counted_pass, compiled_pass)
 
-    def record_nodes(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def record_nodes(self, compiled_function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the compiled function, so that it stores the autograd node of each call."""
 
         def call_compiled(*arguments: Any) -> Any:
             """Call the function, and store the autograd node in its live call."""
-            self._current.call = None
-            results = compiled(*arguments)
-            call: _LiveCall | None = self._current.call
+            self._thread_state.call = None
+            results = compiled_function(*arguments)
+            call: _LiveCall | None = self._thread_state.call
             if call is not None:
-                self._current.call = None
+                self._thread_state.call = None
                 call.node = find_compiled_node(results)
                 call.is_returned = True
             return results
@@ -249,9 +249,9 @@ class CountedGraph:
                     known_storages.add(storage._cdata)  # noqa: SLF001 - its identity
                     new_outputs.append((position, storage.nbytes()))
         results = tuple(output for output in new_outputs if output[0] < self.results_count)
-        saved = [output for output in new_outputs if output[0] >= self.results_count]
-        largest = max(saved, key=lambda output: output[1], default=(None, 0))[0]
-        return _OutputLayout(results, largest, sum(size for _, size in saved))
+        saved_outputs = [output for output in new_outputs if output[0] >= self.results_count]
+        largest_position = max(saved_outputs, key=lambda output: output[1], default=(None, 0))[0]
+        return _OutputLayout(results, largest_position, sum(size for _, size in saved_outputs))
 
     def _make_call(self, layout: _OutputLayout, outputs: Sequence[Any]) -> _LiveCall:
         """Return the live call of a forward pass, given its outputs."""
@@ -260,10 +260,12 @@ class CountedGraph:
             (storage,) = _get_storages(outputs[position])
             return _SizedStorage(StorageWeakRef(storage), size)
 
-        saved = None
+        saved_storage = None
         if layout.saved_position is not None:
-            saved = sized_storage(layout.saved_position, layout.saved_bytes)
-        return _LiveCall(self, saved, tuple(sized_storage(*result) for result in layout.results))
+            saved_storage = sized_storage(layout.saved_position, layout.saved_bytes)
+        return _LiveCall(
+            self, saved_storage, tuple(sized_storage(*result) for result in layout.results)
+        )
 
     def _inference_pass(self, arguments: Sequence[Any]) -> _Pass:
         storages = self._calls.find_argument_storages(arguments)
@@ -277,8 +279,8 @@ class CountedGraph:
         if retains_graph:
             saved_bytes = (
                 0
-                if backward_call is None or backward_call.saved is None
-                else backward_call.saved.bytes
+                if backward_call is None or backward_call.saved_storage is None
+                else backward_call.saved_storage.bytes
             )
             retained_bytes = self.peaks.retained_bytes
             peak_bytes = peak_bytes + saved_bytes if retained_bytes is None else retained_bytes
@@ -392,9 +394,13 @@ class LiveCalls:
         """
         with self._lock:
             calls = [call for call in self._calls if call.graph is graph]
-        if len(calls) > 1 and any(call.saved is not None for call in calls):
+        if len(calls) > 1 and any(call.saved_storage is not None for call in calls):
             storages = _storage_references(arguments)
-            calls = [c for c in calls if c.saved is not None and c.saved.storage.cdata in storages]
+            calls = [
+                c
+                for c in calls
+                if c.saved_storage is not None and c.saved_storage.storage.cdata in storages
+            ]
         return calls[-1] if calls else None
 
     def find_argument_storages(

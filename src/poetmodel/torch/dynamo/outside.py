@@ -34,8 +34,8 @@ class RemeasuredGraph:
     def __init__(
         self, compile_again: Callable[[OutsideMemory, Sequence[Any]], Callable[..., Any]]
     ) -> None:
-        """Start without a compiled graph; the back end sets `compiled`."""
-        self.compiled: Callable[..., Any]
+        """Start without a compiled graph; the back end sets `compiled_function`."""
+        self.compiled_function: Callable[..., Any]
         """Executes the graph by its plan."""
         self._compile_again: Callable[..., Callable[..., Any]] | None = compile_again
         self._heap_watch: HeapWatch | None = None
@@ -49,12 +49,12 @@ class RemeasuredGraph:
         """
         measured_memory = self.end_measurement()
         if self._compile_again is not None and measured_memory is not None:
-            self.compiled = self._compile_again(measured_memory, arguments)
+            self.compiled_function = self._compile_again(measured_memory, arguments)
             self._compile_again = None
         if self._compile_again is not None and torch.is_grad_enabled() and not is_profiler_on():
             self._heap_watch = HeapWatch()
             _MEASURED_GRAPHS.append(self)
-        results = self.compiled(*arguments)
+        results = self.compiled_function(*arguments)
         if self._heap_watch is not None:
             self._heap_watch.start_section()
         return results
@@ -131,13 +131,13 @@ class LossOnlyGraph:
 
     def compile_with(self, compiler: Callable[[fx.GraphModule], Any]) -> Callable[..., Any]:
         """Compile the graph; a gradient that reaches a detached result raises `CaptureError`."""
-        compiled = compiler(self._module)
+        compiled_function = compiler(self._module)
         if not self._detached_positions:
-            return compiled  # type: ignore[no-any-return]
+            return compiled_function  # type: ignore[no-any-return]
 
         def call_compiled(*arguments: Any) -> Any:
             """Call the compiled graph, and register the refusal of gradients."""
-            results = compiled(*arguments)
+            results = compiled_function(*arguments)
             if torch.is_grad_enabled():
                 for k in self._detached_positions:
                     results[k].requires_grad_().register_hook(_refuse_gradient)

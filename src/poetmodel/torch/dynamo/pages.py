@@ -54,10 +54,8 @@ class SlotFile(ScratchFile):
             self._create()
         size = round_up(len(memory), ALIGNMENT_BYTES)
         slots = self._free_slots.setdefault(size, [])
-        with (
-            self._lock,
-            page_errors(self.path, "a page could not be written"),
-        ):  # several threads run steps
+        # Steps in several threads may write at the same time.
+        with self._lock, page_errors(self.path, "a page could not be written"):
             if not slots:
                 os.posix_fallocate(self._descriptor, self.bytes, size)
                 slots.append(self.bytes)

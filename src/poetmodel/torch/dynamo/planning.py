@@ -572,9 +572,8 @@ class GraphProblem:
                 continue
             if k >= first_backward:
                 retained_bytes = max(retained_bytes, high_bytes[k] + freed_bytes)
-            if (
-                op == Op.FREE and index in saved_tensors
-            ):  # with retain_graph autograd holds this copy
+            # With retain_graph autograd holds the copies that the plan frees here.
+            if op == Op.FREE and index in saved_tensors:
                 saved_tensors.remove(index)
                 freed_bytes += graph.tensor_bytes[index]
         return PassPeaks(
@@ -679,8 +678,8 @@ def _costs(
     graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
 ) -> Costs:
     """Return the costs of a graph: estimated for `device`, or from `times_s` if measured."""
-    estimated = Costs.estimate(graph, device).table(graph)
-    compute_s = [CALL_S + time_s for time_s in estimated.compute_time_s]
+    estimated_costs = Costs.estimate(graph, device).table(graph)
+    compute_s = [CALL_S + time_s for time_s in estimated_costs.compute_time_s]
     if settings.costs == MEASURED:
         compute_s = [*times_s, 0.0]
     page_in = page_out = None

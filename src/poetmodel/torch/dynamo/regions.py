@@ -116,9 +116,9 @@ class Region:
     stage: int
     """First backward stage."""
 
-    def slack_bytes(self, graph: Graph, present: Collection[int]) -> int:
-        """Return the budget less the region's tensors among `present`; negative if violated [B]."""
-        used_bytes = sum(graph.tensor_bytes[i] for i in self.tensors.intersection(present))
+    def slack_bytes(self, graph: Graph, present_tensors: Collection[int]) -> int:
+        """Return the budget less the region's bytes in `present_tensors`; may be negative [B]."""
+        used_bytes = sum(graph.tensor_bytes[i] for i in self.tensors.intersection(present_tensors))
         return self.limit_bytes - used_bytes
 
     def excess_bytes(self, graph: Graph, schedule: Schedule) -> int:

@@ -135,7 +135,7 @@ class GraphPlanner:
         """Plans of the graph that was captured last."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         """DDP modules with compiled functions."""
-        self._sharded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._fsdp_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         """Modules sharded by FSDP2 with compiled functions."""
 
     @contextmanager
@@ -176,20 +176,24 @@ class GraphPlanner:
             finally:
                 self._call = None
 
-    def _wrapped_bytes(self, excluded: Container[int] = ()) -> int:
-        """Return the current bytes of DDP and FSDP2, except storages with an `excluded` key [B]."""
+    def _wrapped_bytes(self, excluded_keys: Container[int] = ()) -> int:
+        """Return the current bytes of DDP and FSDP2, except storages in `excluded_keys` [B]."""
         ddp_bytes = sum(map(bucket_bytes, self._replicas))
-        return ddp_bytes + gathered_bytes(self._sharded, excluded) if self._sharded else ddp_bytes
+        return (
+            ddp_bytes + gathered_bytes(self._fsdp_modules, excluded_keys)
+            if self._fsdp_modules
+            else ddp_bytes
+        )
 
     def _share(self, key: str, compute: Callable[[], Any]) -> Any:
         """Return the result of `compute`, with DDP or FSDP2 that of the first process."""
-        if self._replicas or self._sharded:
+        if self._replicas or self._fsdp_modules:
             return self._ranks.share(key, compute)
         return compute()
 
     def _gather(self, key: str, value: Any) -> list[Any]:
         """Return the values of all processes if DDP or FSDP2 is used, else only `value`."""
-        if self._replicas or self._sharded:
+        if self._replicas or self._fsdp_modules:
             return self._ranks.gather(key, value)
         return [value]
 
@@ -314,7 +318,7 @@ class GraphPlanner:
             _LOG.warning("%s: %s; %s", name, LOSS_OUTSIDE, remedy)
         rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
         new_graph = rewriter.rewrite(graph_plan.plan.program, graph_plan.middle_node)
-        return new_graph, list(rewriter.saved)
+        return new_graph, list(rewriter.saved_nodes)
 
     def _agree_profiles(
         self, joint: JointGraph, call: FirstCall

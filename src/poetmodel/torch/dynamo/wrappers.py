@@ -74,11 +74,11 @@ def find_sharded_parents(value: object) -> list[torch.nn.Module]:
     ]
 
 
-def gathered_bytes(modules: Iterable[torch.nn.Module], excluded: Container[int]) -> int:
+def gathered_bytes(modules: Iterable[torch.nn.Module], excluded_keys: Container[int]) -> int:
     """Return the current bytes of FSDP2 except sharded parameters, in the models of `modules` [B].
 
     Counts gathered parameters, buffers of collectives and gradients, except storages whose key is
-    in `excluded`.
+    in `excluded_keys`.
     """
     module_states = [module._get_fsdp_state() for module in modules]
     states = {
@@ -90,7 +90,7 @@ def gathered_bytes(modules: Iterable[torch.nn.Module], excluded: Container[int])
     for value in (value for state in states.values() for value in _fsdp_tensors(state)):
         if isinstance(value, torch.Tensor):
             storage = getattr(value, "_local_tensor", value).untyped_storage()
-            if storage._cdata not in excluded:
+            if storage._cdata not in excluded_keys:
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
 
