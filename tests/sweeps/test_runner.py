@@ -66,7 +66,7 @@ def _run(runs, folder, *, deaths=None, warm=True):
     begun = []
     told = []
     queue = sweep_queue(runs, Store(folder), warm=warm, on_progress=told.append)
-    queue.run(_Pool(deaths or [], begun), 4)
+    queue.execute(_Pool(deaths or [], begun), 4)
     return begun, told
 
 
@@ -236,7 +236,7 @@ def test_broken_pool_leaves_what_is_recorded(how, tmp_path):
     runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
     queue = sweep_queue(runs, Store(tmp_path), warm=True, on_progress=None)
     with pytest.raises(WorkersLostError, match="2 of 3 runs are recorded"):
-        queue.run(_Breaking(how), 1)
+        queue.execute(_Breaking(how), 1)
     assert len(Store(tmp_path).finished_records()) == 2
     assert not (tmp_path / "claims").exists()
     begun, _ = _run(runs, tmp_path)
