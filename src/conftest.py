@@ -1,4 +1,4 @@
-"""Examples in docstrings: those of the PyTorch front end need PyTorch."""
+"""Ignores modules whose examples in docstrings need a library that is not installed."""
 
 from __future__ import annotations
 

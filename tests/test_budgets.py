@@ -37,10 +37,10 @@ GAP = 0.5
 def test_a_budget_is_a_share_or_a_size(stated, share, size_bytes):
     """A share is of the keep-all peak, rounded down; a size is the same whatever the peak is."""
     budget = Budget.parse(stated)
-    assert (budget.share, budget.size_bytes) == (share, size_bytes)
+    assert (budget.fraction, budget.size_bytes) == (share, size_bytes)
     for peak in (0, 1001):
         expected = size_bytes if share is None else int(share * peak)
-        assert budget.resolve(peak) == budget.in_bytes(peak).size_bytes == expected
+        assert budget.resolve(peak) == budget.to_size(peak).size_bytes == expected
     assert Budget.parse(budget) is budget
 
 
@@ -86,7 +86,7 @@ def step(tmp_path_factory):
 def test_a_share_is_the_same_bytes_at_every_door(text, tile, step, tmp_path):
     """Tensors get as much RAM in the library, commands, sweeps, the explorer and exported C."""
     whole = linear_step()
-    bytes_ = int(Budget.parse(text).share * checkpoint_all_peak_bytes(whole.graph))
+    bytes_ = int(Budget.parse(text).fraction * checkpoint_all_peak_bytes(whole.graph))
     costs = pm.Costs.estimate(whole.graph, pm.Device.load(BOARD))
     assert pm.Problem(whole.graph, costs, ram=text).ram_budget_bytes == bytes_
     tiles = () if tile is None else ("--tile", tile)
@@ -96,7 +96,7 @@ def test_a_share_is_the_same_bytes_at_every_door(text, tile, step, tmp_path):
     found = {name: made["problem"]["ram_budget_bytes"] for name, made in documents.items()}
     shapes = [Variant(tile=tile)]
     (run,) = grid([str(step)], [BOARD], ram=[text], shapes=shapes)
-    found["sweep"] = run.problem().ram_budget_bytes
+    found["sweep"] = run.build_problem().ram_budget_bytes
     *_, first = initial_state(
         GraphOptions(model=str(step), tile=tile), CostOptions(device=BOARD), LimitOptions(ram=text)
     )

@@ -131,14 +131,14 @@ def test_read_only_folder_is_refused(tmp_path, monkeypatch):
 
 def test_write_text_refuses_half_a_character(tmp_path):
     """Text that UTF-8 cannot hold is an error; nothing is written."""
-    with pytest.raises(InputError, match="no UTF-8 form"):
+    with pytest.raises(InputError, match="cannot be encoded"):
         files.write_text(tmp_path / "file", "a\ud800")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_keep_every_fault_and_their_type():
     """`within` puts a place before every fault and keeps the kind of error."""
-    error = GraphError(iter(["one", "two"])).within("g.json")
+    error = GraphError(iter(["one", "two"])).with_prefix("g.json")
     assert isinstance(error, GraphError)
     assert isinstance(error, ValueError)
     assert error.faults == ("g.json: one", "g.json: two")
@@ -172,7 +172,7 @@ READERS = {
 SAVED = {
     "x.graph.json": GRAPH.save,
     "x.schedule.json": checkpoint_all(GRAPH).save,
-    "x.plan.json": plan(PAGED, identity=GraphIdentity.of(GRAPH)).save,
+    "x.plan.json": plan(PAGED, identity=GraphIdentity.from_graph(GRAPH)).save,
     "x.csv": Costs(compute={}, pages=None).save,
 }
 """What is written, by the name of its file."""

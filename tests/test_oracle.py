@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
         """Return the quantity that a problem minimizes."""
         run = self.runs[str(problem.deadline_counts)]
         if problem.minimize == USER_OBJECTIVE:
-            return run.total(problem.graph, problem.own_objective)
+            return run.total(problem.graph, problem.user_objective)
         figures = (run.energy_j, run.time_s, run.peak_ram_bytes, run.written_bytes)
         return figures[QUANTITIES.index(str(problem.minimize))] or 0.0
 

@@ -119,12 +119,14 @@ def test_results_are_written_and_read_back(tmp_path):
         assert ("resident" in result.to_dict()) == bool(problem.graph.state_tensors)
         document = load_document(path)
         assert document.schedule == result.require_schedule() is not None
-        assert document.schedule.identity == GraphIdentity.of(problem.graph)
+        assert document.schedule.identity == GraphIdentity.from_graph(problem.graph)
         assert document.status == result.status
         assert document.device == "bench"
         assert document.problem.model_dump(exclude_unset=True) == result.to_dict()["problem"]
-        assert document.stated == {key: result.to_dict().get(key) for key in STATED}
-        assert not check_schedule(problem, document.schedule, stated=document.stated).violations
+        assert document.stated_metrics == {key: result.to_dict().get(key) for key in STATED}
+        assert not check_schedule(
+            problem, document.schedule, stated=document.stated_metrics
+        ).violations
 
 
 def test_violations_are_listed():
@@ -168,14 +170,14 @@ def test_an_own_objective_is_told_with_its_weights():
     Recomputing a takes 11 J; paging it out, which writes 4 B, and in, takes 12 J.
     """
     weights = (("energy_j", 1), ("recomputations:a", 3), ("bytes_written", 0.25))
-    result = solve(replace(skip_problem(), minimize="own", own_objective=weights))
+    result = solve(replace(skip_problem(), minimize="own", user_objective=weights))
     assert result.summary() == (
         "optimal: energy_j + 3 recomputations:a + 0.25 bytes_written: 13, bound 13, gap 0.00%; "
         "energy 12 J"
     )
     assert "objective 13, gap 0.00%, energy 12 J" in repr(result)
     many = tuple((f"page_ins:{name}", 1) for name in ("a", "b", "c", "d"))
-    summary = solve(replace(skip_problem(), minimize="own", own_objective=many)).summary()
+    summary = solve(replace(skip_problem(), minimize="own", user_objective=many)).summary()
     assert "page_ins:a + page_ins:b + page_ins:c + page_ins:d: 0, " in summary
 
 
@@ -192,7 +194,7 @@ def test_an_own_objective_is_told_with_its_weights():
 def test_value_bound_and_gap_are_those_of_what_was_minimized(minimize, ram, value, words):
     """In the library, in words and in the file: optimal never stands beside a larger gap."""
     weights = (("energy_j", 1), ("recomputations:a", 3)) if minimize == "own" else ()
-    result = solve(skip_problem(minimize=minimize, ram=ram, own_objective=weights), gap=0.0)
+    result = solve(skip_problem(minimize=minimize, ram=ram, user_objective=weights), gap=0.0)
     assert result.status == Status.OPTIMAL
     assert (result.value, result.bound, result.gap) == (value, value, 0.0)
     assert result.overhead == value - result.problem.objective.baseline
@@ -213,7 +215,7 @@ def test_value_bound_and_gap_are_those_of_what_was_minimized(minimize, ram, valu
 
 def test_nothing_proved_of_rewards_is_no_bound_of_zero():
     """Without a bound of its own a result has that of all rewards taken, below 0 here."""
-    problem = replace(skip_problem(), minimize="own", own_objective=(("page_outs:a", -3),))
+    problem = replace(skip_problem(), minimize="own", user_objective=(("page_outs:a", -3),))
     proved = solve(problem)
     assert (proved.value, proved.gap) == (-3, 0.0)
     open_ = replace(solve(skip_problem()), problem=problem, objective_bound=None)
@@ -401,7 +403,7 @@ def test_gap_over_time_falls_from_one_to_the_last_gap():
 def test_primal_integral_counts_time_by_distance_to_the_best():
     """Three seconds without a schedule, one at twice the last value, two at that."""
     assert primal_integral_s(HISTORY) == pytest.approx(3 + 0.5)
-    assert primal_integral_s(HISTORY, best=4.0) == pytest.approx(3 + 0.6 + 2 * 0.2)
+    assert primal_integral_s(HISTORY, best_value=4.0) == pytest.approx(3 + 0.6 + 2 * 0.2)
     assert primal_integral_s(HISTORY[:1]) is None
     assert primal_integral_s(()) is None
 

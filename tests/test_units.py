@@ -50,9 +50,9 @@ def test_parse_size_reads_every_form(text, size_bytes):
 
 def test_parse_size_takes_percent_of_the_whole():
     """A percentage is of a whole, exactly, rounded down; 2^53 bytes are the most."""
-    assert parse_size("50%", field="--ram", whole_bytes=1001) == 500
-    assert parse_size("100 %", field="--ram", whole_bytes=2**53 - 1) == 2**53 - 1
-    assert parse_size("33.3%", field="--ram", whole_bytes=1000) == 333
+    assert parse_size("50%", field="--ram", base_bytes=1001) == 500
+    assert parse_size("100 %", field="--ram", base_bytes=2**53 - 1) == 2**53 - 1
+    assert parse_size("33.3%", field="--ram", base_bytes=1000) == 333
     with pytest.raises(BudgetError, match="--aux: a percentage has no meaning here"):
         parse_size("50%", field="--aux")
     assert parse_size(MAX_BYTES, field="--ram") == 2**53
@@ -70,7 +70,7 @@ def test_parse_size_takes_percent_of_the_whole():
 def test_parse_size_refuses_what_is_no_size(value):
     """Anything else is an error that names the field and what would be accepted."""
     with pytest.raises(BudgetError, match=r"^--ram: expected .*") as caught:
-        parse_size(value, field="--ram", whole_bytes=100)
+        parse_size(value, field="--ram", base_bytes=100)
     assert len(str(caught.value)) < 300
     assert ("write 50%" in str(caught.value)) == (value in ("0.5", 0.5))
 
@@ -103,7 +103,7 @@ def test_every_unit_is_read(parse, amounts):
 @given(st.floats(min_value=1e-9, max_value=1e9))
 def test_parse_time_of_100_percent_is_the_whole(whole_s):
     """100 % is the same float as the whole, so a deadline of one pass admits one pass."""
-    assert parse_time("100%", field="--deadline", whole_s=whole_s) == whole_s
+    assert parse_time("100%", field="--deadline", base_s=whole_s) == whole_s
 
 
 @pytest.mark.parametrize("value", ["5", "-1s", "1e999s", "5 parsecs", "5 S", 1e31, -1.0, "nan s"])

@@ -6,6 +6,6 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        # If Ctrl-C comes inside code compiled from a string, such as a dataclass method, Python
-        # exits by the signal instead of the status, unless such code is executed again.
+        # After Ctrl-C in code compiled from a string, such as a dataclass method, Python exits by
+        # the signal instead of with the status, unless such code is executed again.
         exec("")  # noqa: S102

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 _NONE: Final = "none"
+"""Text of ``--tile`` for no tiles."""
 _AUTO: Final = "auto"
+"""Text of ``--tile`` for tiles of an automatic size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """A RAM budget: a size, or a fraction of the keep-all peak."""
 
-    stated: str | int
-    """The text or number that it was parsed from."""
-    share: Fraction | None
+    stated_value: str | int
+    """The text or number from which the budget was parsed."""
+    fraction: Fraction | None
     """Fraction of the keep-all peak; None for a size."""
     field: str
     """Name of the budget in errors."""
@@ -42,48 +44,48 @@ class Budget:
         """
         if isinstance(value, Budget):
             return value
-        parse_size(value, field=field, whole_bytes=1)
-        return cls(stated=value, share=parse_fraction(value), field=field)
+        parse_size(value, field=field, base_bytes=1)
+        return cls(stated_value=value, fraction=parse_fraction(value), field=field)
 
     @classmethod
     def from_bytes(cls, size_bytes: int) -> Budget:
         """Make a budget from a size [B]."""
-        return cls(stated=f"{size_bytes}B", share=None, field="ram")
+        return cls(stated_value=f"{size_bytes}B", fraction=None, field="ram")
 
     def __str__(self) -> str:
-        return str(self.stated)
+        return str(self.stated_value)
 
     @property
     def keeps_all(self) -> bool:
         """Whether the budget is a fraction of at least 100 % of the keep-all peak."""
-        return self.share is not None and self.share >= 1
+        return self.fraction is not None and self.fraction >= 1
 
     @property
     def size_bytes(self) -> int | None:
         """The size [B]; None for a fraction."""
-        return None if self.share is not None else self.resolve(0)
+        return None if self.fraction is not None else self.resolve(0)
 
-    def in_bytes(self, keep_all_bytes: int) -> Budget:
+    def to_size(self, keep_all_bytes: int) -> Budget:
         """Return the budget as a size.
 
         A fraction refers to `keep_all_bytes`, the keep-all peak [B].
         """
-        return self if self.share is None else Budget.from_bytes(self.resolve(keep_all_bytes))
+        return self if self.fraction is None else Budget.from_bytes(self.resolve(keep_all_bytes))
 
     def resolve(self, keep_all_bytes: int) -> int:
         """Return the size, rounded down [B].
 
         A fraction refers to `keep_all_bytes`, the keep-all peak [B].
         """
-        return parse_size(self.stated, field=self.field, whole_bytes=keep_all_bytes)
+        return parse_size(self.stated_value, field=self.field, base_bytes=keep_all_bytes)
 
     def tensor_bytes(self, keep_all_bytes: int, *, reserved_bytes: int) -> int:
         """Return the RAM for tensors and workspaces [B]; negative if the budget is too small.
 
-        `reserved_bytes` is RAM that the keep-all peak excludes [B]. `reserved_bytes` is subtracted
-        from a budget that is a size. A budget that is a fraction excludes it already.
+        `reserved_bytes` is RAM that the keep-all peak excludes [B]: subtracted from a size, but not
+        from a fraction, which refers to the keep-all peak.
         """
-        excluded_bytes = 0 if self.share is not None else reserved_bytes
+        excluded_bytes = 0 if self.fraction is not None else reserved_bytes
         return self.resolve(keep_all_bytes) - excluded_bytes
 
 
@@ -92,7 +94,7 @@ class TileChoice:
     """Choice of the tiles of a step: a given size, an automatic size, or no tiles."""
 
     size_bytes: int | None = None
-    """Maximum size of a tile [B]; None for the other choices."""
+    """Given maximum size of a tile [B]; None for `WHOLE` and `AUTO`."""
     is_auto: bool = False
     """Whether the tile size is chosen so that the step fits a device."""
 

@@ -37,8 +37,8 @@ _WALL_END_S: Final[ContextVar[float | None]] = ContextVar("wall_end_s", default=
 def processor_clock(wall_s: float) -> Iterator[None]:
     """Context manager: time limits inside count processor time, for at most `wall_s` of wall time.
 
-    The result of a solve then does not depend on the load of the machine, unless `wall_s` passes
-    first; then every limit inside ends.
+    The result of a solve then does not depend on the load of the machine. Once `wall_s` has passed,
+    all limits inside count as passed.
     """
     end_s = time.monotonic() + min(wall_s, time_left_s())
     tokens = _WALL_END_S.set(end_s), _END_S.set(None)
@@ -50,22 +50,25 @@ def processor_clock(wall_s: float) -> Iterator[None]:
 
 
 def wall_end_s() -> float | None:
-    """Return the end of the wall time [s]; None if limits count wall time."""
+    """Return the end of the wall time of `processor_clock` [s]; None if limits count wall time.
+
+    The end refers to ``time.monotonic()``.
+    """
     return _WALL_END_S.get()
 
 
-def now_s(*, of_processor: bool | None = None) -> float:
+def now_s(*, use_processor_time: bool | None = None) -> float:
     """Return the time on the clock that time limits use, or on a given clock [s].
 
     Parameters
     ----------
-    of_processor : bool, optional
+    use_processor_time : bool, optional
         Whether to read the processor time of this process instead of the monotonic clock. Default:
         True inside `processor_clock`, which has no effect on other threads.
     """
-    if of_processor is None:
-        of_processor = _WALL_END_S.get() is not None
-    return time.process_time() if of_processor else time.monotonic()
+    if use_processor_time is None:
+        use_processor_time = _WALL_END_S.get() is not None
+    return time.process_time() if use_processor_time else time.monotonic()
 
 
 @contextmanager
@@ -84,8 +87,8 @@ def check_time_limit() -> None:
 
     A check takes a fraction of a microsecond; with processor time, about one microsecond.
     """
-    end_s, until_s = _END_S.get(), _WALL_END_S.get()
-    is_over = until_s is not None and time.monotonic() > until_s
+    end_s, limit_end_s = _END_S.get(), _WALL_END_S.get()
+    is_over = limit_end_s is not None and time.monotonic() > limit_end_s
     if is_over or (end_s is not None and now_s() > end_s):
         raise TimeLimitError("the time limit has passed")
 
@@ -97,7 +100,10 @@ def time_left_s() -> float:
 
 
 def iterate_in_time(items: Sequence[T]) -> Iterator[T]:
-    """Iterate over items, checking the time limit every `CHUNK` items, at almost no cost."""
+    """Return an iterator over items that checks the time limit every `CHUNK` items.
+
+    Raises `TimeLimitError` if the limit has passed.
+    """
     return chain.from_iterable(_chunks(items))
 
 
@@ -111,7 +117,7 @@ def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
 def block_ctrl_c() -> Iterator[None]:
     """Context manager: block Ctrl-C in this thread, and permanently in processes started inside.
 
-    Has no effect on Windows, where the processes started here have no console.
+    Has no effect on Windows, where worker processes have no console.
     """
     if sys.platform == "win32":
         yield
@@ -127,6 +133,7 @@ GC_ALLOCATIONS: Final = 20_000
 """Allocations between two collections of the youngest generation; Python's default is 700."""
 
 _lock = threading.Lock()
+"""Guards the thresholds of the garbage collector."""
 _saved_thresholds: list[tuple[int, int, int]] = []
 """Thresholds to restore, one entry per active `infrequent_gc`."""
 
@@ -135,10 +142,13 @@ _saved_thresholds: list[tuple[int, int, int]] = []
 def infrequent_gc() -> Iterator[None]:
     """Context manager: collect garbage less often, until the last concurrent use ends.
 
-    Notes ----- A model or schedule of a large graph consists of hundreds of thousands of small
-    objects. With default thresholds, garbage collections during their creation take up to a third
-    of the time outside the solver. Has no effect if collections are disabled or less frequent
-    already.
+    Has no effect if collections are disabled or less frequent already.
+
+    Notes
+    -----
+    A model or schedule of a large graph consists of hundreds of thousands of small objects. With
+    default thresholds, garbage collections during their creation take up to a third of the time
+    outside the solver.
     """
     with _lock:
         thresholds_before = gc.get_threshold()

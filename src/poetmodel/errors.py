@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C without a result."""
 _SHOWN_CHARACTERS: Final = 60
+"""Maximum length of a value in a message."""
 _SHOWN_INTEGER: Final = 10**20
+"""Integers from here on are described by their number of digits."""
 
 
 def shown(value: object) -> str:
@@ -60,9 +62,9 @@ def listed(names: Iterable[str], *, max_names: int = 5) -> str:
     return f"{', '.join(all_names[:max_names])} and {n_omitted:,} more"
 
 
-def did_you_mean(typed: str, names: Iterable[str], *, max_names: int = 1) -> str:
-    """Return a question that suggests the names most similar to `typed`; "" if none is similar."""
-    matches = get_close_matches(typed, tuple(names), n=max_names)
+def suggest_names(word: str, names: Iterable[str], *, max_names: int = 1) -> str:
+    """Return a question that suggests the names most similar to `word`; "" if none is similar."""
+    matches = get_close_matches(word, tuple(names), n=max_names)
     return f"did you mean {' or '.join(matches)}?" if matches else ""
 
 
@@ -84,21 +86,21 @@ class InputError(PoetModelError, ValueError):
         """Messages of all errors found, in the order of the input."""
         super().__init__("; ".join(self.faults))
 
-    def within(self, where: str) -> InputError:
-        """Return a new error of the same class with `where` before every message.
+    def with_prefix(self, prefix: str) -> InputError:
+        """Return a new error of the same class with `prefix` before every message.
 
-        `where` is a file name, for example; if it is empty, the messages stay unchanged.
+        `prefix` is a file name, for example; if it is empty, the messages stay unchanged.
         """
-        return type(self)(f"{where}: {fault}" if where else fault for fault in self.faults)
+        return type(self)(f"{prefix}: {fault}" if prefix else fault for fault in self.faults)
 
 
 @contextmanager
-def raised_as(error: type[InputError], where: str = "") -> Iterator[None]:
-    """Context manager: convert input errors to class `error`, with `where` before every message."""
+def raised_as(error: type[InputError], prefix: str = "") -> Iterator[None]:
+    """Context manager: convert input errors to class `error`, `prefix` before each message."""
     try:
         yield
     except InputError as raised:
-        raise error(raised.within(where).faults) from None
+        raise error(raised.with_prefix(prefix).faults) from None
 
 
 class GraphError(InputError):
@@ -134,7 +136,7 @@ class MissingExtraError(InputError):
 
 
 class ModelError(InputError):
-    """A model contains an element that linear solvers do not accept."""
+    """A model cannot be built, or contains an element that linear solvers do not accept."""
 
 
 def check_docstrings() -> None:
@@ -194,7 +196,7 @@ class MethodNotApplicableError(PoetModelError):
         super().__init__(message)
 
 
-class OwnMethodError(PoetModelError):
+class UserMethodError(PoetModelError):
     """A user-defined method raised an exception, or its schedule is invalid.
 
     Parameters
@@ -220,7 +222,7 @@ class TooLargeError(PoetModelError):
 
 
 class WorkersLostError(PoetModelError, RuntimeError):
-    """The workers of a sweep accept no more runs; recorded runs are retained."""
+    """The workers of a sweep cannot execute more runs; recorded runs are retained."""
 
 
 class VerificationError(PoetModelError):

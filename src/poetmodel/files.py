@@ -14,22 +14,23 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, did_you_mean, shown
+from poetmodel.errors import InputError, shown, suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-_KINDS: Final = ("graphs", "devices")
+_SHIPPED_KINDS: Final = ("graphs", "devices")
 
 
 def shipped_folder(kind: str) -> Path:
     """Return the folder of shipped files of one kind, ``graphs`` or ``devices``.
 
-    The folder is inside the installed package, or in the checkout of an editable install.
+    The folder is inside the installed package, or in the checkout of an editable install. Raises
+    `InputError` if it is missing.
     """
     package = Path(str(files("poetmodel")))
     for folder in (package / "_data" / kind, package.parents[1] / kind):
-        if kind in _KINDS and folder.is_dir():
+        if kind in _SHIPPED_KINDS and folder.is_dir():
             return folder
     raise InputError(f"the installation of poetmodel has no {kind}; install it again")
 
@@ -114,12 +115,12 @@ def decode_text(content: bytes, *, source: str) -> str:
         ) from None
 
 
-def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -> object:
-    """Parse JSON; NaN and infinities become floats, which validation of every key refuses.
+def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> object:
+    """Parse JSON; NaN and infinities become floats, which the validation of each key refuses.
 
-    `expected` names the format in messages. Adds an error to the list `repeated` for each key that
-    occurs twice in one object; raises `InputError` with these errors if there is no list. Also
-    raises it for a text that is not JSON.
+    `expected` names the format in messages. Adds an error to `faults` for each key that occurs
+    twice in one object; without `faults`, raises `InputError` with these errors. Also raises
+    `InputError` for a text that is not JSON.
     """
     if not text.strip():
         raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
@@ -144,13 +145,13 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
         raise InputError(msg) from None
     except RecursionError:
         raise InputError(f"its JSON is nested too deeply to be a {expected} file") from None
-    except ValueError:  # an integer with more digits than Python reads
-        raise InputError("it holds a number with too many digits") from None
-    faults = [f"{key}: the key comes twice in one object" for key in repeated_keys]
-    if repeated is not None:
-        repeated += faults
-    elif faults:
-        raise InputError(faults)
+    except ValueError:  # An integer with more digits than Python parses.
+        raise InputError("it contains a number with too many digits") from None
+    messages = [f"{key}: the key comes twice in one object" for key in repeated_keys]
+    if faults is not None:
+        faults += messages
+    elif messages:
+        raise InputError(messages)
     return document
 
 
@@ -164,8 +165,8 @@ def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
         raise InputError(f"not valid TOML ({error})") from None
     except RecursionError:
         raise InputError(f"its TOML is nested too deeply to be a {expected}") from None
-    except ValueError:  # an integer with more digits than Python reads
-        raise InputError("it holds a number with too many digits") from None
+    except ValueError:  # An integer with more digits than Python parses.
+        raise InputError("it contains a number with too many digits") from None
 
 
 def format_location(path: Sequence[str | int], document: object = None) -> str:
@@ -190,10 +191,10 @@ def format_location(path: Sequence[str | int], document: object = None) -> str:
     return location
 
 
-def unknown_key(key: object, known: Iterable[str]) -> str:
+def unknown_key_message(key: object, known_keys: Iterable[str]) -> str:
     """Return a message for an unknown key that suggests a similar known key, or lists all."""
-    keys = tuple(known)
-    hint = did_you_mean(str(key), keys) or f"accepted are {', '.join(keys)}"
+    accepted_keys = tuple(known_keys)
+    hint = suggest_names(str(key), accepted_keys) or f"accepted are {', '.join(accepted_keys)}"
     return f"unknown key; {hint}"
 
 
@@ -205,16 +206,17 @@ def check_writable(path: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file atomically: readers see either the old or the new content.
+    """Write a file atomically: other programs read either the old or the new content.
 
-    The target of a link is written; a device or pipe (``/dev/stdout``) is written directly.
+    The target of a link is written; a device or pipe (``/dev/stdout``) is written directly. Raises
+    `InputError` if the file cannot be written.
     """
     try:
         content = text.encode("utf-8")
     except UnicodeEncodeError as error:
         character = shown(error.object[error.start])
         raise InputError(
-            f"{path}: cannot be written (the character {character} has no UTF-8 form)"
+            f"{path}: cannot be written (the character {character} cannot be encoded)"
         ) from None
     write_bytes(path, content)
 
@@ -247,7 +249,7 @@ def raise_write_errors(path: Path, failure: str = "cannot be written") -> Iterat
 
 
 def _resolve_target(path: str | Path) -> Path:
-    """Return the path to write to, following links to files; raise for a folder."""
+    """Return the path to write to, following links to files; raise `InputError` for a folder."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -264,11 +266,14 @@ def _is_special(path: Path) -> bool:
 
 
 def _create_temporary(path: Path) -> Path:
-    """Create an empty temporary file beside `path`, with the permissions of a new file."""
+    """Create an empty temporary file in the folder of `path`, with the permissions of a new file.
+
+    Raises `InputError` if the folder is missing or not writable.
+    """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     except FileNotFoundError:
-        if path.parent.is_dir():  # such as /proc, which takes no files
+        if path.parent.is_dir():  # Such as /proc, in which no file can be created.
             msg = f"{path}: the folder {path.parent} cannot be written"
         else:
             msg = f"{path}: the folder {path.parent} does not exist; make it first"

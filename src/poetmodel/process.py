@@ -34,7 +34,7 @@ sys.path[:] = pickle.load(sys.stdin.buffer)
 from poetmodel.process import serve
 serve()
 """
-"""Program of the process; it has the parent's module search path."""
+"""Program of the worker process: reads the parent's module search path, then executes jobs."""
 CANCEL_GRACE_S: Final = 0.2
 """Time after which a cancelled job that has not ended is interrupted [s]."""
 
@@ -47,18 +47,21 @@ class ProcessEndedError(BrokenExecutor):
 
 
 class _Call(NamedTuple):
-    """The current job on the caller's side."""
+    """The last job, as the parent process records it."""
 
     number: int
+    """Number of the job, starting with 1."""
     future: Future[Any]
+    """Receives the result or exception."""
     on_progress: Callable[[Any], None] | None
+    """Function called with each progress message; None to ignore these."""
 
 
 class WorkerProcess:
     """A Python process that executes jobs, one at a time.
 
-    Ctrl-C in a terminal does not reach it, and its output is discarded. It cannot be used from a
-    fork of the process that started it.
+    Ctrl-C in a terminal does not interrupt the process, and its output is discarded. A fork of the
+    parent process cannot use it.
 
     Raises
     ------
@@ -71,7 +74,7 @@ class WorkerProcess:
         if not sys.executable or getattr(sys, "frozen", False):
             msg = "no Python interpreter is known"
             raise OSError(msg)
-        self._owner = os.getpid()
+        self._parent_pid = os.getpid()
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._outbox.put(pickle.dumps(sys.path))
         self._lock = threading.Lock()
@@ -149,13 +152,13 @@ class WorkerProcess:
 
     def end(self) -> None:
         """Kill the process, without waiting for its end."""
-        if os.getpid() == self._owner:
+        if os.getpid() == self._parent_pid:
             self._process.kill()
 
     def close(self) -> None:
         """Kill the process and wait for its end."""
         self.end()
-        if os.getpid() == self._owner and threading.current_thread() is not self._reader:
+        if os.getpid() == self._parent_pid and threading.current_thread() is not self._reader:
             self._reader.join()
 
     def _send(self, *frame: Any) -> None:
@@ -178,7 +181,7 @@ class WorkerProcess:
             with cast("IO[bytes]", self._process.stdout) as stream:
                 while (frame := _read_frame(stream)) is not None:
                     self._handle_frame(*frame)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the job gets it
+        except BaseException as error:  # noqa: BLE001 - set in the future of the job
             failure = error
         self._process.kill()
         status = self._process.wait()
@@ -217,40 +220,41 @@ def _read_frame(stream: IO[bytes]) -> tuple[Any, ...] | None:
 
 
 class WorkerJob:
-    """A job from the worker's side."""
+    """A job in the worker process: cancellation, and messages in both directions."""
 
-    def __init__(self, tell: Callable[[Any], None]) -> None:
-        self.tell = tell
+    def __init__(self, report_progress: Callable[[Any], None]) -> None:
+        self.report_progress = report_progress
         """Sends a progress message to the parent process."""
         self.cancelled = False
         """Whether cancellation was requested."""
         self.inbox: SimpleQueue[bytes] = SimpleQueue()
+        """Pickled messages of the parent process that `messages` has not yielded."""
 
     def messages(self) -> Iterator[Any]:
-        """Yield the messages received since the last call."""
+        """Yield the messages of the parent process received since the last call."""
         while not self.inbox.empty():
             yield pickle.loads(self.inbox.get())  # noqa: S301 - from the other process
 
 
 class _Service:
-    """The worker's side: reads frames, executes jobs, and writes results."""
+    """Reads frames, executes jobs, and writes results in the worker process."""
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
         self.source, self.target = source, target
         self.calls: SimpleQueue[tuple[int, WorkerJob, bytes]] = SimpleQueue()
+        """Jobs to execute: number, job, and the pickled function and arguments."""
         self.outbox: SimpleQueue[bytes] = SimpleQueue()
+        """Frames to write."""
         self.job: WorkerJob | None = None
+        """The job in progress; None between jobs."""
 
     def read_frames(self) -> None:
-        """Handle frames of the parent process until it has ended.
-
-        Then exit without finishing the job.
-        """
+        """Handle frames of the parent process; when that has ended, exit amid the job."""
         job = WorkerJob(lambda _: None)
         while (frame := _read_frame(self.source)) is not None:
             kind, number, payload = frame
             if kind == "call":
-                job = WorkerJob(partial(self.send_result, number, "news"))
+                job = WorkerJob(partial(self.send_frame, number, "progress"))
                 self.calls.put((number, job, payload))
             elif kind == "message":
                 job.inbox.put(payload)
@@ -265,8 +269,8 @@ class _Service:
             self.target.write(self.outbox.get())
             self.target.flush()
 
-    def send_result(self, number: int, kind: str, value: Any) -> None:
-        """Queue a frame of a job: ``returned``, ``raised`` or ``news``, with a value."""
+    def send_frame(self, number: int, kind: str, value: Any) -> None:
+        """Queue a frame of job `number`; `kind` is ``returned``, ``raised`` or ``progress``."""
         self.outbox.put(pickle.dumps((number, kind, pickle.dumps(value))))
 
     def interrupt_if_running(self, job: WorkerJob) -> None:
@@ -282,33 +286,37 @@ class _Service:
         if self.job is not None and self.job.cancelled:
             raise KeyboardInterrupt
 
-    def run_next_job(self) -> None:
+    def execute_next_job(self) -> None:
         """Wait for the next job, execute it, and send its result or exception."""
         number, job, payload = self.calls.get()
         try:
             try:
                 self.job = job
                 function, arguments = pickle.loads(payload)  # noqa: S301 - from the other process
-                self.send_result(number, "returned", function(job, *arguments))
+                self.send_frame(number, "returned", function(job, *arguments))
             finally:
                 self.job = None
-        except BaseException as error:  # noqa: BLE001 - whoever gave the job gets it
-            self.send_result(number, "raised", _to_picklable(error))
+        except BaseException as error:  # noqa: BLE001 - sent to the parent process
+            self.send_frame(number, "raised", _to_picklable(error))
 
 
 def _to_picklable(error: BaseException) -> Exception:
-    """Return an exception that can be pickled, with the original traceback as a note."""
-    lines = "".join(traceback.format_exception(error))
+    """Return an exception that can be pickled, with the original traceback as a note.
+
+    This is `error` itself if pickling preserves it, else a `PoetModelError` or `RuntimeError` with
+    its message.
+    """
+    traceback_text = "".join(traceback.format_exception(error))
     try:
         if isinstance(error, Exception) and str(pickle.loads(pickle.dumps(error))) == str(error):  # noqa: S301
-            error.add_note(lines)
+            error.add_note(traceback_text)
             return error
-    except Exception:  # noqa: BLE001, S110 - of another library's class
+    except Exception:  # noqa: BLE001, S110 - raised by the class of the error
         pass
     raised: Exception = RuntimeError(f"{type(error).__name__}: {error}")
     if isinstance(error, PoetModelError):
         raised = PoetModelError(str(error))
-    raised.add_note(lines)
+    raised.add_note(traceback_text)
     return raised
 
 
@@ -322,7 +330,7 @@ def serve() -> NoReturn:
     os.dup2(2, 1)
     service = _Service(sys.stdin.buffer, target)
     signal.signal(signal.SIGINT, service.handle_interrupt)
-    for loop in (service.read_frames, service.write_frames):
-        threading.Thread(target=loop, daemon=True).start()
+    for thread_body in (service.read_frames, service.write_frames):
+        threading.Thread(target=thread_body, daemon=True).start()
     while True:
-        service.run_next_job()
+        service.execute_next_job()

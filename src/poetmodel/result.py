@@ -12,7 +12,7 @@ from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.totals import format_terms
 from poetmodel.schedule.identity import FORMAT, HISTORY, VERSION, GraphIdentity
 from poetmodel.schedule.metrics import Display, Group, metrics_at
-from poetmodel.schedule.relations import dump
+from poetmodel.schedule.relations import format_document
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
     from poetmodel.schedule import Schedule, Simulation
 
-    Moment = tuple[float, float | None, float | None]
+    HistoryEntry = tuple[float, float | None, float | None]
+    """Seconds since the start of a solve, best value, and best bound; None before the first."""
 
 
 class Status(StrEnum):
-    """Claim of a result; each claim is proven."""
+    """Claim of a result; ``optimal`` and ``infeasible`` are proven."""
 
     OPTIMAL = "optimal"
     """A valid schedule, proven optimal within the gap tolerance."""
@@ -45,7 +46,7 @@ class Termination(StrEnum):
     TIME_LIMIT = "time_limit"
     """The wall-clock limit was reached."""
     INTERRUPTED = "interrupted"
-    """The user or a callback stopped it."""
+    """The user or a callback stopped the solve."""
     STALLED = "stalled"
     """The solver stopped by itself while the gap was above the tolerance."""
 
@@ -58,7 +59,7 @@ QUANTITY_NAMES: Final = {
 }
 """Display names of quantities to minimize."""
 
-_TIMES: Final = (Group.WORK, Group.STEP, Group.EFFORT)
+_LAST_GROUPS: Final = (Group.WORK, Group.STEP, Group.EFFORT)
 """Groups of the metrics that come last in a file."""
 
 
@@ -71,9 +72,9 @@ class ModelObjective:
     sense: str
     """``minimize`` or ``maximize``."""
     value: float
-    """Its value for the schedule."""
+    """Value of this objective for the schedule."""
     bound: float | None
-    """Proven bound: no solution of the model has a better value; None if there is none."""
+    """Proven bound: no solution of the model has a better value; None if no bound is proven."""
 
     @property
     def gap(self) -> float:
@@ -107,9 +108,9 @@ class SolveResult:
     """Rules and limits that the schedule violates; only ``paper`` may return such schedules."""
     objective_bound: float | None = None
     """Proven lower bound on the minimized quantity, in its own unit."""
-    own_objective: ModelObjective | None = None
-    """The objective of a model that differs from its problem's. Then status, `summary` and the
-    objective in the file refer to it."""
+    model_objective: ModelObjective | None = None
+    """The user's objective of a model in place of the problem's, if there is one. Then status,
+    `summary` and the objective in the file refer to this objective."""
     overhead_bound_j: float = 0.0
     """Proven lower bound on the energy overhead, the energy beyond the baseline [J]; 0 if none is
     proven."""
@@ -118,7 +119,8 @@ class SolveResult:
     formulation: str = ""
     """Name of the formulation."""
     reduction: str = ""
-    """Description of the change to a graph that the formulation cannot state directly."""
+    """Description of the change to a graph that the formulation cannot represent directly; empty
+    without a change."""
     backend: str = ""
     """Name of the back end."""
     solver_options: Mapping[str, bool | int | float | str] = field(default_factory=dict)
@@ -137,7 +139,7 @@ class SolveResult:
     """Time of `solve_s` that the verification of the schedule took [s]."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of poetmodel, the solver and its wrapper."""
-    history: tuple[Moment, ...] = field(default=(), repr=False)
+    history: tuple[HistoryEntry, ...] = field(default=(), repr=False)
     """Incumbents and bounds over time: seconds since the start, best value and best bound up to
     then (None before the first). Values and bounds exclude the baseline."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -154,15 +156,17 @@ class SolveResult:
                 facts += [f"{energy}, gap {gap:.2%}"]
             else:
                 is_user_defined = (
-                    self.own_objective is not None or self.problem.minimize == USER_OBJECTIVE
+                    self.model_objective is not None or self.problem.minimize == USER_OBJECTIVE
                 )
                 name = "objective" if is_user_defined else self._objective_name()
                 facts += [f"{name} {self._format_amount(self.value or 0.0)}, gap {gap:.2%}"]
                 facts += [energy] if self.problem.uses_energy or is_user_defined else []
             facts += [f"peak RAM {format_bytes(self.simulation.peak_ram_bytes)}"]
         facts += [f"{len(self.violations)} violations"] if self.violations else []
-        wall = format_seconds(self.wall_s)
-        return brief(self, shown(self.problem.graph.name), *facts, f"method {self.method}, {wall}")
+        wall_text = format_seconds(self.wall_s)
+        return brief(
+            self, shown(self.problem.graph.name), *facts, f"method {self.method}, {wall_text}"
+        )
 
     @property
     def wall_s(self) -> float:
@@ -207,7 +211,7 @@ class SolveResult:
     @property
     def minimizes_energy(self) -> bool:
         """Whether energy was minimized."""
-        return self.own_objective is None and self.problem.minimize == Quantity.ENERGY
+        return self.model_objective is None and self.problem.minimize == Quantity.ENERGY
 
     @property
     def bound_j(self) -> float | None:
@@ -221,9 +225,9 @@ class SolveResult:
 
     @property
     def value(self) -> float | None:
-        """Value of the objective in its unit, of `own_objective` if there is one."""
-        if self.own_objective is not None:
-            return self.own_objective.value
+        """Value of the objective in its unit, of `model_objective` if there is one."""
+        if self.model_objective is not None:
+            return self.model_objective.value
         if self.simulation is None:
             return None
         return self.problem.objective.value_of(self.simulation)
@@ -231,8 +235,8 @@ class SolveResult:
     @property
     def bound(self) -> float | None:
         """Proven bound on the objective in its unit; None without a schedule."""
-        if self.own_objective is not None:
-            return self.own_objective.bound
+        if self.model_objective is not None:
+            return self.model_objective.bound
         if self.simulation is None:
             return None
         if self.minimizes_energy:
@@ -245,8 +249,8 @@ class SolveResult:
 
         The objective of a model has no known baseline: its overhead is its value.
         """
-        if self.own_objective is not None:
-            return self.own_objective.value
+        if self.model_objective is not None:
+            return self.model_objective.value
         if self.simulation is None:
             return None
         return self.problem.objective.overhead_of(self.simulation)
@@ -254,8 +258,8 @@ class SolveResult:
     @property
     def gap(self) -> float | None:
         """(overhead - bound on the overhead) / overhead of the objective, as a fraction."""
-        if self.own_objective is not None:
-            return self.own_objective.gap
+        if self.model_objective is not None:
+            return self.model_objective.gap
         if self.simulation is None or self.overhead is None:
             return None
         if self.minimizes_energy:
@@ -266,7 +270,7 @@ class SolveResult:
 
     @property
     def gap_over_time(self) -> tuple[tuple[float, float], ...]:
-        """Time [s] and gap at each moment of `history`, as a step function; see `gap_over_time`."""
+        """Time [s] and gap of each entry of `history`, as a step function; see `gap_over_time`."""
         return gap_over_time(self.history)
 
     @property
@@ -279,21 +283,16 @@ class SolveResult:
 
     @property
     def proven_bound(self) -> float:
-        """Proven lower bound on the objective, at least the baseline.
+        """Proven lower bound on the objective, at least the baseline; valid without a schedule too.
 
         May exceed the value by a rounding error.
-
-        It is also valid without a schedule.
         """
         baseline = self.problem.objective.baseline
         return baseline if self.objective_bound is None else max(baseline, self.objective_bound)
 
     @property
     def device_ram(self) -> DeviceRam | None:
-        """RAM of the schedule compared with that of the device.
-
-        None without a schedule or a device.
-        """
+        """RAM of the schedule compared with the device's; None without a schedule or a device."""
         if self.simulation is None:
             return None
         device, graph = self.problem.costs.device, self.problem.graph
@@ -312,22 +311,22 @@ class SolveResult:
         energy = f"energy {self.energy_j:.6g} J"
         bound = "none" if self.bound is None else self._format_amount(self.bound)
         if self.minimizes_energy:
-            metrics = f"{energy}, bound {self.bound_j:.6g} J, gap {self.gap:.2%}"
-        elif self.own_objective is not None or self.problem.minimize == USER_OBJECTIVE:
-            metrics = (
+            metrics_text = f"{energy}, bound {self.bound_j:.6g} J, gap {self.gap:.2%}"
+        elif self.model_objective is not None or self.problem.minimize == USER_OBJECTIVE:
+            metrics_text = (
                 f"{self._objective_name()}: {self.value:.6g}, bound {bound}, gap {self.gap:.2%}"
             )
-            metrics += f"; {energy}"
+            metrics_text += f"; {energy}"
         else:
             value = self._format_amount(self.value or 0.0)
-            metrics = f"{self._objective_name()} {value}, bound {bound}, gap {self.gap:.2%}"
-            metrics += f"; {energy}" if self.problem.uses_energy else ""
-        rejected = f"; rejected by the verifier: {'; '.join(self.violations)}"
-        return f"{self.status}: {metrics}{rejected if self.violations else ''}"
+            metrics_text = f"{self._objective_name()} {value}, bound {bound}, gap {self.gap:.2%}"
+            metrics_text += f"; {energy}" if self.problem.uses_energy else ""
+        rejection = f"; rejected by the verifier: {'; '.join(self.violations)}"
+        return f"{self.status}: {metrics_text}{rejection if self.violations else ''}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of a schedule file; without a schedule, metrics are None."""
-        identity, device = GraphIdentity.of(self.problem.graph), self.problem.costs.device
+        identity, device = GraphIdentity.from_graph(self.problem.graph), self.problem.costs.device
         has_state, schedule = bool(self.problem.graph.state_tensors), self.schedule
         return {
             "format": FORMAT,
@@ -348,7 +347,11 @@ class SolveResult:
             **({"reduction": self.reduction} if self.reduction else {}),
             "objective": self._objective_entry(),
             **self._file_metrics(),
-            **({HISTORY: [_round_moment(point) for point in self.history]} if self.history else {}),
+            **(
+                {HISTORY: [_round_history_entry(point) for point in self.history]}
+                if self.history
+                else {}
+            ),
             "nodes": list(identity.nodes),
             "tensors": list(identity.tensors),
             **({} if schedule is None else schedule.entries(has_state=has_state)),
@@ -358,7 +361,7 @@ class SolveResult:
         """Write a ``*.schedule.json`` file; see `to_dict`."""
         from poetmodel.files import write_text
 
-        write_text(path, dump(self.to_dict()))
+        write_text(path, format_document(self.to_dict()))
 
     @property
     def _bounds_energy(self) -> bool:
@@ -367,22 +370,22 @@ class SolveResult:
 
     def _objective_name(self) -> str:
         """Return the display name of the objective."""
-        model_objective = self.own_objective
+        model_objective = self.model_objective
         if model_objective is not None:
             return f"{model_objective.sense} {model_objective.name}"
         if self.problem.minimize == USER_OBJECTIVE:
-            return format_terms(self.problem.own_objective)
+            return format_terms(self.problem.user_objective)
         return QUANTITY_NAMES[Quantity(self.problem.minimize)]
 
     def _format_amount(self, value: float) -> str:
         """Format a value of the objective with its unit."""
-        if self.own_objective is not None:
+        if self.model_objective is not None:
             return f"{value:.6g}"
         return self.problem.objective.format(value)
 
     def _objective_entry(self) -> dict[str, Any]:
         """Return the value of ``objective`` in a schedule file."""
-        model_objective = self.own_objective
+        model_objective = self.model_objective
         return {
             "minimize": str(self.problem.minimize) if model_objective is None else USER_OBJECTIVE,
             "value": self.value,
@@ -402,16 +405,16 @@ class SolveResult:
         """
         first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
         if self.simulation is None:
-            groups = (*first_groups, *_TIMES)
+            groups = (*first_groups, *_LAST_GROUPS)
             return {metric.key: None for metric in metrics_at(Display.FILE, *groups)}
         device_ram, device = self.device_ram, self.problem.costs.device
         storage = None if device is None else device.storage
-        wears = storage is not None and storage.endurance_cycles is not None
+        has_endurance = storage is not None and storage.endurance_cycles is not None
         return {
             **self._metrics(self.simulation, *first_groups),
             **({} if device_ram is None else device_ram_metrics(device_ram)),
-            **(self._metrics(self.simulation, Group.STORAGE, Group.WEAR) if wears else {}),
-            **self._metrics(self.simulation, *_TIMES),
+            **(self._metrics(self.simulation, Group.STORAGE, Group.WEAR) if has_endurance else {}),
+            **self._metrics(self.simulation, *_LAST_GROUPS),
         }
 
     def _metrics(self, simulation: Simulation, *groups: Group) -> dict[str, Any]:
@@ -425,7 +428,9 @@ class SolveResult:
             "primal_integral_s": self.primal_integral_s,
         }
         return {
-            metric.key: claims[metric.key] if metric.read is None else metric.read(simulation)
+            metric.key: claims[metric.key]
+            if metric.value_of is None
+            else metric.value_of(simulation)
             for metric in metrics_at(Display.FILE, *groups)
         }
 
@@ -436,17 +441,15 @@ class SolveResult:
         return relative_gap(self.overhead_j, self.overhead_bound_j)
 
 
-def _round_moment(moment: Moment) -> list[float | None]:
-    return [None if value is None else float(f"{value:.10g}") for value in moment]
+def _round_history_entry(entry: HistoryEntry) -> list[float | None]:
+    return [None if value is None else float(f"{value:.10g}") for value in entry]
 
 
-def gap_over_time(history: Sequence[Moment]) -> tuple[tuple[float, float], ...]:
-    """Return (seconds, gap) for each moment of a history.
+def gap_over_time(history: Sequence[HistoryEntry]) -> tuple[tuple[float, float], ...]:
+    """Return (seconds, gap) for each entry of a history; each gap is valid until the next entry.
 
-    The gap is (value - bound) / value, 0 to 1.
-
-    Each gap holds until the next moment. It is 1 before the first schedule, and without a bound
-    above the baseline.
+    The gap is (value - bound) / value, 0 to 1. It is 1 before the first schedule, and without a
+    bound above the baseline.
     """
     return tuple(
         (seconds, 1.0 if value is None else min(1.0, relative_gap(value, bound or 0.0)))
@@ -454,13 +457,15 @@ def gap_over_time(history: Sequence[Moment]) -> tuple[tuple[float, float], ...]:
     )
 
 
-def primal_integral_s(history: Sequence[Moment], best: float | None = None) -> float | None:
+def primal_integral_s(
+    history: Sequence[HistoryEntry], best_value: float | None = None
+) -> float | None:
     """Return the primal integral of a history [s]; smaller is better.
 
-    The primal gap is 1 before the first schedule, then (value - best) / value. It is integrated
-    from 0 s to the last moment. `best` is the reference, such as the best value known from any
-    solver, without the baseline like the history; default: the last value of the history. None if
-    there is no value.
+    The primal gap is 1 before the first schedule, then (value - best_value) / value. It is
+    integrated from 0 s to the last entry. `best_value` is the reference, such as the best value
+    known from any solver, without the baseline like the history; default: the last value of the
+    history. Returns None if the history has no value.
 
     Source: Berthold, "Measuring the impact of primal heuristics", Operations Research Letters 41
     (2013).
@@ -468,11 +473,11 @@ def primal_integral_s(history: Sequence[Moment], best: float | None = None) -> f
     last_value = None if not history else history[-1][1]
     if last_value is None:
         return None
-    reference = last_value if best is None else best
-    total_s, since_s, primal_gap = 0.0, 0.0, 1.0
+    reference = last_value if best_value is None else best_value
+    total_s, last_s, primal_gap = 0.0, 0.0, 1.0
     for seconds, value, _ in history:
-        total_s += primal_gap * (seconds - since_s)
-        since_s = seconds
+        total_s += primal_gap * (seconds - last_s)
+        last_s = seconds
         primal_gap = 1.0 if value is None else relative_gap(value, reference)
     return total_s
 

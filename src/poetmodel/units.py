@@ -28,13 +28,14 @@ MAX_BYTES: Final = 2**53
 """Maximum size [B]: floats represent all integers up to it exactly."""
 
 _MAX_REAL: Final = 10**30
-"""Maximum time or energy [s], [J]: far beyond any training step."""
+"""Maximum time, energy or frequency, in s, J or Hz: far beyond any training step."""
 
 SIZE_UNITS: Final[Mapping[str, int]] = {
     "B": 1,
     **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", 1)},
     **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)},
 }
+"""Size of each unit [B]."""
 TIME_UNITS: Final[Mapping[str, Fraction]] = {
     "us": Fraction(1, 10**6),
     "ms": Fraction(1, 10**3),
@@ -43,6 +44,7 @@ TIME_UNITS: Final[Mapping[str, Fraction]] = {
     "h": Fraction(3600),
     "ns": Fraction(1, 10**9),
 }
+"""Length of each unit [s]."""
 ENERGY_UNITS: Final[Mapping[str, Fraction]] = {
     "uJ": Fraction(1, 10**6),
     "mJ": Fraction(1, 10**3),
@@ -52,19 +54,21 @@ ENERGY_UNITS: Final[Mapping[str, Fraction]] = {
     "Wh": Fraction(3600),
     "nJ": Fraction(1, 10**9),
 }
+"""Energy of each unit [J]."""
 FREQUENCY_UNITS: Final[Mapping[str, Fraction]] = {
     "Hz": Fraction(1),
     "kHz": Fraction(10**3),
     "MHz": Fraction(10**6),
     "GHz": Fraction(10**9),
 }
+"""Frequency of each unit [Hz]."""
 _OTHER_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "bytes": ("B",),
     "byte": ("B",),
     **{
-        f"{letter.lower()}{rest}": (f"{letter}B", f"{letter.upper()}iB")
+        f"{letter.lower()}{ending}": (f"{letter}B", f"{letter.upper()}iB")
         for letter in "kMGT"
-        for rest in ("", "b", "bytes", "byte")
+        for ending in ("", "b", "bytes", "byte")
     },
     **{f"{letter.lower()}i": (f"{letter}iB",) for letter in "KMGT"},
     "m": ("MB", "MiB", "ms", "min"),
@@ -81,21 +85,23 @@ _OTHER_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
 """Units that an unknown unit may mean, by the unknown unit in lower case."""
 
 _QUANTITY: Final = re.compile(
-    # Lengths are bounded, so that parsing is always fast.
+    # The numbers of digits are limited, so that parsing is always fast.
     r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE]([+-]?\d{1,3}))?\s*([A-Za-z\u00b5\u03bc]+|%)?\s*",
     re.ASCII,
 )
 _LONG_S: Final = 7200
-"""Times from here on are formatted in hours [s]."""
+"""Minimum of the times that are formatted in hours [s]."""
 _MEDIUM_S: Final = 120
-"""Times from here on are formatted in minutes [s]."""
+"""Minimum of the times that are formatted in minutes [s]."""
 
 
 class _QuantityKind(NamedTuple):
-    """A kind of quantity: examples for messages, and the factors of its units."""
+    """A kind of quantity, such as times."""
 
     examples: str
+    """Valid values, for messages."""
     units: Mapping[str, int] | Mapping[str, Fraction]
+    """Factor of each unit."""
 
 
 _SIZE: Final = _QuantityKind("a size such as 1230000, 256KiB, 1.5MB or 50%", SIZE_UNITS)
@@ -104,22 +110,22 @@ _ENERGY: Final = _QuantityKind("an energy such as 2.5J, 300mJ, 1.2Wh or 105%", E
 _FREQUENCY: Final = _QuantityKind("a frequency such as 64MHz", FREQUENCY_UNITS)
 
 
-def parse_size(value: str | int, *, field: str, whole_bytes: int | None = None) -> int:
+def parse_size(value: str | int, *, field: str, base_bytes: int | None = None) -> int:
     """Parse a size as bytes, rounded down: ``256KiB`` (1024), ``32kB`` (1000), ``50%``, bytes.
 
-    `field` is the prefix of error messages. `whole_bytes` is the size of 100 % [B]; without
-    `whole_bytes`, percentages raise `BudgetError`.
+    `field` is the prefix of error messages. `base_bytes` is the size of 100 % [B]; without
+    `base_bytes`, percentages raise `BudgetError`.
     """
     with raised_as(BudgetError, field):
         size, unit = _split_quantity(value, _SIZE)
         if unit == "%":
-            size *= _percentage_base(whole_bytes, _SIZE) / 100
+            size *= _percentage_base(base_bytes, _SIZE) / 100
         elif unit is not None:
             size *= _unit_factor(unit, str(value), _SIZE)
         elif size.denominator != 1:
             raise BudgetError(
                 f"expected {_SIZE.examples}; without a unit {shown(value)} is bytes and must be a "
-                f"whole number (for a fraction of the keep-all peak write "
+                f"base number (for a fraction of the keep-all peak write "
                 f"{float(size * 100):g}%)"
             )
         if size > MAX_BYTES:
@@ -133,19 +139,19 @@ def parse_fraction(value: str | int) -> Fraction | None:
     return number / 100 if unit == "%" else None
 
 
-def parse_time(value: str | float, *, field: str, whole_s: float | None = None) -> float:
-    """Parse a time as seconds: ``20ms``, ``10min``, ``110%`` of `whole_s`, or seconds."""
-    return _parse_real(value, _TIME, field=field, whole=whole_s)
+def parse_time(value: str | float, *, field: str, base_s: float | None = None) -> float:
+    """Parse a time as seconds: ``20ms``, ``10min``, ``110%`` of `base_s`, or seconds."""
+    return _parse_real(value, _TIME, field=field, base=base_s)
 
 
-def parse_energy(value: str | float, *, field: str, whole_j: float | None = None) -> float:
-    """Parse an energy as joules: ``300mJ``, ``1.2Wh``, ``105%`` of `whole_j`, or joules."""
-    return _parse_real(value, _ENERGY, field=field, whole=whole_j)
+def parse_energy(value: str | float, *, field: str, base_j: float | None = None) -> float:
+    """Parse an energy as joules: ``300mJ``, ``1.2Wh``, ``105%`` of `base_j`, or joules."""
+    return _parse_real(value, _ENERGY, field=field, base=base_j)
 
 
 def parse_frequency(value: str | float, *, field: str) -> float:
     """Parse a frequency as hertz: ``64MHz``, ``1.5GHz``, or hertz."""
-    return _parse_real(value, _FREQUENCY, field=field, whole=None)
+    return _parse_real(value, _FREQUENCY, field=field, base=None)
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -178,14 +184,14 @@ def _format_with_prefix(value: float, unit: str) -> str:
 
 
 def _parse_real(
-    value: str | float, kind: _QuantityKind, *, field: str, whole: float | None
+    value: str | float, kind: _QuantityKind, *, field: str, base: float | None
 ) -> float:
-    """Parse a time, energy or frequency; a percentage refers to `whole`."""
+    """Parse a time, energy or frequency; a percentage refers to `base`."""
     with raised_as(BudgetError, field):
         number, unit = _split_quantity(value, kind)
         if unit == "%":
-            # One multiplication, so that 100 % is exactly the whole.
-            return _to_float(number / 100, value) * float(_percentage_base(whole, kind))
+            # With one multiplication, 100 % is exactly the base.
+            return _to_float(number / 100, value) * float(_percentage_base(base, kind))
         if isinstance(value, str):
             if unit is None:
                 raise BudgetError(f"expected {kind.examples}; {shown(value.strip())} has no unit")
@@ -233,11 +239,11 @@ def _unit_factor(unit: str, value: str, kind: _QuantityKind) -> Fraction:
 
 
 def _similar_units(unit: str, units: Mapping[str, object]) -> list[str]:
-    """Return the known units that a misspelled unit may mean."""
+    """Return the units of `units` that a misspelled unit may mean."""
     lower_case = unit.lower().replace("\u00b5", "\u03bc")
-    same_letters = [name for name in units if name.lower() == lower_case]
-    respelled = [name for name in _OTHER_SPELLINGS.get(lower_case, ()) if name in units]
-    return list(dict.fromkeys((*respelled, *same_letters)))
+    units_of_same_letters = [name for name in units if name.lower() == lower_case]
+    units_of_spelling = [name for name in _OTHER_SPELLINGS.get(lower_case, ()) if name in units]
+    return list(dict.fromkeys((*units_of_spelling, *units_of_same_letters)))
 
 
 def _format_candidate(number: str, unit: str) -> str:
@@ -247,16 +253,20 @@ def _format_candidate(number: str, unit: str) -> str:
     return f"{number}{unit} ({unit}: {SIZE_UNITS[unit]:,} B)"
 
 
-def _percentage_base(whole: float | None, kind: _QuantityKind) -> Fraction:
-    if whole is None:
+def _percentage_base(base: float | None, kind: _QuantityKind) -> Fraction:
+    """Return the value of 100 %; raise `BudgetError` if there is none."""
+    if base is None:
         other_examples = kind.examples.replace(" or ", ", not ")
         raise BudgetError(f"a percentage has no meaning here; expected {other_examples}")
-    return Fraction(whole)
+    return Fraction(base)
 
 
 def brief(subject: object, *facts: str) -> str:
-    """Return a one-line text for the ``repr`` of an object; empty facts are omitted."""
-    text = ", ".join(" ".join(fact.split()) for fact in facts if fact)
-    if len(text) > MAX_BRIEF_CHARACTERS:
-        text = text[: MAX_BRIEF_CHARACTERS - 3] + "..."
-    return f"{type(subject).__name__}({text})"
+    """Return a one-line ``repr`` of an object: its class and facts, without empty ones.
+
+    Longer texts than `MAX_BRIEF_CHARACTERS` are cut after the facts' first characters.
+    """
+    representation = ", ".join(" ".join(fact.split()) for fact in facts if fact)
+    if len(representation) > MAX_BRIEF_CHARACTERS:
+        representation = representation[: MAX_BRIEF_CHARACTERS - 3] + "..."
+    return f"{type(subject).__name__}({representation})"

@@ -8,7 +8,7 @@ import poetmodel as pm
 from kit.commands import invoke
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import method, own, recompute_once, run
-from poetmodel.errors import InputError, MethodNotApplicableError, OwnMethodError
+from poetmodel.errors import InputError, MethodNotApplicableError, UserMethodError
 from poetmodel.problem import Problem
 from poetmodel.schedule import checkpoint_all
 
@@ -173,7 +173,7 @@ def test_unknown_name_lists_own_methods():
 )
 def test_fault_is_one_sentence_with_its_place(mine, function, refused, said):
     """Whatever the function does, the error names the method, and the line where it happened."""
-    with pytest.raises(OwnMethodError, match=said) as caught:
+    with pytest.raises(UserMethodError, match=said) as caught:
         run(problem_of(), f"{mine}:{function}")
     assert caught.value.refused == refused
     assert "\n" not in str(caught.value)
@@ -201,7 +201,7 @@ def test_file_that_cannot_be_used(tmp_path, text, function, said):
     """What is wrong with a file is said with its line."""
     path = tmp_path / "bad.py"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises((InputError, OwnMethodError), match=said):
+    with pytest.raises((InputError, UserMethodError), match=said):
         method(f"{path}:{function}")
     with pytest.raises(InputError, match="No such file"):
         method(f"{tmp_path / 'absent.py'}:f")

@@ -238,7 +238,7 @@ def test_stages_are_shown_where_words_are_the_same():
     """A tensor that is recomputed at another stage differs; how often is said with the word."""
     decision = Decision(
         tensor=0,
-        choice=Treatment.RECOMPUTED,
+        treatment=Treatment.RECOMPUTED,
         in_ram=(),
         on_storage=(),
         recomputed=(4,),

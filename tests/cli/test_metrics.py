@@ -52,7 +52,7 @@ def test_one_entry_is_a_metric_of_schedules_everywhere(monkeypatch):
     added(monkeypatch, "executed_steps", lambda simulation: len(simulation.curve))
     few, more = solved(A, "--ram", "100%"), solved(B, "--ram", "304B")
     assert few < more
-    assert load_document(A).stated["executed_steps"] == few
+    assert load_document(A).stated_metrics["executed_steps"] == few
     how = ("--device", BOARD_FILE, "--ram", "100%", "--json")
     assert invoke("solve", CHAIN, *how, status=0).json["executed_steps"] == few
     assert f"executed steps  {few}" in invoke("verify", A, *BOARD, status=0).lines_from("executed")
@@ -97,7 +97,7 @@ def test_one_entry_is_a_metric_of_plans(monkeypatch):
     monkeypatch.setattr(metrics, "METRICS", tuple(map(_of_plans, metrics.METRICS)))
     plan = Path("a.plan.json")
     assert "idle s" in invoke("plan", A, *BOARD, "--out", plan, status=0).out
-    assert load_plan(plan).stated["idle_s"] == 2.5
+    assert load_plan(plan).stated_metrics["idle_s"] == 2.5
     assert "idle s" in invoke("verify", plan, *BOARD, status=0).out
     plan.write_text(json.dumps(json.loads(plan.read_text()) | {"idle_s": 2.0}))
     assert "idle_s: the file says 2.0" in invoke("verify", plan, *BOARD, status=3).out
@@ -110,7 +110,7 @@ def _of_plans(metric):
     plans = frozenset({Display.PLAN_FILE, Display.PLAN, Display.VERIFY_PLAN})
     return Metric(
         **{name: getattr(metric, name) for name in ("key", "name", "unit", "meaning", "group")},
-        read=metric.read,
+        read=metric.value_of,
         files=plans,
         tables=plans,
     )

@@ -173,7 +173,10 @@ def plan_file():
     path = Path("chain.plan.json")
     graph = Graph.load(CHAIN)
     made = plan(
-        PROGRAM, identity=GraphIdentity.of(graph), ram_budget_bytes=304, device=str(BOARD_FILE)
+        PROGRAM,
+        identity=GraphIdentity.from_graph(graph),
+        ram_budget_bytes=304,
+        device=str(BOARD_FILE),
     )
     made.save(path, check_plan(graph, Costs.estimate(graph, Device.load(BOARD_FILE)), made))
     return path

@@ -377,7 +377,7 @@ def test_everything_can_be_taken_away(page):
         assert name.startswith("mlp")
         assert text == files[kind]
     document = parse_document(files["schedule"], source="download")
-    assert document.stated["energy_j"] == point["energy_j"]
+    assert document.stated_metrics["energy_j"] == point["energy_j"]
     assert json.loads(files["plan"])
     assert files["report"].startswith("<!DOCTYPE html>")
     command = page.page.locator("#command").inner_text()

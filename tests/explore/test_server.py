@@ -150,7 +150,7 @@ def test_exported_schedule_and_plan_are_valid_files(visitor, tmp_path):
     for name in ("mlp.schedule.json", "mlp.plan.json"):
         assert run("verify", str(tmp_path / name), "--graph", "mlp", "--device", "mkr1000") == 0
     document = load_document(tmp_path / "mlp.schedule.json")
-    assert document.stated["energy_j"] == point["energy_j"]
+    assert document.stated_metrics["energy_j"] == point["energy_j"]
     assert document.status == "optimal"
     page = visitor.client.get(f"{path}/report")
     assert page.headers["content-type"].startswith("text/html")
@@ -191,7 +191,7 @@ def test_command_reproduces_the_point(visitor, more, tmp_path, monkeypatch):
     document = load_document(next(tmp_path.glob("*.schedule.json")))
     assert document.problem.ram_budget_bytes == point["ram_bytes"]
     assert document.problem.deadline_s == point["deadline_s"]
-    assert document.stated["energy_j"] == pytest.approx(point["energy_j"], rel=1e-6)
+    assert document.stated_metrics["energy_j"] == pytest.approx(point["energy_j"], rel=1e-6)
 
 
 def test_command_of_a_step_file_makes_its_c(visitor, tmp_path, monkeypatch):

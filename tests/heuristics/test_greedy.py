@@ -18,7 +18,7 @@ from kit.instances import (
 )
 from kit.oracle import optimum
 from kit.rotation import parts
-from kit.worked import even_costs, in_time_problem, skip_graph, skip_problem
+from kit.worked import even_costs, recompute_before_update_problem, skip_graph, skip_problem
 from layered import random_layered
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device
@@ -205,7 +205,7 @@ def test_what_reads_state_is_computed_again_before_that_is_replaced():
 
     At its next need, `d`, that would be too late.
     """
-    problem = in_time_problem()
+    problem = recompute_before_update_problem()
     schedule = construct(problem)
     assert [(t, k) for t, k in schedule.R if k < t] == [(4, 2)]
     assert not schedule.M_in
@@ -512,7 +512,7 @@ def test_a_late_page_out_moves_to_the_first_computation():
     assert run(graph, late).valid
     assert needed(graph, late) == LEAN
     check_no_worse(graph, late, LEAN)
-    identity = GraphIdentity.of(graph)
+    identity = GraphIdentity.from_graph(graph)
     assert needed(graph, replace(late, identity=identity)).identity == identity
     graph = skip_graph(on_aux=True)
     schedule = replace(LEAN, M_out=((0, 0),))

@@ -50,7 +50,7 @@ RESOLVED = 1e-6
 """Tolerance of optimal values, relative to the costs of decisions."""
 LIMIT_S = 60.0
 """Time limit of every solve [s], which no tiny problem may meet."""
-MOST_LABELS = 30_000
+MAX_LABELS = 30_000
 """Maximum labels of an exhaustive search; few problems with rewards or user constraints need
 millions."""
 GAPS = (0.0, 1e-6, 1e-4, 0.05)
@@ -258,7 +258,7 @@ def wrong_claims(problem, result, least, gap, *, sharp=False, settled=True):
     sizes = abs(objective.baseline), abs(best if sharp else least)
     whole = 0.0 if exact else EQUALITY_TOLERANCE * (max(sizes) if sharp else sum(sizes))
     bound = result.objective_bound
-    lacking = sharp and bound is None and result.own_objective is None
+    lacking = sharp and bound is None and result.model_objective is None
     if lacking or (bound is not None and bound > best + whole):
         return f"bound {bound!r}, optimum {best!r}"
     if value is None:
@@ -413,7 +413,7 @@ def examine(seed, *, ways=4):
     schedules = [one.schedule for _, _, one in results if one.schedule is not None]
     if kind not in UNSEARCHED:
         with suppress(TooManyLabelsError):
-            best = optimum(problem, most_labels=MOST_LABELS)
+            best = optimum(problem, max_labels=MAX_LABELS)
             schedules = [] if best is None else [best.schedule]
             counts["searched"] += 1
     values = [
@@ -481,7 +481,7 @@ def built_by_hand(problem):
     """Return a model with the user-defined constraints stated over its relations."""
     plain = problem.minimize if problem.minimize != USER_OBJECTIVE else "energy"
     model = build(
-        replace(problem, constraints=(), own_objective=(), minimize=plain), reductions=False
+        replace(problem, constraints=(), user_objective=(), minimize=plain), reductions=False
     )
     graph = problem.graph
     model.out_once = pyo.Constraint(
@@ -499,7 +499,7 @@ def built_by_hand(problem):
             model.own.add(body >= row.lower - slack)
     if problem.minimize == USER_OBJECTIVE:
         model.objective.deactivate()
-        model.mine = pyo.Objective(expr=total(model, problem, problem.own_objective))
+        model.mine = pyo.Objective(expr=total(model, problem, problem.user_objective))
     return model
 
 

@@ -15,7 +15,7 @@ def number(_):
 def echo(job, *arguments):
     """Send each argument as a message, and return all."""
     for argument in arguments:
-        job.tell(argument)
+        job.report_progress(argument)
     return arguments
 
 
@@ -34,7 +34,7 @@ def answering(job):
         for message in job.messages():
             if message == "end":
                 return
-            job.tell(message)
+            job.report_progress(message)
         time.sleep(0.01)
 
 
@@ -46,7 +46,7 @@ def endless(*_):
 
 def attentive(job):
     """Wait until the job is cancelled."""
-    job.tell("begun")
+    job.report_progress("begun")
     while not job.cancelled:
         time.sleep(0.001)
     return "noticed"

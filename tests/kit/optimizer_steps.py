@@ -8,7 +8,7 @@ import torch
 from kit.eager_steps import eager_step, keep_all
 from poetmodel.device import StorageMode
 from poetmodel.plan import Instruction, Op, Plan
-from poetmodel.plan.derivation import with_waits_and_frees
+from poetmodel.plan.derivation import add_waits_and_frees
 from poetmodel.torch import trace
 from poetmodel.torch.runtime.runner import Runner
 
@@ -74,7 +74,7 @@ def in_order(graph, computed=None):
     steps = [Instruction(Op.COMPUTE, k) for k in nodes]
     mode = StorageMode.BLOCKING
     plan = Plan(program=(), mode=mode, resident=graph.state_tensors)
-    return replace(plan, program=with_waits_and_frees(plan.homes(graph), steps, mode))
+    return replace(plan, program=add_waits_and_frees(plan.homes(graph), steps, mode))
 
 
 def runner(traced, plan=None):

@@ -43,7 +43,7 @@ def larger_own_rows_problem(seed, kind):
     if kind == "alike":
         problem = alike(rng, problem)
     rewarded = replace(
-        problem, minimize=USER_OBJECTIVE, own_objective=_random_objective(rng, problem)
+        problem, minimize=USER_OBJECTIVE, user_objective=_random_objective(rng, problem)
     )
     measured = rewarded if rng.random() < 0.4 else problem
     schedule = solve(measured, formulation="compact", gap=0.0).schedule
@@ -57,7 +57,7 @@ def larger_own_rows_problem(seed, kind):
         for row in found.constraints
         if all(weight >= 0 for weight in row.terms.values())
     )
-    if any(weight < 0 for _, weight in found.own_objective):
+    if any(weight < 0 for _, weight in found.user_objective):
         return replace(problem, constraints=rows)
     return replace(found, constraints=rows)
 
@@ -113,7 +113,7 @@ def with_random_rows(rng, problem, schedule, *, rows=(1, 3), objective=0.3):
     changed = replace(problem, constraints=(*problem.constraints, *found))
     if rng.random() < objective:
         changed = replace(
-            changed, minimize=USER_OBJECTIVE, own_objective=_random_objective(rng, problem)
+            changed, minimize=USER_OBJECTIVE, user_objective=_random_objective(rng, problem)
         )
     return changed
 
@@ -131,7 +131,7 @@ def _measured_schedule(rng, problem, rewarded):
     best = optimum(problem)
     if best is not None and rng.random() < rewarded:
         own = _random_objective(rng, problem)
-        best = optimum(replace(problem, minimize=USER_OBJECTIVE, own_objective=own))
+        best = optimum(replace(problem, minimize=USER_OBJECTIVE, user_objective=own))
     if best is not None:
         return best.schedule
     choices = {"recompute": problem.recompute, "paging": problem.can_page}
@@ -251,7 +251,7 @@ def scaled_and_constrained(rng, n=(3, 5)):
     changed = replace(problem, constraints=tuple(rows))
     if rng.random() < 0.3:
         terms, _ = _scaled_terms(rng, problem)
-        changed = replace(changed, minimize=USER_OBJECTIVE, own_objective=terms)
+        changed = replace(changed, minimize=USER_OBJECTIVE, user_objective=terms)
     return changed
 
 

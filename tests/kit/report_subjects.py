@@ -10,7 +10,7 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
 from poetmodel.report.subject import Sources, Subject, pairs_in_graph, solved_subject
 from poetmodel.schedule.document import parse_document
-from poetmodel.schedule.relations import dump
+from poetmodel.schedule.relations import format_document
 from poetmodel.solver import solve
 
 
@@ -25,9 +25,9 @@ def training_problem(ram):
 
 def subject(problem, schedule=None, *, label="A", mode="blocking"):
     """Judge and plan the best schedule of a problem, or another one in its place."""
-    document = parse_document(dump(solve(problem).to_dict()), source="x.json")
+    document = parse_document(format_document(solve(problem).to_dict()), source="x.json")
     chosen = document.schedule if schedule is None else schedule
-    verdict = verify(problem, chosen, stated=document.stated if schedule is None else None)
+    verdict = verify(problem, chosen, stated=document.stated_metrics if schedule is None else None)
     plan = check = places = None
     if not verdict.simulation.violations:
         plan = make_plan(

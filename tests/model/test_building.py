@@ -368,7 +368,7 @@ def test_an_own_objective_of_any_scale(scale, sense, backend):
     result = solve(model, backend=backend)
     assert (plain.status, result.status) == (Status.OPTIMAL, Status.OPTIMAL)
     assert result.value == pytest.approx(scale * (plain.value or 0.0))
-    own = result.own_objective
+    own = result.model_objective
     assert own.gap <= 1e-4
     beyond = own.bound - own.value if sense == pyo.minimize else own.value - own.bound
     assert beyond <= 0
@@ -382,7 +382,9 @@ def test_the_file_of_an_own_objective_is_read_back(tmp_path):
     result.save(tmp_path / "own.schedule.json")
     document = load_document(tmp_path / "own.schedule.json")
     assert (document.objective.minimize, document.objective.name) == ("own", "objective")
-    assert not check_schedule(model.problem, document.schedule, stated=document.stated).violations
+    assert not check_schedule(
+        model.problem, document.schedule, stated=document.stated_metrics
+    ).violations
     model = build(skip_problem())
     model.free = pyo.Var()
     model.objective.set_value(model.free)
@@ -408,7 +410,7 @@ def test_a_changed_objective_claims_no_energy_bound(change):
     result = solve(model, gap=0.0)
     assert result.schedule is not None
     assert (result.status, result.bound_j, result.gap) == (Status.OPTIMAL, None, 0.0)
-    assert result.own_objective.name == ("mine" if change == "mine" else "objective")
+    assert result.model_objective.name == ("mine" if change == "mine" else "objective")
 
 
 # -- where reductions matter -------------------------------------------------------------------

@@ -213,7 +213,7 @@ def test_one_module_says_what_budgets_and_tiles_mean():
     """Whoever takes a budget or a size of tiles asks `poetmodel.budgets`."""
     parsing = [path.as_posix() for path, tree in trees().items() if sizes_parsed(tree)]
     assert parsing == ["budgets.py"]
-    assert sizes_parsed(ast.parse('parse_size(given, field="ram", whole_bytes=8)')) == {"ram"}
+    assert sizes_parsed(ast.parse('parse_size(given, field="ram", base_bytes=8)')) == {"ram"}
 
 
 # -- circles ---------------------------------------------------------------------------------------

@@ -166,14 +166,14 @@ def test_budget_and_graph_are_those_of_the_plan():
     (violation,) = check_arena(graph, replace(found, ram_budget_bytes=20), arena).violations
     assert violation == "arena: 24 B are 4 B above the 20 B that tensors may use"
     with pytest.raises(PlanError, match="sha256"):
-        check_arena(graph, replace(found, identity=GraphIdentity.of(state_step())), arena)
+        check_arena(graph, replace(found, identity=GraphIdentity.from_graph(state_step())), arena)
 
 
 # -- files -------------------------------------------------------------------------------------
 def document(**changes):
     """Return a plan file with addresses, which are changed."""
     graph, found, arena = of_skip()
-    named = replace(found, identity=GraphIdentity.of(graph))
+    named = replace(found, identity=GraphIdentity.from_graph(graph))
     content = named.to_dict(arena=arena)
     content["arena"] = {key: v for key, v in (content["arena"] | changes).items() if v is not ...}
     return content
@@ -182,7 +182,10 @@ def document(**changes):
 def test_addresses_are_saved_and_loaded(tmp_path):
     """They are the last key of the plan file; other plan files have no such key."""
     graph, found, arena = of_skip()
-    path, named = tmp_path / "skip.plan.json", replace(found, identity=GraphIdentity.of(graph))
+    path, named = (
+        tmp_path / "skip.plan.json",
+        replace(found, identity=GraphIdentity.from_graph(graph)),
+    )
     named.save(path, arena=arena)
     assert Arena.load(path) == arena == load_document(path).arena
     assert Plan.load(path) == found

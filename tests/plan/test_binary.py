@@ -120,7 +120,7 @@ def test_planned_programs_come_back(mode):
         assert mode == "blocking" or not data[FLAGS] & LITERAL
         back = decode(data, graph)
         assert back == made
-        assert back.identity == GraphIdentity.of(graph)
+        assert back.identity == GraphIdentity.from_graph(graph)
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
@@ -214,7 +214,7 @@ def test_plan_of_another_graph_is_refused():
     data = encode(plan(FOLLOWS), skip_graph())
     with pytest.raises(PlanError, match="give the graph it was made for"):
         decode(data, skip_graph(mask=True))
-    made = plan(FOLLOWS, identity=GraphIdentity.of(skip_graph(mask=True)))
+    made = plan(FOLLOWS, identity=GraphIdentity.from_graph(skip_graph(mask=True)))
     with pytest.raises(PlanError, match="give the graph it was made for"):
         encode(made, skip_graph())
 

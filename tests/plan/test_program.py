@@ -5,19 +5,19 @@ import json
 import pytest
 
 from kit.plans import PAGED, plan, state_step
-from kit.worked import even_costs, skip_graph, state, update
+from kit.worked import even_costs, make_state_node, make_update_node, skip_graph
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
 from poetmodel.placement import place
 from poetmodel.plan import Instruction, Op, Plan, check_plan
-from poetmodel.plan.derivation import with_waits_and_frees
+from poetmodel.plan.derivation import add_waits_and_frees
 from poetmodel.plan.document import load_document, parse_document
 from poetmodel.plan.listing import plan_listing
 from poetmodel.schedule import GraphIdentity
 from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.metrics import Display, simulated_metrics
-from poetmodel.schedule.relations import dump
+from poetmodel.schedule.relations import format_document
 from poetmodel.units import ESTIMATES
 
 SKIP = Homes.from_resident(skip_graph())
@@ -41,13 +41,13 @@ SKIP = Homes.from_resident(skip_graph())
 )
 def test_programs_are_completed_by_the_rules(steps, expected):
     """Waits and frees of a DMA program come where the docstring says."""
-    found = with_waits_and_frees(SKIP, plan(steps).program, StorageMode.DMA)
+    found = add_waits_and_frees(SKIP, plan(steps).program, StorageMode.DMA)
     assert found == plan(expected).program
 
 
 def test_blocking_programs_have_no_waits():
     """Where transfers hold the core, waits are left out and frees stay."""
-    found = with_waits_and_frees(SKIP, plan("c0 o0 c1 c2 w0 i0 c3").program, StorageMode.BLOCKING)
+    found = add_waits_and_frees(SKIP, plan("c0 o0 c1 c2 w0 i0 c3").program, StorageMode.BLOCKING)
     assert found == plan("c0 o0 c1 f0 c2 f1 i0 c3 f0 f2 f3").program
 
 
@@ -71,7 +71,7 @@ def test_plain_values_become_instructions():
 # -- files ---------------------------------------------------------------------------------------
 def made():
     """Return a plan that says all about itself."""
-    identity = GraphIdentity.of(skip_graph())
+    identity = GraphIdentity.from_graph(skip_graph())
     return plan(PAGED, identity=identity, ram_budget_bytes=12, device="board")
 
 
@@ -95,7 +95,7 @@ def test_file_has_the_keys_of_the_contract():
     assert found["program"][:3] == [["compute", 0], ["page_out", 0], ["compute", 1]]
     # Page-out and page-in take 1 s; the first runs beside b, the second is stall.
     assert (found["makespan_s"], found["stall_s"], found["peak_ram_bytes"]) == (11.0, 1.0, 12)
-    assert json.loads(dump(found)) == found
+    assert json.loads(format_document(found)) == found
 
 
 def test_saved_plan_is_loaded_again(tmp_path):
@@ -109,10 +109,10 @@ def test_saved_plan_is_loaded_again(tmp_path):
     assert Plan.load(path) == made()
     read = load_document(path)
     assert read.plan.identity == made().identity
-    assert read.stated == simulated_metrics(Display.PLAN_FILE, check)
+    assert read.stated_metrics == simulated_metrics(Display.PLAN_FILE, check)
     made().save(path)
     assert Plan.load(path) == made()
-    assert set(load_document(path).stated.values()) == {None}
+    assert set(load_document(path).stated_metrics.values()) == {None}
     with pytest.raises(PlanError, match="names no graph"):
         plan(PAGED).save(tmp_path / "x.plan.json")
 
@@ -121,7 +121,7 @@ def test_homes_are_saved_in_version_2(tmp_path):
     """The file lists what is resident, none too, and says where storage is memory-mapped."""
     path = tmp_path / "step.plan.json"
     for keys in ({"resident": ()}, {"resident": (3, 1)}, {"resident": (1,), "memory_mapped": True}):
-        case = plan("c0", "blocking", identity=GraphIdentity.of(state_step()), **keys)
+        case = plan("c0", "blocking", identity=GraphIdentity.from_graph(state_step()), **keys)
         found = case.to_dict()
         assert (found["version"], found["resident"]) == (2, sorted(keys["resident"]))
         assert found.get("memory_mapped") == keys.get("memory_mapped")
@@ -170,10 +170,10 @@ def pair_step():
         name="step",
         nodes=(
             operation("x", output_bytes=10),
-            state("w", 8),
+            make_state_node("w", 8),
             operation("y", output_bytes=6, inputs=("x", "w"), in_place={"y": "x"}),
-            state("v", 3),
-            update("u", "y", w=8),
+            make_state_node("v", 3),
+            make_update_node("u", "y", w=8),
         ),
     )
 

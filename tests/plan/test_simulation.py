@@ -14,7 +14,7 @@ from kit.rotation import parts
 from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import PlanError
-from poetmodel.plan import Moment, Op, check_plan
+from poetmodel.plan import InstructionRecord, Op, check_plan
 from poetmodel.plan.simulation import false_claims
 from poetmodel.plan.stays import list_stays
 from poetmodel.schedule import GraphIdentity
@@ -39,10 +39,10 @@ def test_blocking_program_has_one_clock():
     assert check.violations == ()
     assert (check.compute_s, check.transfer_s, check.stall_s) == (10.0, 12.0, 0.0)
     assert (check.makespan_s, check.energy_j) == (22.0, 10.75)
-    assert check.moments[1] == Moment(1.0, 1.0, 6.0, 4, 4)
+    assert check.records[1] == InstructionRecord(1.0, 1.0, 6.0, 4, 4)
     # a + b = 10 when b is computed, b + c = 11 for c, a + c + d = 12 for d.
-    assert [moment.high_bytes for moment in check.moments] == [4, 4, 10, 10, 11, 11, 9, 12, 12, 8]
-    assert [moment.ram_bytes for moment in check.moments] == [4, 4, 10, 6, 11, 5, 9, 12, 8, 3]
+    assert [record.peak_bytes for record in check.records] == [4, 4, 10, 10, 11, 11, 9, 12, 12, 8]
+    assert [record.ram_bytes for record in check.records] == [4, 4, 10, 6, 11, 5, 9, 12, 8, 3]
     assert (check.peak_ram_bytes, check.peak_position) == (12, 7)
     assert (check.aux_used_bytes, check.written_bytes, check.read_bytes) == (4, 4, 4)
     costs = slow_costs(device=bench_device(idle_power_w=2.0))
@@ -58,9 +58,9 @@ def test_dma_program_overlaps_and_stalls():
     check = check_plan(skip_graph(), slow_costs(), plan(PAGED))
     assert check.violations == ()
     # b ends at 3, the page-out at 6; c 6..9; page-in 9..16; d 16..20.
-    assert check.moments[1] == Moment(1.0, 1.0, 6.0, 4, 4)
-    assert check.moments[3] == Moment(3.0, 3.0, 6.0, 10, 10)
-    assert check.moments[7] == Moment(9.0, 9.0, 16.0, 9, 9)
+    assert check.records[1] == InstructionRecord(1.0, 1.0, 6.0, 4, 4)
+    assert check.records[3] == InstructionRecord(3.0, 3.0, 6.0, 10, 10)
+    assert check.records[7] == InstructionRecord(9.0, 9.0, 16.0, 9, 9)
     assert (check.stall_s, check.makespan_s, check.energy_j) == (10.0, 20.0, 10.75)
 
 
@@ -103,8 +103,8 @@ def test_order_of_computations():
     twice = plan("c0 c0 c1 c2 f1 c3 f0 f2")
     check = check_plan(skip_graph(recomputable=False), None, twice)
     assert check.violations == ("instruction 1, compute 0: node 'a' must not be computed again",)
-    # The old copy counts beside the new one for that moment, and no more after.
-    assert check_plan(skip_graph(), None, twice).moments[1][3:5] == (8, 4)
+    # The old copy counts beside the new one for that record, and no more after.
+    assert check_plan(skip_graph(), None, twice).records[1][3:5] == (8, 4)
 
 
 def test_budget_and_storage_are_limits():
@@ -135,7 +135,7 @@ def test_plan_of_another_graph_is_refused():
 
     Stated figures are compared: times within 1e-9, bytes exactly.
     """
-    identity = GraphIdentity.of(skip_graph(mask=True))
+    identity = GraphIdentity.from_graph(skip_graph(mask=True))
     with pytest.raises(PlanError, match="give the graph it was made for"):
         check_plan(skip_graph(), None, plan(PAGED, identity=identity))
     graph = skip_graph()
@@ -155,9 +155,9 @@ def ram_in_use(intervals, instructions):
     change = [0] * (2 * instructions + 2)  # during and after each instruction, and the end
     for stay in intervals:
         change[2 * max(stay.begin, 0)] += stay.bytes
-        change[min(2 * stay.end + 1, 2 * instructions)] -= stay.bytes - stay.given_bytes
-        if stay.given_at is not None:
-            change[2 * stay.given_at] -= stay.given_bytes
+        change[min(2 * stay.end + 1, 2 * instructions)] -= stay.bytes - stay.overwritten_bytes
+        if stay.overwritten_at is not None:
+            change[2 * stay.overwritten_at] -= stay.overwritten_bytes
     levels = list(accumulate(change))
     return tuple(zip(levels[0 : 2 * instructions : 2], levels[1::2], strict=False))
 
@@ -168,7 +168,7 @@ def check_sum(graph, made):
     assert check.violations == ()
     found = list_stays(graph, made)
     assert ram_in_use(found, len(made.program)) == tuple(
-        (moment.high_bytes, moment.ram_bytes) for moment in check.moments
+        (record.peak_bytes, record.ram_bytes) for record in check.records
     )
     return found
 
@@ -195,7 +195,11 @@ def test_outputs_in_place_and_replacements_take_no_byte_twice():
     """Of x, 10 B, y takes 6 B; w+ lies where w lay, until it is paged out and freed."""
     found = check_sum(state_step(), plan(STORED, "blocking", resident=()))
     by_begin = {(s.index, s.begin): s for s in found}
-    assert (by_begin[X, 0].given_at, by_begin[X, 0].given_bytes, by_begin[X, 0].end) == (2, 6, 3)
+    assert (
+        by_begin[X, 0].overwritten_at,
+        by_begin[X, 0].overwritten_bytes,
+        by_begin[X, 0].end,
+    ) == (2, 6, 3)
     again = by_begin[W, 5]
     assert (again.origin, again.replaced_by, again.paged_out, again.end) == (
         Origin.PAGED_IN,
@@ -218,7 +222,7 @@ def test_resident_state_is_there_from_before_to_after():
     ]
     mapped = plan(f"{HELD} o5 f5", "blocking", resident=(), memory_mapped=True)
     assert {s.index for s in check_sum(state_step(), mapped)} == {X, Y, G}
-    other = replace(plan(PAGED_SKIP), identity=GraphIdentity.of(state_step()))
+    other = replace(plan(PAGED_SKIP), identity=GraphIdentity.from_graph(state_step()))
     with pytest.raises(PlanError, match="sha256"):
         list_stays(skip_graph(), other)
 
@@ -233,7 +237,7 @@ def test_the_sum_is_the_ram_of_the_plan_checker(part, mode, *, with_state):
         rng = seeded(f"stays/{mode}/{with_state}/{seed}")
         graph, _, made = random_state_plan(rng, mode) if with_state else random_plan(rng, mode)
         found = check_sum(graph, made)
-        shared += any(s.given_bytes for s in found)
+        shared += any(s.overwritten_bytes for s in found)
         mapped += made.memory_mapped
         again += any(s.origin == Origin.RECOMPUTED for s in found)
     assert again > part.share(10)
@@ -273,13 +277,13 @@ def test_state_on_storage_is_read_by_its_node_and_written_back():
     assert check.violations == ()
     assert (check.compute_s, check.transfer_s, check.makespan_s) == (15.0, 1300.0, 1315.0)
     assert check.energy_j == 15 + 3 * 10 + 20
-    assert check.moments[1] == Moment(1.0, 1.0, 101.0, 18, 18)
+    assert check.records[1] == InstructionRecord(1.0, 1.0, 101.0, 18, 18)
     # y takes over 6 of the 10 B of x, and the other 4 go with it; w+ lies where w lay.
-    assert [moment.high_bytes for moment in check.moments] == [
+    assert [record.peak_bytes for record in check.records] == [
         *(10, 18, 18, 18, 14, 14),
         *(17, 26, 26, 20, 17, 17, 8, 8),
     ]
-    assert [moment.ram_bytes for moment in check.moments] == [
+    assert [record.ram_bytes for record in check.records] == [
         *(10, 18, 18, 14, 6, 14),
         *(17, 26, 20, 17, 17, 8, 8, 0),
     ]

@@ -54,8 +54,8 @@ def test_slices_of_a_plan():
     begin, end = (e for e in events if e["ph"] in "sf")
     assert (begin["name"], begin["ts"], end["ts"]) == ("a on storage", 1e6, 9e6)
     (peak,) = (e for e in events if e["ph"] == "i")
-    moment = check.moments[check.peak_position or 0]
-    assert (peak["ts"], peak["args"]) == (moment.issued_s * 1e6, {"ram_bytes": moment.high_bytes})
+    record = check.records[check.peak_position or 0]
+    assert (peak["ts"], peak["args"]) == (record.issued_s * 1e6, {"ram_bytes": record.peak_bytes})
     (b,) = (e for e in events if e["name"] == "b")
     assert b["args"] == {
         "instruction": 2,
@@ -114,12 +114,12 @@ def test_events_are_the_plan_checkers(mode, *, with_state):
 
 
 def check_slices(events, check, made, graph):
-    """Compare the slices with the moments of all instructions that take place on a track."""
+    """Compare the slices with the records of all instructions that take place on a track."""
     by_position = {e["args"]["instruction"]: e for e in events if e["ph"] == "X"}
     reads = made.first_reads(graph)
-    for position, (step, moment) in enumerate(zip(made.program, check.moments, strict=True)):
+    for position, (step, record) in enumerate(zip(made.program, check.records, strict=True)):
         held = step.op == Op.COMPUTE and graph.nodes[step.index].is_state
-        waits = step.op == Op.WAIT and moment.end_s == moment.start_s
+        waits = step.op == Op.WAIT and record.end_s == record.start_s
         if step.op == Op.FREE or waits or (held and step.index not in reads):
             assert position not in by_position
             continue
@@ -128,9 +128,9 @@ def check_slices(events, check, made, graph):
         assert event["tid"] == (BUS if moves else CORE)
         begin = nanoseconds(event["ts"])
         end = begin + nanoseconds(event["dur"])
-        assert (begin, end) == (round(moment.start_s * 1e9), round(moment.end_s * 1e9))
+        assert (begin, end) == (round(record.start_s * 1e9), round(record.end_s * 1e9))
         args = event["args"]
-        assert (args["ram_bytes"], args["ram_after_bytes"]) == (moment.high_bytes, moment.ram_bytes)
+        assert (args["ram_bytes"], args["ram_after_bytes"]) == (record.peak_bytes, record.ram_bytes)
     assert by_position == {}
 
 
@@ -141,12 +141,12 @@ def check_counters(events, check):
     kinds = [e for e in counted if e["name"] == "RAM by kind"]
     assert [tuple(e["args"]) for e in kinds] == [KIND_NAMES] * len(kinds)
     assert [(nanoseconds(e["ts"]), sum(e["args"].values())) for e in kinds] == ram
-    clocks = [moment.issued_s for moment in check.moments]
-    clocks += [check.moments[-1].end_s]
+    clocks = [record.issued_s for record in check.records]
+    clocks += [check.records[-1].end_s]
     levels = []
-    for moment, after_s in zip(check.moments, clocks[1:], strict=True):
-        levels.append((round(moment.issued_s * 1e9), moment.high_bytes))
-        levels.append((round(after_s * 1e9), moment.ram_bytes))
+    for record, after_s in zip(check.records, clocks[1:], strict=True):
+        levels.append((round(record.issued_s * 1e9), record.peak_bytes))
+        levels.append((round(after_s * 1e9), record.ram_bytes))
     assert changes(ram) == changes(levels)
     assert max(level for _, level in ram) == check.peak_ram_bytes
 

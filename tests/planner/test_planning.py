@@ -7,7 +7,7 @@ import pytest
 from kit.instances import random_costs, random_graph, random_schedule, seeded
 from kit.least_makespan import least_makespan_s
 from kit.plans import bus_costs, lower_bound_s, plan, plan_cases, random_state_case
-from kit.worked import comb_graph, even_costs, skip_graph, state, update
+from kit.worked import comb_graph, even_costs, make_state_node, make_update_node, skip_graph
 from poetmodel.device import Costs
 from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
@@ -121,7 +121,7 @@ def test_page_ins_without_a_stall_are_just_in_time():
             if step.op != Op.PAGE_IN:
                 continue
             wait = program.index(Instruction(Op.WAIT, step.index), place)
-            if check.moments[wait].end_s > check.moments[wait].start_s:
+            if check.records[wait].end_s > check.records[wait].start_s:
                 continue
             for later in range(place + 1, wait):
                 other = program[later]
@@ -249,9 +249,9 @@ def layers():
     nodes = [operation("x", output_bytes=1)]
     for layer, before in enumerate(("x", "y0", "y1")):
         nodes += [
-            state(f"w{layer}", 10),
+            make_state_node(f"w{layer}", 10),
             operation(f"y{layer}", output_bytes=1, inputs=(before, f"w{layer}")),
-            update(f"u{layer}", f"y{layer}", **{f"w{layer}": 10}),
+            make_update_node(f"u{layer}", f"y{layer}", **{f"w{layer}": 10}),
         ]
     graph = Graph(name="layers", nodes=tuple(nodes))
     times = [0.0, *([0.0, 4.0, 1.0] * 3)]
@@ -305,7 +305,7 @@ def test_the_room_of_a_replacement_is_held_until_it_is_written_back():
     out, wait, free = (program.index((op, 3)) for op in (Op.PAGE_OUT, Op.WAIT, Op.FREE))
     assert update_place < out < wait < free
     assert program.index((Op.COMPUTE, 5), out) < wait  # y1 is computed meanwhile
-    assert check.moments[free].high_bytes - check.moments[free].ram_bytes == 10
+    assert check.records[free].peak_bytes - check.records[free].ram_bytes == 10
 
 
 def in_place_chain():

@@ -132,7 +132,7 @@ def test_an_objective_replaces_what_is_minimized(read):
     """Weights of totals, and a constant; without constraints, too."""
     problem = read("[objective]\nsum = {energy_j = 1, bytes_written = 2e-6, constant = 3}\n")
     assert problem.minimize == USER_OBJECTIVE
-    assert dict(problem.own_objective) == {"energy_j": 1, "bytes_written": 2e-6, "constant": 3}
+    assert dict(problem.user_objective) == {"energy_j": 1, "bytes_written": 2e-6, "constant": 3}
 
 
 def test_rows_of_a_file_join_those_of_the_problem(read, tmp_path):

@@ -77,8 +77,8 @@ def test_units_sums_and_limits():
     schedule = construct(replace(problem, ram=99))
     written = problem.objective.value_of(simulate(problem.graph, problem.costs, schedule))
     assert (written, type(written)) == (0, int)
-    assert problem.quantity(Quantity.ENERGY) == problem.energy
-    assert problem.quantity("writes") == problem.objective
+    assert problem.make_objective(Quantity.ENERGY) == problem.energy
+    assert problem.make_objective("writes") == problem.objective
     problem = skip_problem(deadline=12, energy_budget=11, ram=13)
     assert {limit.name: limit.upper for limit in problem.linear_limits} == {
         "deadline": pytest.approx(2),
@@ -161,9 +161,9 @@ def test_a_reference_changes_units_alone():
     assert both.time_sum == shared.time_sum
     assert both.objective.unit == replace(both, ram=12).objective.unit == 0.002
     surrogate = problem_of().surrogate(reference_value=5.0, transfer_weight=0.5)
-    fastest = surrogate.without(Quantity.TIME, minimize="time")
+    fastest = surrogate.without_limits(Quantity.TIME, minimize="time")
     assert fastest.objective.reference is None
-    assert fastest.stand_in.transfer_weight == 0.5
+    assert fastest.surrogate_options.transfer_weight == 0.5
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 2.0), (0.5, 5.0), (1.0, 8.0)])
@@ -381,7 +381,7 @@ def test_an_objective_has_finite_weights(weight):
     with pytest.raises(InputError, match=r"^objective: "):
         PROBLEM.minimizing(lambda v: weight * v.energy_j)
     with pytest.raises(InputError, match=r"^objective: 'energy_j': "):
-        replace(PROBLEM, minimize="own", own_objective=(("energy_j", weight),))
+        replace(PROBLEM, minimize="own", user_objective=(("energy_j", weight),))
 
 
 def test_an_objective_counts_in_all_stages():

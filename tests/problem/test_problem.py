@@ -196,7 +196,7 @@ def test_device_gives_ram_storage_and_idle_power(graph, costs):
     assert (stated.deadline_s, stated.energy_budget_j) == (None, None)
     assert (stated.ram_budget_bytes, stated.aux_limit_bytes) == (60, 7)
     assert Problem(graph, costs, ram=50).deadline_counts is DeadlineCounts.SERIAL
-    device = bench_device(storage=False)
+    device = bench_device(has_storage=False)
     assert Problem(graph, replace(costs, device=device)).deadline_counts is DeadlineCounts.SERIAL
 
 
@@ -300,10 +300,10 @@ def test_problem_is_changed_by_replacing(graph, costs):
     problem = Problem(
         graph, costs, ram=190, deadline=12, energy_budget=50, aux_bytes=3, count_parameters=True
     )
-    loose = problem.without(Quantity.RAM, Quantity.WRITES)
+    loose = problem.without_limits(Quantity.RAM, Quantity.WRITES)
     assert (loose.ram_budget_bytes, loose.aux_limit_bytes) == (50 + 150, 65)
     assert (loose.deadline_s, loose.energy_budget_j) == (12.0, 50.0)
-    timeless = problem.without(Quantity.TIME, Quantity.ENERGY, minimize="time")
+    timeless = problem.without_limits(Quantity.TIME, Quantity.ENERGY, minimize="time")
     assert (timeless.deadline_s, timeless.energy_budget_j) == (None, None)
     assert (timeless.ram_budget_bytes, timeless.minimize) == (190, Quantity.TIME)
     stated = Problem(graph, costs, ram="50%", deadline="120%", energy_budget="150%")

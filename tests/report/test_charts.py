@@ -161,9 +161,9 @@ def sums(chart):
     """Add the bands of a chart up as a reader of the values would: during and after each one."""
     n = len(chart["ops"])
     during, after = [0] * n, [0] * n
-    for _, size, begin, end, _, _, given_at, given, _, *_ in chart["stays"]:
+    for _, size, begin, end, _, _, overwritten_at, given, _, *_ in chart["stays"]:
         for p in range(max(begin, 0), min(end + 1, n)):
-            held = size - (given if 0 <= given_at <= p else 0)
+            held = size - (given if 0 <= overwritten_at <= p else 0)
             during[p] += held
             after[p] += held if p < end else 0
     return during, after
@@ -178,8 +178,8 @@ def test_bands_add_up_to_the_checked_ram(mode):
             check = check_plan(graph, costs, made)
             chart = plan_chart(graph, made, check)
             assert sums(chart) == (chart["during"], chart["after"])
-            assert chart["during"] == [moment.high_bytes for moment in check.moments]
-            assert chart["after"] == [moment.ram_bytes for moment in check.moments]
+            assert chart["during"] == [record.peak_bytes for record in check.records]
+            assert chart["after"] == [record.ram_bytes for record in check.records]
 
 
 def test_the_ghost_is_keep_all():

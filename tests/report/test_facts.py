@@ -148,7 +148,7 @@ def test_rows_carry_the_values_of_the_step():
 
 # -- answers -------------------------------------------------------------------------------------
 WEAR = Constraint(name="wear", terms={"bytes_written": 1}, upper=4)
-OWN = {"minimize": "own", "own_objective": (("energy_j", 1), ("page_ins:a", 0.5))}
+OWN = {"minimize": "own", "user_objective": (("energy_j", 1), ("page_ins:a", 0.5))}
 BROKEN = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3)), S_RAM=((1, 0), (2, 1)))
 
 

@@ -86,8 +86,8 @@ def alive(values, level):
     """Return the bytes of what is in RAM then, by what it is."""
     found = {}
     p, after = divmod(level, 2)
-    for what, size, begin, end, _, _, given_at, given, *_ in values["stays"]:
-        held = size - (given if 0 <= given_at <= p else 0)
+    for what, size, begin, end, _, _, overwritten_at, given, *_ in values["stays"]:
+        held = size - (given if 0 <= overwritten_at <= p else 0)
         if begin <= p and (p < end if after else p <= end) and held:
             found[what] = found.get(what, 0) + held
     return found

@@ -13,7 +13,7 @@ from poetmodel.graph import Graph, operation
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule, checkpoint_all
 from poetmodel.schedule.document import load_document, parse_document
 from poetmodel.schedule.metrics import Display, metrics_at
-from poetmodel.schedule.relations import dump
+from poetmodel.schedule.relations import format_document
 
 STATED = [metric.key for metric in metrics_at(Display.FILE)]
 
@@ -77,7 +77,7 @@ def test_saved_schedule_is_loaded(graph, tmp_path):
     schedule.save(path)
     loaded = Schedule.load(str(path))
     assert loaded == schedule
-    assert loaded.identity == GraphIdentity.of(graph)
+    assert loaded.identity == GraphIdentity.from_graph(graph)
     path = tmp_path / "chain.schedule.json"
     checkpoint_all(graph).save(path)
     document = json.loads(path.read_text(encoding="utf-8"))
@@ -105,8 +105,8 @@ def test_any_schedule_survives_a_round_trip(graph, seed):
     """Whatever the names and relations, reading what was written gives the same."""
     plain = random_schedule(seeded(seed), graph)
     relations = {name: getattr(plain, name) for name in RELATIONS}
-    schedule = Schedule(**relations, identity=GraphIdentity.of(graph))
-    found = parse_document(dump(schedule.to_dict()), source="x").schedule
+    schedule = Schedule(**relations, identity=GraphIdentity.from_graph(graph))
+    found = parse_document(format_document(schedule.to_dict()), source="x").schedule
     assert found == schedule
     assert found.identity == schedule.identity
 
@@ -118,12 +118,15 @@ def test_document_holds_everything_that_was_stated(full):
     }
     document = parse_document(json.dumps(bare), source="x.json")
     assert (document.device, document.problem, document.status) == (None, None, None)
-    assert set(document.stated.values()) == {None}
+    assert set(document.stated_metrics.values()) == {None}
     document = parse_document(json.dumps(full), source="x.json")
     assert (document.device, document.status) == ("rpi4b", "optimal")
     assert (document.problem.ram_budget_bytes, document.problem.formulation) == (8, "lazy")
-    assert (document.stated["energy_j"], document.stated["peak_ram_bytes"]) == (3.0, 8)
-    assert set(document.stated) == set(STATED)
+    assert (document.stated_metrics["energy_j"], document.stated_metrics["peak_ram_bytes"]) == (
+        3.0,
+        8,
+    )
+    assert set(document.stated_metrics) == set(STATED)
 
 
 # -- bad files ---------------------------------------------------------------------------------
@@ -139,7 +142,7 @@ def test_document_holds_everything_that_was_stated(full):
         ({"graph": None}, "graph: "),
         ({"nodes": "abc"}, "nodes: "),
         ({"tensors": ["a", "b", 3]}, "tensors[2]: "),
-        ({"R": None}, "R: the file holds no schedule"),
+        ({"R": None}, "R: the file contains no schedule"),
         ({"R": [[0, 0], [1]]}, "R[1]: "),
         ({"R": [[0, 0.0]]}, "R[0][1]: "),
         ({"R": [[0, True]]}, "R[0][1]: "),
@@ -194,11 +197,11 @@ def test_many_faults_are_counted(bare):
     with pytest.raises(ScheduleError) as raised:
         parse(bare)
     assert len(raised.value.faults) == 21
-    assert raised.value.faults[-1] == "x.json: and 980 faults more"
+    assert raised.value.faults[-1] == "x.json: and 980 more errors"
     bare |= {"R": [[0, 0]], "M_out": [[10**30, 10**30]]}
     assert parse(bare).M_out == ((10**30, 10**30),)
     with pytest.raises(ValueError, match="JSON"):
-        dump({**bare, "energy_j": float("nan")})
+        format_document({**bare, "energy_j": float("nan")})
 
 
 def test_another_kind_of_file_is_named_first(tmp_path):
@@ -227,7 +230,7 @@ def test_file_without_a_schedule_says_so(full, status):
 @settings(deadline=None)
 def test_no_damage_to_a_file_ends_in_a_crash(graph, data):
     """A file with a character replaced is read or refused with an error of its own."""
-    text = dump(checkpoint_all(graph).to_dict())
+    text = format_document(checkpoint_all(graph).to_dict())
     place = data.draw(st.integers(min_value=0, max_value=len(text) - 1))
     damaged = text[:place] + data.draw(st.characters(codec="utf-8")) + text[place + 1 :]
     try:

@@ -260,7 +260,7 @@ def test_schedules_are_values(skip):
     Equal relations are equal schedules, whichever graph they name; they hash, and stay.
     """
     identity = checkpoint_all(skip).identity
-    assert identity == GraphIdentity.of(skip)
+    assert identity == GraphIdentity.from_graph(skip)
     assert (identity.name, identity.sha256) == ("skip", skip.sha256)
     assert identity.nodes == identity.tensors == ("x", "y", "z", "w")
     schedule = checkpoint_all(skip)

@@ -9,7 +9,7 @@ import pytest
 from kit.closed_form import simulated_bluntly
 from kit.instances import random_graph, random_schedule, random_step, seeded
 from kit.rotation import parts
-from kit.worked import bench_device, state, update
+from kit.worked import bench_device, make_state_node, make_update_node
 from poetmodel.device import Costs, Device, Storage, StorageMode
 from poetmodel.errors import ScheduleError
 from poetmodel.graph import (
@@ -30,11 +30,11 @@ def step():
         name="step",
         nodes=(
             operation("x", output_bytes=10),
-            state("w", 8),
-            state("v", 3),
+            make_state_node("w", 8),
+            make_state_node("v", 3),
             operation("y", output_bytes=6, inputs=("x", "w"), in_place={"y": "x"}),
             operation("g", output_bytes=8, inputs=("y", "w")),
-            update("u", "g", w=8),
+            make_update_node("u", "g", w=8),
             operation("z", output_bytes=1, inputs=("x",)),
         ),
     )
@@ -347,7 +347,7 @@ def test_no_valid_schedule_is_below_the_floor(part):
 def test_resident_is_in_the_file_where_there_is_some(tmp_path):
     """It is sorted, each once; without any the file is what it was."""
     graph = step()
-    identity = GraphIdentity.of(graph)
+    identity = GraphIdentity.from_graph(graph)
     schedule = kept(resident=(V, W, V), identity=identity)
     assert schedule.resident == (W, V)
     path = tmp_path / "kept.schedule.json"
@@ -370,7 +370,7 @@ def test_what_is_no_list_of_tensors_is_refused(tmp_path, entry):
     graph = step()
     with pytest.raises(ScheduleError, match="resident: expected whole numbers"):
         kept(resident=[entry])
-    document = kept(identity=GraphIdentity.of(graph)).to_dict() | {"resident": [entry]}
+    document = kept(identity=GraphIdentity.from_graph(graph)).to_dict() | {"resident": [entry]}
     path = tmp_path / "bad.schedule.json"
     path.write_text(json.dumps(document))
     with pytest.raises(ScheduleError, match=r"resident\[0\]: expected"):

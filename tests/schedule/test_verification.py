@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.instances import random_graph, random_instance, random_schedule, random_step, seeded
-from kit.worked import bench_device, even_costs, skip_graph, skip_problem, state
+from kit.worked import bench_device, even_costs, make_state_node, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph import Graph, operation
@@ -376,9 +376,14 @@ def test_decisions_of_the_worked_example():
     result = solve(problem)
     points = steps_at_limit(problem, result.require_schedule(), result.simulation)
     a, b, c, d = find_decisions(problem, result.require_schedule(), points)
-    assert (a.choice, a.recomputed, a.energy_j, a.time_s) == (Treatment.RECOMPUTED, (3,), 1.0, 1.0)
+    assert (a.treatment, a.recomputed, a.energy_j, a.time_s) == (
+        Treatment.RECOMPUTED,
+        (3,),
+        1.0,
+        1.0,
+    )
     assert (a.in_ram, a.on_storage) == (((0, 1), (3, 3)), ())
-    assert [decision.choice for decision in (b, c, d)] == [
+    assert [decision.treatment for decision in (b, c, d)] == [
         Treatment.KEPT,
         Treatment.KEPT,
         Treatment.UNUSED,
@@ -388,7 +393,7 @@ def test_decisions_of_the_worked_example():
     assert a.to_dict(problem.graph)["in_ram"] == [[0, 1], [3, 3]]
     problem = skip_problem(recompute=False)
     a, *_ = find_decisions(problem, solve(problem).require_schedule())
-    assert (a.choice, a.paged_out, a.paged_in) == (Treatment.PAGED, (0,), (3,))
+    assert (a.treatment, a.paged_out, a.paged_in) == (Treatment.PAGED, (0,), (3,))
     assert (a.energy_j, a.time_s) == (2.0, 2.0)
     assert a.on_storage == ((1, 3),)
     graph = skip_graph()
@@ -453,16 +458,16 @@ def test_what_tensors_cost_adds_up_to_the_overhead(mapped):
         graph = problem.graph
         for decision in find_decisions(problem, schedule):
             i = decision.tensor
-            homes.add(decision.choice)
-            assert (decision.choice == Treatment.RESIDENT) == (i in schedule.resident)
+            homes.add(decision.treatment)
+            assert (decision.treatment == Treatment.RESIDENT) == (i in schedule.resident)
             away = i in graph.state_tensors and i not in schedule.resident
-            assert (decision.choice == Treatment.ON_STORAGE) == away
-            assert (decision.choice == Treatment.REPLACEMENT) == (
+            assert (decision.treatment == Treatment.ON_STORAGE) == away
+            assert (decision.treatment == Treatment.REPLACEMENT) == (
                 i in graph.replacement_of.values()
             )
-            if decision.choice == Treatment.RESIDENT:
+            if decision.treatment == Treatment.RESIDENT:
                 assert decision.in_ram == ((0, len(graph.nodes) - 1),)
-            if decision.choice == Treatment.ON_STORAGE and mapped:
+            if decision.treatment == Treatment.ON_STORAGE and mapped:
                 assert decision.in_ram == decision.paged_in == ()
     assert {Treatment.RESIDENT, Treatment.ON_STORAGE, Treatment.REPLACEMENT} <= homes
 
@@ -493,7 +498,7 @@ def test_outputs_are_in_place_where_the_simulator_has_them_so():
 
 def test_state_on_storage_has_ram_at_its_limit():
     """Steps with less room than a state tensor on storage takes are those that keep it there."""
-    w, v = state("w", 8), state("v", 3)
+    w, v = make_state_node("w", 8), make_state_node("v", 3)
     nodes = (
         w,
         v,

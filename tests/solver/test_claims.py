@@ -45,7 +45,7 @@ from kit.oracle import optimum
 from kit.own_rows import larger_own_rows_problem, own_rows_problem, stage_rows_problem
 from kit.relaxation import run_rounds
 from kit.rotation import parts
-from kit.worked import bench_device, costs_of, early_recomputation
+from kit.worked import bench_device, costs_of, early_recomputation_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import LicenceError
 from poetmodel.graph import Graph, floor
@@ -295,7 +295,7 @@ def problem_of(case):
     )
     rows = tuple(Constraint(**row) for row in case.get("constraints", ()))
     own = tuple(case.get("own_objective", {}).items())
-    return Problem(graph, costs, constraints=rows, own_objective=own, **case["problem"])
+    return Problem(graph, costs, constraints=rows, user_objective=own, **case["problem"])
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_early_recomputations_are_found(number, way):
 
     Both graphs have overhead 1; stages with uses, and what they draw in, give 2 and 3.
     """
-    problem = early_recomputation(number)
+    problem = early_recomputation_problem(number)
     assert optimum(problem).value == problem.baseline_energy_j + 1.0
     assert not fault(problem, way)
 
@@ -525,7 +525,7 @@ def features(problem, *, searched):
     yield "zero cost", 0 in compute_j
     yield "a byte beside a billion", bool(held) and max(held) > 1e9 * min(held)
     yield "costs 1e12 apart", bool(paid) and max(paid) > 1e12 * min(paid)
-    yield "rewards", any(weight < 0 for _, weight in problem.own_objective)
+    yield "rewards", any(weight < 0 for _, weight in problem.user_objective)
     yield "lower limit", any(row.upper is None for row in rows)
     yield "upper limit", any(row.lower is None for row in rows)
     yield "equal", any(row.lower == row.upper for row in rows)
@@ -546,7 +546,7 @@ def features(problem, *, searched):
         return
     best, state = optimum(problem), set(graph.state_tensors)
     plain = "energy" if problem.minimize == USER_OBJECTIVE else problem.minimize
-    free = optimum(replace(problem, constraints=(), own_objective=(), minimize=plain))
+    free = optimum(replace(problem, constraints=(), user_objective=(), minimize=plain))
     yield "infeasible", best is None
     yield "infeasible for its rows", best is None and free is not None
     if best is None:

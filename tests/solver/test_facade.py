@@ -20,7 +20,7 @@ from kit.worked import (
     comb_problem,
     costs_of,
     even_costs,
-    renamed,
+    rename_graph,
     skip_graph,
     skip_problem,
 )
@@ -89,7 +89,7 @@ def test_a_problem_is_solved_and_proved(formulation, monkeypatch):
     schedule = result.require_schedule()
     assert [pair for pair in schedule.R if pair[0] != pair[1]] == [(3, 0)]
     assert schedule.M_out == ()
-    assert schedule.identity == GraphIdentity.of(problem.graph)
+    assert schedule.identity == GraphIdentity.from_graph(problem.graph)
     assert result.violations == check_schedule(problem, schedule).violations == ()
     assert result.formulation == formulation
     monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("called a solver"))
@@ -605,7 +605,7 @@ def test_the_result_carries_what_was_requested_and_what_was_solved():
     by_default = solve(skip_problem())
     assert (by_default.formulation, by_default.backend) == ("lazy", "highs")
     for problem in random_instances(20, (3, 5), seed=32, minimize="energy", switches=False):
-        table, graph = problem.table, renamed(problem.graph)
+        table, graph = problem.table, rename_graph(problem.graph)
         costs = costs_of(
             graph,
             table.compute_time_s,

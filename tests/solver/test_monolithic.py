@@ -18,7 +18,7 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.schedule.document import parse_document
-from poetmodel.schedule.relations import dump
+from poetmodel.schedule.relations import format_document
 from poetmodel.solver import SolveProgress, monolithic, solve
 from poetmodel.solver.extended import prove_model
 from poetmodel.solver.monolithic import TERMINATIONS, schedule_point
@@ -205,7 +205,7 @@ def test_long_histories_are_thinned():
 def test_file_keeps_the_history():
     """What is written is read, to ten digits."""
     result = solve(comb_problem())
-    document = parse_document(dump(result.to_dict()), source="x")
+    document = parse_document(format_document(result.to_dict()), source="x")
     assert len(document.history) == len(result.history)
     for read, made in zip(document.history, result.history, strict=True):
         assert read == pytest.approx(made, rel=1e-9)

@@ -209,7 +209,7 @@ def test_order_of_a_solved_schedule_gives_it_back(network):
     order = [k for _, k in solved.require_schedule().R]
     assert len(order) > len(network.nodes)
     again = pm.Schedule.from_order(network, order)
-    assert again.identity == GraphIdentity.of(network)
+    assert again.identity == GraphIdentity.from_graph(network)
     verdict = pm.verify(problem, again)
     assert verdict.valid
     assert verdict.simulation.overhead_j == pytest.approx(solved.overhead_j)

@@ -17,7 +17,7 @@ from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
 from poetmodel.heuristics.execution import retry_with_overwrites
 from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
-from poetmodel.problem.working_graph import working_graph
+from poetmodel.problem.working_graph import make_working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, with_immediate_page_outs
 from poetmodel.units import format_bytes
 
@@ -199,7 +199,7 @@ def _schedule_with_homes(
         kept=stateless_schedule.kept,
         M_in=stateless_schedule.M_in,
         resident=sorted(resident),
-        identity=GraphIdentity.of(problem.graph),
+        identity=GraphIdentity.from_graph(problem.graph),
     )
 
 
@@ -220,7 +220,7 @@ def remove_state(
         "constraints": (),
     }
     if problem.minimize == USER_OBJECTIVE:  # a user-defined objective may depend on homes
-        limits |= {"minimize": Quantity.ENERGY, "own_objective": ()}
+        limits |= {"minimize": Quantity.ENERGY, "user_objective": ()}
     storage_bytes = problem.aux_limit_bytes
     if limits["ram"] <= 0:
         raise MethodNotApplicableError(
@@ -239,7 +239,9 @@ def remove_state(
                     f"{format_bytes(storage_bytes)}"
                 )
             limits["aux_bytes"] = storage_bytes - stored_bytes
-    stateless_graph = working_graph(graph, read_in_place=problem.reads_in_place, resident=resident)
+    stateless_graph = make_working_graph(
+        graph, read_in_place=problem.reads_in_place, resident=resident
+    )
     if before_updates:
         stateless_graph = _restrict_recomputation(stateless_graph, graph.last_stages)
     stateless_graph = _move_updates_to_forward(stateless_graph)

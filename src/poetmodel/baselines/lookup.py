@@ -18,7 +18,7 @@ def method(name: str) -> Method:
     ------
     InputError
         If no method has that name.
-    OwnMethodError
+    UserMethodError
         If the file of a user-defined method raises an exception when it is imported.
 
     Examples

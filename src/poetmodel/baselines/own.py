@@ -20,9 +20,9 @@ from poetmodel.baselines.registry import METHODS, Method
 from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
-    OwnMethodError,
     TimeLimitError,
     TooLargeError,
+    UserMethodError,
     listed,
 )
 from poetmodel.schedule import Schedule
@@ -99,7 +99,7 @@ def find_user_method(name: str) -> Method | None:
     ------
     InputError
         If the file cannot be read, or has no such function.
-    OwnMethodError
+    UserMethodError
         If the file raises an exception when it is imported.
     """
     if name in _registered_methods:
@@ -226,7 +226,7 @@ def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], 
     def call_function(problem: Problem) -> Schedule:
         """Call the user's function with its output on stderr; check the type of its result.
 
-        Raise `OwnMethodError` for its errors, except those that methods may raise.
+        Raise `UserMethodError` for its errors, except those that methods may raise.
         """
         try:
             with redirect_stdout(sys.stderr):  # standard output may carry results of a command
@@ -239,7 +239,7 @@ def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], 
             if inspect.iscoroutine(schedule):
                 schedule.close()
             type_name = type(schedule).__name__
-            raise OwnMethodError(
+            raise UserMethodError(
                 f"method {name!r} returned {type_name}{_format_definition(function)}, "
                 "not a Schedule"
             )
@@ -251,7 +251,7 @@ def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], 
 def _raise_method_error(
     context: str, error: BaseException, origin: str | Callable[..., Any] = ""
 ) -> NoReturn:
-    """Raise `OwnMethodError` for an exception of a file or function, with file name and line.
+    """Raise `UserMethodError` for an exception of a file or function, with file name and line.
 
     If no frame of the traceback is in the file, for example after a call with wrong arguments, the
     line is that of the function's definition.
@@ -271,7 +271,7 @@ def _raise_method_error(
         else:
             position = _format_definition(origin)
     description = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    raise OwnMethodError(f"{context} {' '.join(description.split())}{position}") from error
+    raise UserMethodError(f"{context} {' '.join(description.split())}{position}") from error
 
 
 def _format_position(file: str, line: int | None) -> str:

@@ -155,7 +155,7 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
     not solved in time.
     """
     relaxed_problem = replace(
-        checkmate(replace(problem, constraints=(), own_objective=())),
+        checkmate(replace(problem, constraints=(), user_objective=())),
         ram=problem.resident_bytes + max(1, ram_bytes),
     )
     infeasible_error = MethodNotApplicableError(
@@ -228,6 +228,6 @@ def complete_schedule(graph: Graph, checkpoints: Checkpoints) -> Schedule:
         R=pairs_of_rows(nodes_of_stage),
         kept=spans_of_rows(checkpoints_of_stage),
         M_in=(),
-        identity=GraphIdentity.of(graph),
+        identity=GraphIdentity.from_graph(graph),
     )
     return PartialSchedule.from_schedule(graph, schedule).schedule()

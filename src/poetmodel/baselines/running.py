@@ -13,9 +13,9 @@ from poetmodel.clock import infrequent_gc, time_limit
 from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
-    OwnMethodError,
     TimeLimitError,
     TooLargeError,
+    UserMethodError,
     VerificationError,
 )
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -62,7 +62,7 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
         If the method does not apply to the graph, or its schedule violates a limit.
     VerificationError
         If the schedule of a method of this package violates a rule of execution.
-    OwnMethodError
+    UserMethodError
         If a user-defined method raises an exception, or returns no schedule or one that violates
         the rules of execution.
     """
@@ -196,7 +196,7 @@ def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome
 def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
     """Run a method and verify its schedule; raise an error for a malformed one.
 
-    The error is `OwnMethodError` for user-defined methods, otherwise `InputError`.
+    The error is `UserMethodError` for user-defined methods, otherwise `InputError`.
     """
     schedule = entry.function()(problem)
     try:
@@ -207,11 +207,11 @@ def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
         raise _invalid_schedule_error(entry, error.faults) from None
 
 
-def _invalid_schedule_error(entry: Method, reasons: Sequence[str]) -> OwnMethodError:
+def _invalid_schedule_error(entry: Method, reasons: Sequence[str]) -> UserMethodError:
     """Return the error for a user-defined method whose schedule cannot be executed."""
     further_text = f"; and {len(reasons) - 1:,} more" if len(reasons) > 1 else ""
     message = f"method {entry.name!r}: its schedule is refused: {reasons[0]}{further_text}"
-    return OwnMethodError(message, refused=True)
+    return UserMethodError(message, refused=True)
 
 
 def _require_within_limits(candidate: Candidate) -> Candidate:

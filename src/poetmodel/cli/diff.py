@@ -158,7 +158,7 @@ def _decision_key(decision: Decision) -> tuple[object, ...]:
     These determine when the tensor is in RAM. The decision also distinguishes resident state from
     state on storage, which may both have no transfer.
     """
-    return decision.choice, decision.recomputed, decision.paged_out, decision.paged_in
+    return decision.treatment, decision.recomputed, decision.paged_out, decision.paged_in
 
 
 def _print_changed(
@@ -189,9 +189,9 @@ def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
     """Return the decision of each schedule on a tensor, with the stages if decisions are equal."""
     stages = [sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions]
     texts = tuple(
-        f"{decision.choice} x{len(stages_of_decision)}"
+        f"{decision.treatment} x{len(stages_of_decision)}"
         if len(stages_of_decision) > 1
-        else str(decision.choice)
+        else str(decision.treatment)
         for decision, stages_of_decision in zip(decisions, stages, strict=True)
     )
     if len(set(texts)) > 1:

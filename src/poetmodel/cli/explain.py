@@ -14,7 +14,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid_schedule
 from poetmodel.cli.output import fact_table, listing, live_line, print_json, print_text, show
-from poetmodel.errors import InputError, did_you_mean
+from poetmodel.errors import InputError, suggest_names
 from poetmodel.problem import Quantity
 from poetmodel.report.folding import DIGITS, Fold, fold
 from poetmodel.report.presenter import (
@@ -178,7 +178,7 @@ def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
     producer = graph.nodes[graph.node_of[decision.tensor]].name
     readers = ", ".join(graph.nodes[k].name for k in graph.users_of[decision.tensor]) or "no node"
     yield text_fact("size", format_bytes(size), f"made by {producer}, read by {readers}")
-    yield text_fact("decision", str(decision.choice), _action_text(decision))
+    yield text_fact("decision", str(decision.treatment), _action_text(decision))
     yield text_fact("costs", format_joules(decision.energy_j), format_seconds(decision.time_s))
     yield text_fact("in RAM", _spans_text(decision.in_ram), "stages")
     if decision.on_storage:
@@ -216,7 +216,7 @@ def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
 
 def _action_text(decision: Decision) -> str:
     """Return the stages in which a tensor is recomputed and paged, as text."""
-    is_on_storage = decision.choice == "on storage"
+    is_on_storage = decision.treatment == "on storage"
     transfer_verbs = ("written back", "read") if is_on_storage else ("paged out", "paged in")
     actions = (
         ("recomputed", decision.recomputed),
@@ -251,7 +251,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
     verified = summary.verified
     graph, simulation = verified.graph, verified.simulation
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
-    counts = Counter(str(decision.choice) for decision in summary.decisions)
+    counts = Counter(str(decision.treatment) for decision in summary.decisions)
     yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
     yield Fact("status", verified.document.status)
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY, Group.STORAGE, Group.WEAR):
@@ -280,7 +280,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
         {
             "name": group.name,
             "tensors": [graph.tensors[decision.tensor].name for decision in group.members],
-            "fate": str(group.members[0].choice),
+            "fate": str(group.members[0].treatment),
             "energy_j": sum(decision.energy_j for decision in group.members),
             "time_s": sum(decision.time_s for decision in group.members),
         }
@@ -295,7 +295,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
 def _in_place_fact(summary: DecisionSummary) -> Iterator[Fact]:
     """Yield the number of operations in place, and the bytes that they save at the peak.
 
-    Yield nothing if the graph has no in-place operators.
+    Yield no fact if the graph has no in-place operators.
     """
     graph, uses, saved_bytes = (
         summary.verified.graph,
@@ -329,7 +329,7 @@ def _full_steps_fact(summary: DecisionSummary) -> Fact:
 def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
     """Yield one table row for each of the most expensive decisions."""
     for group in summary.groups:
-        n_members, choice = len(group.members), group.members[0].choice
+        n_members, choice = len(group.members), group.members[0].treatment
         yield (
             group.name,
             f"{choice}" if n_members == 1 else f"{n_members} {choice}",
@@ -348,6 +348,7 @@ NOT_PROVEN: Final = (
     "the schedule is not proven optimal: a better schedule may account for the savings of another "
     "decision or of more RAM"
 )
+"""Warning about the costs of alternatives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,7 +468,7 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
         decisions,
         name=lambda decision: graph.tensors[decision.tensor].name,
         key=lambda decision: (
-            *(decision.choice, graph.tensor_bytes[decision.tensor]),
+            *(decision.treatment, graph.tensor_bytes[decision.tensor]),
             *(len(decision.recomputed), len(decision.paged_in), len(decision.paged_out)),
             *(f"{cost:.{DIGITS}g}" for cost in (decision.energy_j, decision.time_s)),
         ),
@@ -480,7 +481,7 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
 def _tensor_index(verified: VerifiedSchedule, name: str) -> int:
     index = verified.graph.tensor_index
     if name not in index:
-        hint = did_you_mean(name, index, max_names=3)
+        hint = suggest_names(name, index, max_names=3)
         message = f"tensor {name!r}: graph {verified.graph.name!r} has no such tensor"
         raise InputError(f"{message}; {hint}" if hint else message)
     return index[name]

@@ -517,7 +517,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
     """Yield the storage of stored samples, and the instructions of a step on a sample and a batch.
 
-    Yield nothing without ``--replay``.
+    Yield no facts without ``--replay``.
     """
     from poetmodel.export.replay import program_instructions
 
@@ -540,7 +540,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the use of the device's flash by region; nothing if the device states no flash."""
+    """Yield the use of the device's flash by region; no facts if its size is unknown."""
     sizes = deployment.flash_map()
     if not sizes:
         return

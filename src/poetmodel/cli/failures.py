@@ -15,9 +15,9 @@ from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
     NoScheduleError,
-    OwnMethodError,
     PoetModelError,
     UnknownOptionError,
+    UserMethodError,
     VerificationError,
 )
 
@@ -60,6 +60,7 @@ _EXIT_STATUSES: Final = {
     "infeasible": ExitStatus.INFEASIBLE,
     "unknown": ExitStatus.NO_SCHEDULE,
 }
+"""Exit status of a result, by its status."""
 
 
 def result_exit_status(result: SolveResult) -> ExitStatus:
@@ -90,7 +91,7 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
         return result_exit_status(error.result)
     if isinstance(error, MethodNotApplicableError):
         return ExitStatus.NO_SCHEDULE
-    if isinstance(error, OwnMethodError) and error.refused:
+    if isinstance(error, UserMethodError) and error.refused:
         return ExitStatus.REJECTED
     return ExitStatus.FAILURE
 

@@ -56,7 +56,7 @@ class NamedGraph:
     shape: InputShape = DEFAULT_SHAPE
 
 
-def read_named(name: str, shape: Variant) -> Graph:
+def read_graph_by_name(name: str, shape: Variant) -> Graph:
     """Return the built-in network of this name and shape, or the graph of a graph or step file.
 
     The graph of a step file is that of the exported kernels. A tile size splits its larger tensors.
@@ -172,10 +172,10 @@ def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions
     from poetmodel.budgets import Budget
     from poetmodel.graph import checkpoint_all_peak_bytes
 
-    if shape.tile is None or limits.ram is None or Budget.parse(limits.ram).share is None:
+    if shape.tile is None or limits.ram is None or Budget.parse(limits.ram).fraction is None:
         return limits
-    keep_all_bytes = checkpoint_all_peak_bytes(read_named(name, replace(shape, tile=None)))
-    return replace(limits, ram=str(Budget.parse(limits.ram).in_bytes(keep_all_bytes)))
+    keep_all_bytes = checkpoint_all_peak_bytes(read_graph_by_name(name, replace(shape, tile=None)))
+    return replace(limits, ram=str(Budget.parse(limits.ram).to_size(keep_all_bytes)))
 
 
 def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
@@ -211,13 +211,15 @@ def read_graph(graph_options: GraphOptions) -> Graph:
         )
     if graph_options.graph is not None:
         is_step = is_step_file(graph_options.graph)
-        return (read_named if is_step else load_file)(graph_options.graph, graph_options.variant)
+        return (read_graph_by_name if is_step else load_file)(
+            graph_options.graph, graph_options.variant
+        )
     if graph_options.model is None:
         raise InputError(
             "missing graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
             "--graph FILE"
         )
-    return read_named(graph_options.model, graph_options.variant)
+    return read_graph_by_name(graph_options.model, graph_options.variant)
 
 
 def resolve_graph(
@@ -241,7 +243,7 @@ def resolve_graph(
             if match is None:
                 raise InputError(_other_sizes_message(identity, source))
             return NamedGraph(graph=match[0], name=name, shape=match[1])
-    graph = read_named(name, shape)
+    graph = read_graph_by_name(name, shape)
     if identity is not None and identity.name == name and identity.sha256 != graph.sha256:
         raise InputError(_other_sizes_message(identity, source))
     return NamedGraph(graph=graph, name=name, shape=shape)
@@ -256,7 +258,7 @@ def resolve_binary_graph(
     if no built-in network has this fingerprint.
     """
     if graph_options.graph is not None:
-        return read_named(graph_options.graph, graph_options.variant)
+        return read_graph_by_name(graph_options.graph, graph_options.variant)
     from poetmodel.plan.binary import stored_fingerprint
 
     sha256 = stored_fingerprint(data).hex()
@@ -420,7 +422,9 @@ def verify_document(
             getattr(document.problem, name) == getattr(problem, name)
             for name in ("deadline_counts", "commit")
         )
-        stated_metrics = document.stated if has_same_costs else _memory_metrics(document.stated)
+        stated_metrics = (
+            document.stated_metrics if has_same_costs else _memory_metrics(document.stated_metrics)
+        )
     else:
         if document.problem is None:
             notes.append("the file states no problem: no budget and no deadline were checked")
@@ -461,7 +465,7 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
             problem_entry = problem_entry.model_copy(update=limits)
     if problem_entry is None:
         return Problem(graph, costs, ram=MAX_BYTES, aux_bytes=MAX_BYTES)
-    return problem_entry.problem(graph, costs)
+    return problem_entry.to_problem(graph, costs)
 
 
 def read_valid_schedule(
@@ -483,13 +487,13 @@ def read_valid_schedule(
         check_identity(graph, document.schedule)
         costs, notes = read_file_costs(document.device, graph, costing)
         if document.problem is not None:
-            problem = document.problem.problem(graph, costs)
+            problem = document.problem.to_problem(graph, costs)
         else:
             notes.append("the file states no problem: only the limits of the device hold")
             problem = Problem(graph, costs, ram=MAX_BYTES if costs.device is None else None)
         verdict = verify(problem, document.schedule)
     except ScheduleError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     if verdict.violations:
         raise ScheduleError(f"{path}: is not valid: {fault}" for fault in verdict.violations)
     return VerifiedSchedule(

@@ -26,7 +26,7 @@ from poetmodel.baselines.lookup import method
 from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli.completion import COMPLETERS
 from poetmodel.cli.output import set_quiet
-from poetmodel.errors import InputError, OwnMethodError
+from poetmodel.errors import InputError, UserMethodError
 from poetmodel.graph.catalogue import Variant
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.units import parse_time
@@ -53,7 +53,9 @@ class Command(NamedTuple):
 
     name: str
     run: Callable[..., None]
+    """Function with one parameter for each option."""
     epilog: str
+    """Last line of the help: an example."""
 
 
 def command(example: str) -> Callable[[Callable[..., None]], Command]:
@@ -225,7 +227,7 @@ parse_input_size = integer_parser(MAX_SIZE)
 def _method_name(text: str) -> str:
     try:
         return method(text).name
-    except (InputError, OwnMethodError) as error:
+    except (InputError, UserMethodError) as error:
         raise typer.BadParameter(str(error)) from error
 
 
@@ -542,7 +544,7 @@ class LimitOptions(CommitOptions):
         objective_source = None if self.minimize is None else f"--minimize {self.minimize}"
         for file in self.constraints:
             constraints = load_constraints(file, problem)
-            if constraints.own_objective != problem.own_objective:
+            if constraints.user_objective != problem.user_objective:
                 if objective_source is not None:
                     raise InputError(
                         f"{objective_source}: {file} states an objective, too; leave out one"

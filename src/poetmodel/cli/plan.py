@@ -147,7 +147,7 @@ def plan(
                 or stated_problem.deadline_counts != "overlap",
             )
     except (ScheduleError, PlanError) as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     if plan_result.violations:
         print_errors(plan_result.violations)
         raise typer.Exit(ExitStatus.INFEASIBLE)
@@ -411,7 +411,7 @@ def save_plan_and_map(
 ) -> Iterator[Path]:
     """Write the plan and the map of a solve; yield each file that was written.
 
-    `fitted` has the plan with addresses, if requested. Writes nothing without a schedule, and no
+    `fitted` has the plan with addresses, if requested. Without a schedule it writes no file, and no
     plan for a schedule with violations. Raises `VerificationError` if the plan has violations.
     """
     problem = result.problem

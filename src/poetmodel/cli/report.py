@@ -11,7 +11,7 @@ from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
 from poetmodel.cli.inputs import (
     NamedGraph,
     check_outputs,
-    read_named,
+    read_graph_by_name,
     resolve_graph,
     verify_document,
 )
@@ -49,7 +49,7 @@ def report(
     costing: options.CostOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write an HTML page with verdict, charts and decisions of schedules; it loads nothing."""
+    """Write an HTML page with verdict, charts and decisions of schedules; it needs no network."""
     from poetmodel.report.page import check_report, report_facts, write_report
 
     paths = page_options.schedules
@@ -89,7 +89,7 @@ def read_subjects(
     from poetmodel.schedule.document import load_document
 
     if source.graph is not None:
-        graph = read_named(source.graph, source.variant)
+        graph = read_graph_by_name(source.graph, source.variant)
         named_graph = NamedGraph(graph=graph, name=source.graph, shape=source.variant)
     else:
         first_document = load_document(paths[0])
@@ -113,7 +113,7 @@ def _read_subject(
         verified = verify_document(document, named_graph.graph, costing)
         plan_result, notes = _plan_schedule(verified)
     except ScheduleError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     verified_values = {
         field.name: getattr(verified, field.name) for field in fields(VerifiedSchedule)
     }

@@ -461,7 +461,7 @@ def _extra_tables(
 
 
 def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:
-    """Print on stderr why there is no valid schedule, with hints; nothing if there is one."""
+    """Print on stderr why there is no valid schedule, with hints; no text if there is one."""
     from poetmodel.result import Status, Termination
 
     if result.violations:

@@ -158,7 +158,7 @@ def _objective_facts(result: SolveResult) -> Iterator[Fact]:
     value, bound = (objective.format(number or 0.0) for number in (result.value, result.bound))
     name, remark = f"minimized {minimize}", ""
     if minimize == USER_OBJECTIVE:
-        name, remark = "user-defined objective", f"{format_terms(result.problem.own_objective)}; "
+        name, remark = "user-defined objective", f"{format_terms(result.problem.user_objective)}; "
     elif minimize == Quantity.TIME and objective.baseline > 0:
         increase = format_percent((result.overhead or 0.0) / objective.baseline)
         remark = f"{increase} more than a single pass; "
@@ -276,7 +276,7 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def commit_facts(problem: Problem) -> Iterator[Fact]:
-    """Yield the cost of commits in a step, which is the same for every schedule; nothing without.
+    """Yield the cost of commits in a step, which all schedules have; no fact without commits.
 
     A commit writes the new values of state to storage, where they survive a power cut.
     """

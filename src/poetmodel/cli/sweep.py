@@ -155,7 +155,7 @@ def sweep(
         try:
             grid_runs = grid_runs[sweeps.shard(run_options.shard)]
         except InputError as error:
-            raise error.within("--shard") from None
+            raise error.with_prefix("--shard") from None
     with progress_bar(enabled=not output.json) as on_progress:
         records = sweeps.sweep(
             grid_runs,

@@ -28,7 +28,7 @@ from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.files import decode_text, read_bytes
 from poetmodel.plan.simulation import check_identity
 from poetmodel.problem import Problem
-from poetmodel.problem.rows import within
+from poetmodel.problem.rows import is_within
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
@@ -153,7 +153,7 @@ def _verify_schedule(
     try:
         verified = verify_document(document, graph, costing, limits)
     except ScheduleError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     return list(_schedule_facts(verified)), f"Schedule for {graph.name}", verified.device_ram
 
 
@@ -222,7 +222,7 @@ def _verify_plan(
         check_identity(graph, plan)
         check_names(plan.identity, graph)
     except InputError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
     costs, notes = costs_for_verification(plan.device, graph, costing)
     budget_bytes, problem = plan.ram_budget_bytes, _plan_problem(graph, costs, limits)
     if limits.ram is not None:
@@ -236,12 +236,12 @@ def _verify_plan(
         ram_budget_bytes=budget_bytes,
         aux_bytes=None if limits.aux is None else problem.aux_limit_bytes,
     )
-    is_late = check.makespan_s is not None and not within(check.makespan_s, problem.deadline_s)
+    is_late = check.makespan_s is not None and not is_within(check.makespan_s, problem.deadline_s)
     arena = document.arena
     violations = [
         *check.violations,
         *(() if arena is None else check_arena(graph, plan, arena).violations),
-        *false_claims(check, document.stated),
+        *false_claims(check, document.stated_metrics),
     ]
     if is_late:
         violations.append(
@@ -270,9 +270,9 @@ def _read_plan(
         return document, resolve_graph(source, document.plan.identity, source=path).graph
     try:
         graph = resolve_binary_graph(source, content, source=path)
-        return PlanDocument(plan=decode(content, graph), stated={}), graph
+        return PlanDocument(plan=decode(content, graph), stated_metrics={}), graph
     except PlanError as error:
-        raise error.within(str(path)) from None
+        raise error.with_prefix(str(path)) from None
 
 
 def _plan_problem(graph: Graph, costs: Costs | None, limits: options.LimitOptions) -> Problem:

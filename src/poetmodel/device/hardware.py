@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from poetmodel.device.cores import CycleModel, find_core
 from poetmodel.device.io import read_device
 from poetmodel.errors import DeviceError, raised_as, shown
-from poetmodel.files import unknown_key
+from poetmodel.files import unknown_key_message
 from poetmodel.units import MAX_BYTES, brief, format_bytes, parse_frequency
 
 if TYPE_CHECKING:
@@ -447,7 +447,9 @@ def _unknown_key_faults(
     table: Mapping[str, Any], known_keys: tuple[str, ...], prefix: str
 ) -> list[str]:
     return [
-        f"{prefix}{key}: {unknown_key(key, known_keys)}" for key in table if key not in known_keys
+        f"{prefix}{key}: {unknown_key_message(key, known_keys)}"
+        for key in table
+        if key not in known_keys
     ]
 
 

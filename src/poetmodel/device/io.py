@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from poetmodel.errors import DeviceError, did_you_mean, raised_as, shown
+from poetmodel.errors import DeviceError, raised_as, shown, suggest_names
 from poetmodel.files import parse_toml, read_text, shipped_folder
 
 _SUFFIX: Final = ".toml"
@@ -34,7 +34,7 @@ def read_device(key: str) -> dict[str, Any]:
     elif _is_path(key):
         path = Path(key)
     else:
-        hint = did_you_mean(key.lower(), names, max_names=3)
+        hint = suggest_names(key.lower(), names, max_names=3)
         hint_text = f" ({hint})" if hint else ""
         raise DeviceError(
             f"device {shown(key)}: there is no such device{hint_text}; shipped are "

@@ -14,7 +14,7 @@ from poetmodel.explore.answers import (
     verified_result,
 )
 from poetmodel.explore.tasks import Frame, JobContext
-from poetmodel.schedule.relations import dump
+from poetmodel.schedule.relations import format_document
 
 
 def export_point(job: dict[str, Any], context: JobContext) -> Frame:
@@ -29,7 +29,7 @@ def _file_frame(name: str, media: str, body: bytes) -> Frame:
 def _schedule_file(job: dict[str, Any], context: JobContext) -> Frame:
     result, _ = verified_result(job, context)
     name = f"{file_stem(result.problem.graph.name)}.schedule.json"
-    return _file_frame(name, "application/json", dump(result.to_dict()).encode())
+    return _file_frame(name, "application/json", format_document(result.to_dict()).encode())
 
 
 def _plan_file(job: dict[str, Any], context: JobContext) -> Frame:

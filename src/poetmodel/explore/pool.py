@@ -224,7 +224,7 @@ def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes
     }
     context = tasks.JobContext(
         catalogue=Catalogue.from_json(catalogue),
-        send=job.tell,
+        send=job.report_progress,
         cancelled=lambda: job.cancelled,
         body=body,
     )

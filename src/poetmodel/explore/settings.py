@@ -36,7 +36,9 @@ MAX_TEXT: Final = 200
 StateName = Literal[STATES]  # type: ignore[valid-type]
 """Optimizers whose state may be in the graph."""
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
+"""Input size or count."""
 ShortText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+"""Name of a graph or device, or value of an option."""
 
 
 class ExplorerSettings(BaseModel):

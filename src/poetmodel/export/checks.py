@@ -92,7 +92,7 @@ def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: De
     ram_bytes = budget.size_bytes
     reserved_bytes = parse_stack(stack, commit=False) + RUNTIME_BYTES
     if ram_bytes <= reserved_bytes:
-        has_unit = not str(budget.stated).isdigit() or not ram_bytes
+        has_unit = not str(budget.stated_value).isdigit() or not ram_bytes
         remark = "" if has_unit else missing_unit_hint(ram_bytes, board.ram_bytes)
         raise BudgetError(
             f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved_bytes)} for stack and "

@@ -161,8 +161,8 @@ class Deployment:
             for name in _list_paged_out(forward_pass.step, forward_pass.plan)
         }
         gradients = {
-            gradient_slot_name(value): buffers[value.pieces[0].buffer].bytes
-            for value in self.step.gradients
+            gradient_slot_name(tensor): buffers[tensor.pieces[0].buffer].bytes
+            for tensor in self.step.gradients
         }
         state = {
             name: buffers[name].bytes for name in self._state_names if self._has_page_slot(name)
@@ -197,7 +197,7 @@ class Deployment:
             return ()
         graph = self.step.graph
         replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
-        state_buffers = (ref.buffer for value in self.step.states for ref in value.pieces)
+        state_buffers = (ref.buffer for tensor in self.step.states for ref in tensor.pieces)
         ordered_names = (
             *self._written_state_names(),
             *(name for name in state_buffers if name in self.resident_names),
@@ -371,7 +371,7 @@ class Deployment:
         graph, sizes = self.step.graph, self.step.graph.tensor_bytes
         page_outs = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
         rotating_tensors = {graph.tensor_index[name] for name in self.rotating_state}
-        buffers = (self.step.buffers[value.pieces[0].buffer] for value in self.step.gradients)
+        buffers = (self.step.buffers[tensor.pieces[0].buffer] for tensor in self.step.gradients)
         return (
             *(
                 (sizes[i], n)
@@ -480,14 +480,14 @@ def saved_slot_name(name: str) -> str:
     return f"{name} in flash"
 
 
-def gradient_slot_name(value: NamedTensor) -> str:
+def gradient_slot_name(tensor: NamedTensor) -> str:
     """Return the name of the slot of a gradient that the program returns."""
-    return f"gradient of {value.name}"
+    return f"gradient of {tensor.name}"
 
 
 def input_bytes(step: LoweredStep) -> int:
     """Return the size of the inputs of a step, which stay in RAM during the step [B]."""
-    sizes = (step.buffers[value.pieces[0].buffer].bytes for value in step.inputs)
+    sizes = (step.buffers[tensor.pieces[0].buffer].bytes for tensor in step.inputs)
     return sum(round_up(size, WORD_BYTES) for size in sizes)
 
 

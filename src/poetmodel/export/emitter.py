@@ -83,7 +83,7 @@ class ProgramSource:
         """Names of the C arrays of sizes and strides, by their content."""
         self.kernels: dict[str, None] = {}
         """The called kernels, in the order of their first call."""
-        self._gradients = tuple(value.pieces[0] for value in self.step.gradients)
+        self._gradients = tuple(tensor.pieces[0] for tensor in self.step.gradients)
         """The buffers of returned gradients, none of which is in tiles."""
         self._slot_numbers = {name: k for k, name in enumerate(deployment.slots)}
         self._caller_pointers = {

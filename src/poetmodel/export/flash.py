@@ -232,7 +232,7 @@ _ENTRY_BYTES: Final = {
 def table_bytes(deployment: Deployment, source: StepSource) -> int:
     """Return the size of the tables and lists of ``pm_step.c`` [B]."""
     step = deployment.step
-    pieces = [ref for value in step.states for ref in value.pieces]
+    pieces = [ref for tensor in step.states for ref in tensor.pieces]
     counts = {
         "buffer": len({ref.buffer for ref in pieces}),
         "piece": len(pieces),

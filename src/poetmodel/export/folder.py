@@ -236,7 +236,7 @@ def make_manifest(
 ) -> str:
     """Return the text of ``manifest.json``; sizes are those of the single-precision build."""
     step, arena, plan = deployment.step, deployment.arena, deployment.plan
-    identity = GraphIdentity.of(step.graph)
+    identity = GraphIdentity.from_graph(step.graph)
     result = deployment.result
     document: dict[str, Any] = {
         "format": _FORMAT,

@@ -57,7 +57,7 @@ class _StepEncoder:
     def digest(self) -> str:
         step = self._step
         calls = [self.encode_call(call) for node_calls in step.calls for call in node_calls]
-        gradients = (ref for value in step.gradients for ref in value.pieces)
+        gradients = (ref for tensor in step.gradients for ref in tensor.pieces)
         results = [self.encode(ref) for ref in (step.loss, *gradients)]
         content = json.dumps([calls, results, self._buffers])
         return sha256(content.encode()).hexdigest()

@@ -95,7 +95,7 @@ class _LoopTable:
     def elements(self) -> int:
         return math.prod(self.sizes)
 
-    def table_for(self, *tensors: int) -> tuple[int, ...]:
+    def make_table(self, *tensors: int) -> tuple[int, ...]:
         """Return the table for some of the tensors, with loops in the same order."""
         columns = (self.sizes, *(self.strides[k] for k in tensors))
         return (len(self.sizes), *(n for row in zip(*columns, strict=True) for n in row))
@@ -160,7 +160,7 @@ class _Slope:
 
     def make_mask_call(self, mask: str) -> Call:
         """Return the call that writes the bits to buffer `mask`."""
-        return Call(self.mask_kernel, (Ref(mask), self.x, self.loop.table_for(2), *self.limits))
+        return Call(self.mask_kernel, (Ref(mask), self.x, self.loop.make_table(2), *self.limits))
 
 
 def _parse_slope(call: Call) -> _Slope | None:
@@ -238,7 +238,7 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
                 if output_and_loop is not None:
                     y, loop = output_and_loop
                     call = Call(
-                        kernel, (out, incoming, y, loop.table_for(0, 1, 2), *number_arguments)
+                        kernel, (out, incoming, y, loop.make_table(0, 1, 2), *number_arguments)
                     )
                     changes.replacements[k] = (_replace_input(node, x.buffer, y.buffer), call)
     return changes.apply()
@@ -303,7 +303,7 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
         changes.new_nodes[producer_index] = (mask, mask_calls.pop())
         for k, slope in slopes.items():
             out, incoming = _find_only_call(step, k).arguments[:2]
-            shape = slope.loop.table_for(0, 1)
+            shape = slope.loop.make_table(0, 1)
             call = Call(slope.apply_kernel, (out, incoming, Ref(name), shape, slope.factor))
             changes.replacements[k] = (_replace_input(graph.nodes[k], tensor.name, name), call)
     return changes.apply()
@@ -349,12 +349,12 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
         applying_node = replace(
             node, inputs=(*node.inputs, name), outputs=other_outputs, bytes_moved=None
         )
-        call = Call("pm_bits_scale", (out, x, Ref(name), loop.table_for(0, 2), factor))
+        call = Call("pm_bits_scale", (out, x, Ref(name), loop.make_table(0, 2), factor))
         changes.replacements[k] = (applying_node, call)
         for user, user_loop in zip(users, loops, strict=True):
             out, incoming, _, _, factor = _find_only_call(step, user).arguments
             call = Call(
-                "pm_bits_scale", (out, incoming, Ref(name), user_loop.table_for(0, 1), factor)
+                "pm_bits_scale", (out, incoming, Ref(name), user_loop.make_table(0, 1), factor)
             )
             changes.replacements[user] = (replace(graph.nodes[user], bytes_moved=None), call)
     return changes.apply(new_nodes_first=True)

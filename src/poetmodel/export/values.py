@@ -47,7 +47,7 @@ def _find_nonfinite(step: LoweredStep) -> Iterator[str]:
     """Yield the names of the tensors of a step that must be finite but are not."""
     graph = step.graph
     replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
-    state_names = {value.pieces[0].buffer: value.name for value in step.states}
+    state_names = {tensor.pieces[0].buffer: tensor.name for tensor in step.states}
     calls = [call for node_calls in step.calls for call in node_calls]
     table_names = {call_refs(call)[-1].buffer for call in calls if call.kernel == LOOKUP_KERNEL}
     momentum_names = {call_refs(call)[1].buffer for call in calls if call.kernel == _MOMENTUM}

@@ -70,7 +70,7 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
         text = read_text(path)
     faults: list[str] = []
     with raised_as(GraphError, str(path)):
-        document = parse_json(text, expected=FORMAT, repeated=faults)
+        document = parse_json(text, expected=FORMAT, faults=faults)
     if isinstance(document, dict) and document.get("format") == STEP_FORMAT:
         return document.get("graph"), f"{path}: graph", faults
     return document, str(path), faults
@@ -180,7 +180,7 @@ def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) 
     nodes = () if messages else tuple(map(_parse_node, document["nodes"]))
     messages = messages or structure_faults(nodes, version=document["version"])
     if messages:
-        raise GraphError(messages).within(source)
+        raise GraphError(messages).with_prefix(source)
     graph_fields = {
         key: value for key, value in document.items() if key not in ("format", "version")
     }

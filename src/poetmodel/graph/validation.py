@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.errors import shown
-from poetmodel.files import format_location, unknown_key
+from poetmodel.files import format_location, unknown_key_message
 from poetmodel.graph.node import Phase
 from poetmodel.units import MAX_BYTES
 
@@ -127,7 +127,7 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
     if not isinstance(item, dict):
         yield (), f"expected an object, got {shown(item)}"
         return
-    yield from (((key,), unknown_key(key, rules)) for key in item if key not in rules)
+    yield from (((key,), unknown_key_message(key, rules)) for key in item if key not in rules)
     for key, rule in rules.items():
         if key not in item and key not in _REQUIRED:
             continue

@@ -179,7 +179,7 @@ class Execution:
             R=pairs_of_rows(self._computed),
             kept=spans_of_rows(self._kept),
             M_in=pairs_of_rows(self._paged),
-            identity=GraphIdentity.of(self.graph),
+            identity=GraphIdentity.from_graph(self.graph),
         )
 
     @property

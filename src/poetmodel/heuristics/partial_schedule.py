@@ -29,7 +29,7 @@ from poetmodel.heuristics.restorations import (
     list_restorations,
 )
 from poetmodel.problem import Coefficients
-from poetmodel.problem.working_graph import working_graph as make_working_graph
+from poetmodel.problem.working_graph import make_working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, with_immediate_page_outs
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class PartialSchedule:
             M_in=((t, i) for t, tensors in enumerate(self.paged_in) for i in sorted(tensors)),
             M_out=((graph.node_of[i], i) for i in self.paged_out),
             resident=self.resident,
-            identity=GraphIdentity.of(graph),
+            identity=GraphIdentity.from_graph(graph),
         )
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:

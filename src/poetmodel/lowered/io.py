@@ -322,26 +322,26 @@ def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
         yield f"loss: {error}"
 
 
-def _find_named_tensor_errors(step: LoweredStep, value: NamedTensor) -> Iterator[str]:
+def _find_named_tensor_errors(step: LoweredStep, tensor: NamedTensor) -> Iterator[str]:
     """Yield contradictions between a named tensor and its buffers."""
-    errors = [error for ref in value.pieces for error in _find_ref_errors(step, ref)]
+    errors = [error for ref in tensor.pieces for error in _find_ref_errors(step, ref)]
     yield from errors
     if errors:
         return
-    types = {step.buffers[ref.buffer].type for ref in value.pieces}
-    if types != {value.type}:
-        yield f"is of type {value.type}, its buffer of {', '.join(sorted(types))}"
-    available_elements = [step.buffers[ref.buffer].elements - ref.offset for ref in value.pieces]
-    if value.strides is not None:
-        if len(value.strides) != len(value.shape) or len(value.pieces) > 1:
-            yield f"expected {len(value.shape)} strides in one piece, got {len(value.strides)}"
-        elif (n_elements := _count_span_elements(value.shape, value.strides)) > available_elements[
-            0
-        ]:
+    types = {step.buffers[ref.buffer].type for ref in tensor.pieces}
+    if types != {tensor.type}:
+        yield f"is of type {tensor.type}, its buffer of {', '.join(sorted(types))}"
+    available_elements = [step.buffers[ref.buffer].elements - ref.offset for ref in tensor.pieces]
+    if tensor.strides is not None:
+        if len(tensor.strides) != len(tensor.shape) or len(tensor.pieces) > 1:
+            yield f"expected {len(tensor.shape)} strides in one piece, got {len(tensor.strides)}"
+        elif (
+            n_elements := _count_span_elements(tensor.shape, tensor.strides)
+        ) > available_elements[0]:
             yield f"reaches {n_elements} elements, its buffer has {available_elements[0]}"
-    elif (n_elements := math.prod(value.shape)) > sum(available_elements):
+    elif (n_elements := math.prod(tensor.shape)) > sum(available_elements):
         yield f"has {n_elements} elements, its buffers {sum(available_elements)}"
-    elif len(value.pieces) > 1 and n_elements != sum(available_elements):
+    elif len(tensor.pieces) > 1 and n_elements != sum(available_elements):
         yield f"has {n_elements} elements, its pieces {sum(available_elements)}"
 
 

@@ -71,7 +71,7 @@ class LoweredStep:
     @property
     def returned_buffers(self) -> frozenset[str]:
         """The buffers of the loss and the gradients, which the caller reads after the step."""
-        gradients = (ref.buffer for value in self.gradients for ref in value.pieces)
+        gradients = (ref.buffer for tensor in self.gradients for ref in tensor.pieces)
         return frozenset((self.loss.buffer, *gradients))
 
     def with_nodes(

@@ -35,13 +35,13 @@ _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 """Possible types of byte inputs."""
 
 
-def find_tables(step: LoweredStep, value: NamedTensor) -> tuple[str, ...]:
+def find_tables(step: LoweredStep, tensor: NamedTensor) -> tuple[str, ...]:
     """Return the buffers of the tables that convert an input, in the order of their first use."""
     tables: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
         if call.kernel in (LOOKUP_KERNEL, INT8_LOOKUP_KERNEL):
             _, x, table = call_refs(call)
-            tables.update({table.buffer: None} if x.buffer == value.pieces[0].buffer else {})
+            tables.update({table.buffer: None} if x.buffer == tensor.pieces[0].buffer else {})
     return tuple(tables)
 
 
@@ -116,7 +116,7 @@ def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep
     """
     for name, byte_input in parse_byte_inputs(texts).items():
         field = f"byte_inputs: {name}"
-        real_names = [value.name for value in step.inputs if value.type is DataType.REAL]
+        real_names = [tensor.name for tensor in step.inputs if tensor.type is DataType.REAL]
         if name not in real_names:
             raise InputError(f"{field}: expected an input of real numbers: {listed(real_names)}")
         table_rows = byte_input.make_table()
@@ -124,7 +124,7 @@ def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep
         converted_step = _add_lookup(step, name, byte_input.type, table, len(table_rows))
         inference, evaluation = (
             _add_lookup(forward_pass, name, byte_input.type, table, len(table_rows))
-            if forward_pass is not None and name in [value.name for value in forward_pass.inputs]
+            if forward_pass is not None and name in [tensor.name for tensor in forward_pass.inputs]
             else forward_pass
             for forward_pass in (step.inference, step.evaluation)
         )

@@ -171,7 +171,7 @@ def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
         resident=tuple(
             i for i, column in resident_columns.items() if column in m.fixed or is_one(column)
         ),
-        identity=GraphIdentity.of(m.problem.graph),
+        identity=GraphIdentity.from_graph(m.problem.graph),
     )
 
 

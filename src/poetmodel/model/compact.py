@@ -271,7 +271,7 @@ def _add_storage_rows(m: Model) -> None:
     ]
     state_tensors = set(graph.state_tensors)
     home_bytes = [size if i in state_tensors else 0 for i, size in enumerate(graph.tensor_bytes)]
-    coefficients_of_writes = problem.quantity(Quantity.WRITES).coefficients
+    coefficients_of_writes = problem.make_objective(Quantity.WRITES).coefficients
     coefficients = coefficients_of_writes._replace(page_out=page_out_bytes, storage_home=home_bytes)
     add_limit(m, row_over_totals(problem, coefficients, name="storage", upper=limit))
 

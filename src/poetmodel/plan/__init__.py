@@ -8,13 +8,13 @@ from poetmodel.plan.program import Plan
 from poetmodel.plan.simulation import check_plan
 from poetmodel.plan.trace import trace_events
 from poetmodel.schedule.instructions import Instruction, Op, Program
-from poetmodel.schedule.machine import Moment
+from poetmodel.schedule.machine import InstructionRecord
 
 __all__ = [
     "Arena",
     "ArenaCheck",
     "Instruction",
-    "Moment",
+    "InstructionRecord",
     "Op",
     "Plan",
     "PlanCheck",

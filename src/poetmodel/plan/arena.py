@@ -20,17 +20,18 @@ class CopyOffset(NamedTuple):
     """The offset of one copy of a tensor, or of one workspace."""
 
     position: int
-    """Position of the instruction that makes it; `BEFORE` for resident state."""
+    """Position of the instruction that makes the copy; `BEFORE` for resident state."""
     content: Content
-    index: int  # type: ignore[assignment] # takes the place of the search method of tuples
+    """Whether this is a copy of a tensor or a workspace."""
+    index: int  # type: ignore[assignment] # Hides tuple.index.
     """Index of a tensor, or of a node for a workspace."""
     offset: int
-    """Offset of its first byte [B]."""
+    """Offset of the first byte [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arena:
-    """Offsets in one block for everything that a plan has in RAM.
+    """Offsets in one block of RAM for all copies of tensors and workspaces of a plan.
 
     An output that overwrites an input in place has the same offset. A replacement of state has no
     offset of its own, since it uses the memory of its state tensor.
@@ -48,19 +49,24 @@ class Arena:
     alignment: int = ALIGNMENT
     """Alignment of every offset, a power of two [B]."""
     offsets: tuple[CopyOffset, ...] = field(repr=False)
-    """One for each copy and workspace, in the order in which the program makes them."""
+    """The offset of each copy and workspace, in the order in which the program makes them."""
 
     def __post_init__(self) -> None:
         """Validate the fields."""
-        placed = tuple(CopyOffset(p, Content(content), k, at) for p, content, k, at in self.offsets)
-        object.__setattr__(self, "offsets", placed)
+        copy_offsets = tuple(
+            CopyOffset(p, Content(content), k, offset) for p, content, k, offset in self.offsets
+        )
+        object.__setattr__(self, "offsets", copy_offsets)
         check_alignment(self.alignment)
         faults = [
             f"{name}: expected 0 or more bytes, got {shown(value)}"
             for name, value in (
                 ("bytes", self.bytes),
                 ("lower_bound_bytes", self.lower_bound_bytes),
-                *((f"offsets[{n}][3]", placed_copy.offset) for n, placed_copy in enumerate(placed)),
+                *(
+                    (f"offsets[{n}][3]", copy_offset.offset)
+                    for n, copy_offset in enumerate(copy_offsets)
+                ),
             )
             if value < 0
         ]
@@ -83,7 +89,9 @@ class Arena:
             "bytes": self.bytes,
             "lower_bound_bytes": self.lower_bound_bytes,
             "alignment": self.alignment,
-            "offsets": [[p, str(content), index, at] for p, content, index, at in self.offsets],
+            "offsets": [
+                [p, str(content), index, offset] for p, content, index, offset in self.offsets
+            ],
         }
 
     @staticmethod
@@ -104,6 +112,7 @@ class Arena:
             lower_bound_bytes=entry.lower_bound_bytes,
             alignment=entry.alignment,
             offsets=tuple(
-                CopyOffset(p, Content(content), k, at) for p, content, k, at in entry.offsets
+                CopyOffset(p, Content(content), k, offset)
+                for p, content, k, offset in entry.offsets
             ),
         )

@@ -25,15 +25,16 @@ class Rectangle(NamedTuple):
     """Memory of a copy or workspace: a range of bytes over a range of program positions."""
 
     begin: int
-    """Position of the instruction that makes it; `BEFORE` for resident state."""
+    """Position of the instruction that makes the copy; `BEFORE` for resident state."""
     end: int
-    """Position of the free, or one past the last position that uses it."""
+    """Position of the free, or one past the last position that uses the copy."""
     offset: int | None
-    """Offset of its first byte [B]; None if the arena has no offset for it."""
+    """Offset of the first byte [B]; None if the arena has no offset for the copy."""
     bytes: int
-    """Its size [B]."""
+    """Size [B]."""
     content: Content
-    index: int  # type: ignore[assignment] # hides tuple.index
+    """Whether this is a copy of a tensor or a workspace."""
+    index: int  # type: ignore[assignment] # Hides tuple.index.
     """Index of a tensor, or of a node for a workspace."""
 
 
@@ -66,7 +67,7 @@ def check_arena(graph: Graph, plan: Plan, arena: Arena) -> ArenaCheck:
     plan : Plan
         A plan that `check_plan` finds valid.
     arena : Arena
-        Its offsets.
+        The offsets of the plan.
 
     Returns
     -------
@@ -100,27 +101,32 @@ def check_arena(graph: Graph, plan: Plan, arena: Arena) -> ArenaCheck:
 
 
 class _ArenaChecker:
-    """Checks offsets instruction by instruction; has live rectangles and violations."""
+    """Checks offsets instruction by instruction, and collects rectangles and violations."""
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena) -> None:
         """Index the offsets of the arena; add a violation for each duplicate."""
         self.graph, self.plan, self.arena = graph, plan, arena
         self.rectangles: list[Rectangle] = []
-        self.live: list[Rectangle] = []
+        """Rectangles of all copies so far."""
+        self.live_rectangles: list[Rectangle] = []
+        """Rectangles of the copies in RAM."""
         self.lower_bound_bytes = self.end_bytes = 0
         self.violations: list[str] = []
-        self.unused: dict[tuple[int, Content, int], int] = {}
+        self.unused_offsets: dict[tuple[int, Content, int], int] = {}
+        """Offsets of the arena that no copy has so far, by position, content and index."""
         for position, content, index, offset in arena.offsets:
             key = (position, content, index)
-            if key in self.unused:
+            if key in self.unused_offsets:
                 self._add_violation(key, "has two offsets")
-            self.unused[key] = offset
+            self.unused_offsets[key] = offset
 
     def check_copies(self, copies: Sequence[Stay]) -> None:
         """Add the copies that an instruction makes; check their offsets against live copies."""
         position = copies[0].begin
-        self.live = [
-            live_rectangle for live_rectangle in self.live if live_rectangle.end > position
+        self.live_rectangles = [
+            live_rectangle
+            for live_rectangle in self.live_rectangles
+            if live_rectangle.end > position
         ]
         live_bytes, alignment = 0, self.arena.alignment
         for copy in copies:
@@ -131,34 +137,37 @@ class _ArenaChecker:
                 rectangle,
                 (
                     live_rectangle
-                    for live_rectangle in self.live
+                    for live_rectangle in self.live_rectangles
                     if live_rectangle is not overwritten
                 ),
             )
             if overwritten is not None:
                 self._check_in_place(rectangle, overwritten)
-                # Both are live: overwritten bytes count once.
+                # Both rectangles are live: overwritten bytes count once.
                 live_bytes -= round_up(min(rectangle.bytes, overwritten.bytes), alignment)
-            self.live.append(rectangle)
+            self.live_rectangles.append(rectangle)
             self.rectangles.append(rectangle)
-        live_bytes += sum(round_up(rectangle.bytes, alignment) for rectangle in self.live)
+        live_bytes += sum(
+            round_up(rectangle.bytes, alignment) for rectangle in self.live_rectangles
+        )
         self.lower_bound_bytes = max(self.lower_bound_bytes, live_bytes)
 
     def _overwritten_rectangle(self, copy: Stay) -> Rectangle:
         """Return the rectangle of the input that a copy overwrites in place."""
         return next(
             rectangle
-            for rectangle in self.live
+            for rectangle in self.live_rectangles
             if rectangle.index == copy.in_place_of and rectangle.begin < copy.begin
         )
 
     def _pop_offset(self, copy: Stay) -> int | None:
-        """Return the offset of a copy, and remove it from `unused`; None if there is none.
+        """Return the offset of a copy, and remove it from `unused_offsets`.
 
-        Adds violations of alignment and size of the block.
+        Adds violations of the alignment and of the size of the block. If the arena has no offset
+        for the copy, adds a violation and returns None.
         """
         key = (copy.begin, copy.content, copy.index)
-        offset = self.unused.pop(key, None)
+        offset = self.unused_offsets.pop(key, None)
         if offset is None:
             self._add_violation(key, "has no offset")
             return None
@@ -172,18 +181,24 @@ class _ArenaChecker:
 
     def _check_overlap(self, rectangle: Rectangle, live_rectangles: Iterable[Rectangle]) -> None:
         """Add a violation for each of `live_rectangles` that shares bytes with `rectangle`."""
-        begin, size = rectangle.offset, rectangle.bytes
-        if begin is None or not size:
+        begin_offset, size = rectangle.offset, rectangle.bytes
+        if begin_offset is None or not size:
             return
-        end = begin + size
+        end_offset = begin_offset + size
         for block in live_rectangles:
-            low = block.offset
-            if low is None or low >= end or low + block.bytes <= begin or not block.bytes:
+            block_begin = block.offset
+            if (
+                block_begin is None
+                or block_begin >= end_offset
+                or block_begin + block.bytes <= begin_offset
+                or not block.bytes
+            ):
                 continue
             self._add_violation(
                 (rectangle.begin, rectangle.content, rectangle.index),
-                f"is at {begin:,} to {end:,} and overlaps "
-                f"{self._describe(block.content, block.index)} at {low:,} to {low + block.bytes:,}",
+                f"is at {begin_offset:,} to {end_offset:,} and overlaps "
+                f"{self._describe(block.content, block.index)} at {block_begin:,} to "
+                f"{block_begin + block.bytes:,}",
             )
 
     def _check_in_place(self, rectangle: Rectangle, overwritten: Rectangle) -> None:
@@ -202,7 +217,7 @@ class _ArenaChecker:
 
     def check_claims(self) -> None:
         """Add violations for unused offsets, wrong stated sizes, and an exceeded budget."""
-        for key in self.unused:
+        for key in self.unused_offsets:
             self._add_violation(key, "has an offset, but the program makes no such copy there")
         arena, budget = self.arena, self.plan.ram_budget_bytes
         for name, stated_bytes, actual_bytes in (
@@ -221,8 +236,10 @@ class _ArenaChecker:
 
     def _add_violation(self, key: tuple[int, Content, int], problem: str) -> None:
         position, content, index = key
-        where = "before the program" if position == BEFORE else f"instruction {position}"
-        self.violations.append(f"arena: {where}: {self._describe(content, index)} {problem}")
+        position_text = "before the program" if position == BEFORE else f"instruction {position}"
+        self.violations.append(
+            f"arena: {position_text}: {self._describe(content, index)} {problem}"
+        )
 
     def _describe(self, content: Content, index: int) -> str:
         items = self.graph.tensors if content == Content.OUTPUT else self.graph.nodes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.graph.catalogue import find_model_by_hash
-from poetmodel.plan.derivation import strip_derived_instructions, with_waits_and_frees
+from poetmodel.plan.derivation import add_waits_and_frees, strip_derived_instructions
 from poetmodel.plan.program import Plan
 from poetmodel.plan.simulation import check_identity
 from poetmodel.schedule import GraphIdentity
@@ -55,18 +55,20 @@ _FLAGS: Final = {
 }
 """The flags of each version."""
 
-_CODES: Final = (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT, Op.WAIT, Op.FREE)
+_OPS_BY_CODE: Final = (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT, Op.WAIT, Op.FREE)
 """Operations, indexed by their code."""
-_START: Final = len(MAGIC) + 2 + FINGERPRINT_BYTES
+_LENGTH_POSITION: Final = len(MAGIC) + 2 + FINGERPRINT_BYTES
 """Position of the length of the body."""
 _MAX_BITS: Final = 63
 """Maximum length of a number."""
-_BYTE: Final = 8
-"""Number of homes of state in one byte."""
-_GROUP: Final = 7
+_HOMES_PER_BYTE: Final = 8
+"""Number of homes of state that one byte stores."""
+_GROUP_BITS: Final = 7
 """Number of bits of a number in one byte."""
-_LOW: Final = 0x7F
-_MORE: Final = 0x80
+_GROUP_MASK: Final = 0x7F
+"""The bits of a byte with bits of a number."""
+_CONTINUATION_BIT: Final = 0x80
+"""The bit of a byte that is set if more bytes of the number follow."""
 
 
 def encode(plan: Plan, graph: Graph | None = None) -> bytes:
@@ -91,7 +93,7 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
         If the graph is neither given nor found, or is not the graph of the plan, or if the program
         lacks nodes of the graph or has indices that the graph lacks.
     """
-    graph = graph or plan.graph or _built_in_graph(plan)
+    graph = graph or plan.graph or _find_built_in_graph(plan)
     check_identity(graph, plan)
     _check_indices(graph, plan.program)
     homes = plan.homes(graph)
@@ -105,14 +107,14 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
     header = bytearray()
     if plan.ram_budget_bytes is not None:
         flags |= HAS_BUDGET
-        header += _varint(plan.ram_budget_bytes)
+        header += _encode_number(plan.ram_budget_bytes)
     if plan.device is not None:
         flags |= HAS_DEVICE
         name = plan.device.encode("utf-8", "surrogatepass")
-        header += _varint(len(name)) + name
+        header += _encode_number(len(name)) + name
     if plan.commit is not None:
         flags |= HAS_COMMIT
-        header += _varint(plan.commit)
+        header += _encode_number(plan.commit)
     if plan.resident is not None:
         header += _pack_bits(state in plan.resident for state in graph.state_tensors)
     body = bytes(header) + _encode_steps(homes, steps)
@@ -120,7 +122,7 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
     if flags & ~_FLAGS[version]:
         raise PlanError("memory_mapped and commit: expected only in plans of graphs with state")
     prefix = MAGIC + bytes((version, flags)) + _fingerprint(graph)
-    content = prefix + _varint(len(body)) + body
+    content = prefix + _encode_number(len(body)) + body
     encoded_plan = content + _checksum(content)
     decoded = decode(encoded_plan, graph)
     if decoded.program != plan.program:
@@ -159,7 +161,7 @@ def decode(data: bytes, graph: Graph) -> Plan:
     plan = Plan(
         program=(),
         mode=StorageMode.DMA if flags & DMA else StorageMode.BLOCKING,
-        identity=GraphIdentity.of(graph),
+        identity=GraphIdentity.from_graph(graph),
         ram_budget_bytes=budget,
         device=device,
         resident=None if version == VERSION else tuple(_read_resident(graph, reader)),
@@ -171,11 +173,11 @@ def decode(data: bytes, graph: Graph) -> Plan:
     steps = tuple(_decode_steps(homes, reader))
     if flags & LITERAL:
         return replace(plan, program=homes.from_steps(steps))
-    return replace(plan, program=with_waits_and_frees(homes, steps, plan.mode))
+    return replace(plan, program=add_waits_and_frees(homes, steps, plan.mode))
 
 
 def is_binary(data: bytes) -> bool:
-    """Return whether bytes begin like a binary plan."""
+    """Return whether bytes begin with `MAGIC`, as each binary plan does."""
     return data.startswith(MAGIC)
 
 
@@ -184,7 +186,7 @@ def stored_fingerprint(data: bytes) -> bytes:
     return _parse_header(data)[2]
 
 
-def _built_in_graph(plan: Plan) -> Graph:
+def _find_built_in_graph(plan: Plan) -> Graph:
     identity = plan.identity
     graph_and_shape = (
         None if identity is None else find_model_by_hash(identity.name, identity.sha256)
@@ -195,7 +197,7 @@ def _built_in_graph(plan: Plan) -> Graph:
 
 
 def _check_indices(graph: Graph, program: Program) -> None:
-    indices_of_op = dict.fromkeys(_CODES, range(len(graph.tensors)))
+    indices_of_op = dict.fromkeys(_OPS_BY_CODE, range(len(graph.tensors)))
     indices_of_op[Op.COMPUTE] = range(len(graph.nodes))
     for position, (op, index) in enumerate(program):
         if index not in indices_of_op[op]:
@@ -211,55 +213,55 @@ class _IndexPredictor:
     def __init__(self, homes: Homes) -> None:
         """Set the state before the first instruction."""
         self.node_of = homes.graph.node_of
-        self.due = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
+        self.new_nodes = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
         """Nodes in the order of their first computations."""
-        self.first = 0
-        """Number of nodes of `due` that were computed."""
-        self._last = dict.fromkeys(_CODES, 0)
-        self._last[Op.COMPUTE] = -1
-        self._computed = 0
+        self.n_computed = 0
+        """Number of nodes of `new_nodes` that were computed."""
+        self._last_index_of = dict.fromkeys(_OPS_BY_CODE, 0)
+        self._last_index_of[Op.COMPUTE] = -1
+        self._last_computed = 0
 
     def predict(self, op: Op) -> int:
         """Return the predicted index of an operation."""
         if op == Op.COMPUTE:
-            return self._last[op] + 1
+            return self._last_index_of[op] + 1
         if op == Op.PAGE_OUT:
-            return bisect_left(self.node_of, self._computed)
-        return self._last[op]
+            return bisect_left(self.node_of, self._last_computed)
+        return self._last_index_of[op]
 
-    def is_due(self, k: int, *, after: int) -> bool:
+    def is_due(self, k: int, *, n_unregistered: int) -> bool:
         """Return whether node `k` is the next first computation.
 
         `after` is the number of first computations that precede it but are not registered yet.
         """
-        position = self.first + after
-        return position < len(self.due) and self.due[position] == k
+        position = self.n_computed + n_unregistered
+        return position < len(self.new_nodes) and self.new_nodes[position] == k
 
     def register_first_computations(self, count: int) -> None:
-        """Mark the next `count` nodes of `due` as computed."""
+        """Mark the next `count` nodes of `new_nodes` as computed."""
         if count:
-            self.first += count
-            self._computed = self.due[self.first - 1]
+            self.n_computed += count
+            self._last_computed = self.new_nodes[self.n_computed - 1]
 
     def register(self, op: Op, index: int) -> None:
         """Update the prediction with a record."""
-        self._last[op] = index
+        self._last_index_of[op] = index
         if op == Op.COMPUTE:
-            self._computed = index
+            self._last_computed = index
 
 
 def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
-    """Return a record for each step; first computations in graph order are only counted."""
+    """Return the bytes of a record for each step; first computations in graph order have none."""
     encoded = bytearray()
     predictor = _IndexPredictor(homes)
     n_first = 0
     for op, index in steps:
-        if op == Op.COMPUTE and predictor.is_due(index, after=n_first):
+        if op == Op.COMPUTE and predictor.is_due(index, n_unregistered=n_first):
             n_first += 1
             continue
         predictor.register_first_computations(n_first)
-        encoded += _varint(n_first * len(_CODES) + _CODES.index(op))
-        encoded += _varint(_zigzag(index - predictor.predict(op)))
+        encoded += _encode_number(n_first * len(_OPS_BY_CODE) + _OPS_BY_CODE.index(op))
+        encoded += _encode_number(_encode_signed(index - predictor.predict(op)))
         predictor.register(op, index)
         n_first = 0
     return bytes(encoded)
@@ -268,31 +270,34 @@ def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
 def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
     """Yield the steps of all records, with the first computations between them."""
     predictor = _IndexPredictor(homes)
-    due, tensors = predictor.due, len(homes.graph.tensors)
-    while not reader.at_end:
-        n_first, code = divmod(reader.read_number(), len(_CODES))
-        op = _CODES[code]
-        first = predictor.first
-        if n_first > len(due) - first:
+    new_nodes, n_tensors = predictor.new_nodes, len(homes.graph.tensors)
+    while not reader.is_at_end:
+        n_first, code = divmod(reader.read_number(), len(_OPS_BY_CODE))
+        op = _OPS_BY_CODE[code]
+        n_computed = predictor.n_computed
+        if n_first > len(new_nodes) - n_computed:
             raise PlanError(
-                f"the bytes name more first computations than the graph has nodes ({len(due)})"
+                "the bytes name more first computations than the graph has nodes "
+                f"({len(new_nodes)})"
             )
-        yield from (Instruction(Op.COMPUTE, k) for k in due[first : first + n_first])
+        yield from (
+            Instruction(Op.COMPUTE, k) for k in new_nodes[n_computed : n_computed + n_first]
+        )
         predictor.register_first_computations(n_first)
-        index = predictor.predict(op) + _unzigzag(reader.read_number())
-        if not 0 <= index < (len(homes.graph.nodes) if op == Op.COMPUTE else tensors):
+        index = predictor.predict(op) + _decode_signed(reader.read_number())
+        if not 0 <= index < (len(homes.graph.nodes) if op == Op.COMPUTE else n_tensors):
             raise PlanError(f"the bytes name the index {index} in {op}, which the graph lacks")
         yield Instruction(op, index)
         predictor.register(op, index)
-    yield from (Instruction(Op.COMPUTE, k) for k in due[predictor.first :])
+    yield from (Instruction(Op.COMPUTE, k) for k in new_nodes[predictor.n_computed :])
 
 
 def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
     """Yield the state tensors whose home is RAM."""
     state = graph.state_tensors
-    mask = reader.read_bytes(-(-len(state) // _BYTE))
+    mask = reader.read_bytes(-(-len(state) // _HOMES_PER_BYTE))
     for position, i in enumerate(state):
-        if mask[position // _BYTE] >> position % _BYTE & 1:
+        if mask[position // _HOMES_PER_BYTE] >> position % _HOMES_PER_BYTE & 1:
             yield i
 
 
@@ -304,7 +309,7 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
     if not data.startswith(MAGIC):
         start = "no bytes" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
         raise PlanError(f"expected a binary plan, which begins with {MAGIC.hex()}, got {start}")
-    if len(data) <= _START + CHECKSUM_BYTES:
+    if len(data) <= _LENGTH_POSITION + CHECKSUM_BYTES:
         raise PlanError(f"the binary plan is cut off: it has only {len(data)} bytes")
     version, flags = data[len(MAGIC)], data[len(MAGIC) + 1]
     content, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
@@ -317,7 +322,12 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
         )
     if flags & ~_FLAGS[version]:
         raise PlanError(f"the binary plan has unknown flags: {flags:#04x}")
-    return version, flags, content[_START - FINGERPRINT_BYTES : _START], content[_START:]
+    return (
+        version,
+        flags,
+        content[_LENGTH_POSITION - FINGERPRINT_BYTES : _LENGTH_POSITION],
+        content[_LENGTH_POSITION:],
+    )
 
 
 def _check_graph(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
@@ -338,9 +348,9 @@ def _check_graph(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
 
 def _describe_damage(data: bytes) -> str:
     """Return a message for bytes with a wrong checksum: truncated, extended, or altered."""
-    reader = _ByteReader(data[_START:])
+    reader = _ByteReader(data[_LENGTH_POSITION:])
     try:
-        expected_bytes = reader.read_number() + reader.position + _START + CHECKSUM_BYTES
+        expected_bytes = reader.read_number() + reader.position + _LENGTH_POSITION + CHECKSUM_BYTES
     except PlanError:
         expected_bytes = len(data)
     if expected_bytes > len(data):
@@ -358,14 +368,14 @@ def _checksum(content: bytes) -> bytes:
     return zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little")
 
 
-def _varint(number: int) -> bytes:
+def _encode_number(number: int) -> bytes:
     """Encode a number in groups of 7 bits, lowest first; bit 7 is set in all but the last."""
     if not 0 <= number < 1 << _MAX_BITS:
         raise PlanError(f"expected a number from 0 to 2^{_MAX_BITS} in a binary plan, got {number}")
     groups = bytearray()
-    while number > _LOW:
-        groups.append(number & _LOW | _MORE)
-        number >>= _GROUP
+    while number > _GROUP_MASK:
+        groups.append(number & _GROUP_MASK | _CONTINUATION_BIT)
+        number >>= _GROUP_BITS
     groups.append(number)
     return bytes(groups)
 
@@ -374,15 +384,15 @@ def _pack_bits(values: Iterable[bool]) -> bytes:
     """Pack eight Booleans per byte, the first in the lowest bit."""
     bits = list(values)
     mask = sum(1 << number for number, bit in enumerate(bits) if bit)
-    return mask.to_bytes(-(-len(bits) // _BYTE), "little")
+    return mask.to_bytes(-(-len(bits) // _HOMES_PER_BYTE), "little")
 
 
-def _zigzag(number: int) -> int:
+def _encode_signed(number: int) -> int:
     """Map 0, -1, 1, -2, 2 ... to 0, 1, 2, 3, 4 ..."""
     return -2 * number - 1 if number < 0 else 2 * number
 
 
-def _unzigzag(number: int) -> int:
+def _decode_signed(number: int) -> int:
     return -(number + 1) // 2 if number % 2 else number // 2
 
 
@@ -394,22 +404,22 @@ class _ByteReader:
         self.position = 0
 
     @property
-    def at_end(self) -> bool:
+    def is_at_end(self) -> bool:
         return self.position >= len(self.data)
 
     def read_number(self) -> int:
-        """Read a number encoded by `_varint`."""
+        """Read a number encoded by `_encode_number`."""
         number = shift = 0
         while True:
-            if self.at_end or shift >= _MAX_BITS:
+            if self.is_at_end or shift >= _MAX_BITS:
                 raise PlanError(
                     "the binary plan ends in the middle of a number, or a number is too long"
                 )
             group = self.data[self.position]
             self.position += 1
-            number |= (group & _LOW) << shift
-            shift += _GROUP
-            if not group & _MORE:
+            number |= (group & _GROUP_MASK) << shift
+            shift += _GROUP_BITS
+            if not group & _CONTINUATION_BIT:
                 return number
 
     def read_bytes(self, length: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from poetmodel.units import brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from poetmodel.schedule.machine import Moment
+    from poetmodel.schedule.machine import InstructionRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +17,12 @@ class PlanCheck:
 
     violations: tuple[str, ...]
     """A message for every violated rule and limit."""
-    moments: tuple[Moment, ...] = field(repr=False)
-    """One per instruction of the program; without costs, all times are 0."""
+    records: tuple[InstructionRecord, ...] = field(repr=False)
+    """The record of each instruction of the program; without costs, all times are 0."""
     peak_ram_bytes: int
     """Maximum RAM use [B]."""
     peak_position: int | None
-    """Position of the first instruction with that use; None for an empty program."""
+    """Position of the first instruction with the maximum RAM use; None for an empty program."""
     aux_used_bytes: int
     """Size of all tensors ever paged out, and of state that is not resident [B].
 

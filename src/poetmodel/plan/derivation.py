@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 _TRANSFERS: Final = (Op.PAGE_IN, Op.PAGE_OUT)
 
 
-def with_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: StorageMode) -> Program:
+def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: StorageMode) -> Program:
     """Add waits and frees to computations and transfers, so that they form a program.
 
     `steps` are in program order, with first reads of state as page-ins. For ``dma`` they include
     the ``wait i`` of a page-out whose tensor must be freed later than right after its last use, or
     whose transfer must be complete before that; they include no other waits and no frees. For
-    ``blocking``, given waits are dropped.
+    ``blocking``, given waits are removed.
 
     A copy of a tensor lives from the instruction that makes it (a computation, a page-in) to the
     last step that touches it (a computation or page-out that reads it, a given ``wait``) before the
@@ -41,30 +41,37 @@ def with_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Stora
 
     Steps that cannot be executed are completed by the same rules; `check_plan` reports them.
     """
-    explicit = [step for step in steps if mode == StorageMode.DMA or step.op != Op.WAIT]
-    ends = last_uses_by_position(homes, explicit)
+    given_steps = [step for step in steps if mode == StorageMode.DMA or step.op != Op.WAIT]
+    freed_after = last_uses_by_position(homes, given_steps)
     program: list[Instruction] = []
-    pending: dict[int, Op] = {}  # transfers without a wait, in the order of their starts
+    pending_transfers: dict[
+        int, Op
+    ] = {}  # Transfers without a wait, by tensor, in the order of their starts.
 
-    def wait(i: int, position: int) -> None:
-        if pending.pop(i, None) is not None:
+    def insert_wait(i: int, position: int) -> None:
+        """Insert a wait for tensor `i` at a position of the program, if a transfer is pending."""
+        if pending_transfers.pop(i, None) is not None:
             program.insert(position, Instruction(Op.WAIT, i))
 
-    for position, step in enumerate(explicit):
+    for position, step in enumerate(given_steps):
         op, index = step
         if op == Op.COMPUTE:
             inputs = homes.inputs[index]
-            for i in [i for i, kind in pending.items() if kind == Op.PAGE_IN and i in inputs]:
-                wait(i, _wait_position(program, i))
+            for i in [
+                i
+                for i, pending_op in pending_transfers.items()
+                if pending_op == Op.PAGE_IN and i in inputs
+            ]:
+                insert_wait(i, _wait_position(program, i))
         elif op == Op.PAGE_OUT:
-            wait(index, len(program))
+            insert_wait(index, len(program))
         elif op == Op.WAIT:
-            pending.pop(index, None)
+            pending_transfers.pop(index, None)
         program.append(step)
         if mode == StorageMode.DMA and op in _TRANSFERS:
-            pending[index] = op
-        for i in _order_frees(homes, step, ends.get(position, []), pending):
-            wait(i, len(program))
+            pending_transfers[index] = op
+        for i in _order_frees(homes, step, freed_after.get(position, []), pending_transfers):
+            insert_wait(i, len(program))
             program.append(Instruction(Op.FREE, i))
     return homes.from_steps(program)
 
@@ -83,9 +90,9 @@ def _order_frees(
 
 
 def _wait_position(program: Sequence[Instruction], i: int) -> int:
-    """Return the position for a wait for tensor `i`: right after its last transfer.
+    """Return the position of a wait for tensor `i`: before the transfers that end the program.
 
-    Only transfers at the end of the program are skipped.
+    Transfers up to the last one of `i` precede the wait.
     """
     position = len(program)
     while position and program[position - 1].op in _TRANSFERS and program[position - 1].index != i:
@@ -95,75 +102,78 @@ def _wait_position(program: Sequence[Instruction], i: int) -> int:
 
 @dataclass(slots=True)
 class Copy:
-    """One copy of a tensor, by positions in a list of steps for `with_waits_and_frees`."""
+    """One copy of a tensor, by positions in a list of steps for `add_waits_and_frees`."""
 
     tensor: int
+    """Index of the tensor."""
     begin: int
-    """Position of the computation or page-in that makes it."""
+    """Position of the computation or page-in that makes the copy."""
     end: int
-    """Position of the last step that reads it or waits for it; `begin` if there is none."""
+    """Position of the last step that reads the copy, pages it out or waits for it; else `begin`."""
     reads: list[int] = field(default_factory=list)
-    """Positions of the computations that read it."""
+    """Positions of the computations that read the copy."""
     paged_out: bool = False
+    """Whether the copy is paged out."""
     replaced: bool = False
-    """Whether its end is a computation that overwrites it with a replacement."""
+    """Whether a replacement is written over the copy at its end."""
 
 
 def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
     """Return all copies of tensors that steps make, in order."""
     copies: list[Copy] = []
-    latest: dict[int, Copy] = {}
+    latest_copy_of: dict[int, Copy] = {}
     for position, (op, index) in enumerate(steps):
         outputs: tuple[int, ...] = (index,) if op == Op.PAGE_IN else ()
-        touched: tuple[int, ...] = () if op == Op.PAGE_IN else (index,)
+        used_tensors: tuple[int, ...] = () if op == Op.PAGE_IN else (index,)
         if op == Op.COMPUTE:
-            outputs, touched = tuple(homes.outputs[index]), tuple(homes.inputs[index])
-        for copy in [latest[i] for i in touched if i in latest]:
+            outputs, used_tensors = tuple(homes.outputs[index]), tuple(homes.inputs[index])
+        for copy in [latest_copy_of[i] for i in used_tensors if i in latest_copy_of]:
             copy.end = position
             copy.paged_out |= op == Op.PAGE_OUT
             if op == Op.COMPUTE:
                 copy.reads.append(position)
                 copy.replaced |= copy.tensor in homes.replaced.get(index, ())
         for i in outputs:
-            latest[i] = Copy(i, position, position)
-            copies.append(latest[i])
+            latest_copy_of[i] = Copy(i, position, position)
+            copies.append(latest_copy_of[i])
     return copies
 
 
 def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
-    """Return the tensors whose copy each step reads, writes or waits for last, by position.
+    """Return the tensors whose copy each step is the last to use, by the position of the step.
 
     Copies of state that are replaced are omitted, since they are not freed.
     """
-    ends: dict[int, list[int]] = {}
+    tensors_by_position: dict[int, list[int]] = {}
     for copy in find_copies(homes, steps):
         if not copy.replaced:
-            ends.setdefault(copy.end, []).append(copy.tensor)
-    return {position: sorted(tensors) for position, tensors in ends.items()}
+            tensors_by_position.setdefault(copy.end, []).append(copy.tensor)
+    return {position: sorted(tensors) for position, tensors in tensors_by_position.items()}
 
 
 def strip_derived_instructions(
     homes: Homes, program: Iterable[Instruction], mode: StorageMode
 ) -> tuple[Instruction, ...] | None:
-    """Return the steps from which `with_waits_and_frees` derives a program; its inverse.
+    """Return the steps from which `add_waits_and_frees` derives a program; its inverse.
 
     The steps are computations, transfers, and waits for page-outs that cannot be derived. Returns
     None if the program has waits or frees at other positions than the rules require.
     """
     original = tuple(program)
-    steps = _drop_derived_instructions(homes, homes.to_steps(original))
-    return steps if with_waits_and_frees(homes, steps, mode) == original else None
+    steps = _remove_derived_instructions(homes, homes.to_steps(original))
+    return steps if add_waits_and_frees(homes, steps, mode) == original else None
 
 
-def _drop_derived_instructions(
+def _remove_derived_instructions(
     homes: Homes, program: Sequence[Instruction]
 ) -> tuple[Instruction, ...]:
-    """Drop frees, waits for page-ins, and waits right after the last access to the tensor.
+    """Return a program without frees, waits for page-ins, and waits that page-outs do not require.
 
-    A wait right after the last access is retained if a later computation reads the tensor.
+    A wait for a page-out is removed if it directly follows the last use of the tensor, and the next
+    instruction frees the tensor or pages it out.
     """
     steps: list[Instruction] = []
-    touched: dict[int, int] = {}
+    n_steps_at_last_use: dict[int, int] = {}
     paged_out: set[int] = set()
     for position, step in enumerate(program):
         op, index = step
@@ -171,16 +181,18 @@ def _drop_derived_instructions(
             continue
         if op == Op.WAIT and (
             index not in paged_out
-            or (touched.get(index) == len(steps) and _next_needs_wait(program, position))
+            or (
+                n_steps_at_last_use.get(index) == len(steps) and _next_needs_wait(program, position)
+            )
         ):
             paged_out.discard(index)
             continue
         steps.append(step)
         if op == Op.COMPUTE:
             operands = (*homes.inputs[index], *homes.outputs[index])
-            touched.update(dict.fromkeys(operands, len(steps)))
+            n_steps_at_last_use.update(dict.fromkeys(operands, len(steps)))
             continue
-        touched[index] = len(steps)
+        n_steps_at_last_use[index] = len(steps)
         if op == Op.PAGE_OUT:
             paged_out.add(index)
         else:

@@ -22,7 +22,7 @@ class PlanDocument:
 
     plan: Plan
     """The program, with the identity of its graph."""
-    stated: dict[str, float | None]
+    stated_metrics: dict[str, float | None]
     """The stated metrics, by key."""
     arena: Arena | None = None
     """The arena; None if the file has none."""
@@ -34,13 +34,18 @@ def load_document(path: str | Path) -> PlanDocument:
 
 
 def parse_document(text: str, *, source: str) -> PlanDocument:
-    """Parse the text of a plan file; `source` names it in errors."""
+    """Parse the text of a plan file; `source` names the file in errors.
+
+    Raises `PlanError` with all errors of the text.
+    """
     return _to_document(parse_plan(text, source=source))
 
 
 def _to_document(file: PlanFile) -> PlanDocument:
     return PlanDocument(
         plan=Plan.from_file(file),
-        stated={metric.key: getattr(file, metric.key) for metric in metrics_at(Display.PLAN_FILE)},
+        stated_metrics={
+            metric.key: getattr(file, metric.key) for metric in metrics_at(Display.PLAN_FILE)
+        },
         arena=None if file.arena is None else Arena.from_entry(file.arena),
     )

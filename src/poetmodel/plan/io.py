@@ -28,27 +28,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_OFFSET: Final = 4
+_OFFSET_LENGTH: Final = 4
 """Number of values of an offset: the fields of `poetmodel.plan.arena.CopyOffset`."""
 OpName = Literal["compute", "page_in", "page_out", "wait", "free"]
+"""Value of a member of `Op`."""
 
 
-def _list_of(length: int, content: LiteralString) -> BeforeValidator:
+def _list_validator(length: int, description: LiteralString) -> BeforeValidator:
+    """Return a validator that accepts lists of `length` items and converts them to tuples.
+
+    `description` states the items in messages.
+    """
+
     def check(value: object) -> object:
         if not isinstance(value, list) or len(value) != length:
-            raise PydanticCustomError("list", f"expected a list of {content}")
+            raise PydanticCustomError("list", f"expected a list of {description}")
         return tuple(value)
 
     return BeforeValidator(check)
 
 
-Step = Annotated[
-    tuple[OpName, Index], _list_of(len(Instruction._fields), "an operation and an index")
+InstructionEntry = Annotated[
+    tuple[OpName, Index], _list_validator(len(Instruction._fields), "an operation and an index")
 ]
 Position = Annotated[int, Field(ge=BEFORE)]
-Placement = Annotated[
+OffsetEntry = Annotated[
     tuple[Position, Literal["output", "workspace"], Index, Index],
-    _list_of(_OFFSET, "a position, 'output' or 'workspace', an index, an offset"),
+    _list_validator(_OFFSET_LENGTH, "a position, 'output' or 'workspace', an index, an offset"),
 ]
 
 
@@ -58,7 +64,7 @@ class ArenaEntry(Strict):
     bytes: Index
     lower_bound_bytes: Index
     alignment: Annotated[int, Field(ge=1)]
-    offsets: list[Placement]
+    offsets: list[OffsetEntry]
 
 
 class PlanFile(GraphFile):
@@ -68,7 +74,7 @@ class PlanFile(GraphFile):
     version: Annotated[int, exact_version(VERSION, VERSION_WITH_STATE)]
     mode: Literal["blocking", "dma"]
     ram_budget_bytes: Annotated[int, Field(ge=1)] | None = None
-    program: list[Step]
+    program: list[InstructionEntry]
     resident: list[Index] | None = None
     memory_mapped: bool = False
     commit: Annotated[int, Field(ge=1)] | None = None
@@ -88,7 +94,10 @@ def load_file(path: str | Path) -> PlanFile:
 
 
 def parse_plan(text: str, *, source: str) -> PlanFile:
-    """Parse and validate the text of a plan file; `source` names it in errors."""
+    """Parse and validate the text of a plan file; `source` names the file in errors.
+
+    Raises `PlanError` with all errors of the text.
+    """
     with raised_as(PlanError, source):
         file = parse_file(_plan_file(metrics_at(Display.PLAN_FILE)), text, kind="plan")
         faults = list(_content_faults(file))

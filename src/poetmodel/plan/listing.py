@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
 from poetmodel.schedule.instructions import Instruction, Op
-from poetmodel.schedule.machine import BEFORE, Content, Moment
+from poetmodel.schedule.machine import BEFORE, Content, InstructionRecord
 from poetmodel.units import ESTIMATES, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from poetmodel.plan.check import PlanCheck
     from poetmodel.plan.program import Plan
 
-MAX_ALIGNED_NAME: Final = 48
+MAX_ALIGNED_NAME_LENGTH: Final = 48
 """Maximum length of names that are padded to a common width."""
-MARK: Final = "!"
+STALL_MARK: Final = "!"
 """Prefix of lines at which the core stalls."""
 
 
@@ -32,7 +32,7 @@ def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
     new copies.
     """
     lines = [
-        *_heading(graph, plan, check, arena),
+        *_heading_lines(graph, plan, check, arena),
         "",
         *_instruction_lines(graph, plan, check, arena),
     ]
@@ -41,7 +41,9 @@ def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _heading(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) -> Iterator[str]:
+def _heading_lines(
+    graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
+) -> Iterator[str]:
     """Yield the lines with the metrics of a plan."""
     device = f" on {plan.device}" if plan.device else ""
     yield (
@@ -60,8 +62,8 @@ def _heading(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) ->
     budget = ""
     if plan.ram_budget_bytes is not None:
         budget = f", of a budget of {format_bytes(plan.ram_budget_bytes)}"
-    at = "" if check.peak_position is None else f" at instruction {check.peak_position}"
-    yield f"  RAM     peak {format_bytes(check.peak_ram_bytes)}{at}{budget}"
+    position_text = "" if check.peak_position is None else f" at instruction {check.peak_position}"
+    yield f"  RAM     peak {format_bytes(check.peak_ram_bytes)}{position_text}{budget}"
     if arena is not None:
         yield f"  arena   {format_bytes(arena.bytes)}, {describe_fragmentation(arena)}"
     homes = describe_homes(graph, plan)
@@ -101,23 +103,23 @@ def _instruction_lines(
     factor, unit = _time_unit(check.makespan_s or 0.0)
     time_head = f"time [{unit}]"
     text = InstructionText(graph, plan)
-    names = [text.name(step) for step in plan.program]
-    width = max((len(name) for name in names if len(name) <= MAX_ALIGNED_NAME), default=0)
-    times = [f"{moment.issued_s / factor:,.3f}" for moment in check.moments]
+    names = [text.format_name(step) for step in plan.program]
+    width = max((len(name) for name in names if len(name) <= MAX_ALIGNED_NAME_LENGTH), default=0)
+    times = [f"{record.issued_s / factor:,.3f}" for record in check.records]
     time_width = max(map(len, [time_head, *times]))
     yield f"    {'#':>5}  {time_head:>{time_width}}  {'RAM after':>11}"
     offset_remarks = _OffsetRemarks(graph, plan, arena)
     executed_steps: set[Instruction] = set()
-    for position, (step, moment) in enumerate(zip(plan.program, check.moments, strict=True)):
-        verb = text.verb(step, is_repeated=step in executed_steps)
+    for position, (step, record) in enumerate(zip(plan.program, check.records, strict=True)):
+        verb = text.format_verb(step, is_repeated=step in executed_steps)
         executed_steps.add(step)
-        stalls = step.op == Op.WAIT and moment.end_s > moment.start_s
-        remark = text.remark(step, moment) + offset_remarks.remark(position, step)
+        has_stall = step.op == Op.WAIT and record.end_s > record.start_s
+        remark = text.format_remark(step, record) + offset_remarks.format_offsets(position, step)
         if position == check.peak_position:
-            remark += f"  <- peak {format_bytes(moment.high_bytes)}"
+            remark += f"  <- peak {format_bytes(record.peak_bytes)}"
         yield (
-            f"  {MARK if stalls else ' '} {position:>5}  {times[position]:>{time_width}}  "
-            f"{format_bytes(moment.ram_bytes):>11}  {verb:<9}  {names[position]:<{width}}  {remark}"
+            f"  {STALL_MARK if has_stall else ' '} {position:>5}  {times[position]:>{time_width}}  "
+            f"{format_bytes(record.ram_bytes):>11}  {verb:<9}  {names[position]:<{width}}  {remark}"
         )
 
 
@@ -126,25 +128,27 @@ class _OffsetRemarks:
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena | None) -> None:
         self.graph = graph
-        self.held = [graph.node_of[i] for i in plan.resident or ()]
-        self.made: dict[int, list[CopyOffset]] = {}
+        self.resident_nodes = [graph.node_of[i] for i in plan.resident or ()]
+        self.copies_of_position: dict[int, list[CopyOffset]] = {}
         for copy in () if arena is None else arena.offsets:
-            self.made.setdefault(copy.position, []).append(copy)
+            self.copies_of_position.setdefault(copy.position, []).append(copy)
 
-    def remark(self, position: int, step: Instruction) -> str:
+    def format_offsets(self, position: int, step: Instruction) -> str:
         """Return the offsets of the copies that an instruction makes, or of resident state.
 
-        "" if none.
+        Returns "" if the instruction makes no copy.
         """
-        copies = self.made.get(position, [])
-        if step.op == Op.COMPUTE and step.index in self.held:
+        copies = self.copies_of_position.get(position, [])
+        if step.op == Op.COMPUTE and step.index in self.resident_nodes:
             outputs = self.graph.outputs_of[step.index]
-            copies = [copy for copy in self.made.get(BEFORE, []) if copy.index in outputs]
+            copies = [
+                copy for copy in self.copies_of_position.get(BEFORE, []) if copy.index in outputs
+            ]
         if len(copies) == 1 and copies[0].content == Content.OUTPUT:
             return f", at {copies[0].offset:,}"
-        return "".join(f", {self._name(copy)} at {copy.offset:,}" for copy in copies)
+        return "".join(f", {self._copy_name(copy)} at {copy.offset:,}" for copy in copies)
 
-    def _name(self, copy: CopyOffset) -> str:
+    def _copy_name(self, copy: CopyOffset) -> str:
         return (
             "workspace"
             if copy.content == Content.WORKSPACE
@@ -156,77 +160,84 @@ class InstructionText:
     """Verbs, names and remarks of a plan's instructions."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
-        """Prepare for the instructions of one plan."""
+        """Collect the first reads, resident state and storage of a plan."""
         self.graph = graph
-        self.dma = plan.mode == StorageMode.DMA
+        self.is_dma = plan.mode == StorageMode.DMA
         self.first_reads = plan.first_reads(graph)
-        self.held = {k for k, node in enumerate(graph.nodes) if node.is_state}
-        self.held -= self.first_reads.keys()
+        self.unmoved_state = {k for k, node in enumerate(graph.nodes) if node.is_state}
+        """State nodes whose ``compute`` moves no bytes."""
+        self.unmoved_state -= self.first_reads.keys()
         self.resident = plan.resident or ()
-        self.mapped = plan.memory_mapped
+        self.is_mapped = plan.memory_mapped
 
-    def verb(self, step: Instruction, *, is_repeated: bool) -> str:
-        """Return the verb of an instruction; `is_repeated` if it was executed before."""
+    def format_verb(self, step: Instruction, *, is_repeated: bool) -> str:
+        """Return the verb of an instruction.
+
+        `is_repeated` is whether an equal instruction was executed before.
+        """
         op, index = step
         if op == Op.COMPUTE and index in self.first_reads:
             return "read"
-        if op == Op.COMPUTE and index in self.held:
+        if op == Op.COMPUTE and index in self.unmoved_state:
             return "hold"
         if op == Op.COMPUTE and is_repeated:
             return "recompute"
         return "wait for" if op == Op.WAIT else op.replace("_", " ")
 
-    def name(self, step: Instruction) -> str:
+    def format_name(self, step: Instruction) -> str:
         """Return the name of the node or tensor of an instruction."""
         items = self.graph.nodes if step.op == Op.COMPUTE else self.graph.tensors
         if 0 <= step.index < len(items):
             return items[step.index].name
         return f"number {step.index}"
 
-    def remark(self, step: Instruction, moment: Moment) -> str:
-        """Return the duration of an instruction and further remarks."""
+    def format_remark(self, step: Instruction, record: InstructionRecord) -> str:
+        """Return the duration of an instruction, the state it reads, and its in-place outputs."""
         op, index = step
-        duration_text = format_seconds(moment.end_s - moment.start_s)
+        duration_text = format_seconds(record.end_s - record.start_s)
         if op == Op.COMPUTE and index in self.first_reads:
-            return f"from storage, {self._format_transfer(self.first_reads[index], moment)}"
-        if op == Op.COMPUTE and index in self.held:
+            return f"from storage, {self._format_transfer(self.first_reads[index], record)}"
+        if op == Op.COMPUTE and index in self.unmoved_state:
             return self._format_state(index)
         if op == Op.COMPUTE:
-            return f"takes {duration_text}{self._format_in_place(index, moment)}"
+            return f"takes {duration_text}{self._format_in_place(index, record)}"
         if op == Op.WAIT:
-            return f"STALL {duration_text}" if moment.end_s > moment.start_s else "done already"
+            return f"STALL {duration_text}" if record.end_s > record.start_s else "done already"
         tensors = self.graph.tensors
         if not 0 <= index < len(tensors):
             return "?"
         state_name = tensors[index].replaces
         if op == Op.FREE:
-            size = 0 if state_name is not None and self.mapped else tensors[index].bytes
+            size = 0 if state_name is not None and self.is_mapped else tensors[index].bytes
             return f"frees {format_bytes(size)}"
         write_back_text = f"writes {state_name} back, " if state_name is not None else ""
-        return f"{write_back_text}{self._format_transfer(index, moment)}"
+        return f"{write_back_text}{self._format_transfer(index, record)}"
 
-    def _format_transfer(self, i: int, moment: Moment) -> str:
+    def _format_transfer(self, i: int, record: InstructionRecord) -> str:
         size = format_bytes(self.graph.tensor_bytes[i])
-        delay_s = moment.start_s - moment.issued_s
+        delay_s = record.start_s - record.issued_s
         delay_text = (
-            f", after {format_seconds(delay_s)} for the bus" if self.dma and delay_s > 0 else ""
+            f", after {format_seconds(delay_s)} for the bus" if self.is_dma and delay_s > 0 else ""
         )
-        duration_text = format_seconds(moment.end_s - moment.start_s)
-        return f"{size} {'beside the core ' if self.dma else ''}in {duration_text}{delay_text}"
+        duration_text = format_seconds(record.end_s - record.start_s)
+        return f"{size} {'beside the core ' if self.is_dma else ''}in {duration_text}{delay_text}"
 
     def _format_state(self, k: int) -> str:
         (i,) = self.graph.outputs_of[k]
         size = format_bytes(self.graph.tensor_bytes[i])
         return f"{size}, {'resident' if i in self.resident else 'read on storage'}"
 
-    def _format_in_place(self, k: int, moment: Moment) -> str:
+    def _format_in_place(self, k: int, record: InstructionRecord) -> str:
         tensors = self.graph.tensors
-        pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in moment.in_place]
+        pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in record.in_place]
         return "".join(f", {tensors[y].name} in place of {tensors[x].name}" for y, x in pairs)
 
 
 def _time_unit(longest_s: float) -> tuple[float, str]:
-    """Return a time unit [s] and its name in which the longest time has at least three digits."""
+    """Return the largest unit in which the longest time has at least three digits: size and name.
+
+    The size is in seconds.
+    """
     units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
     fitting_units = (unit for unit in units if longest_s >= 100 * unit[0])
     return next(fitting_units, units[-1] if longest_s > 0 else units[0])

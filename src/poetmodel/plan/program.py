@@ -12,7 +12,7 @@ from poetmodel.plan.versions import FORMAT, VERSION, VERSION_WITH_STATE
 from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.metrics import Display, simulated_metrics
-from poetmodel.schedule.relations import dump
+from poetmodel.schedule.relations import format_document
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A program, the graph that it is for, and the mode of its transfers.
+    """A program, the identity of its graph, and the mode of its transfers.
 
     Raises
     ------
@@ -41,9 +41,9 @@ class Plan:
     mode: StorageMode
     """``blocking`` transfers occupy the core; ``dma`` transfers run in parallel, one at a time."""
     identity: GraphIdentity | None = field(default=None, compare=False, repr=False)
-    """The graph that it was made for; None if unknown."""
+    """The graph that the plan was made for; None if unknown."""
     ram_budget_bytes: int | None = None
-    """The RAM budget that it was made for, without resident bytes [B]; None if unknown."""
+    """The RAM budget that the plan was made for, without resident bytes [B]; None if unknown."""
     device: str | None = None
     """Key or name of the device; None if unknown."""
     resident: tuple[int, ...] | None = None
@@ -69,10 +69,10 @@ class Plan:
 
     def homes(self, graph: Graph) -> Homes:
         """Return the homes of state in the plan; `graph` is the plan's graph."""
-        return Homes.from_resident(graph, self.resident or (), mapped=self.memory_mapped)
+        return Homes.from_resident(graph, self.resident or (), is_mapped=self.memory_mapped)
 
     def first_reads(self, graph: Graph) -> Mapping[int, int]:
-        """Return the state tensor of each node whose ``compute`` reads state on storage first."""
+        """Return the state tensor of each node whose ``compute`` is the first read of state."""
         return self.homes(graph).first_reads
 
     def to_dict(self, check: PlanCheck | None = None, arena: Arena | None = None) -> dict[str, Any]:
@@ -116,9 +116,9 @@ class Plan:
         """
         if self.identity is None:
             raise PlanError(
-                "the plan names no graph; make it with identity=GraphIdentity.of(graph)"
+                "the plan names no graph; make it with identity=GraphIdentity.from_graph(graph)"
             )
-        write_text(path, dump(self.to_dict(check, arena)))
+        write_text(path, format_document(self.to_dict(check, arena)))
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

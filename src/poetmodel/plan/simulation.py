@@ -65,8 +65,8 @@ def check_plan(
     parallel with computations.
 
     The ``compute`` of state on storage is its first read, a page-in. Resident state occupies RAM
-    throughout. A computation writes a replacement over its state tensor, and overwrites in place an
-    input without a pending transfer that is freed right after it.
+    during the whole step. A computation writes a replacement over its state tensor, and overwrites
+    in place an input without a pending transfer that is freed right after the computation.
     """
     check_identity(graph, plan)
     device = costs.device if costs is not None else None
@@ -76,27 +76,27 @@ def check_plan(
     table = None if costs is None else costs.table(graph)
     machine = Machine(homes, plan.program, mode=plan.mode, table=table)
     machine.execute()
-    highs = [moment.high_bytes for moment in machine.moments]
-    peak_bytes = max(highs, default=0)
+    peaks = [record.peak_bytes for record in machine.records]
+    peak_bytes = max(peaks, default=0)
     sizes = graph.tensor_bytes
-    paged_out = machine.storage - homes.stored - graph.state_of.keys()
+    paged_out_tensors = machine.storage - homes.stored - graph.state_of.keys()
     check = PlanCheck(
         violations=(
             *_home_faults(plan, homes, device),
             *(fault.message for fault in machine.faults),
         ),
-        moments=tuple(machine.moments),
+        records=tuple(machine.records),
         peak_ram_bytes=peak_bytes,
-        peak_position=highs.index(peak_bytes) if highs else None,
-        aux_used_bytes=homes.storage_bytes + sum(sizes[i] for i in paged_out),
+        peak_position=peaks.index(peak_bytes) if peaks else None,
+        aux_used_bytes=homes.storage_bytes + sum(sizes[i] for i in paged_out_tensors),
         written_bytes=_written_bytes(machine, sizes),
-        read_bytes=sum(sizes[i] * n for i, n in machine.count[Op.PAGE_IN].items()),
-        **_time_and_energy(machine, device.idle_power_w if device is not None else 0.0),
+        read_bytes=sum(sizes[i] * count for i, count in machine.counts[Op.PAGE_IN].items()),
+        **_time_and_energy_metrics(machine, device.idle_power_w if device is not None else 0.0),
     )
     budget = plan.ram_budget_bytes if ram_budget_bytes is None else ram_budget_bytes
     storage_bytes = aux_bytes if aux_bytes is not None or device is None else device.aux_bytes
-    exceeded = _limit_violations(check, budget, storage_bytes)
-    return replace(check, violations=(*check.violations, *exceeded))
+    limit_violations = _limit_violations(check, budget, storage_bytes)
+    return replace(check, violations=(*check.violations, *limit_violations))
 
 
 def check_identity(graph: Graph, plan: Plan) -> None:
@@ -112,18 +112,18 @@ def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterat
         value = metrics.get(key)
         if stated_value is None or value is None:
             continue
-        slack = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(value)
-        if abs(stated_value - value) > slack:
+        tolerance = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(value)
+        if abs(stated_value - value) > tolerance:
             yield f"{key}: the file says {stated_value!r}, the simulation gives {value!r}"
 
 
 def _home_faults(plan: Plan, homes: Homes, device: Device | None) -> Iterator[str]:
-    """Yield errors in the list of resident state.
+    """Yield errors in a plan's list of resident state.
 
-    Also yields an error if plan and device differ in whether the storage is memory-mapped.
+    Also yields an error if the storage is memory-mapped only in the plan or only on the device.
     """
-    yield from homes.unknown
-    if device is not None and homes.on_storage and homes.mapped != device.is_memory_mapped:
+    yield from homes.resident_faults
+    if device is not None and homes.on_storage and homes.is_mapped != device.is_memory_mapped:
         yield (
             "memory_mapped: the plan reads state on storage "
             f"{'in place' if plan.memory_mapped else 'into RAM'}, and the storage of "
@@ -152,28 +152,28 @@ def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
     replacements, committed_bytes = (
         ((), 0) if commit is None else (commit.replacements, commit.written_bytes)
     )
-    page_out_counts = machine.count[Op.PAGE_OUT].items()
+    page_out_counts = machine.counts[Op.PAGE_OUT].items()
     return committed_bytes + sum(
         sizes[i] * count for i, count in page_out_counts if i not in replacements
     )
 
 
-def _time_and_energy(machine: Machine, idle_power_w: float) -> dict[str, float]:
+def _time_and_energy_metrics(machine: Machine, idle_power_w: float) -> dict[str, float]:
     """Return times and energy as fields of `PlanCheck`; {} without costs."""
-    table, count = machine.table, machine.count
+    table, counts = machine.table, machine.counts
     if table is None:
         return {}
-    compute = table.compute_totals(count[Op.COMPUTE])
-    transfer = table.transfer_totals(count[Op.PAGE_IN], count[Op.PAGE_OUT])
+    compute_cost = table.compute_totals(counts[Op.COMPUTE])
+    transfer_cost = table.transfer_totals(counts[Op.PAGE_IN], counts[Op.PAGE_OUT])
     # Resident state is written after all other actions, then the record of the commit.
-    commit_cost = table.commit_totals(count[Op.PAGE_OUT])
-    transfer_s = transfer.time_s + commit_cost.time_s
-    serial_s = compute.time_s + transfer_s
+    commit_cost = table.commit_totals(counts[Op.PAGE_OUT])
+    transfer_s = transfer_cost.time_s + commit_cost.time_s
+    serial_s = compute_cost.time_s + transfer_s
     parallel_s = max(machine.core_s, machine.bus_s) + commit_cost.time_s
     makespan_s = parallel_s if machine.is_dma else serial_s
-    energy_j = compute.energy_j + transfer.energy_j + commit_cost.energy_j
+    energy_j = compute_cost.energy_j + transfer_cost.energy_j + commit_cost.energy_j
     return {
-        "compute_s": compute.time_s,
+        "compute_s": compute_cost.time_s,
         "transfer_s": transfer_s,
         "stall_s": machine.stall_s,
         "makespan_s": makespan_s,

@@ -21,8 +21,8 @@ def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
     """Return all copies and workspaces of a valid plan, in the order in which they are made.
 
     An output in place shares memory with its input, as does a replacement with its state. Each byte
-    counts for only one of them, so that the sum at each instruction is the RAM that `check_plan`
-    finds.
+    counts for only one of the two, so that the sum at each instruction is the RAM that `check_plan`
+    returns.
 
     Raises
     ------
@@ -35,14 +35,18 @@ def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
     return tuple(machine.copies)
 
 
-def ram_in_use(intervals: Iterable[Stay], instructions: int) -> tuple[tuple[int, int], ...]:
-    """Return the RAM in use during and after each instruction [B]."""
-    change = [0] * (2 * instructions + 2)  # during and after each instruction, and the end
-    for stay in intervals:
-        change[2 * max(stay.begin, 0)] += stay.bytes
-        last = min(2 * stay.end + 1, 2 * instructions)
-        change[last] -= stay.bytes - stay.given_bytes
-        if stay.given_at is not None:
-            change[2 * stay.given_at] -= stay.given_bytes
-    levels = list(accumulate(change))
-    return tuple(zip(levels[0 : 2 * instructions : 2], levels[1::2], strict=False))
+def ram_in_use(stays: Iterable[Stay], n_instructions: int) -> tuple[tuple[int, int], ...]:
+    """Return the RAM that `stays` use during and after each instruction of a program [B].
+
+    `n_instructions` is the length of the program.
+    """
+    # One entry during, and one after, each instruction; two at the end.
+    changes = [0] * (2 * n_instructions + 2)
+    for stay in stays:
+        changes[2 * max(stay.begin, 0)] += stay.bytes
+        end_index = min(2 * stay.end + 1, 2 * n_instructions)
+        changes[end_index] -= stay.bytes - stay.overwritten_bytes
+        if stay.overwritten_at is not None:
+            changes[2 * stay.overwritten_at] -= stay.overwritten_bytes
+    levels = list(accumulate(changes))
+    return tuple(zip(levels[0 : 2 * n_instructions : 2], levels[1::2], strict=False))

@@ -9,7 +9,7 @@ from poetmodel.device.ram import KIND_NAMES, kind_index
 from poetmodel.plan.listing import InstructionText
 from poetmodel.plan.stays import list_stays, ram_in_use
 from poetmodel.schedule.instructions import Instruction, Op
-from poetmodel.schedule.machine import Content, Moment, Stay
+from poetmodel.schedule.machine import Content, InstructionRecord, Stay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
     from poetmodel.plan.program import Plan
 
 Event = dict[str, Any]
+"""A trace event, by the keys of the format."""
 
 PROCESS: Final = 1
+"""Process id of all events."""
 CORE: Final = 1
+"""Thread id of the core's track."""
 BUS: Final = 2
+"""Thread id of the bus's track."""
 _TRACKS: Final = {CORE: "core", BUS: "bus"}
+"""Name of each track, by thread id."""
 
 
 def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
@@ -48,12 +53,13 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     Notes
     -----
     Times come from the simulator, rounded to nanoseconds. A counter changes when the simulated RAM
-    does: during an instruction it is `Moment.high_bytes`, after it `Moment.ram_bytes`.
+    does: during an instruction, the counter is the record's ``peak_bytes``, afterwards its
+    ``ram_bytes``.
     """
-    events = [*_TrackEvents(graph, plan, check).events(), *_counters(graph, plan, check)]
+    events = [*_TrackEvents(graph, plan, check).events(), *_counter_events(graph, plan, check)]
     events.sort(key=lambda event: event["ts"])  # stable: simultaneous events stay in order
     return {
-        "traceEvents": [*_metadata(graph, plan), *events],
+        "traceEvents": [*_metadata_events(graph, plan), *events],
         "displayTimeUnit": "ms",
         "otherData": _plan_metrics(graph, plan, check),
     }
@@ -61,17 +67,17 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
 
 def trace_text(document: dict[str, Any]) -> str:
     """Return the JSON text of a document of trace events, one event per line."""
-    coded = {
+    other_values = {
         key: json.dumps(value, allow_nan=False)
         for key, value in document.items()
         if key != "traceEvents"
     }
     events = ",\n".join(json.dumps(event, allow_nan=False) for event in document["traceEvents"])
-    other_keys = "".join(f',\n"{key}": {value}' for key, value in coded.items())
+    other_keys = "".join(f',\n"{key}": {value}' for key, value in other_values.items())
     return f'{{"traceEvents": [\n{events}\n]{other_keys}}}\n'
 
 
-def _metadata(graph: Graph, plan: Plan) -> Iterator[Event]:
+def _metadata_events(graph: Graph, plan: Plan) -> Iterator[Event]:
     device = f" on {plan.device}" if plan.device else ""
     yield _metadata_event("process_name", {"name": f"{graph.name}{device}"}, 0)
     for track, name in _TRACKS.items():
@@ -84,7 +90,7 @@ def _metadata_event(name: str, args: dict[str, Any], track: int) -> Event:
 
 
 def _plan_metrics(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
-    """Return the metrics of the plan for ``otherData``."""
+    """Return the metrics of a plan, for the key ``otherData``."""
     return {
         "graph": graph.name,
         "sha256": None if plan.identity is None else plan.identity.sha256,
@@ -98,13 +104,13 @@ def _plan_metrics(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     }
 
 
-def _ns(time_s: float) -> int:
+def _to_ns(time_s: float) -> int:
     return round(time_s * 1e9)
 
 
-def _us(time_s: float) -> float:
+def _to_us(time_s: float) -> float:
     """Convert a time to microseconds, the unit of the format, rounded to nanoseconds."""
-    return _ns(time_s) / 1000
+    return _to_ns(time_s) / 1000
 
 
 class _TrackEvents:
@@ -117,29 +123,29 @@ class _TrackEvents:
     def events(self) -> Iterator[Event]:
         """Yield the events of each instruction, in order."""
         executed_steps: set[Instruction] = set()
-        latest_page_out: dict[int, tuple[int, Moment]] = {}
+        latest_page_out: dict[int, tuple[int, InstructionRecord]] = {}
         n_flows = 0
-        for position, (step, moment) in enumerate(
-            zip(self.plan.program, self.check.moments, strict=True)
+        for position, (step, record) in enumerate(
+            zip(self.plan.program, self.check.records, strict=True)
         ):
             if position == self.check.peak_position:
-                yield self._peak_event(moment)
+                yield self._peak_event(record)
             is_repeated = step in executed_steps
             executed_steps.add(step)
-            event = self._instruction_event(position, step, moment, is_repeated=is_repeated)
+            event = self._instruction_event(position, step, record, is_repeated=is_repeated)
             if event is None:
                 continue
             yield event
             if step.op == Op.PAGE_OUT:
-                latest_page_out[step.index] = position, moment
+                latest_page_out[step.index] = position, record
             elif step.op == Op.PAGE_IN and step.index in latest_page_out:
                 yield from self._flow_events(
-                    n_flows, step.index, latest_page_out[step.index][1], moment
+                    n_flows, step.index, latest_page_out[step.index][1], record
                 )
                 n_flows += 1
 
     def _instruction_event(
-        self, position: int, step: Instruction, moment: Moment, *, is_repeated: bool
+        self, position: int, step: Instruction, record: InstructionRecord, *, is_repeated: bool
     ) -> Event | None:
         """Return the event of an instruction on its track.
 
@@ -147,40 +153,40 @@ class _TrackEvents:
         """
         op, index = step
         text = self.text
-        verb = text.verb(step, is_repeated=is_repeated)
+        verb = text.format_verb(step, is_repeated=is_repeated)
         args: dict[str, Any] = {"instruction": position}
         track = CORE
         if op == Op.FREE or verb == "hold":
             return None
         if op == Op.WAIT:
-            if moment.end_s <= moment.start_s:
+            if record.end_s <= record.start_s:
                 return None
             verb = "stall"
         elif op == Op.COMPUTE and index not in text.first_reads:
-            args |= self._compute_arguments(index, moment)
+            args |= self._compute_arguments(index, record)
         else:
             track = BUS
             args |= self._transfer_arguments(
-                text.first_reads[index] if op == Op.COMPUTE else index, moment
+                text.first_reads[index] if op == Op.COMPUTE else index, record
             )
-        args |= {"ram_bytes": moment.high_bytes, "ram_after_bytes": moment.ram_bytes}
-        name = text.name(step)
-        begin, end = _ns(moment.start_s), _ns(moment.end_s)
+        args |= {"ram_bytes": record.peak_bytes, "ram_after_bytes": record.ram_bytes}
+        name = text.format_name(step)
+        begin_ns, end_ns = _to_ns(record.start_s), _to_ns(record.end_s)
         return {
             "name": name if verb == "compute" else f"{verb} {name}",
             "cat": verb.replace(" ", "_"),
             "ph": "X",
-            "ts": begin / 1000,
-            "dur": (end - begin) / 1000,
+            "ts": begin_ns / 1000,
+            "dur": (end_ns - begin_ns) / 1000,
             "pid": PROCESS,
             "tid": track,
             "args": args,
         }
 
-    def _compute_arguments(self, k: int, moment: Moment) -> dict[str, Any]:
+    def _compute_arguments(self, k: int, record: InstructionRecord) -> dict[str, Any]:
         """Return the arguments of the event of a computation."""
         node, sizes, tensors = self.graph.nodes[k], self.graph.tensor_bytes, self.graph.tensors
-        pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in moment.in_place]
+        pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in record.in_place]
         arguments: dict[str, Any] = {
             "node": node.name,
             "op": node.op,
@@ -192,20 +198,20 @@ class _TrackEvents:
             arguments["in_place"] = {tensors[y].name: tensors[x].name for y, x in pairs}
         return arguments
 
-    def _transfer_arguments(self, i: int, moment: Moment) -> dict[str, Any]:
+    def _transfer_arguments(self, i: int, record: InstructionRecord) -> dict[str, Any]:
         """Return the arguments of the event of a transfer."""
         tensor = self.graph.tensors[i]
         arguments: dict[str, Any] = {
             "tensor": tensor.name,
             "bytes": self.graph.tensor_bytes[i],
-            "waits_for_bus_us": (_ns(moment.start_s) - _ns(moment.issued_s)) / 1000,
+            "waits_for_bus_us": (_to_ns(record.start_s) - _to_ns(record.issued_s)) / 1000,
         }
         if tensor.replaces is not None:
             arguments["writes_back"] = tensor.replaces
         return arguments
 
     def _flow_events(
-        self, number: int, i: int, page_out: Moment, page_in: Moment
+        self, number: int, i: int, page_out: InstructionRecord, page_in: InstructionRecord
     ) -> Iterator[Event]:
         """Yield the events of a flow from a page-out to a page-in of the same tensor."""
         common_keys = {
@@ -215,46 +221,52 @@ class _TrackEvents:
             "pid": PROCESS,
             "tid": BUS,
         }
-        yield common_keys | {"ph": "s", "ts": _us(page_out.start_s)}
-        yield common_keys | {"ph": "f", "bp": "e", "ts": _us(page_in.start_s)}
+        yield common_keys | {"ph": "s", "ts": _to_us(page_out.start_s)}
+        yield common_keys | {"ph": "f", "bp": "e", "ts": _to_us(page_in.start_s)}
 
-    def _peak_event(self, moment: Moment) -> Event:
+    def _peak_event(self, record: InstructionRecord) -> Event:
         """Return the instant event of the peak RAM."""
         return {
             "name": "peak RAM",
             "cat": "peak",
             "ph": "i",
             "s": "p",
-            "ts": _us(moment.issued_s),
+            "ts": _to_us(record.issued_s),
             "pid": PROCESS,
             "tid": CORE,
-            "args": {"ram_bytes": moment.high_bytes},
+            "args": {"ram_bytes": record.peak_bytes},
         }
 
 
-def _counters(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
-    """Yield counters of RAM, in total and by kind, at each change, and of the budget."""
-    clocks = [moment.issued_s for moment in check.moments]
-    clocks += [moment.end_s for moment in check.moments[-1:]]
+def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
+    """Yield counter events of RAM, in total and by kind, at each change, and of the budget."""
+    times_s = [record.issued_s for record in check.records]
+    times_s += [record.end_s for record in check.records[-1:]]
     last_kind_bytes = None
     for position, bytes_of_kinds in enumerate(
         zip(*_ram_by_kind(graph, plan).values(), strict=True)
     ):
-        kinds = list(zip(*bytes_of_kinds, strict=True))  # during the instruction, and after it
-        for time_s, kind_bytes in zip(clocks[position : position + 2], kinds, strict=True):
+        bytes_during_and_after = list(
+            zip(*bytes_of_kinds, strict=True)
+        )  # during the instruction, and after it
+        for time_s, kind_bytes in zip(
+            times_s[position : position + 2], bytes_during_and_after, strict=True
+        ):
             if kind_bytes != last_kind_bytes:
-                yield _counter("RAM", time_s, {"bytes": sum(kind_bytes)})
-                yield _counter(
+                yield _counter_event("RAM", time_s, {"bytes": sum(kind_bytes)})
+                yield _counter_event(
                     "RAM by kind", time_s, dict(zip(KIND_NAMES, kind_bytes, strict=True))
                 )
                 last_kind_bytes = kind_bytes
-    end_s = max((moment.end_s for moment in check.moments), default=0.0)
+    end_s = max((record.end_s for record in check.records), default=0.0)
     if last_kind_bytes is not None:
-        yield _counter("RAM", end_s, {"bytes": sum(last_kind_bytes)})
-        yield _counter("RAM by kind", end_s, dict(zip(KIND_NAMES, last_kind_bytes, strict=True)))
+        yield _counter_event("RAM", end_s, {"bytes": sum(last_kind_bytes)})
+        yield _counter_event(
+            "RAM by kind", end_s, dict(zip(KIND_NAMES, last_kind_bytes, strict=True))
+        )
     if plan.ram_budget_bytes is not None:
         for time_s in (0.0, end_s):
-            yield _counter("RAM budget", time_s, {"bytes": plan.ram_budget_bytes})
+            yield _counter_event("RAM budget", time_s, {"bytes": plan.ram_budget_bytes})
 
 
 def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
@@ -264,10 +276,10 @@ def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], .
         tensor = stay.index if stay.content == Content.OUTPUT else None
         stays_by_kind[kind_index(graph, tensor)].append(stay)
     return {
-        kind: ram_in_use(intervals, len(plan.program))
-        for kind, intervals in zip(KIND_NAMES, stays_by_kind, strict=True)
+        kind: ram_in_use(stays, len(plan.program))
+        for kind, stays in zip(KIND_NAMES, stays_by_kind, strict=True)
     }
 
 
-def _counter(name: str, time_s: float, series: dict[str, int]) -> Event:
-    return {"name": name, "ph": "C", "ts": _us(time_s), "pid": PROCESS, "tid": 0, "args": series}
+def _counter_event(name: str, time_s: float, series: dict[str, int]) -> Event:
+    return {"name": name, "ph": "C", "ts": _to_us(time_s), "pid": PROCESS, "tid": 0, "args": series}

@@ -3,6 +3,8 @@
 from typing import Final
 
 FORMAT: Final = "poetmodel-plan"
+"""Value of ``format`` in plan files."""
 VERSION: Final = 1
+"""Version of plan files without homes of state."""
 VERSION_WITH_STATE: Final = 2
-"""Version of files of plans with homes of state."""
+"""Version of plan files that state homes."""

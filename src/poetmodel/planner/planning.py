@@ -15,7 +15,7 @@ from poetmodel.clock import check_time_limit
 from poetmodel.clock import time_limit as limit_time
 from poetmodel.device import Costs, CostTable, StorageMode
 from poetmodel.errors import PlanError, TimeLimitError, VerificationError
-from poetmodel.problem import Problem, Quantity, within
+from poetmodel.problem import Problem, Quantity, is_within
 from poetmodel.schedule import (
     GraphIdentity,
     Schedule,
@@ -26,8 +26,8 @@ from poetmodel.schedule import (
 )
 from poetmodel.schedule.compilation import compile_schedule
 from poetmodel.schedule.identity import OBJECTIVE_VALUE
-from poetmodel.schedule.simulation import with_times
-from poetmodel.schedule.verification import PlanMetrics, broken_limits
+from poetmodel.schedule.simulation import replace_makespan
+from poetmodel.schedule.verification import PlanMetrics, violated_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,7 +113,7 @@ def _make_unchecked_plan(
     plan = Plan(
         program=(),
         mode=mode,
-        identity=schedule.identity or GraphIdentity.of(graph),
+        identity=schedule.identity or GraphIdentity.from_graph(graph),
         ram_budget_bytes=ram_budget_bytes,
         device=None if device is None else device.short_name,
         resident=schedule.resident if has_homes else None,
@@ -132,7 +132,7 @@ def _make_dma_program(
     homes: Homes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
 ) -> Program:
     """Return the fastest program for a device with DMA that is found within `limit_s` [s]."""
-    from poetmodel.plan.derivation import with_waits_and_frees
+    from poetmodel.plan.derivation import add_waits_and_frees
     from poetmodel.planner.sequence import extract_actions, move_page_ins_to_readers
     from poetmodel.planner.timing import Timing
 
@@ -146,7 +146,7 @@ def _make_dma_program(
     except TimeLimitError:
         if limit_s is None:  # an outer time limit has expired
             raise
-    return with_waits_and_frees(homes, best_timing.steps, StorageMode.DMA)
+    return add_waits_and_frees(homes, best_timing.steps, StorageMode.DMA)
 
 
 def _improve_timing(
@@ -172,7 +172,7 @@ def _improve_timing(
         if delayed_steps == best_timing.input_steps:
             break
         timing = Timing(homes, table, delayed_steps, budget)
-        if not within(timing.makespan_s, best_timing.makespan_s):
+        if not is_within(timing.makespan_s, best_timing.makespan_s):
             break
         best_timing = timing
         yield best_timing
@@ -339,7 +339,7 @@ def _min_ram_bytes(
     def peak_if_valid(ram_bytes: int) -> int | None:
         """Return the peak of the plan within a budget [B]; None if it violates a limit."""
         check = make_and_check(ram_bytes)
-        timed_simulation = with_times(
+        timed_simulation = replace_makespan(
             simulation,
             problem.graph,
             problem.costs,
@@ -347,7 +347,7 @@ def _min_ram_bytes(
             deadline_counts=problem.deadline_counts,
             makespan_s=check.makespan_s,
         )
-        violations = check.violations or broken_limits(problem, timed_simulation)
+        violations = check.violations or violated_limits(problem, timed_simulation)
         return None if violations else check.peak_ram_bytes
 
     min_bytes, usable_bytes = simulation.peak_ram_bytes, problem.usable_ram_bytes

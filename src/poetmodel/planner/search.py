@@ -193,9 +193,8 @@ class _BeamSearch:
                 ]
                 order = sorted(range(len(labels)), key=ranks.__getitem__)
                 labels = [labels[x] for x in order[:width]]
-        labels = [
-            self._begin_closing(label, len(self.windows.nodes)) for label in labels
-        ]  # page-outs after the last computation
+        # Page-outs after the last computation.
+        labels = [self._begin_closing(label, len(self.windows.nodes)) for label in labels]
         best_label = min(labels, key=lambda label: (max(label.core_s, label.bus_s), label[:4]))
         makespan_s = max(best_label.core_s, best_label.bus_s)
         return BestTransfers(
@@ -206,9 +205,8 @@ class _BeamSearch:
 
     def _extend_label(self, label: _Label, interval: int) -> Iterator[_Label]:
         """Yield labels of the next interval: each choice of transfers, then the computation."""
-        if (
-            label.pending_outs and label.pending_outs[0][1] <= label.core_s
-        ):  # some page-outs have finished
+        # Drop the page-outs that have finished.
+        if label.pending_outs and label.pending_outs[0][1] <= label.core_s:
             label = label._replace(
                 pending_outs=tuple(x for x in label.pending_outs if x[1] > label.core_s)
             )

@@ -45,7 +45,7 @@ class Timing:
         """Execute all `steps`, with waits for page-outs inserted where RAM or reads need them."""
         self.homes, self.table, self.input_steps = homes, table, tuple(steps)
         self.steps: list[Instruction] = []
-        """Input steps with waits for page-outs inserted; argument of `with_waits_and_frees`."""
+        """Input steps with waits for page-outs inserted; argument of `add_waits_and_frees`."""
         self.core_s: list[float] = []
         """Time at which the core reaches each input step, before any wait [s]."""
         self.begin_s: list[float] = []
@@ -136,7 +136,7 @@ class Timing:
             else:
                 self._free_dead(i)
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram_bytes + size)
-        self._ram_bytes += sum(self._sizes[i] for i in self.homes.new[k])
+        self._ram_bytes += sum(self._sizes[i] for i in self.homes.new_outputs[k])
         self.begin_s.append(self._now_s)
         self._now_s += self.table.compute_time_s[k]
 
@@ -174,7 +174,7 @@ class Timing:
         position = len(self.steps)
         while self.steps[position - 1].op == Op.PAGE_IN:
             position -= 1
-        # Waits right after the last use are omitted, because `with_waits_and_frees` derives them.
+        # Waits right after the last use are omitted, because `add_waits_and_frees` derives them.
         if self._dead_tensors.pop(i) != position:
             self.steps.insert(position, Instruction(Op.WAIT, i))
         self._ram_bytes -= self._sizes[i]
@@ -218,7 +218,7 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
 
     Each page-in, from the last to the first, moves to the last position for which the start times
     of all computations stay the same. If two page-ins compete for the bus, the one that is used
-    first runs first. RAM use never increases.
+    first begins first. RAM use never increases.
     """
     transfers, steps = _list_transfers(timing), timing.input_steps
     tolerance_s = _ROUNDING * timing.makespan_s
@@ -230,10 +230,8 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
     sort_keys = [(position, 1) for position in range(len(steps))]
     for x, transfer in enumerate(transfers):
         if transfer.new_position != transfer.position:
-            sort_keys[transfer.position] = (
-                transfer.new_position,
-                x - len(transfers),
-            )  # bus order
+            # Moved transfers precede the step at their new position, in bus order.
+            sort_keys[transfer.position] = (transfer.new_position, x - len(transfers))
     return tuple(
         steps[position] for position in sorted(range(len(steps)), key=sort_keys.__getitem__)
     )
@@ -269,7 +267,7 @@ def _delay_page_in(
     Updates `transfers`; leaves them unchanged if no move meets the limits.
     """
     old_index = last_index = transfers.index(transfer)
-    # If two page-ins compete for the bus, the one that is used first runs first.
+    # If two page-ins compete for the bus, the one that is used first begins first.
     while (
         last_index + 1 < len(transfers)
         and transfers[last_index + 1].new_position

@@ -12,13 +12,13 @@ from poetmodel.problem.objective import (
     min_negative_sum,
     row_over_totals,
 )
-from poetmodel.problem.problem import WRITTEN_BYTES_CUTOFF, Problem, StandIn
+from poetmodel.problem.problem import WRITTEN_BYTES_CUTOFF, Problem, SurrogateOptions
 from poetmodel.problem.rows import (
     RELATIVE_TOLERANCE,
     Coefficients,
     LinearRow,
+    is_within,
     weighted_sum,
-    within,
 )
 from poetmodel.problem.totals import Constraint
 
@@ -36,10 +36,10 @@ __all__ = [
     "Objective",
     "Problem",
     "Quantity",
-    "StandIn",
+    "SurrogateOptions",
     "TimeSum",
+    "is_within",
     "min_negative_sum",
     "row_over_totals",
     "weighted_sum",
-    "within",
 ]

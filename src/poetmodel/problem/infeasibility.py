@@ -11,8 +11,8 @@ from poetmodel.problem import (
     DeadlineCounts,
     LinearRow,
     Problem,
+    is_within,
     min_negative_sum,
-    within,
 )
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -46,12 +46,12 @@ def infeasibility_reasons(problem: Problem) -> Iterator[str]:
     yield from _constraint_faults(problem)
 
 
-def infeasibility_proof(problem: Problem, further: str = "together", *, ram: bool = True) -> str:
-    """Return a sentence that states the proof that no schedule meets the limits.
+def infeasibility_proof(problem: Problem, ending: str = "together", *, ram: bool = True) -> str:
+    """Return a sentence: no schedule meets the limits, which is proven.
 
-    `further` is appended to the list of limits. Without `ram`, the list omits the RAM budget.
+    `ending` follows the list of limits. Without `ram`, the list omits the RAM budget.
     """
-    return f"proved: no schedule keeps {describe_limits(problem, ram=ram)} {further}"
+    return f"proved: no schedule keeps {describe_limits(problem, ram=ram)} {ending}"
 
 
 def describe_limits(problem: Problem, *, ram: bool = True) -> str:
@@ -102,32 +102,34 @@ def _ram_fault(problem: Problem) -> str | None:
     )
 
 
-def refusal(
-    what: str,
+def insufficient_ram_message(
+    computation: str,
     budget_bytes: int,
     *,
     enough_bytes: int | None,
     needed_bytes: int = 0,
-    whole_bytes: int | None = None,
+    base_bytes: int | None = None,
     is_proved: bool = True,
 ) -> str:
     """Return a message that a RAM budget is too small, with a sufficient budget if known.
 
-    `what` is a phrase for the computation that must fit. Budgets below `needed_bytes` are never
-    sufficient. `enough_bytes` is None if no sufficient budget is known. `whole_bytes` is 100 % of a
-    budget that was stated as a percentage, else None. Without a proof, the message suggests a
-    longer search.
+    `computation` is a phrase for the computation that must fit. Budgets below `needed_bytes` are
+    never sufficient. `enough_bytes` is None if no sufficient budget is known. `base_bytes` is 100 %
+    of a budget that was stated as a percentage, else None. If not `is_proved`, the message
+    suggests a longer search.
     """
-    message = f"ram: {format_bytes(budget_bytes)} is too little for {what}"
-    hint = "" if whole_bytes else missing_unit_hint(budget_bytes, needed_bytes)
+    message = f"ram: {format_bytes(budget_bytes)} is too little for {computation}"
+    hint = "" if base_bytes else missing_unit_hint(budget_bytes, needed_bytes)
     if not is_proved:
-        message = f"ram: nothing was found in time for {what} within {format_bytes(budget_bytes)}"
+        message = (
+            f"ram: nothing was found in time for {computation} within {format_bytes(budget_bytes)}"
+        )
         hint = "; a longer time_limit may find it"
     if enough_bytes is None:
         return message + hint
     ram_argument = f"ram={enough_bytes}"
-    if whole_bytes:
-        ram_argument += f" ({enough_bytes / whole_bytes:.1%})"
+    if base_bytes:
+        ram_argument += f" ({enough_bytes / base_bytes:.1%})"
     if needed_bytes >= enough_bytes:
         return f"{message}: the minimum is {ram_argument}{hint}"
     return f"{message}: {ram_argument} is enough, and less than {needed_bytes:,} B never is{hint}"
@@ -144,17 +146,17 @@ def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
 def _floor_contents(problem: Problem) -> Iterator[str]:
     """Yield a phrase for each item in RAM at the step with the largest working set."""
     graph, k = problem.graph, problem.floor.node
-    omitted = set(graph.state_of)  # in the memory of what they replace
-    resident = not problem.can_page and graph.state_bytes
-    if resident or problem.reads_in_place:
-        omitted.update(graph.state_tensors)
+    omitted_tensors = set(graph.state_of)  # Replacements use the memory of their state tensors.
+    resident_state_bytes = not problem.can_page and graph.state_bytes
+    if resident_state_bytes or problem.reads_in_place:
+        omitted_tensors.update(graph.state_tensors)
     for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
-        if i not in omitted:
+        if i not in omitted_tensors:
             yield f"{graph.tensors[i].name} ({graph.tensor_bytes[i]:,} B)"
     if graph.nodes[k].workspace_bytes:
         yield f"workspace ({graph.nodes[k].workspace_bytes:,} B)"
-    if resident:
-        yield f"all state ({resident:,} B), which without paging stays in RAM"
+    if resident_state_bytes:
+        yield f"all state ({resident_state_bytes:,} B), which without paging stays in RAM"
     shared_bytes = graph.shared_bytes(k, graph.inputs_of[k])
     if shared_bytes:
         yield f"{shared_bytes:,} B less where it operates in place"
@@ -177,7 +179,7 @@ def commit_space_fault(problem: Problem) -> str | None:
 
 def _deadline_fault(problem: Problem) -> str | None:
     """Return a message if a single pass exceeds the deadline, else None."""
-    if within(problem.pass_time_s, problem.deadline_s):
+    if is_within(problem.pass_time_s, problem.deadline_s):
         return None
     transfer_note = (
         "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
@@ -189,20 +191,23 @@ def _deadline_fault(problem: Problem) -> str | None:
     )
 
 
-def _commit_hint(problem: Problem, amount: str) -> str:
+def _commit_hint(problem: Problem, amount_text: str) -> str:
     """Return a hint to commit less often; "" without commits.
 
-    `amount` is the formatted part of the limited quantity that commits need.
+    `amount_text` is the formatted time or energy of commits.
     """
     if problem.table.commit is None:
         return ""
     interval = 2 * (problem.commit or 1)
-    return f"; {amount} of it commit state: commit only in every {interval}-th step, or less often"
+    return (
+        f"; {amount_text} of it commit state: commit only in every {interval}-th step, or less "
+        "often"
+    )
 
 
 def _energy_fault(problem: Problem) -> str | None:
     """Return a message if a single pass exceeds the energy budget, else None."""
-    if within(problem.baseline_energy_j, problem.energy_budget_j):
+    if is_within(problem.baseline_energy_j, problem.energy_budget_j):
         return None
     return (
         f"energy budget {format_joules(problem.energy_budget_j or 0.0)}: a single pass over all "
@@ -212,7 +217,10 @@ def _energy_fault(problem: Problem) -> str | None:
 
 
 def _constraint_faults(problem: Problem) -> Iterator[str]:
-    """Yield a message for each user constraint that even its largest rewards cannot meet."""
+    """Yield a message for each user constraint that no schedule meets.
+
+    Adds the maximum of all rewarded decisions to the value of a single pass.
+    """
     constraints = {row.name: row for row in problem.constraints}
     for limit in problem.linear_limits:
         if limit.name != USER_CONSTRAINTS or limit.upper >= 0:
@@ -225,11 +233,14 @@ def _constraint_faults(problem: Problem) -> Iterator[str]:
         best_value, direction, extreme = (
             (best_value, "less", "least") if side == "upper" else (-best_value, "more", "most")
         )
-        row, amount = constraints[name], constraints[name].amount(float(f"{best_value + 0.0:.9g}"))
-        words = f"{amount} at {extreme}"
+        row, formatted_value = (
+            constraints[name],
+            constraints[name].format_value(float(f"{best_value + 0.0:.9g}")),
+        )
+        value_text = f"{formatted_value} at {extreme}"
         if rewards == 0:
-            words = f"{amount}, as a single pass does, and never to {direction}"
-        yield f"constraint {name!r}, {row.describe_limits()}: schedules come to {words}"
+            value_text = f"{formatted_value}, as a single pass does, and never to {direction}"
+        yield f"constraint {name!r}, {row.describe_limits()}: schedules come to {value_text}"
 
 
 def _allowed_coefficients(problem: Problem, limit: LinearRow) -> Coefficients:

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, did_you_mean, raised_as, shown
-from poetmodel.files import format_location, parse_toml, read_text, unknown_key
+from poetmodel.errors import InputError, raised_as, shown, suggest_names
+from poetmodel.files import format_location, parse_toml, read_text, unknown_key_message
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import USER_OBJECTIVE
 from poetmodel.problem.totals import (
@@ -38,15 +38,19 @@ if TYPE_CHECKING:
     from poetmodel.problem.problem import Problem
 
 _TABLES: Final = ("constraint", "objective")
-_SIDES: Final[Mapping[str, tuple[str, ...]]] = {
+"""Keys at the top of a file."""
+_BOUNDS_OF_KEY: Final[Mapping[str, tuple[str, ...]]] = {
     "at_most": ("upper",),
     "at_least": ("lower",),
     "equals": ("lower", "upper"),
 }
 """The bounds that each key sets."""
-_KEYS: Final = ("name", "sum", "each", *_SIDES)
-_EXAMPLE: Final = '{"bytes_written" = 1}'
-_EACH: Final = "a pattern such as 'recomputations:conv*'"
+_CONSTRAINT_KEYS: Final = ("name", "sum", "each", *_BOUNDS_OF_KEY)
+"""Keys of a constraint."""
+_SUM_EXAMPLE: Final = '{"bytes_written" = 1}'
+"""Example of ``sum``, for messages."""
+_EACH_EXAMPLE: Final = "a pattern such as 'recomputations:conv*'"
+"""Example of ``each``, for messages."""
 
 
 def load_constraints(path: str | Path, problem: Problem) -> Problem:
@@ -55,7 +59,7 @@ def load_constraints(path: str | Path, problem: Problem) -> Problem:
     Raises
     ------
     InputError
-        If the file has errors; lists all.
+        If the file cannot be read or has errors; lists all errors.
     """
     return parse_constraints(read_text(path), problem, source=str(path))
 
@@ -71,27 +75,30 @@ def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
         if reader.faults:
             raise InputError(reader.faults)
         if reader.objective is not None:
-            problem = replace(problem, minimize=USER_OBJECTIVE, own_objective=reader.objective)
+            problem = replace(problem, minimize=USER_OBJECTIVE, user_objective=reader.objective)
         return replace(problem, constraints=(*problem.constraints, *reader.rows))
 
 
-_NOUNS: Final = {
+_SUBJECT_OF_COUNT: Final = {
     Count.RECOMPUTATIONS: "node",
     Count.PAGE_INS: "tensor",
     Count.PAGE_OUTS: "tensor",
     Count.RESIDENT: "state tensor",
 }
-"""Noun for the subject of each count, for messages."""
+"""Noun for the items that each count counts, for messages."""
 
 
 class _ConstraintReader:
-    """Parses a file of constraints to `rows` and `objective`; `faults` are errors with location."""
+    """Parses a file of constraints."""
 
     def __init__(self, problem: Problem) -> None:
-        """Collect the names of the problem's graph, and parsers for each unit."""
+        """Collect the names of the problem's graph, and a parser for each unit."""
         self.rows: list[Constraint] = []
+        """Constraints of the file."""
         self.objective: Terms | None = None
+        """Objective of the file; None if the file has none."""
         self.faults: list[str] = []
+        """Errors, with their location in the file."""
         self._graph = problem.graph
         nodes, tensors = list(self._graph.node_index), list(self._graph.tensor_index)
         self._names = {
@@ -101,32 +108,34 @@ class _ConstraintReader:
             Count.RESIDENT: [self._graph.tensors[i].name for i in self._graph.state_tensors],
         }
         self._parsers: dict[str, tuple[Callable[..., float], dict[str, float]]] = {
-            "bytes": (parse_size, {"whole_bytes": checkpoint_all_peak_bytes(self._graph)}),
-            "s": (parse_time, {"whole_s": problem.pass_time_s}),
-            "J": (parse_energy, {"whole_j": problem.baseline_energy_j}),
+            "bytes": (parse_size, {"base_bytes": checkpoint_all_peak_bytes(self._graph)}),
+            "s": (parse_time, {"base_s": problem.pass_time_s}),
+            "J": (parse_energy, {"base_j": problem.baseline_energy_j}),
         }
         self._owner_of_name = {row.name: "the problem" for row in problem.constraints}
         """Owner of each name of a row, for messages."""
 
     def read(self, document: dict[str, Any]) -> None:
-        """Parse the content of a file."""
+        """Parse the content of a file; sets `rows`, `objective` and `faults`."""
         self._check_keys(document, _TABLES, "")
         tables = document.get("constraint", [])
         if not isinstance(tables, list):
-            got = "[constraint]" if isinstance(tables, dict) else shown(tables)
-            self.faults.append(f"constraint: expected a list of tables, [[constraint]], got {got}")
+            actual_text = "[constraint]" if isinstance(tables, dict) else shown(tables)
+            self.faults.append(
+                f"constraint: expected a list of tables, [[constraint]], got {actual_text}"
+            )
             tables = []
         for index, table in enumerate(tables):
-            label, default = (
+            label, default_name = (
                 format_location(("constraint", index), document),
                 f"constraint {index + 1}",
             )
             if not isinstance(table, dict):
                 self.faults.append(f"{label}: expected a table, got {shown(table)}")
             elif "name" in table:
-                self._read_constraint(table, default, label)
+                self._read_constraint(table, default_name, label)
             else:
-                self._read_constraint(table, default, f"{label} ({shown(default)})")
+                self._read_constraint(table, default_name, f"{label} ({shown(default_name)})")
         if "objective" in document:
             self._read_objective(document["objective"])
         elif not tables and not self.faults:
@@ -137,26 +146,28 @@ class _ConstraintReader:
             self.faults.append(f"objective: expected a table, [objective], got {shown(table)}")
             return
         self._check_keys(table, ("sum",), "objective.")
-        terms = self._parse_sum(table.get("sum"), "objective.sum", constant=True)
-        self.objective = terms or ((CONSTANT, 0),)  # if terms cancel out, every schedule is optimal
+        terms = self._parse_sum(table.get("sum"), "objective.sum", allows_constant=True)
+        # If all terms cancel out, every schedule is optimal.
+        self.objective = terms or ((CONSTANT, 0),)
 
-    def _read_constraint(self, table: dict[str, Any], default: str, label: str) -> None:
+    def _read_constraint(self, table: dict[str, Any], default_name: str, label: str) -> None:
         """Parse a constraint table, and add one or several constraints to `rows`.
 
-        Adds errors to `faults` instead, prefixed by `label`. `default` is the name of a constraint
-        without a name.
+        If the table has errors, adds these to `faults` instead, prefixed by `label`. `default_name`
+        is the name of a constraint without a name.
         """
         n_faults = len(self.faults)
-        self._check_keys(table, _KEYS, f"{label}.")
-        name = table.get("name", default)
+        self._check_keys(table, _CONSTRAINT_KEYS, f"{label}.")
+        name = table.get("name", default_name)
         if not isinstance(name, str) or not name:
             self.faults.append(f"{label}.name: expected a non-empty string, got {shown(name)}")
-            name = default
+            name = default_name
         sums: dict[str, dict[str, float]] = {}
         if ("sum" in table) == ("each" in table):
-            got = "both" if "sum" in table else "neither"
+            actual_text = "both" if "sum" in table else "neither"
             self.faults.append(
-                f"{label}: expected sum = {_EXAMPLE} or each = 'recomputations:conv*', got {got}"
+                f"{label}: expected sum = {_SUM_EXAMPLE} or each = 'recomputations:conv*', got "
+                f"{actual_text}"
             )
         elif "sum" in table:
             sums = {name: dict(self._parse_sum(table["sum"], f"{label}.sum"))}
@@ -167,28 +178,35 @@ class _ConstraintReader:
             }
         unit = unit_of_terms(next(iter(sums.values()), {}).items())
         limits = self._parse_limits(table, unit, label, is_unit_known=len(self.faults) == n_faults)
-        for row in sums:
-            if row in self._owner_of_name:
+        for row_name in sums:
+            if row_name in self._owner_of_name:
                 self.faults.append(
-                    f"{label}.name: {self._owner_of_name[row]} already has the name {shown(row)}"
+                    f"{label}.name: {self._owner_of_name[row_name]} already has the name "
+                    f"{shown(row_name)}"
                 )
-            self._owner_of_name[row] = label
+            self._owner_of_name[row_name] = label
         if len(self.faults) == n_faults:
             try:
-                self.rows += [Constraint(name=n, terms=t, **limits) for n, t in sums.items()]
+                self.rows += [
+                    Constraint(name=row_name, terms=terms, **limits)
+                    for row_name, terms in sums.items()
+                ]
             except InputError as error:
                 self.faults += error.faults
 
-    def _parse_sum(self, value: object, label: str, *, constant: bool = False) -> Terms:
+    def _parse_sum(self, value: object, label: str, *, allows_constant: bool = False) -> Terms:
         """Return the terms of a sum, with one term per match of each pattern.
 
-        With `constant`, the sum may have a constant. Adds invalid terms to `faults`.
+        With `allows_constant`, the sum may have a constant. Adds an error for each invalid term to
+        `faults`.
         """
         if not isinstance(value, dict) or not value:
-            got = "an empty table" if value == {} else shown(value)
-            self.faults.append(f"{label}: expected a table such as {_EXAMPLE}, got {got}")
+            actual_text = "an empty table" if value == {} else shown(value)
+            self.faults.append(
+                f"{label}: expected a table such as {_SUM_EXAMPLE}, got {actual_text}"
+            )
             return ()
-        total: defaultdict[str, float] = defaultdict(int)
+        weight_of_key: defaultdict[str, float] = defaultdict(int)
         for key, weight in value.items():
             if not is_number(weight) or weight == 0:
                 self.faults.append(
@@ -197,10 +215,14 @@ class _ConstraintReader:
                 )
                 continue
             for term in (
-                (CONSTANT,) if constant and key == CONSTANT else self._expand_pattern(key, label)
+                (CONSTANT,)
+                if allows_constant and key == CONSTANT
+                else self._expand_pattern(key, label)
             ):
-                total[term] += weight
-        return tuple((key, to_int_if_whole(weight)) for key, weight in total.items() if weight)
+                weight_of_key[term] += weight
+        return tuple(
+            (key, to_int_if_whole(weight)) for key, weight in weight_of_key.items() if weight
+        )
 
     def _parse_each(self, value: object, label: str) -> list[str]:
         """Return the keys of totals that the pattern of ``each`` matches.
@@ -208,11 +230,11 @@ class _ConstraintReader:
         Adds a fault and returns [] if the pattern is invalid.
         """
         if not isinstance(value, str):
-            self.faults.append(f"{label}: expected {_EACH}, got {shown(value)}")
+            self.faults.append(f"{label}: expected {_EACH_EXAMPLE}, got {shown(value)}")
             return []
         if value in tuple(Total):
             self.faults.append(
-                f"{label}: expected {_EACH}; {shown(value)} is one total: write "
+                f"{label}: expected {_EACH_EXAMPLE}; {shown(value)} is one total: write "
                 f"sum = {{{value} = 1}}"
             )
             return []
@@ -222,7 +244,7 @@ class _ConstraintReader:
         """Yield the key of a total, or the key of each count that a pattern matches.
 
         ``recomputations:conv*`` yields a key for each node that matches ``conv*``, in the order of
-        the graph. Adds a fault if the key is invalid or nothing matches.
+        the graph. Adds a fault if the key is invalid or no name matches.
         """
         if key in tuple(Total):
             yield key
@@ -230,20 +252,24 @@ class _ConstraintReader:
         kind, stage, pattern = Key.parse(key)
         is_known = kind in self._names if stage is None else kind in STAGE_COUNTS
         if not is_known or not pattern:
-            hint = did_you_mean(key, KEYS) or f"expected one of {', '.join(KEYS)}"
+            hint = suggest_names(key, KEYS) or f"expected one of {', '.join(KEYS)}"
             self.faults.append(f"{label}: {shown(key)}: {hint}")
             return
-        names, noun = self._names[Count(kind)], _NOUNS[Count(kind)]
-        last = len(self._graph.nodes) - 1
-        if stage is not None and not 0 <= stage <= last:
+        names, noun = self._names[Count(kind)], _SUBJECT_OF_COUNT[Count(kind)]
+        last_stage = len(self._graph.nodes) - 1
+        if stage is not None and not 0 <= stage <= last_stage:
             self.faults.append(
-                f"{label}: {shown(key)}: expected a stage after @, a number from 0 to {last}"
+                f"{label}: {shown(key)}: expected a stage after @, a number from 0 to {last_stage}"
             )
             return
-        matches = [pattern] if pattern in names else [n for n in names if fnmatchcase(n, pattern)]
+        matches = (
+            [pattern]
+            if pattern in names
+            else [candidate for candidate in names if fnmatchcase(candidate, pattern)]
+        )
         if not matches:
-            close = get_close_matches(pattern, names, n=1)
-            hint = f"; did you mean {shown(close[0])}?" if close else ""
+            similar_names = get_close_matches(pattern, names, n=1)
+            hint = f"; did you mean {shown(similar_names[0])}?" if similar_names else ""
             self.faults.append(
                 f"{label}: {shown(key)}: no {noun} of graph {shown(self._graph.name)} has "
                 f"this name{hint}"
@@ -258,18 +284,18 @@ class _ConstraintReader:
         `unit` is the unit of the constraint's sum; `is_unit_known` is False if that sum has errors.
         Adds a fault for each invalid bound, which is then 0.
         """
-        keys = [key for key in _SIDES if key in table]
+        keys = [key for key in _BOUNDS_OF_KEY if key in table]
         if not keys or ("equals" in keys and len(keys) > 1):
-            got = " and ".join(keys) or "none"
+            actual_text = " and ".join(keys) or "none"
             self.faults.append(
-                f"{label}: expected at_most, at_least or both, or equals alone; got {got}"
+                f"{label}: expected at_most, at_least or both, or equals alone; got {actual_text}"
             )
         limits: dict[str, float] = {}
         for key in keys:
-            amount = self._parse_amount(
+            bound = self._parse_amount(
                 table[key], unit, f"{label}.{key}", is_unit_known=is_unit_known
             )
-            limits |= dict.fromkeys(_SIDES[key], amount)
+            limits |= dict.fromkeys(_BOUNDS_OF_KEY[key], bound)
         return limits
 
     def _parse_amount(self, value: object, unit: str, label: str, *, is_unit_known: bool) -> float:
@@ -280,11 +306,11 @@ class _ConstraintReader:
         already.
         """
         if isinstance(value, str) and not is_unit_known:
-            return 0.0  # cannot be parsed without a unit
+            return 0.0  # A text cannot be parsed without a unit.
         if isinstance(value, str) and unit:
-            parse, reference = self._parsers[unit]
+            parse, base = self._parsers[unit]
             try:
-                return parse(value, field=label, **reference)
+                return parse(value, field=label, **base)
             except InputError as error:
                 self.faults += error.faults
                 return 0.0
@@ -299,7 +325,9 @@ class _ConstraintReader:
             return value  # type: ignore[return-value]
         return 0.0
 
-    def _check_keys(self, table: dict[str, Any], known: tuple[str, ...], label: str) -> None:
+    def _check_keys(self, table: dict[str, Any], known_keys: tuple[str, ...], label: str) -> None:
         self.faults += [
-            f"{label}{key}: {unknown_key(key, known)}" for key in table if key not in known
+            f"{label}{key}: {unknown_key_message(key, known_keys)}"
+            for key in table
+            if key not in known_keys
         ]

@@ -31,8 +31,8 @@ USER_OBJECTIVE: Final = "own"
 USER_CONSTRAINTS: Final = "constraints"
 """Name of the rows of user-defined constraints in a model; their key is (name, side)."""
 DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
-"""Names of the rows of a deadline: of the core; of the bus, if transfers overlap computations; of a
-surrogate, while a model states one."""
+"""Names of the rows of a deadline: of the core; of the bus, if transfers overlap computations; of
+the surrogate that a model contains."""
 LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", USER_CONSTRAINTS})
 """Names of all rows of `linear_limits`."""
 
@@ -65,8 +65,8 @@ def transfer_mode(device: Device | None, deadline_counts: str | None) -> Storage
     """Return the transfer mode of the device's storage, else the one that the deadline implies."""
     if device is not None and device.storage is not None:
         return device.storage.mode
-    overlap = deadline_counts == DeadlineCounts.OVERLAP
-    return StorageMode.DMA if overlap else StorageMode.BLOCKING
+    overlaps = deadline_counts == DeadlineCounts.OVERLAP
+    return StorageMode.DMA if overlaps else StorageMode.BLOCKING
 
 
 class TimeSum(NamedTuple):
@@ -82,7 +82,7 @@ class TimeSum(NamedTuple):
         return self.compute * compute_s + self.transfer * transfer_s
 
 
-class Simulated(Protocol):
+class SimulatedMetrics(Protocol):
     """The metrics of a simulated schedule that objectives and limits read."""
 
     @property
@@ -97,8 +97,8 @@ class Simulated(Protocol):
     def time_s(self) -> float | None:
         """Time that the deadline counts [s]."""
 
-    def total(self, graph: Graph, terms: Terms, *, extra: bool = False) -> float:
-        """Return a sum of totals; with `extra`, its excess over a single pass."""
+    def total(self, graph: Graph, terms: Terms, *, only_excess: bool = False) -> float:
+        """Return a sum of totals; with `only_excess`, its excess over a single pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +106,21 @@ class UserSum:
     """A user-defined objective, evaluated on simulated schedules."""
 
     graph: Graph = field(compare=False)
+    """Graph of the schedules."""
     terms: Terms
+    """The weighted sum of totals."""
     rewards: float
-    """Lower bound on the sum of its negative terms, 0 or less."""
+    """Lower bound on the sum of the negative terms, 0 or less."""
 
-    def value_of(self, simulation: Simulated) -> float:
+    def value_of(self, simulation: SimulatedMetrics) -> float:
         """Return the value of the sum."""
         return simulation.total(self.graph, self.terms)
 
-    def overhead_of(self, simulation: Simulated) -> float:
+    def overhead_of(self, simulation: SimulatedMetrics) -> float:
         """Return the excess of the sum over its baseline: a single pass plus `rewards`."""
-        extra = simulation.total(self.graph, self.terms, extra=True)
-        overhead = extra - self.rewards
-        scale = max(abs(extra), abs(self.rewards))
+        excess = simulation.total(self.graph, self.terms, only_excess=True)
+        overhead = excess - self.rewards
+        scale = max(abs(excess), abs(self.rewards))
         return overhead if overhead > ROUNDING_ERROR * scale else 0.0
 
 
@@ -133,14 +135,15 @@ class Objective:
     label: str
     """Display name of the excess over the baseline."""
     metric: str
-    """Name of the attribute of `Simulation` that is its value."""
+    """Name of the attribute of `Simulation` that is the value; empty for a user-defined sum."""
     overhead_metric: str
-    """Name of the attribute of `Simulation` that is the excess, summed separately."""
+    """Name of the attribute of `Simulation` that is the excess, which is summed separately; empty
+    for a user-defined sum."""
     coefficients: Coefficients
     """Contribution of each decision; all 0 for peak RAM, which is no sum over decisions."""
     baseline: float = 0.0
-    """Value of a single pass, which every schedule pays. A gap is relative to the excess
-    over it."""
+    """Lower bound on every schedule: the value of a single pass, for a user-defined sum minus its
+    largest rewards. A gap is relative to the excess over the baseline."""
     known_bound: float = 0.0
     """Lower bound on the excess that needs no solver: the minimum RAM, else 0."""
     scale: float = 0.0
@@ -160,30 +163,32 @@ class Objective:
         are far above a solver's absolute tolerances. If all of these are 0, the cost of the most
         expensive transfer.
         """
-        typical = self.scale if self.user_sum is not None or not self.is_sum else self.baseline
-        value = (self.reference if self.is_sum else None) or typical
+        typical_value = (
+            self.scale if self.user_sum is not None or not self.is_sum else self.baseline
+        )
+        value = (self.reference if self.is_sum else None) or typical_value
         transfers = (*self.coefficients.page_in, *self.coefficients.page_out)
         return value / 1000 or float(max(transfers, default=0.0)) or 1.0
 
     @property
     def is_in_bytes(self) -> bool:
-        """Whether values are whole bytes, so that a bound less than 1 below a value proves it."""
+        """Whether values are whole bytes: a bound less than 1 B below one proves the optimum."""
         return self.quantity in (Quantity.RAM, Quantity.WRITES)
 
     @property
     def is_sum(self) -> bool:
-        """Whether it is a sum over decisions; only peak RAM, a maximum over steps, is not."""
+        """Whether the objective is a sum over decisions; peak RAM, a maximum over steps, is not."""
         return self.quantity != Quantity.RAM
 
-    def value_of(self, simulation: Simulated) -> float:
+    def value_of(self, simulation: SimulatedMetrics) -> float:
         """Return the value of a simulated schedule."""
         if self.user_sum is not None:
             return self.user_sum.value_of(simulation)
         value: float | None = getattr(simulation, self.metric)
         return 0.0 if value is None else value
 
-    def overhead_of(self, simulation: Simulated) -> float:
-        """Return the excess of a simulated schedule over the baseline, which searches minimize."""
+    def overhead_of(self, simulation: SimulatedMetrics) -> float:
+        """Return the excess of a simulated schedule over the baseline; searches minimize it."""
         if self.user_sum is not None:
             return self.user_sum.overhead_of(simulation)
         if self.time_sum is None:
@@ -246,8 +251,8 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
                 raise ValueError(msg)
             else:
                 family, item = "paged_in", graph.tensor_index[name]
-                last = -1 if item in unread_tensors else graph.last_page_in_stage(item)
-                stages = range(graph.node_of[item] + 1, last + 1)
+                last_stage = -1 if item in unread_tensors else graph.last_page_in_stage(item)
+                stages = range(graph.node_of[item] + 1, last_stage + 1)
             for t in stages:
                 terms.setdefault((family, (t, item)), 0)
             if stage is not None and stage in stages:
@@ -273,16 +278,19 @@ def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]
     negative if a single pass violates the bound.
     """
     coefficients, baseline = expand_totals(problem, constraint.terms.items())
-    # Parts of a single pass that cancel out retain their rounding errors.
+    # Terms of a single pass that cancel out leave their rounding errors.
     pass_totals: dict[str, float] = {
         Total.ENERGY: problem.energy.baseline,
         Total.COMPUTE: problem.pass_compute_s,
         Total.TRANSFER: problem.commit_cost.time_s,
-        Total.BYTES_WRITTEN: committed_bytes_of(problem),
+        Total.BYTES_WRITTEN: committed_bytes(problem),
     }
-    pass_parts = (abs(weight * pass_totals.get(key, 0)) for key, weight in constraint.terms.items())
-    max_part = max(pass_parts, default=0)
-    for side, limit, sign in (("upper", constraint.upper, 1), ("lower", constraint.lower, -1)):
+    pass_terms = (abs(weight * pass_totals.get(key, 0)) for key, weight in constraint.terms.items())
+    max_term = max(pass_terms, default=0)
+    for bound_name, limit, sign in (
+        ("upper", constraint.upper, 1),
+        ("lower", constraint.lower, -1),
+    ):
         if limit is None:
             continue
         signed_coefficients = coefficients
@@ -295,12 +303,12 @@ def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]
             # A sum of integers exceeds the floor by 1 or not at all: no tolerance is needed.
             upper = math.floor(upper)
         else:
-            upper += RELATIVE_TOLERANCE * max(abs(limit), max_part)
+            upper += RELATIVE_TOLERANCE * max(abs(limit), max_term)
         yield row_over_totals(
             problem,
             signed_coefficients,
             name=USER_CONSTRAINTS,
-            key=(constraint.name, side),
+            key=(constraint.name, bound_name),
             upper=upper,
             baseline=sign * baseline,
         )
@@ -315,65 +323,80 @@ def expand_totals(
     """
     graph, table = problem.graph, problem.table
     zeros = (0,) * len(graph.tensors)
-    parts: list[tuple[Coefficients, float]] = []
-    compute: list[float] = [0] * len(graph.nodes)
-    page_in: list[float] = [0] * len(graph.tensors)
-    page_out: list[float] = [0] * len(graph.tensors)
-    home: list[float] = [0] * len(graph.tensors)
+    weighted_coefficients: list[tuple[Coefficients, float]] = []
+    compute_weights: list[float] = [0] * len(graph.nodes)
+    page_in_weights: list[float] = [0] * len(graph.tensors)
+    page_out_weights: list[float] = [0] * len(graph.tensors)
+    home_weights: list[float] = [0] * len(graph.tensors)
     baseline: float = 0
     for key, weight in terms:
         kind, _, name = key.partition(":")
         if kind == Count.RECOMPUTATIONS:
-            compute[graph.node_index[name]] += weight
+            compute_weights[graph.node_index[name]] += weight
         elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
-            transfer_weights = page_in if kind == Count.PAGE_INS else page_out
+            transfer_weights = page_in_weights if kind == Count.PAGE_INS else page_out_weights
             transfer_weights[graph.tensor_index[name]] += weight
         elif kind == Count.RESIDENT:
             # In a single pass all state is resident; a home on storage subtracts the weight.
             baseline += weight
-            home[graph.tensor_index[name]] -= weight
+            home_weights[graph.tensor_index[name]] -= weight
         elif key == CONSTANT:
             baseline += weight
         elif key in (Total.BYTES_WRITTEN, Total.BYTES_READ):
             sizes = graph.tensor_bytes
             transfer_bytes = (zeros, sizes) if key == Total.BYTES_WRITTEN else (sizes, zeros)
             if key == Total.BYTES_WRITTEN:
-                baseline += weight * committed_bytes_of(problem)
-            parts.append(
-                (_with_state_transfers(problem, (0,) * len(graph.nodes), *transfer_bytes), weight)
+                baseline += weight * committed_bytes(problem)
+            weighted_coefficients.append(
+                (_add_state_transfers(problem, (0,) * len(graph.nodes), *transfer_bytes), weight)
             )
         elif key == Total.ENERGY:
-            parts += [(part, weight * power) for part, power in _energy_terms(problem)]
+            weighted_coefficients += [
+                (coefficients, weight * factor) for coefficients, factor in _energy_terms(problem)
+            ]
             baseline += weight * problem.energy.baseline
         elif key == Total.COMPUTE:
-            parts.append((_coefficients(problem, table.compute_time_s), weight))
+            weighted_coefficients.append(
+                (_make_coefficients(problem, table.compute_time_s), weight)
+            )
             baseline += weight * problem.pass_compute_s
         else:
             baseline += weight * problem.commit_cost.time_s
-            moved_s = (table.page_in_time_s, table.page_out_time_s)
-            parts.append((_coefficients(problem, (), *moved_s), weight))
-    named = _with_state_transfers(
-        problem, tuple(compute), tuple(page_in), tuple(page_out), home, counts=True
+            transfer_times_s = (table.page_in_time_s, table.page_out_time_s)
+            weighted_coefficients.append(
+                (_make_coefficients(problem, (), *transfer_times_s), weight)
+            )
+    count_coefficients = _add_state_transfers(
+        problem,
+        tuple(compute_weights),
+        tuple(page_in_weights),
+        tuple(page_out_weights),
+        home_weights,
+        are_counts=True,
     )
-    return weighted_sum((named, 1), *parts) if parts else named, baseline
+    return weighted_sum(
+        (count_coefficients, 1), *weighted_coefficients
+    ) if weighted_coefficients else count_coefficients, baseline
 
 
 def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
     """Yield (coefficients, weight): energies with weight 1, then times with the idle power [W]."""
     table = problem.table
-    computing_w = 0.0 if problem.deadline_counts == DeadlineCounts.OVERLAP else problem.idle_power_w
-    paging_w = problem.idle_power_w if problem.counts_transfers else 0.0
+    compute_idle_w = (
+        0.0 if problem.deadline_counts == DeadlineCounts.OVERLAP else problem.idle_power_w
+    )
+    transfer_idle_w = problem.idle_power_w if problem.counts_transfers else 0.0
     transfers_j = (table.page_in_energy_j, table.page_out_energy_j)
-    yield _coefficients(problem, table.compute_energy_j, *transfers_j), 1.0
-    if computing_w:
-        yield _coefficients(problem, table.compute_time_s), computing_w
-    if paging_w:
+    yield _make_coefficients(problem, table.compute_energy_j, *transfers_j), 1.0
+    if compute_idle_w:
+        yield _make_coefficients(problem, table.compute_time_s), compute_idle_w
+    if transfer_idle_w:
         transfers_s = (table.page_in_time_s, table.page_out_time_s)
-        yield _coefficients(problem, (), *transfers_s), paging_w
+        yield _make_coefficients(problem, (), *transfers_s), transfer_idle_w
 
 
 def _energy_objective(problem: Problem) -> Objective:
-    """POET (ICML 2022), equation 2, plus idle power times the counted time."""
+    """Return the energy: POET (ICML 2022), equation 2, plus idle power times the counted time."""
     return Objective(
         quantity=Quantity.ENERGY,
         format=format_joules,
@@ -404,7 +427,7 @@ def _ram_objective(problem: Problem) -> Objective:
         label="peak RAM",
         metric="needed_ram_bytes",
         overhead_metric="needed_ram_bytes",
-        coefficients=_coefficients(problem),
+        coefficients=_make_coefficients(problem),
         known_bound=problem.floor.bytes,
         scale=problem.useful_ram_bytes,
     )
@@ -418,15 +441,15 @@ def _writes_objective(problem: Problem) -> Objective:
         label="bytes paged out",
         metric="written_bytes",
         overhead_metric="paged_bytes",
-        baseline=committed_bytes_of(problem),
-        coefficients=_coefficients(problem, page_out=sizes),
+        baseline=committed_bytes(problem),
+        coefficients=_make_coefficients(problem, page_out=sizes),
         scale=sum(sizes),
     )
 
 
 def _user_objective(problem: Problem) -> Objective:
     """Return the objective of a weighted sum of totals, with its baseline and lower bound."""
-    coefficients, baseline = expand_totals(problem, problem.own_objective)
+    coefficients, baseline = expand_totals(problem, problem.user_objective)
     rewards = min_negative_sum(problem.graph, coefficients)
     return Objective(
         quantity=USER_OBJECTIVE,
@@ -437,11 +460,11 @@ def _user_objective(problem: Problem) -> Objective:
         coefficients=coefficients,
         baseline=baseline + rewards,
         scale=sum(map(abs, (value for column in coefficients for value in column))),
-        user_sum=UserSum(problem.graph, problem.own_objective, rewards),
+        user_sum=UserSum(problem.graph, problem.user_objective, rewards),
     )
 
 
-def committed_bytes_of(problem: Problem) -> int:
+def committed_bytes(problem: Problem) -> int:
     """Return the bytes that commits write per step [B]."""
     commit = problem.table.commit
     return 0 if commit is None else commit.written_bytes
@@ -453,7 +476,7 @@ def may_reward_page_outs(problem: Problem) -> bool:
     Page-outs of replacements do not count, since homes of state decide them.
     """
     state_and_replacements = {*problem.graph.state_tensors, *problem.graph.state_of}
-    sums = [expand_totals(problem, problem.own_objective)[0]]
+    sums = [expand_totals(problem, problem.user_objective)[0]]
     for constraint in problem.constraints:
         if not constraint.is_per_stage:
             sums += [row.coefficients for row in _bound_rows(problem, constraint)]
@@ -478,9 +501,9 @@ def min_negative_sum(graph: Graph, coefficients: Coefficients) -> float:
         storage_home=[1] * len(graph.tensors),
     )
     return sum(
-        min(0.0, value) * times
+        min(0.0, value) * max_count
         for column, counts in zip(coefficients, max_counts, strict=True)
-        for value, times in zip(column, counts, strict=True)
+        for value, max_count in zip(column, counts, strict=True)
     )
 
 
@@ -495,9 +518,9 @@ OBJECTIVES: Final[Mapping[str, Callable[[Problem], Objective]]] = {
 
 
 def _time_coefficients(problem: Problem, time_sum: TimeSum) -> Coefficients:
-    """POET (ICML 2022), equation 3, plus transfers."""
+    """Return the coefficients of a weighted time: POET (ICML 2022), equation 3, plus transfers."""
     table = problem.table
-    return _coefficients(
+    return _make_coefficients(
         problem,
         [time_sum.compute * time_s for time_s in table.compute_time_s],
         [time_sum.transfer * time_s for time_s in table.page_in_time_s],
@@ -505,15 +528,15 @@ def _time_coefficients(problem: Problem, time_sum: TimeSum) -> Coefficients:
     )
 
 
-def _coefficients(
+def _make_coefficients(
     problem: Problem,
     compute: Sequence[float] = (),
     page_in: Sequence[float] = (),
     page_out: Sequence[float] = (),
 ) -> Coefficients:
-    """Return coefficients of every node and tensor; an omitted column is 0."""
+    """Return the coefficients of every node and tensor, with homes; an omitted column is 0."""
     zeros = (0.0,) * len(problem.graph.tensors)
-    return _with_state_transfers(
+    return _add_state_transfers(
         problem,
         tuple(compute) or (0.0,) * len(problem.graph.nodes),
         tuple(page_in) or zeros,
@@ -521,28 +544,28 @@ def _coefficients(
     )
 
 
-def _with_state_transfers(
+def _add_state_transfers(
     problem: Problem,
     compute: Sequence[float],
     page_in: Sequence[float],
     page_out: Sequence[float],
     home: Sequence[float] = (),
     *,
-    counts: bool = False,
+    are_counts: bool = False,
 ) -> Coefficients:
     """Return coefficients whose ``storage_home`` includes the transfers of state on storage.
 
     These are one page-in of the state, its first read, unless storage is memory-mapped, and one
     page-out of its replacement. A page-out that writes a replacement for a commit is excluded,
-    since every schedule pays it, except if the coefficients are `counts` of page-outs. `home` has
-    further costs of a home on storage, by tensor.
+    since the baseline includes its cost, unless the coefficients count page-outs (`are_counts`).
+    `home` has further costs of a home on storage, by tensor.
     """
     graph, commit = problem.graph, problem.table.commit
-    excluded = () if commit is None or counts else commit.replacements
+    excluded_replacements = () if commit is None or are_counts else commit.replacements
     storage_home: list[float] = list(home) or [0] * len(graph.tensors)
     for i in graph.state_tensors:
         if not problem.reads_in_place:
             storage_home[i] += page_in[i]
-        if i in graph.replacement_of and graph.replacement_of[i] not in excluded:
+        if i in graph.replacement_of and graph.replacement_of[i] not in excluded_replacements:
             storage_home[i] += page_out[graph.replacement_of[i]]
     return Coefficients(compute, page_in, page_out, tuple(storage_home))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 COMMIT_CONSTRAINT: Final = "replaced state stays in RAM between commits"
 """Name of the constraint of problems that do not commit in every step."""
 Limit = TypeVar("Limit")
+"""Type of a parsed limit."""
 MIN_POSITIVE_COST: Final = 1e-300
 """Minimum time or energy other than 0: a thousandth of it is still a normal float."""
 
@@ -35,14 +36,21 @@ class ResolvedProblem:
     costs: Costs
     """Costs, with the commits of the problem."""
     single_pass: SinglePass
+    """Time and energy of computing every node once."""
     constraints: tuple[Constraint, ...]
     """Constraints, including the one that commits need."""
     minimize: str
+    """A member of `Quantity`, or `USER_OBJECTIVE`."""
     deadline_counts: DeadlineCounts
+    """The time that the deadline counts."""
     ram_budget_bytes: int
+    """RAM budget [B]."""
     deadline_s: float | None
+    """Deadline [s]; None for none."""
     aux_limit_bytes: int | None
+    """Storage for paged-out tensors [B]; None for unlimited."""
     energy_budget_j: float | None
+    """Energy budget [J]; None for none."""
 
 
 def resolve_problem(problem: Problem) -> ResolvedProblem:
@@ -66,9 +74,9 @@ def resolve_problem(problem: Problem) -> ResolvedProblem:
     single_pass = SinglePass(problem.graph, costs, counts)
     faults += _switch_faults(problem)
     faults += _cost_range_faults(single_pass)
-    faults += user_sum_faults(problem.graph, constraints, problem.own_objective)
+    faults += user_sum_faults(problem.graph, constraints, problem.user_objective)
     if counts == DeadlineCounts.OVERLAP and single_pass.idle_power_w > 0:
-        faults += _energy_reward_faults(problem.own_objective, constraints)
+        faults += _energy_reward_faults(problem.user_objective, constraints)
     if faults:
         raise InputError(faults)
     resolved = ResolvedProblem(
@@ -90,9 +98,12 @@ def resolve_problem(problem: Problem) -> ResolvedProblem:
 
 
 def _parse_objective(problem: Problem, faults: list[str]) -> str:
-    """Return `minimize` as an enum member; if invalid, add an error and return the energy."""
+    """Return the problem's `minimize` as an enum member.
+
+    If `minimize` is invalid, adds an error to `faults` and returns ``Quantity.ENERGY``.
+    """
     value = problem.minimize
-    if value == USER_OBJECTIVE and problem.own_objective:
+    if value == USER_OBJECTIVE and problem.user_objective:
         return USER_OBJECTIVE
     if value in tuple(Quantity):
         return Quantity(value)
@@ -104,12 +115,13 @@ def _parse_objective(problem: Problem, faults: list[str]) -> str:
 def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
     """Return the time that the deadline counts as an enum member.
 
-    Defaults to the storage mode of the device. If invalid, adds an error and returns ``serial``.
+    By default, the storage mode of the device decides. If the value is invalid, adds an error to
+    `faults` and returns ``serial``.
     """
     value, device = problem.deadline_counts, problem.costs.device
     if value is None:
-        overlaps = device is not None and device.has_dma
-        return DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL
+        has_dma = device is not None and device.has_dma
+        return DeadlineCounts.OVERLAP if has_dma else DeadlineCounts.SERIAL
     if value in tuple(DeadlineCounts):
         return DeadlineCounts(value)
     expected = ", ".join(DeadlineCounts)
@@ -135,17 +147,17 @@ def _switch_faults(problem: Problem) -> Iterator[str]:
 
 
 def _costs_with_commits(problem: Problem) -> Costs:
-    """Return the costs of a problem with the problem's commits.
-
-    Returns the same object if its commits are already those of the problem.
-    """
+    """Return the costs of a problem, with the commits that the problem states."""
     if problem.costs.commit == problem.commit:
         return problem.costs
     return replace(problem.costs, commit=problem.commit)
 
 
 def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
-    """Return the problem's constraints and the one that keeps replaced state between commits."""
+    """Return the problem's constraints, and the one that keeps replaced state in RAM.
+
+    That constraint is added if a commit does not follow every step, unless storage is volatile.
+    """
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
     # Between two commits, replaced state on storage would be in neither generation.
@@ -168,17 +180,19 @@ def _type_faults(problem: Problem) -> Iterator[str]:
         yield f"graph: expected a Graph, got {shown(graph)}; Graph.load reads one"
     if not isinstance(costs, Costs):
         yield f"costs: expected Costs, got {shown(costs)}; Costs.estimate(graph, device) makes them"
-    every: Any = problem.commit
-    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
-        yield f"commit: expected a whole number of steps from 1 on, got {shown(every)}"
+    commit: Any = problem.commit
+    if commit is not None and (
+        not isinstance(commit, int) or isinstance(commit, bool) or commit < 1
+    ):
+        yield f"commit: expected a whole number of steps from 1 on, got {shown(commit)}"
     constraints: Any = problem.constraints
     if not isinstance(constraints, tuple | list):
         yield f"constraints: expected a tuple of Constraint, got {shown(constraints)}"
         return
-    for number, row in enumerate(constraints):
+    for index, row in enumerate(constraints):
         if not isinstance(row, Constraint):
             yield (
-                f"constraints[{number}]: expected a Constraint, got {shown(row)}; functions are "
+                f"constraints[{index}]: expected a Constraint, got {shown(row)}; functions are "
                 "for subject_to"
             )
 
@@ -186,7 +200,7 @@ def _type_faults(problem: Problem) -> Iterator[str]:
 def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -> Iterator[str]:
     """Yield an error for each user sum that rewards energy, if idle power counts over a makespan.
 
-    Models have only a lower bound on the makespan, so models would overestimate such rewards.
+    Models contain only a lower bound on the makespan, so they would overestimate such rewards.
     """
     sums = [("objective", dict(objective), 1)]
     for row in constraints:
@@ -202,7 +216,7 @@ def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -
 
 
 def _parse_or_default(parse: Callable[[], Limit], default: Limit, faults: list[str]) -> Limit:
-    """Return a parsed limit; if it is invalid, add its errors and return the default."""
+    """Return the result of `parse`; if it raises, add its errors to `faults`, return `default`."""
     try:
         return parse()
     except BudgetError as error:
@@ -218,14 +232,14 @@ def check_limits(
     energy_budget: str | float | None = None,
 ) -> None:
     """Raise `BudgetError` for limits that are invalid for every graph, such as an unknown unit."""
-    reference = 1.0
+    base = 1.0
     values_and_parsers: tuple[tuple[Any, Callable[[Any], float]], ...] = (
         (ram, lambda value: Budget.parse(value).resolve(1)),
-        (deadline, lambda value: parse_time(value, field="deadline", whole_s=reference)),
-        (aux_bytes, lambda value: parse_size(value, field="aux", whole_bytes=1)),
+        (deadline, lambda value: parse_time(value, field="deadline", base_s=base)),
+        (aux_bytes, lambda value: parse_size(value, field="aux", base_bytes=1)),
         (
             energy_budget,
-            lambda value: parse_energy(value, field="energy budget", whole_j=reference),
+            lambda value: parse_energy(value, field="energy budget", base_j=base),
         ),
     )
     faults: list[str] = []
@@ -269,14 +283,14 @@ def _parse_ram(problem: Problem) -> int:
     budget = Budget.parse(value)
     size = budget.resolve(checkpoint_all_peak_bytes(problem.graph) + problem.resident_bytes)
     if size == 0:
-        raise BudgetError(f"ram: expected at least 1 byte, got {budget.stated!r}")
+        raise BudgetError(f"ram: expected at least 1 byte, got {budget.stated_value!r}")
     return size
 
 
 def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
     if problem.deadline is None:
         return None
-    time_s = parse_time(problem.deadline, field="deadline", whole_s=single_pass.time_s)
+    time_s = parse_time(problem.deadline, field="deadline", base_s=single_pass.time_s)
     if time_s == 0 and single_pass.time_s > 0:
         raise BudgetError(f"deadline: expected a time above 0, got {problem.deadline!r}")
     return time_s
@@ -285,17 +299,17 @@ def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
 def _parse_storage(problem: Problem) -> int | None:
     if problem.aux_bytes is None:
         return None if problem.costs.device is None else problem.costs.device.aux_bytes
-    reference = checkpoint_all_peak_bytes(problem.graph)
-    return parse_size(problem.aux_bytes, field="aux", whole_bytes=reference)
+    base_bytes = checkpoint_all_peak_bytes(problem.graph)
+    return parse_size(problem.aux_bytes, field="aux", base_bytes=base_bytes)
 
 
 def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | None:
     """Return the energy budget [J]; None if there is none."""
     if problem.energy_budget is None:
         return None
-    whole_j = single_pass.energy_j
-    energy_j = parse_energy(problem.energy_budget, field="energy budget", whole_j=whole_j)
-    if energy_j == 0 and whole_j > 0:
+    base_j = single_pass.energy_j
+    energy_j = parse_energy(problem.energy_budget, field="energy budget", base_j=base_j)
+    if energy_j == 0 and base_j > 0:
         raise BudgetError(
             f"energy budget: expected an energy above 0, got {problem.energy_budget!r}"
         )
@@ -304,7 +318,7 @@ def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | N
 
 def _cost_range_faults(single_pass: SinglePass) -> Iterator[str]:
     """Yield an error for costs too small to divide and for costs whose sum may overflow."""
-    table, times = single_pass.table, len(single_pass.graph.nodes)
+    table, n_stages = single_pass.table, len(single_pass.graph.nodes)
     source = f"{single_pass.costs.source}: " * bool(single_pass.costs.source)
     nodes = [node.name for node in single_pass.graph.nodes]
     tensors = [tensor.name for tensor in single_pass.graph.tensors]
@@ -319,9 +333,9 @@ def _cost_range_faults(single_pass: SinglePass) -> Iterator[str]:
         for cost, name, column in small_costs[:1]:
             yield f"{source}{name}: {column}: expected 0 or at least 1e-300, got {cost:g}"
         power_w = max(1.0, single_pass.idle_power_w) if unit == "time_s" else 1.0
-        if sum(cost for cost, _, _ in costs) * times * power_w == math.inf:
+        if sum(cost for cost, _, _ in costs) * n_stages * power_w == math.inf:
             cost, name, column = max(costs)
             yield (
                 f"{source}{name}: {column}: {cost:g} is too large: with the other costs, over "
-                f"{times} stages, it exceeds the largest number; use smaller costs"
+                f"{n_stages} stages, it exceeds the largest number; use smaller costs"
             )

@@ -14,7 +14,7 @@ from poetmodel.problem.objective import (
     DeadlineCounts,
     Objective,
     Quantity,
-    Simulated,
+    SimulatedMetrics,
     TimeSum,
     linear_limits,
     may_reward_page_outs,
@@ -23,7 +23,7 @@ from poetmodel.problem.objective import (
 from poetmodel.problem.parse import resolve_problem
 from poetmodel.problem.rows import Coefficients, LinearRow
 from poetmodel.problem.totals import Constraint, Terms, Total, TotalsBlock
-from poetmodel.problem.working_graph import working_graph
+from poetmodel.problem.working_graph import make_working_graph
 from poetmodel.units import MAX_BYTES, brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from poetmodel.device.cost import Cost
     from poetmodel.problem.single_pass import SinglePass
 
-_LIMITED_BY: Final[Mapping[Quantity, str]] = {
+_LIMIT_OF_QUANTITY: Final[Mapping[Quantity, str]] = {
     Quantity.RAM: "ram",
     Quantity.TIME: "deadline",
     Quantity.ENERGY: "energy_budget",
@@ -46,7 +46,7 @@ WRITTEN_BYTES_CUTOFF: Final = "fewer bytes written"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StandIn:
+class SurrogateOptions:
     """Differences between a surrogate problem and the problem that it is solved for.
 
     A surrogate counts time or cost differently (surrogate relaxation: Glover, 1968).
@@ -54,15 +54,15 @@ class StandIn:
 
     transfer_weight: float | None = None
     """Weight of the transfer time in the counted time, 0 to 1, if time is a makespan. The counted
-    time is ``compute + weight * transfer``; the deadline limits it and the transfer time, and idle
-    power beyond one pass is omitted. With 0 the surrogate is a relaxation: its bounds hold. With 1
-    it is a restriction: a plan that computes and transfers one after the other meets the deadline.
-    None for a problem that counts the makespan itself."""
+    time is ``compute + weight * transfer``; the deadline limits this time and the transfer time,
+    and idle power beyond one pass is omitted. With 0 the surrogate is a relaxation: its bounds are
+    valid for the problem. With 1 it is a restriction: a plan that computes and transfers one after
+    the other meets the deadline. None for a problem that counts the makespan itself."""
     reference_value: float | None = None
-    """Value of a valid schedule, above 0, without the baseline. Models scale the objective to
-    thousandths of this value, and truncate costs above twice the value: only better schedules
-    matter."""
-    wants_page_outs: bool = False
+    """Value of a valid schedule without the baseline, above 0; None if no schedule is known. Models
+    scale the objective to thousandths of this value, and truncate costs above twice the value: only
+    better schedules matter."""
+    rewards_page_outs: bool = False
     """Whether rows added to a model may reward page-outs that no page-in needs."""
 
 
@@ -98,13 +98,14 @@ class Problem:
     count_parameters : bool
         Whether the RAM budget includes parameters, gradients and optimizer state.
     commit : int, optional
-        Number of steps between writes of all replaced state to storage. A step pays its fraction of
-        these writes. With more than 1, replaced state has its home in RAM. Default: never.
+        Number of steps between writes of all replaced state to storage. The costs of a step include
+        its fraction of these writes. With more than 1, replaced state has its home in RAM. Default:
+        no writes.
     constraints : tuple of Constraint
         User-defined constraints on the totals of a schedule; `subject_to` adds to them.
-    own_objective : tuple of (str, float)
+    user_objective : tuple of (str, float)
         User-defined objective, by total; `minimizing` sets it.
-    stand_in : StandIn
+    surrogate_options : SurrogateOptions
         Differences from the problem that this surrogate is solved for; `surrogate` sets it.
 
     Notes
@@ -147,8 +148,8 @@ class Problem:
     count_parameters: bool = False
     commit: int | None = None
     constraints: tuple[Constraint, ...] = ()
-    own_objective: Terms = ()
-    stand_in: StandIn = StandIn()
+    user_objective: Terms = ()
+    surrogate_options: SurrogateOptions = SurrogateOptions()
 
     ram_budget_bytes: int = field(init=False)
     """The RAM budget [B]."""
@@ -160,9 +161,9 @@ class Problem:
     """The energy limit [J]; None for none."""
 
     def __post_init__(self) -> None:
-        """Parse and validate the fields, and set the derived ones."""
+        """Parse and validate the fields, and set the derived fields."""
         resolved = resolve_problem(self)
-        assign = partial(object.__setattr__, self)  # the class is frozen
+        assign = partial(object.__setattr__, self)  # The class is frozen.
         assign("costs", resolved.costs)
         assign("single_pass", resolved.single_pass)
         assign("constraints", resolved.constraints)
@@ -175,11 +176,11 @@ class Problem:
 
     def __repr__(self) -> str:
         device = self.costs.device
-        where = "" if device is None else f"on {shown(device.short_name)}"
+        device_text = "" if device is None else f"on {shown(device.short_name)}"
         deadline = "" if self.deadline_s is None else f"deadline {format_seconds(self.deadline_s)}"
         budget = f"RAM {format_bytes(self.ram_budget_bytes)}"
         return brief(
-            self, shown(self.graph.name), where, budget, deadline, f"least {self.minimize}"
+            self, shown(self.graph.name), device_text, budget, deadline, f"least {self.minimize}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,11 +197,11 @@ class Problem:
             returns a linear relation, or a list of them. ``v.recomputations[k]`` is the number of
             computations of node `k` after the first, ``v.page_ins[i]`` and ``v.page_outs[i]`` the
             number of page-ins and page-outs of tensor `i`, ``v.resident[i]`` is 1 if the home of
-            state `i` is RAM; `k` and `i` are indices or names. ``v.recomputations[t, k]`` and
-            ``v.page_ins[t, i]`` are 1 if that happens in stage `t`, the index or name of its node;
-            sums of these have only upper limits. ``v.bytes_written``, ``v.bytes_read`` [B],
-            ``v.energy_j`` [J], ``v.compute_s`` and ``v.transfer_s`` [s] are those of a whole
-            training step.
+            state `i` is RAM; `k` and `i` are indices or names. ``v.recomputations[t, k]`` is 1 if
+            `k` is recomputed in stage `t`, ``v.page_ins[t, i]`` if `i` is paged in there; `t` is an
+            index or the name of the stage's node. Sums of these two have only upper limits.
+            ``v.bytes_written``, ``v.bytes_read`` [B], ``v.energy_j`` [J], ``v.compute_s`` and
+            ``v.transfer_s`` [s] are those of a whole training step.
 
         Raises
         ------
@@ -233,11 +234,11 @@ class Problem:
             their largest possible value.
         """
         terms = TotalsBlock(self.graph).expression(rule, "objective")
-        return replace(self, minimize=USER_OBJECTIVE, own_objective=terms)
+        return replace(self, minimize=USER_OBJECTIVE, user_objective=terms)
 
     def surrogate(self, **parameters: Any) -> Self:
-        """Return the problem with `parameters` as changed fields of its `StandIn`."""
-        return replace(self, stand_in=replace(self.stand_in, **parameters))
+        """Return the problem with `parameters` as changed fields of `surrogate_options`."""
+        return replace(self, surrogate_options=replace(self.surrogate_options, **parameters))
 
     def resolved(self) -> Self:
         """Return this problem with numbers (SI) for its limits.
@@ -290,7 +291,7 @@ class Problem:
 
         State is treated as a sample on storage; see `poetmodel.problem.working_graph`.
         """
-        return working_graph(self.graph, read_in_place=self.reads_in_place)
+        return make_working_graph(self.graph, read_in_place=self.reads_in_place)
 
     @cached_property
     def floor(self) -> Floor:
@@ -305,7 +306,8 @@ class Problem:
     @cached_property
     def single_pass(self) -> SinglePass:
         """Time and energy of computing every node once."""
-        return resolve_problem(self).single_pass  # after unpickling; otherwise set by __post_init__
+        # Reached only after unpickling; otherwise __post_init__ sets the attribute.
+        return resolve_problem(self).single_pass
 
     @property
     def table(self) -> CostTable:
@@ -339,8 +341,8 @@ class Problem:
 
     @property
     def uses_energy(self) -> bool:
-        """Whether energies matter: minimized, limited, in a user sum, or known from a device."""
-        sums = (dict(self.own_objective), *(row.terms for row in self.constraints))
+        """Whether energies are minimized, limited or in a user sum, or costs are of a device."""
+        sums = (dict(self.user_objective), *(row.terms for row in self.constraints))
         return (
             self.minimize == Quantity.ENERGY
             or self.energy_budget is not None
@@ -351,18 +353,18 @@ class Problem:
     @cached_property
     def objective(self) -> Objective:
         """The quantity that is minimized."""
-        return self.quantity(self.minimize)
+        return self.make_objective(self.minimize)
 
     @cached_property
     def energy(self) -> Objective:
         """Energy as an objective, whether it is minimized or not."""
-        return self.quantity(Quantity.ENERGY)
+        return self.make_objective(Quantity.ENERGY)
 
     @cached_property
     def totals(self) -> tuple[tuple[str, int], ...]:
         """The decisions that totals count: pairs of a field of `Coefficients` and an item."""
-        tensors = len(self.graph.tensors)
-        sizes = (len(self.graph.nodes), tensors, tensors, tensors)
+        n_tensors = len(self.graph.tensors)
+        sizes = (len(self.graph.nodes), n_tensors, n_tensors, n_tensors)
         columns = zip(Coefficients._fields, sizes, strict=True)
         return tuple((field, item) for field, size in columns for item in range(size))
 
@@ -396,27 +398,30 @@ class Problem:
                 for columns in zip(*sums, strict=True)
             )
         )
-        return self._without_forbidden_transfers(rewards) if self.graph.state_tensors else rewards
+        return self._remove_forbidden_transfers(rewards) if self.graph.state_tensors else rewards
 
-    def _without_forbidden_transfers(self, all_rewards: Coefficients) -> Coefficients:
+    def _remove_forbidden_transfers(self, rewards: Coefficients) -> Coefficients:
         """Return rewards with 0 for each transfer that state forbids or that its home decides."""
         graph = self.graph
         state_and_replacements = {*graph.state_tensors, *graph.state_of}
         unread_tensors = state_and_replacements if self.reads_in_place else set(graph.state_of)
-        return all_rewards._replace(
+        return rewards._replace(
             page_in=tuple(
-                0.0 if i in unread_tensors else c for i, c in enumerate(all_rewards.page_in)
+                0.0 if i in unread_tensors else reward for i, reward in enumerate(rewards.page_in)
             ),
             page_out=tuple(
-                0.0 if i in state_and_replacements else c
-                for i, c in enumerate(all_rewards.page_out)
+                0.0 if i in state_and_replacements else reward
+                for i, reward in enumerate(rewards.page_out)
             ),
         )
 
-    def quantity(self, quantity: str) -> Objective:
-        """Return a quantity as an objective, as this problem counts it."""
-        objective, reference = OBJECTIVES[quantity](self), self.stand_in.reference_value
-        if quantity == Quantity.TIME and self.stand_in.transfer_weight is not None:
+    def make_objective(self, quantity: str) -> Objective:
+        """Make the objective that minimizes `quantity`, as this problem counts that quantity.
+
+        If the problem minimizes `quantity`, the objective has the problem's reference value.
+        """
+        objective, reference = OBJECTIVES[quantity](self), self.surrogate_options.reference_value
+        if quantity == Quantity.TIME and self.surrogate_options.transfer_weight is not None:
             time_sum = self.time_sum
             baseline = time_sum.weigh(self.pass_compute_s, self.commit_cost.time_s)
             objective = replace(objective, time_sum=time_sum, baseline=baseline)
@@ -433,13 +438,13 @@ class Problem:
     def is_overlapping(self) -> bool:
         """Whether the counted time is the makespan of a plan with overlapping transfers."""
         overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
-        return overlaps and self.stand_in.transfer_weight is None
+        return overlaps and self.surrogate_options.transfer_weight is None
 
     @property
     def time_sum(self) -> TimeSum:
         """The time that is minimized, as a sum; for a makespan a lower bound, the compute time."""
-        if self.stand_in.transfer_weight is not None:
-            return TimeSum(1.0, self.stand_in.transfer_weight)
+        if self.surrogate_options.transfer_weight is not None:
+            return TimeSum(1.0, self.surrogate_options.transfer_weight)
         return TimeSum(1.0, 1.0 if self.counts_transfers else 0.0)
 
     @cached_property
@@ -449,7 +454,7 @@ class Problem:
         Plans with overlapping transfers omit page-outs that no page-in needs, since such page-outs
         take no time.
         """
-        may_reward = self.stand_in.wants_page_outs or may_reward_page_outs(self)
+        may_reward = self.surrogate_options.rewards_page_outs or may_reward_page_outs(self)
         return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward
 
     @property
@@ -462,15 +467,15 @@ class Problem:
         limits_bus = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
 
-    def limited_times_s(self, simulation: Simulated) -> tuple[float, ...]:
+    def limited_times_s(self, simulation: SimulatedMetrics) -> tuple[float, ...]:
         """Return the times of a simulated schedule that must each meet the deadline [s]."""
-        if self.stand_in.transfer_weight is None:
+        if self.surrogate_options.transfer_weight is None:
             return () if simulation.time_s is None else (simulation.time_s,)
         compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
-        return tuple(time_s.weigh(compute_s, transfer_s) for time_s in self.deadline_sums)
+        return tuple(time_sum.weigh(compute_s, transfer_s) for time_sum in self.deadline_sums)
 
-    def without(self, *quantities: Quantity, **changes: Any) -> Self:
-        """Return the problem without limits on some quantities, and without a reference value.
+    def without_limits(self, *quantities: Quantity, **changes: Any) -> Self:
+        """Return the problem without limits on `quantities`, and without a reference value.
 
         Parameters
         ----------
@@ -485,23 +490,23 @@ class Problem:
             Quantity.WRITES: min(MAX_BYTES, sum(self.graph.tensor_bytes)),
         }
         fields_without_limits: dict[str, Any] = {
-            _LIMITED_BY[quantity]: max_bytes.get(quantity) for quantity in quantities
+            _LIMIT_OF_QUANTITY[quantity]: max_bytes.get(quantity) for quantity in quantities
         }
         return replace(self.surrogate(reference_value=None), **fields_without_limits | changes)
 
     @property
     def _max_useful_ram_bytes(self) -> int:
-        """RAM beyond which more has no benefit [B]; above 0.
+        """RAM budget above which no schedule improves [B]; above 0.
 
         The keep-all peak, since no schedule is better than keep-all. If recomputations or transfers
-        are rewarded, the size of all tensors at once.
+        are rewarded, the size of all tensors and of one more computation.
         """
         graph = self.graph
         max_bytes = checkpoint_all_peak_bytes(graph)
         if any(map(any, self.rewards)):
             copies = zip(graph.output_bytes, graph.nodes, strict=True)
-            once_more = max(size + node.workspace_bytes for size, node in copies)
-            max_bytes = sum(graph.tensor_bytes) + once_more
+            max_copy_bytes = max(size + node.workspace_bytes for size, node in copies)
+            max_bytes = sum(graph.tensor_bytes) + max_copy_bytes
         return min(MAX_BYTES, max(1, max_bytes) + self.resident_bytes)
 
     def with_bytes_below(self, value: int) -> Self:
@@ -514,10 +519,12 @@ class Problem:
         if quantity == Quantity.WRITES and self.graph.state_tensors:
             rows = tuple(row for row in self.constraints if row.name != WRITTEN_BYTES_CUTOFF)
             terms: dict[str, float] = {Total.BYTES_WRITTEN: 1}
-            fewer = Constraint(name=WRITTEN_BYTES_CUTOFF, terms=terms, upper=value - 1)
-            return replace(self, constraints=(*rows, fewer))
+            cutoff = Constraint(name=WRITTEN_BYTES_CUTOFF, terms=terms, upper=value - 1)
+            return replace(self, constraints=(*rows, cutoff))
         resident_bytes = self.resident_bytes if quantity == Quantity.RAM else 0
-        changes: dict[str, Any] = {_LIMITED_BY[Quantity(quantity)]: value - 1 + resident_bytes}
+        changes: dict[str, Any] = {
+            _LIMIT_OF_QUANTITY[Quantity(quantity)]: value - 1 + resident_bytes
+        }
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -535,5 +542,5 @@ class Problem:
             "count_parameters": self.count_parameters,
             **({} if self.commit is None else {"commit": self.commit}),
             **({"constraints": [row.to_dict() for row in rows]} if rows else {}),
-            **({"weights": dict(self.own_objective)} if self.minimize == USER_OBJECTIVE else {}),
+            **({"weights": dict(self.user_objective)} if self.minimize == USER_OBJECTIVE else {}),
         }

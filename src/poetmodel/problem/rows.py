@@ -20,7 +20,7 @@ ROUNDING_ERROR: Final = 1e-13
 """Relative error of the difference of two sums."""
 
 
-def within(value: float, limit: float | None) -> bool:
+def is_within(value: float, limit: float | None) -> bool:
     """Return whether a time or energy meets its limit, with the relative tolerance."""
     return limit is None or value <= limit + RELATIVE_TOLERANCE * abs(limit)
 
@@ -29,43 +29,43 @@ class Coefficients(NamedTuple):
     """Contribution of each decision to a quantity, in the quantity's unit."""
 
     compute: Sequence[float]
-    """One more computation, for each node."""
+    """Contribution of one more computation of each node."""
     page_in: Sequence[float]
-    """One page-in, for each tensor."""
+    """Contribution of one page-in of each tensor."""
     page_out: Sequence[float]
-    """One page-out, for each tensor."""
+    """Contribution of one page-out of each tensor."""
     storage_home: Sequence[float]
-    """For each state tensor, its home on storage instead of RAM, including its first read and its
-    write-back; 0 for other tensors."""
+    """Contribution of a home on storage instead of RAM of each state tensor, including its first
+    read and its write-back; 0 for other tensors."""
 
 
 def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
     """Return the weighted sum of coefficients; sums that are only rounding errors become 0."""
     weights = [weight for _, weight in terms]
 
-    def add_products(values: Iterable[float]) -> float:
-        """Return the weighted sum of one decision's coefficients."""
+    def weigh_column(values: Iterable[float]) -> float:
+        """Return the weighted sum of the coefficients of one decision."""
         products: list[float] = list(map(mul, weights, values))
         total: float = sum(products)
         if isinstance(total, int):
             return total
-        if len(products) > 2:  # noqa: PLR2004  # the sum of two is rounded once in any case
+        if len(products) > 2:  # noqa: PLR2004  # The sum of two is rounded only once.
             total = math.fsum(products)
         return total if abs(total) > ROUNDING_ERROR * max(map(abs, products)) else 0.0
 
     return Coefficients(
         *(
-            tuple(add_products(values) for values in zip(*columns, strict=True))
+            tuple(weigh_column(values) for values in zip(*columns, strict=True))
             for columns in zip(*(coefficients for coefficients, _ in terms), strict=True)
         )
     )
 
 
-@dataclass(eq=False, kw_only=True)  # frozen ones take models a tenth longer to build
+@dataclass(eq=False, kw_only=True)  # If frozen, models would take a tenth longer to build.
 class LinearRow:
     """The row ``lower <= sum of value * decision <= upper``, in its own unit.
 
-    Limits, model constraints, user-defined constraints, cuts and heuristics all use it. Whole
+    Limits, model constraints, user-defined constraints, cuts and heuristics are such rows. Whole
     numbers are ints of any size, so that their sums are exact.
     """
 
@@ -79,6 +79,7 @@ class LinearRow:
     index: NDArray[np.int32] | None = None
     """Position in `space` of each value's decision, without repeats; None for all in order."""
     lower: float = -math.inf
+    """Lower bound."""
     upper: float = math.inf
     """Upper bound; an int, compared exactly, if all values are ints."""
     baseline: float = 0.0
@@ -91,7 +92,10 @@ class LinearRow:
 
     @classmethod
     def from_terms(cls, terms: Iterable[tuple[float, Any]], **fields: Any) -> Self:
-        """Return the row of (value, decision) pairs without repeated decisions."""
+        """Return the row of `terms`, pairs (value, decision) without repeated decisions.
+
+        `fields` are the other fields of the row.
+        """
         values, decisions = tuple(zip(*terms, strict=True)) or ((), ())
         return cls(space=decisions, values=values, **fields)
 
@@ -111,11 +115,11 @@ class LinearRow:
             columns[field].append(value)
         return Coefficients(**columns)
 
-    def value(self, amount: Callable[[Any], float]) -> float:
-        """Return the row's sum; `amount` maps a decision to its value."""
-        return sum(value * amount(decision) for value, decision in self.terms)
+    def value(self, value_of: Callable[[Any], float]) -> float:
+        """Return the row's sum; `value_of` maps a decision to its value."""
+        return sum(value * value_of(decision) for value, decision in self.terms)
 
-    def is_satisfied(self, amount: Callable[[Any], float]) -> bool:
-        """Return whether the sum is between the bounds, with the relative tolerance."""
-        value = self.value(amount)
-        return within(value, self.upper) and within(-value, -self.lower)
+    def is_satisfied(self, value_of: Callable[[Any], float]) -> bool:
+        """Return whether the row's sum is between the bounds, with the relative tolerance."""
+        value = self.value(value_of)
+        return is_within(value, self.upper) and is_within(-value, -self.lower)

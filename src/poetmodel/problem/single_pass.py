@@ -1,6 +1,6 @@
 """The single pass: every node computed once.
 
-Its time and energy bound every schedule from below.
+Its time and energy are lower bounds on those of every schedule.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ class SinglePass:
     """Time and energy of a step that computes every node once, including commits."""
 
     graph: Graph
+    """The training graph."""
     costs: Costs
+    """Costs by name, including commits."""
     deadline_counts: DeadlineCounts
-    """The time that counts."""
+    """The time that the deadline counts."""
 
     @cached_property
     def table(self) -> CostTable:
@@ -48,10 +50,10 @@ class SinglePass:
 
     @property
     def time_s(self) -> float:
-        """Counted time [s].
+        """Time that the deadline counts [s].
 
         Includes commits if transfers count. If transfers overlap computations, the time includes
-        only `Commit.other_cost` of the commits, which comes after all other actions.
+        only `Commit.other_cost` of the commits, which occurs after all other actions.
         """
         commit = self.table.commit
         if commit is None or self.deadline_counts == DeadlineCounts.COMPUTE:

@@ -1,7 +1,7 @@
 """User-defined constraints and objectives: linear expressions of the totals of a schedule.
 
 Totals are sums over a schedule, such as bytes written, and counts of computations and transfers of
-a node or tensor. A constraint may also count them in given stages.
+a node or tensor. A constraint may also count computations and transfers in given stages.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Key(NamedTuple):
     """A parsed key: a total, or a count of a node or tensor, optionally in one stage."""
 
     kind: str
+    """A member of `Total` or `Count`, unless the key is invalid."""
     stage: int | None
     """The stage; None for the sum over all stages, -1 if it is invalid."""
     name: str
@@ -85,7 +86,7 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> Self:
-        """Parse a key to its kind, stage and name; does not check them.
+        """Parse a key to its kind, stage and name; does not check that these exist.
 
         Examples
         --------
@@ -93,9 +94,9 @@ class Key(NamedTuple):
         Key(kind='page_ins', stage=12, name='conv1')
         """
         kind, _, name = key.partition(":")
-        kind, at, stage = kind.partition("@")
+        kind, at_sign, stage = kind.partition("@")
         number = int(stage) if stage.isdecimal() else -1
-        return cls(kind, number if at else None, name)
+        return cls(kind, number if at_sign else None, name)
 
 
 def unit_of_terms(terms: Iterable[tuple[str, float]]) -> str:
@@ -117,8 +118,8 @@ def format_terms(terms: Terms, *, max_terms: int = 4) -> str:
     for key, weight in terms[:max_terms]:
         sign = "-" if weight < 0 else "+"
         factor = "" if abs(weight) == 1 and key != CONSTANT else f"{abs(weight):.6g} "
-        word = factor.strip() if key == CONSTANT else f"{factor}{key}"
-        text += f" {sign} {word}" if text else f"{sign.strip('+')}{word}"
+        term = factor.strip() if key == CONSTANT else f"{factor}{key}"
+        text += f" {sign} {term}" if text else f"{sign.strip('+')}{term}"
     n_omitted = len(terms) - max_terms
     return f"{text} and {n_omitted:,} more" if n_omitted > 0 else text
 
@@ -127,14 +128,15 @@ def format_terms(terms: Terms, *, max_terms: int = 4) -> str:
 class Constraint:
     """A constraint ``lower <= sum of coefficient * total <= upper`` on the totals of a schedule.
 
-    ``Problem.subject_to`` makes them from functions. A per-stage constraint contains only counts in
-    stages, and has only an upper limit and no negative coefficients.
+    ``Problem.subject_to`` makes constraints from functions. A per-stage constraint contains only
+    counts in stages, and has only an upper limit and no negative coefficients.
 
     Raises
     ------
     InputError
-        If it has no name, no limit or a number that is not finite, if its limits contradict each
-        other, or if a per-stage constraint has a lower limit or negative coefficients.
+        If the constraint has no name, no limit or a number that is not finite, if its limits
+        contradict each other, or if a per-stage constraint has a lower limit, a negative
+        coefficient or a total that does not count by stage.
 
     Examples
     --------
@@ -168,19 +170,23 @@ class Constraint:
             )
         terms = {key: to_int_if_whole(value) for key, value in dict(self.terms).items()}
         object.__setattr__(self, "terms", terms)
-        for side in ("lower", "upper"):
-            limit = getattr(self, side)
-            object.__setattr__(self, side, None if limit is None else to_int_if_whole(limit))
+        for bound in ("lower", "upper"):
+            limit = getattr(self, bound)
+            object.__setattr__(self, bound, None if limit is None else to_int_if_whole(limit))
         if self.is_per_stage:
             self._check_stages(label)
 
     @property
     def is_per_stage(self) -> bool:
-        """Whether it contains counts in stages."""
+        """Whether the constraint contains counts in stages."""
         return any(Key.parse(key).stage is not None for key in self.terms)
 
     def _check_stages(self, label: str) -> None:
-        """Raise `InputError` if a per-stage constraint has other counts or a lower limit."""
+        """Check the terms and limits of a per-stage constraint.
+
+        Raises `InputError` for a total that does not count by stage, a lower limit, or a negative
+        coefficient. `label` is the prefix of the message.
+        """
         other_terms = [key for key in self.terms if Key.parse(key).stage is None]
         hint = "a model of pm.build(problem, reductions=False) can state it"
         if other_terms:
@@ -194,19 +200,22 @@ class Constraint:
                 f"coefficients; {hint}"
             )
 
-    def amount(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
         """Format a value of the sum, with all digits and its unit."""
         unit = unit_of_terms(self.terms.items()).replace("bytes", "B")
         return f"{to_int_if_whole(value):,} {unit}".rstrip()
 
-    def describe_limits(self, amount: Callable[[float], str] | None = None) -> str:
-        """Return the limits as a phrase: ``at most 3``; `amount` formats a value."""
-        amount = self.amount if amount is None else amount
+    def describe_limits(self, format_value: Callable[[float], str] | None = None) -> str:
+        """Return the limits as a phrase, such as ``at most 3``.
+
+        `format_value` formats a limit; by default the method of the same name.
+        """
+        format_value = self.format_value if format_value is None else format_value
         if self.upper is not None and self.lower == self.upper:
-            return f"exactly {amount(self.upper)}"
+            return f"exactly {format_value(self.upper)}"
         phrases = [
-            f"{words} {amount(limit)}"
-            for words, limit in (("at least", self.lower), ("at most", self.upper))
+            f"{phrase} {format_value(limit)}"
+            for phrase, limit in (("at least", self.lower), ("at most", self.upper))
             if limit is not None
         ]
         return " and ".join(phrases)
@@ -252,25 +261,25 @@ def _state_index(graph: Graph) -> dict[str, int]:
 
 
 class _CountVariables(Mapping[Any, Any]):
-    """The variables of one count, by index or name.
+    """The variables of one count, by index or name of a node or tensor.
 
-    Key (stage, item) gives the variable of a stage.
+    The key (stage, index or name) returns the variable of one stage.
     """
 
-    def __init__(self, variables: Any, index: Mapping[str, int], in_stage: Any) -> None:
+    def __init__(self, variables: Any, index: Mapping[str, int], stage_variable: Any) -> None:
         self._variables = variables
         self._index = index
-        self._in_stage = in_stage
+        self._in_stage = stage_variable
 
     def __getitem__(self, key: Any) -> Any:
         """Return a variable by name, index, or (stage, name or index).
 
-        Raise `InputError` otherwise.
+        Raises `InputError` for other keys.
         """
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
-        in_stage = self._in_stage is not None and isinstance(key, tuple) and len(key) == 2  # noqa: PLR2004
-        if in_stage and key[1] in self:
+        is_stage_key = self._in_stage is not None and isinstance(key, tuple) and len(key) == 2  # noqa: PLR2004
+        if is_stage_key and key[1] in self:
             stage, item = key
             return self._in_stage(stage, self._index[item] if isinstance(item, str) else item)
         hint = f"expected a name, or a position from 0 to {len(self) - 1}"
@@ -278,8 +287,8 @@ class _CountVariables(Mapping[Any, Any]):
             hint = "expected the name, or the position, of a state tensor"
         if isinstance(key, tuple) and self._in_stage is None:
             hint = f"only {' and '.join(STAGE_COUNTS)} can be counted by stage"
-        if isinstance(key, str) and (close := get_close_matches(key, self._index, n=1)):
-            hint = f"did you mean {shown(close[0])}?"
+        if isinstance(key, str) and (similar_names := get_close_matches(key, self._index, n=1)):
+            hint = f"did you mean {shown(similar_names[0])}?"
         label = f"{self._variables.local_name}[{shown(key)}]"
         raise InputError(f"{label}: the graph has no such entry; {hint}")
 
@@ -301,7 +310,7 @@ class _CountVariables(Mapping[Any, Any]):
 
 
 class TotalsBlock:
-    """A Pyomo block with a variable for each total of a schedule; parses users' rules on it."""
+    """A Pyomo block with a variable for each total; parses the users' functions of this block."""
 
     def __init__(self, graph: Graph) -> None:
         """Build the block, with a variable for each total, node and tensor of the graph."""
@@ -319,15 +328,17 @@ class TotalsBlock:
         ):
             variables = pyo.Var(list(index.values()), domain=pyo.NonNegativeIntegers)
             self.block.counted.add_component(str(count), variables)
-            in_stage = None if count not in STAGE_COUNTS else self._stage_variables(count, index)
-            setattr(self.block, count, _CountVariables(variables, index, in_stage))
+            stage_variable = (
+                None if count not in STAGE_COUNTS else self._stage_variables(count, index)
+            )
+            setattr(self.block, count, _CountVariables(variables, index, stage_variable))
             self._key |= {id(variables[i]): f"{count}:{name}" for name, i in index.items()}
         for total in Total:
             self.block.add_component(str(total), pyo.Var(domain=pyo.NonNegativeReals))
             self._key[id(self.block.component(total))] = str(total)
 
     def _stage_variables(self, count: Count, index: Mapping[str, int]) -> Callable[[Any, int], Any]:
-        """Return a function that makes the variable of a count's item in a stage."""
+        """Return a function of (stage, item) that returns the variable of the count in a stage."""
         import pyomo.environ as pyo
 
         names = list(index)
@@ -336,26 +347,29 @@ class TotalsBlock:
 
         def in_stage(stage: Any, item: int) -> Any:
             """Return the variable of an item in a stage, creating it if needed."""
-            number = self._nodes.get(stage) if isinstance(stage, str) else stage
-            if not isinstance(number, int) or not 0 <= number < len(self._nodes):
+            stage_index = self._nodes.get(stage) if isinstance(stage, str) else stage
+            if not isinstance(stage_index, int) or not 0 <= stage_index < len(self._nodes):
                 raise InputError(
                     f"{count}[{shown(stage)}, {shown(names[item])}]: the graph has no such stage; "
                     f"expected the name of a node, or a position from 0 to {len(self._nodes) - 1}"
                 )
-            variable = variables[number, item]
-            self._key[id(variable)] = f"{count}@{number}:{names[item]}"
+            variable = variables[stage_index, item]
+            self._key[id(variable)] = f"{count}@{stage_index}:{names[item]}"
             return variable
 
         return in_stage
 
-    def expression(self, rule: Any, where: str) -> Terms:
-        """Return the linear expression that a rule returns, with its constant under `CONSTANT`."""
-        return self._parse_terms(self._call_rule(rule, where), where) or ((CONSTANT, 0),)
+    def expression(self, rule: Any, label: str) -> Terms:
+        """Return the linear expression that a rule returns, with its constant under `CONSTANT`.
+
+        `label` is the prefix of error messages.
+        """
+        return self._parse_terms(self._call_rule(rule, label), label) or ((CONSTANT, 0),)
 
     def constraints(self, rule: Any, name: str) -> list[Constraint]:
-        """Return the constraints of a rule.
+        """Return the constraints of a rule, except Pyomo's ``Skip`` and ``Feasible``.
 
-        Those of a list are named ``name[0]``, ``name[1]``, ...
+        The constraints of a list are named ``name[0]``, ``name[1]``, ...
         """
         import pyomo.environ as pyo
 
@@ -376,7 +390,7 @@ class TotalsBlock:
         import pyomo.environ as pyo
         from pyomo.common.log import LoggingIntercept
 
-        where = f"constraint {shown(name)}"
+        label = f"constraint {shown(name)}"
         try:  # Pyomo also logs the errors that it raises.
             with LoggingIntercept(StringIO(), "pyomo.core"):
                 row = pyo.Constraint(expr=relation)
@@ -388,14 +402,14 @@ class TotalsBlock:
             )
             reason = "" if relation is None else f" ({str(error).splitlines()[0].strip()})"
             raise InputError(
-                f"{where}: expected a linear relation between totals, got {relation_text}{reason}"
+                f"{label}: expected a linear relation between totals, got {relation_text}{reason}"
             ) from None
-        terms = dict(self._parse_terms(body, where))
+        terms = dict(self._parse_terms(body, label))
         constant = terms.pop(CONSTANT, 0)
         lower, upper = (None if limit is None else pyo.value(limit) - constant for limit in limits)
         return Constraint(name=name, terms=terms, lower=lower, upper=upper)
 
-    def _call_rule(self, rule: Any, where: str) -> Any:
+    def _call_rule(self, rule: Any, label: str) -> Any:
         """Call a user's rule and return its relation, or a list of relations.
 
         Raises `InputError` for unknown totals and for expressions that Pyomo refuses.
@@ -403,7 +417,7 @@ class TotalsBlock:
         from pyomo.common.errors import PyomoException
 
         if not callable(rule):
-            raise InputError(f"{where}: expected a function of the totals, got {shown(rule)}")
+            raise InputError(f"{label}: expected a function of the totals, got {shown(rule)}")
         try:
             result = rule(self.block)
             return _list_relations(result)
@@ -413,49 +427,49 @@ class TotalsBlock:
                 raise
             totals = ", ".join((*Total, *Count))
             raise InputError(
-                f"{where}: v.{name}: there is no such total; expected one of {totals}"
+                f"{label}: v.{name}: there is no such total; expected one of {totals}"
             ) from None
-        except PyomoException as error:  # raised when a relation is used as a Boolean
+        except PyomoException as error:  # Raised if a relation is used as a Boolean.
             raise InputError(
-                f"{where}: {str(error).splitlines()[0]} Relations have no 'and', no max(), and no "
+                f"{label}: {str(error).splitlines()[0]} Relations have no 'and', no max(), and no "
                 "two comparisons in one: return a list of them; for 'or' add a variable to a model "
                 "of pm.build(problem)"
             ) from None
 
-    def _parse_terms(self, expression: Any, where: str) -> Terms:
+    def _parse_terms(self, expression: Any, label: str) -> Terms:
         """Return the terms of a Pyomo expression; raise `InputError` if it is not linear."""
         from pyomo.repn import generate_standard_repn
 
         try:
-            linear = generate_standard_repn(expression)
+            representation = generate_standard_repn(expression)
         except (AttributeError, RuntimeError, TypeError, ValueError):
             raise InputError(
-                f"{where}: expected a linear expression of totals, got {shown(expression)}"
+                f"{label}: expected a linear expression of totals, got {shown(expression)}"
             ) from None
-        if not linear.is_linear():
-            raise InputError(f"{where}: the expression is not linear in the totals")
-        total: defaultdict[str, float] = defaultdict(int)
-        for coefficient, variable in zip(linear.linear_coefs, linear.linear_vars, strict=True):
+        if not representation.is_linear():
+            raise InputError(f"{label}: the expression is not linear in the totals")
+        weight_of_key: defaultdict[str, float] = defaultdict(int)
+        for coefficient, variable in zip(
+            representation.linear_coefs, representation.linear_vars, strict=True
+        ):
             if id(variable) not in self._key:
-                raise InputError(f"{where}: {variable.name} is none of the totals of a schedule")
-            total[self._key[id(variable)]] += coefficient
-        total[CONSTANT] += linear.constant
-        if not all(map(is_number, total.values())):
-            raise InputError(f"{where}: expected finite numbers, got {shown(str(expression))}")
-        return tuple((key, to_int_if_whole(value)) for key, value in total.items() if value)
+                raise InputError(f"{label}: {variable.name} is none of the totals of a schedule")
+            weight_of_key[self._key[id(variable)]] += coefficient
+        weight_of_key[CONSTANT] += representation.constant
+        if not all(map(is_number, weight_of_key.values())):
+            raise InputError(f"{label}: expected finite numbers, got {shown(str(expression))}")
+        return tuple((key, to_int_if_whole(value)) for key, value in weight_of_key.items() if value)
 
 
 def _list_relations(result: Any) -> Any:
-    """Return the relation of a rule, or a list if it returned several or a generator."""
+    """Return the relation that a rule returned; a list if the rule returned several, or none."""
     from pyomo.core.base.component import ComponentBase
     from pyomo.core.expr.relational_expr import RelationalExpression
 
-    is_several = isinstance(result, Iterable) and not isinstance(
-        result, ComponentBase | Mapping | str
-    )
-    if isinstance(result, tuple):  # may be Pyomo's form (lower, expression, upper)
-        is_several = all(isinstance(relation, RelationalExpression) for relation in result)
-    return list(result) if is_several else result
+    is_list = isinstance(result, Iterable) and not isinstance(result, ComponentBase | Mapping | str)
+    if isinstance(result, tuple):  # May be one relation of Pyomo: (lower, expression, upper).
+        is_list = all(isinstance(relation, RelationalExpression) for relation in result)
+    return list(result) if is_list else result
 
 
 def is_number(value: object) -> bool:

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 
-def working_graph(graph: Graph, *, read_in_place: bool, resident: Collection[int] = ()) -> Graph:
+def make_working_graph(
+    graph: Graph, *, read_in_place: bool, resident: Collection[int] = ()
+) -> Graph:
     """Return a graph without state, with the same indices of nodes and tensors.
 
     Parameters
@@ -21,34 +23,38 @@ def working_graph(graph: Graph, *, read_in_place: bool, resident: Collection[int
     read_in_place : bool
         Whether the core reads state from storage in place (memory-mapped storage).
     resident : collection of int
-        State that is in RAM throughout.
+        State tensors that are in RAM during the whole step.
 
-    Notes ----- State becomes a sample on storage: its node stands for its first read. A replacement
+    Notes
+    -----
+    A state tensor becomes a sample on storage; its node represents its first read. A replacement
     uses the memory of its state tensor, so it has 0 bytes. State that is read in place or resident
-    also has 0 bytes and no readers. Callers add the RAM of resident state and its savings
-    separately.
+    also has 0 bytes and no readers. Callers count the RAM of resident state, and the transfers that
+    it saves, separately.
     """
     if not graph.state_tensors:
         return graph
-    omitted = {graph.tensors[i].name for i in (graph.state_tensors if read_in_place else resident)}
+    omitted_names = {
+        graph.tensors[i].name for i in (graph.state_tensors if read_in_place else resident)
+    }
     values = {field.name: getattr(graph, field.name) for field in fields(graph)}
     return Graph.from_valid(
-        **values | {"nodes": tuple(_working_node(node, omitted) for node in graph.nodes)}
+        **values | {"nodes": tuple(_working_node(node, omitted_names) for node in graph.nodes)}
     )
 
 
-def _working_node(node: Node, omitted: set[str]) -> Node:
+def _working_node(node: Node, omitted_names: set[str]) -> Node:
     """Return a node of the working graph: state becomes a sample.
 
     Replacements of state and `omitted` tensors have 0 bytes; `omitted` tensors are not read.
     """
     outputs = tuple(
         replace(output, replaces=None, bytes=0)
-        if output.replaces is not None or output.name in omitted
+        if output.replaces is not None or output.name in omitted_names
         else output
         for output in node.outputs
     )
     if node.is_state:
         return replace(node, phase=Phase.INPUT, on_aux=True, outputs=outputs)
-    inputs = tuple(name for name in node.inputs if name not in omitted)
+    inputs = tuple(name for name in node.inputs if name not in omitted_names)
     return replace(node, inputs=inputs, outputs=outputs)

@@ -144,7 +144,7 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
         return None
     factor, time_unit_name = time_unit(check.makespan_s or 0.0)
     scale, unit_name = size_unit(arena_check.bytes)
-    times = [moment.issued_s / factor for moment in check.moments]
+    times = [record.issued_s / factor for record in check.records]
     times.append((check.makespan_s or 0.0) / factor)
     boxes = []
     for kind, rectangle in _rectangles_with_kinds(graph, plan, arena_check):

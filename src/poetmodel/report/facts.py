@@ -74,7 +74,7 @@ def schedule_facts(subject: Subject) -> dict[str, Any]:
         **_state_facts(subject),
         **metrics(Group.WEAR),
         **{
-            metric.key: subject.document.stated.get(metric.key)
+            metric.key: subject.document.stated_metrics.get(metric.key)
             for metric in metrics_at(Display.REPORT, Group.EFFORT)
         },
         "constraints": [constraint.to_dict() for constraint in subject.constraints],
@@ -131,7 +131,7 @@ def _bound_facts(subject: Subject) -> dict[str, Any]:
     For energy the gap is that between the stated bound and the simulated energy. If another
     quantity was minimized, a stated energy bound of 0 overhead is trivial and is omitted.
     """
-    stated_metrics, simulation = subject.document.stated, subject.simulation
+    stated_metrics, simulation = subject.document.stated_metrics, subject.simulation
     overhead_j, overhead_bound_j = simulation.overhead_j, stated_metrics.get("overhead_bound_j")
     problem, objective_entry = subject.document.problem, subject.document.objective
     minimizes_energy = objective_entry is None or objective_entry.minimize == "energy"
@@ -368,7 +368,7 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
             "tensor": graph.tensors[i].name,
             "node": graph.nodes[k].name,
             "size_bytes": graph.tensor_bytes[i],
-            "choice": TREATMENT_NAMES[decision.choice],
+            "choice": TREATMENT_NAMES[decision.treatment],
             "first_stage": k,
             "last_stage": decision.in_ram[-1][1] if decision.in_ram else k,
             "ram_stages": len(graph.nodes) if i in resident else n_ram_stages[i],

@@ -233,6 +233,7 @@ _MEASURED_ROWS: Final[
         ("certificate.time_s", "plan.makespan_s", "certificate.eager_time_s"),
     ),
 )
+"""Name, format function, and one path for each of `COLUMNS`, of each measured row."""
 
 
 def _step_rows() -> dict[str, tuple[RowSpec, ...]]:

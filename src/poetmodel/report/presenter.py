@@ -115,23 +115,23 @@ def state_metrics(graph: Graph, simulation: Simulation) -> dict[str, int] | None
 def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
     """Yield facts about state in RAM, and state on storage with its transfers.
 
-    Yield nothing without state.
+    Yield no facts without state.
     """
-    sizes = state_metrics(graph, simulation)
-    if sizes is None:
+    metrics = state_metrics(graph, simulation)
+    if metrics is None:
         return
-    yield Fact("state", sizes)
-    n_resident, n_tensors = sizes["resident"], sizes["tensors"]
+    yield Fact("state", metrics)
+    n_resident, n_tensors = metrics["resident"], metrics["tensors"]
     note = f"{n_resident} of {format_items(n_tensors, 'tensor')} in RAM throughout"
-    yield text_fact("resident state", format_bytes(sizes["resident_bytes"]), note)
+    yield text_fact("resident state", format_bytes(metrics["resident_bytes"]), note)
     if n_resident < n_tensors:
         read_text, written_text = (
-            format_bytes(sizes[f"{key}_bytes"]) for key in ("read", "written_back")
+            format_bytes(metrics[f"{key}_bytes"]) for key in ("read", "written_back")
         )
-        access_text = f"{read_text} read" if sizes["read_bytes"] else "read in place"
+        access_text = f"{read_text} read" if metrics["read_bytes"] else "read in place"
         tensors_text = format_items(n_tensors - n_resident, "tensor")
         note = f"{tensors_text}: {access_text}, {written_text} written back a step"
-        yield text_fact("state on storage", format_bytes(sizes["on_storage_bytes"]), note)
+        yield text_fact("state on storage", format_bytes(metrics["on_storage_bytes"]), note)
 
 
 def metric_facts(
@@ -161,10 +161,10 @@ def metric_facts(
     """
     notes = notes or {}
     for metric in metrics_at(display, *groups):
-        if metric.read is None:
+        if metric.value_of is None:
             continue
         is_known = has_costs or not metric.needs_costs
-        value = metric.read(simulation) if is_known else None
+        value = metric.value_of(simulation) if is_known else None
         is_listed = display in metric.tables and metric.key not in unlisted_keys
         name, format_value = metric.name if is_listed else None, METRIC_FORMATTERS[metric.unit]
         yield Fact(metric.key, value, name, format_value, notes.get(metric.key, ""))
@@ -213,7 +213,7 @@ MAX_CONSTRAINTS: Final = 20
 def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
     """Yield the sums of user-defined constraints, with their limits as notes.
 
-    Yield nothing without constraints.
+    Yield no facts without constraints.
     """
     if not values:
         return

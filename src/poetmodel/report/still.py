@@ -64,6 +64,7 @@ _LANES: Final[Mapping[str, Mapping[str, Kind]]] = {
 """Kinds of the bars of each lane, by the letter of the instruction."""
 _BUDGET_COLOUR: Final = "#B2182B"
 _KEEP_ALL_COLOURS: Final = ("#DDDDDD", "#767676")
+"""Colours of the area and of the line of keep-all."""
 
 
 def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_format: str) -> bytes:

@@ -41,7 +41,7 @@ def document_of(result: SolveResult) -> ScheduleDocument:
         device=values["device"],
         problem=ProblemEntry.model_validate(values["problem"]),
         status=values["status"],
-        stated={metric.key: values.get(metric.key) for metric in metrics_at(Display.FILE)},
+        stated_metrics={metric.key: values.get(metric.key) for metric in metrics_at(Display.FILE)},
         objective=ObjectiveEntry.model_validate(values["objective"]),
         history=result.history,
     )
@@ -214,7 +214,7 @@ def solved_subject(
         schedule=document.schedule,
         problem=problem,
         costs=problem.costs,
-        verdict=verify(problem, document.schedule, stated=document.stated),
+        verdict=verify(problem, document.schedule, stated=document.stated_metrics),
         notes=tuple(notes),
         plan=plan,
         check=check,

@@ -90,15 +90,17 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     ``ops``, ``of``: a letter and the index of a node or tensor for each instruction.
     ``issued``: issue time of each instruction, and the end of the plan; None without times.
     ``work``: position, start and end of each instruction that takes time. ``during``, ``after``:
-    RAM at each instruction, as measured by `check_plan` [B]. ``stays``: contents of RAM: a tensor
-    or, below 0, the workspace of node -1 - k; bytes, begin and end, an index of `ORIGINS`, whether
-    it was copied to storage, position and bytes of an overwrite in place, the position of its
-    replacement, and the computations that read it; -1 for none. ``ghost``: the instructions that
-    first compute each node, and the RAM of keep-all there.
+    RAM during and after each instruction, as simulated by `check_plan` [B]. ``stays``: contents of
+    RAM: a tensor or, below 0, the workspace of node -1 - k; bytes, begin and end, an index of
+    `ORIGINS`, whether it was copied to storage, position and bytes of an overwrite in place, the
+    position of its replacement, and the computations that read it; -1 for none. ``ghost``: the
+    instructions that first compute each node, and the RAM of keep-all there [B]. ``peak``: position
+    of the peak. ``unit``: unit of times. ``size``, ``scale``: unit of the RAM axis, and its bytes.
+    ``budget``, ``budget_name``: RAM budget [B] and its label; None and empty without one.
     """
     unit_s, unit_name = time_unit(check.makespan_s or 0.0)
-    moments = check.moments
-    issue_times = [moment.issued_s for moment in moments] + [check.makespan_s or 0.0]
+    records = check.records
+    issue_times = [record.issued_s for record in records] + [check.makespan_s or 0.0]
     ops = "".join(_instruction_letters(graph, plan))
     first_reads = plan.first_reads(graph)
     item_indices = [
@@ -112,13 +114,13 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         if check.makespan_s
         else None,
         "work": [
-            [position, rounded(moment.start_s / unit_s), rounded(moment.end_s / unit_s)]
-            for position, moment in enumerate(moments)
-            if moment.end_s > moment.start_s
+            [position, rounded(record.start_s / unit_s), rounded(record.end_s / unit_s)]
+            for position, record in enumerate(records)
+            if record.end_s > record.start_s
         ],
         "unit": unit_name,
-        "during": [moment.high_bytes for moment in moments],
-        "after": [moment.ram_bytes for moment in moments],
+        "during": [record.peak_bytes for record in records],
+        "after": [record.ram_bytes for record in records],
         "stays": [_stay_values(stay) for stay in list_stays(graph, plan)],
         "peak": check.peak_position or 0,
         **_keep_all_profile(graph, ops, item_indices),
@@ -128,11 +130,11 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
 
 def plan_title(graph: Graph, plan: Plan, check: PlanCheck) -> str:
     """Return the title of a plan's timeline."""
-    on_device = f" on {plan.device}" if plan.device else ""
-    stall = f", stall {format_seconds(check.stall_s)}" if check.stall_s else ""
+    device_text = f" on {plan.device}" if plan.device else ""
+    stall_text = f", stall {format_seconds(check.stall_s)}" if check.stall_s else ""
     return (
-        f"{graph.name}{on_device}, {plan.mode} transfers: "
-        f"{format_seconds(check.makespan_s or 0.0)}{stall}, peak RAM "
+        f"{graph.name}{device_text}, {plan.mode} transfers: "
+        f"{format_seconds(check.makespan_s or 0.0)}{stall_text}, peak RAM "
         f"{format_bytes(check.peak_ram_bytes)}"
     )
 
@@ -160,8 +162,8 @@ def _stay_values(stay: Stay) -> list[int]:
         stay.end,
         ORIGINS.index(stay.origin),
         int(stay.paged_out),
-        -1 if stay.given_at is None else stay.given_at,
-        stay.given_bytes,
+        -1 if stay.overwritten_at is None else stay.overwritten_at,
+        stay.overwritten_bytes,
         -1 if stay.replaced_by is None else stay.replaced_by,
         *stay.reads,
     ]
@@ -185,7 +187,7 @@ def _keep_all_profile(graph: Graph, ops: str, item_indices: list[int]) -> dict[s
 
 
 def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
-    """Return the budget of a chart, its name, and the unit of the RAM axis; no budget for None."""
+    """Return the entries of `plan_chart` about the budget, and about the unit of the RAM axis."""
     scale, unit_name = size_unit(max(peak_bytes, budget_bytes or 0))
     return {
         "budget": budget_bytes,

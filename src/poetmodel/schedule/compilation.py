@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule.homes import Entry, Homes
 
 Rows = defaultdict[int, list[int]]
+"""Indices of nodes or tensors, by stage."""
 _POSSIBLE_IN_FIRST_STAGE: Final = ("R", "M_out")
 """Relations that may have entries in the stage of a tensor's or node's first computation."""
 
@@ -23,6 +24,7 @@ class CompiledSchedule(NamedTuple):
     """The program of a schedule, and its invalid entries."""
 
     program: Program
+    """The instructions of all valid entries."""
     steps: list[Pair]
     """Stage and node of the step that each instruction belongs to."""
     faults: list[tuple[int, str]]
@@ -39,9 +41,10 @@ def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
 
     Invalid entries become faults and are omitted from the program: entries with unknown stages or
     indices, entries before the first computation, entries that state forbids, and transfers or kept
-    tensors that are absent. The program of a valid schedule has the energy, time and peak RAM of
-    its simulation. The machine checks that inputs of computations are in RAM. Run time is
-    proportional to the number of changes between stages.
+    tensors that are absent. A forbidden recomputation becomes a fault too, but is not omitted. The
+    program of a valid schedule has the energy, time and peak RAM of its simulation. The machine
+    checks that inputs of computations are in RAM. The time of a compilation is proportional to the
+    number of changes between stages.
     """
     compiler = _Compiler(homes, schedule)
     for t in range(len(homes.graph.nodes)):
@@ -55,48 +58,53 @@ class _PresenceTracker:
 
     def __init__(self, spans: Iterable[Span]) -> None:
         """Group the spans by first and last stage."""
-        self.first: Rows = defaultdict(list)
-        self.last: Rows = defaultdict(list)
-        for i, first, last in spans:
-            self.first[first].append(i)
-            self.last[last].append(i)
-        self.listed: set[int] = set()
-        self.missing: list[int] = []
+        self.tensors_from: Rows = defaultdict(list)
+        """Tensors of the spans that begin with each stage."""
+        self.tensors_until: Rows = defaultdict(list)
+        """Tensors of the spans that end with each stage."""
+        for i, first_stage, last_stage in spans:
+            self.tensors_from[first_stage].append(i)
+            self.tensors_until[last_stage].append(i)
+        self.listed_tensors: set[int] = set()
+        """Tensors that the schedule lists in the current stage."""
+        self.missing_tensors: list[int] = []
         """Listed tensors that are absent, ascending."""
 
     def enter_stage(self, t: int, present_tensors: Container[int]) -> list[int]:
         """Move to stage `t` and return the listed tensors that are not in `present_tensors`."""
-        self.listed.difference_update(self.last.get(t - 1, ()))
-        first = self.first.get(t)
-        # A present tensor stays while it is listed, so only new entries and entries that were
-        # missing before can be missing.
-        if first or self.missing:
-            self.listed.update(first or ())
-            candidates = {*self.missing, *(first or ())} & self.listed
-            self.missing = sorted(i for i in candidates if i not in present_tensors)
-        return self.missing
+        self.listed_tensors.difference_update(self.tensors_until.get(t - 1, ()))
+        new_tensors = self.tensors_from.get(t)
+        # A listed tensor that is present is not freed. So only tensors of new spans, and tensors
+        # that were missing before, can be missing.
+        if new_tensors or self.missing_tensors:
+            self.listed_tensors.update(new_tensors or ())
+            candidates = {*self.missing_tensors, *(new_tensors or ())} & self.listed_tensors
+            self.missing_tensors = sorted(i for i in candidates if i not in present_tensors)
+        return self.missing_tensors
 
     def is_listed_next(self, t: int, i: int) -> bool:
         """Return whether stage ``t + 1`` lists tensor `i`; `t` is the current stage."""
-        continues = i in self.listed and i not in self.last.get(t, ())
-        return continues or i in self.first.get(t + 1, ())
+        continues = i in self.listed_tensors and i not in self.tensors_until.get(t, ())
+        return continues or i in self.tensors_from.get(t + 1, ())
 
 
 class _Compiler:
-    """Content of RAM and storage in the current stage, and the program up to it."""
+    """Compiles stages one after the other, and tracks the content of RAM and storage."""
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
         """Validate the entries of the schedule, and add a fault for each invalid one."""
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
         self.program: list[Instruction] = []
         self.steps: list[Pair] = []
-        self.faults: list[tuple[int, str]] = [(0, fault) for fault in homes.unknown]
+        self.faults: list[tuple[int, str]] = [(0, fault) for fault in homes.resident_faults]
         state_faults = dict(homes.schedule_faults(schedule))
         for entry, fault in state_faults.items():
             self._add_fault(entry, fault)
         self.computed = self._valid_rows("R", schedule.R, {})
-        self.kept = _PresenceTracker(self._valid_spans("S_RAM", schedule.kept, state_faults))
-        self.stored = _PresenceTracker(self._valid_spans("S_AUX", schedule.stored, state_faults))
+        self.ram_tracker = _PresenceTracker(self._valid_spans("S_RAM", schedule.kept, state_faults))
+        self.storage_tracker = _PresenceTracker(
+            self._valid_spans("S_AUX", schedule.stored, state_faults)
+        )
         self.paged_in = self._valid_rows("M_in", schedule.M_in, state_faults)
         self.paged_out = self._valid_rows("M_out", schedule.M_out, state_faults)
         self.in_ram: set[int] = set()
@@ -107,16 +115,19 @@ class _Compiler:
     def _valid_rows(
         self, relation: str, pairs: Sequence[Pair], state_faults: Mapping[Entry, str]
     ) -> Rows:
-        """Return the valid indices of each stage; add a fault for each invalid entry."""
+        """Return the valid indices of each stage; add a fault for each invalid entry.
+
+        A forbidden recomputation is returned although it adds a fault.
+        """
         rows: Rows = defaultdict(list)
-        nodes, is_of_nodes = self.graph.nodes, relation == "R"
+        nodes, lists_nodes = self.graph.nodes, relation == "R"
         for t, k in iterate_in_time(pairs):
             if state_faults and (relation, t, k) in state_faults:
                 continue
             fault = self._entry_fault(relation, t, k)
             if not fault:
                 rows[t].append(k)
-                if is_of_nodes and k < t and not nodes[k].recomputable:
+                if lists_nodes and k < t and not nodes[k].recomputable:
                     fault = f"node {nodes[k].name!r} must not be computed again"
             if fault:
                 self._add_fault((relation, t, k), fault)
@@ -146,13 +157,13 @@ class _Compiler:
         return [*valid_spans, *spans_of_pairs(pairs)]
 
     def _entry_fault(self, relation: str, t: int, k: int) -> str:
-        """Return why an entry is invalid by itself; "" if it is valid."""
-        nodes, nodes_of, is_of_nodes = self.graph.nodes, self.node_of, relation == "R"
-        if not (0 <= t < len(nodes) and 0 <= k < len(nodes if is_of_nodes else nodes_of)):
+        """Return the reason for which an entry is invalid by itself; "" if it is valid."""
+        nodes, node_of, lists_nodes = self.graph.nodes, self.node_of, relation == "R"
+        if not (0 <= t < len(nodes) and 0 <= k < len(nodes if lists_nodes else node_of)):
             return "the graph has no such stage or index"
-        first_stage = k if is_of_nodes else nodes_of[k]
+        first_stage = k if lists_nodes else node_of[k]
         if t < first_stage or (t == first_stage and relation not in _POSSIBLE_IN_FIRST_STAGE):
-            label = f"node {nodes[k].name!r}" if is_of_nodes else self._tensor_label(k)
+            label = f"node {nodes[k].name!r}" if lists_nodes else self._tensor_label(k)
             return f"{label} is first made in stage {first_stage}"
         return ""
 
@@ -192,15 +203,15 @@ class _Compiler:
             self.in_ram.difference_update(freed_tensors)
 
     def _enter_stage(self, t: int) -> None:
-        """Enter a stage.
+        """Enter stage `t`.
 
         Adds a fault for each tensor that the schedule lists in RAM or on storage when the stage
-        begins, but that is not there.
+        begins, but that is absent from RAM or storage.
         """
-        for i in self.kept.enter_stage(t, self.in_ram):
+        for i in self.ram_tracker.enter_stage(t, self.in_ram):
             fault = f"{self._tensor_label(i)} is not in RAM when stage {t} begins"
             self._add_fault(("S_RAM", t, i), fault)
-        for i in self.stored.enter_stage(t, self.on_storage):
+        for i in self.storage_tracker.enter_stage(t, self.on_storage):
             fault = f"{self._tensor_label(i)} is not on storage when stage {t} begins"
             self._add_fault(("S_AUX", t, i), fault)
 
@@ -211,16 +222,16 @@ class _Compiler:
 
         Adds `paged_in_tensors` and the outputs of `computed_nodes` to `in_ram`.
         """
-        last_use: dict[int, int] = {}
-        for k in sorted(computed_nodes):  # ascending, so that the last use stays
+        last_use_of: dict[int, int] = {}
+        for k in sorted(computed_nodes):  # Ascending, so that later uses overwrite earlier ones.
             paged_in_tensors += self.homes.outputs[k]
-            last_use.update(dict.fromkeys(self.homes.inputs[k], k))
-        frees = {i for i in paged_in_tensors if not self.kept.is_listed_next(t, i)}
-        frees.update(self.in_ram.intersection(self.kept.last.get(t, ())))
+            last_use_of.update(dict.fromkeys(self.homes.inputs[k], k))
+        freed_tensors = {i for i in paged_in_tensors if not self.ram_tracker.is_listed_next(t, i)}
+        freed_tensors.update(self.in_ram.intersection(self.ram_tracker.tensors_until.get(t, ())))
         self.in_ram.update(paged_in_tensors)
         frees_after: dict[int, list[int]] = {}
-        for i in sorted(frees):
-            frees_after.setdefault(last_use.get(i, self.node_of[i]), []).append(i)
+        for i in sorted(freed_tensors):
+            frees_after.setdefault(last_use_of.get(i, self.node_of[i]), []).append(i)
         return frees_after
 
     def _compile_step(
@@ -232,18 +243,23 @@ class _Compiler:
         *,
         is_computed: bool,
     ) -> None:
-        """Append a step: the computation, page-outs, and frees of tensors whose last use it is."""
+        """Append a step: its computation if `is_computed`, then its page-outs and frees.
+
+        Tensors that the step uses are freed first. Adds the paged-out tensors to `on_storage`, and
+        a fault for each that is not in RAM.
+        """
         homes, append = self.homes, self.program.append
         if is_computed:
             append(Instruction(Op.COMPUTE, k))
             if frees:
-                ending = homes.replaced.get(k, ())  # replacements use their memory
-                frees = [i for i in frees if i not in ending]
-                touched = {*homes.inputs[k], *homes.outputs[k]}.difference(page_outs)
+                # Replacements use the memory of the state that they replace.
+                replaced_tensors = homes.replaced.get(k, ())
+                frees = [i for i in frees if i not in replaced_tensors]
+                step_tensors = {*homes.inputs[k], *homes.outputs[k]}.difference(page_outs)
                 for i in frees:
-                    if i in touched:
+                    if i in step_tensors:
                         append(Instruction(Op.FREE, i))
-                frees = [i for i in frees if i not in touched]
+                frees = [i for i in frees if i not in step_tensors]
         for i in page_outs:
             if i in self.in_ram:
                 append(Instruction(Op.PAGE_OUT, i))
@@ -259,15 +275,15 @@ class _Compiler:
                 append(Instruction(Op.FREE, i))
 
     def _page_in_fault(self, t: int, i: int) -> str:
-        if i not in self.on_storage or i not in self.stored.listed:
+        if i not in self.on_storage or i not in self.storage_tracker.listed_tensors:
             return f"{self._tensor_label(i)} is not on storage when stage {t} begins"
         return f"{self._tensor_label(i)} is in RAM already" if i in self.in_ram else ""
 
     def _group_by_node(self, tensors: Iterable[int]) -> dict[int, list[int]]:
-        nodes_of: dict[int, list[int]] = {}
+        tensors_of_node: dict[int, list[int]] = {}
         for i in tensors:
-            nodes_of.setdefault(self.node_of[i], []).append(i)
-        return nodes_of
+            tensors_of_node.setdefault(self.node_of[i], []).append(i)
+        return tensors_of_node
 
     def _add_fault(self, entry: Entry, fault: str) -> None:
         relation, t, k = entry

@@ -24,21 +24,21 @@ class Treatment(StrEnum):
     """Treatment of a tensor by a schedule after its first computation."""
 
     KEPT = "kept"
-    """It stays in RAM until its last use."""
+    """The tensor is in RAM until its last use."""
     RECOMPUTED = "recomputed"
-    """Its node is computed again."""
+    """The tensor's node is computed again."""
     PAGED = "paged"
-    """It is paged out and in again, or paged in from the start."""
+    """The tensor is paged out and in again, or is on storage at first and paged in."""
     BOTH = "paged and recomputed"
-    """It is paged and recomputed."""
+    """The tensor is paged and recomputed."""
     UNUSED = "unused"
-    """No node reads it."""
+    """No node reads the tensor."""
     RESIDENT = "resident"
     """State whose home is RAM."""
     ON_STORAGE = "on storage"
-    """State whose home is storage: paged in there, and written back when it is replaced."""
+    """State whose home is storage: paged in from there, and written back when it is replaced."""
     REPLACEMENT = "replacement"
-    """It replaces state, in the memory of the state tensor."""
+    """The tensor replaces state, in the memory of the state tensor."""
 
     @property
     def is_paged(self) -> bool:
@@ -51,25 +51,27 @@ class Decision:
     """The decision of a schedule on one tensor, with its cost."""
 
     tensor: int
-    choice: Treatment
+    """Index of the tensor."""
+    treatment: Treatment
+    """Treatment of the tensor after its first computation."""
     in_ram: tuple[StageRange, ...]
-    """Ranges of stages in which it is in RAM at some step."""
+    """Ranges of stages in which the tensor is in RAM at some step."""
     on_storage: tuple[StageRange, ...]
-    """Ranges of stages that begin with it on storage."""
+    """Ranges of stages that begin with the tensor on storage."""
     recomputed: tuple[int, ...]
-    """Stages that recompute its node."""
+    """Stages that recompute the tensor's node."""
     paged_in: tuple[int, ...]
-    """Stages that page it in, including the first read of state on storage."""
+    """Stages that page the tensor in, including the first read of state on storage."""
     paged_out: tuple[int, ...]
-    """Stages that page it out. For state on storage, the stages that page out its replacement; the
-    decision on the replacement lists none."""
+    """Stages that page the tensor out. For state on storage, the stages that page out its
+    replacement; the decision on the replacement lists none."""
     energy_j: float
     """Energy of the recomputations and transfers of the tensor [J]; outputs of a node share
     recomputations."""
     time_s: float
     """Time of the recomputations and transfers of the tensor [s]."""
     bytes_at_limit: int
-    """Size times the number of steps at the RAM limit at which it is in RAM [B]."""
+    """Size times the number of steps at the RAM limit at which the tensor is in RAM [B]."""
 
     @property
     def has_cost(self) -> bool:
@@ -78,7 +80,7 @@ class Decision:
         Recomputation of an unread output does not count.
         """
         is_paged = bool(self.paged_in or self.paged_out)
-        return is_paged or self.choice in (Treatment.RECOMPUTED, Treatment.BOTH)
+        return is_paged or self.treatment in (Treatment.RECOMPUTED, Treatment.BOTH)
 
     def to_dict(self, graph: Graph) -> dict[str, Any]:
         """Return the decision as JSON values in SI units."""
@@ -86,7 +88,7 @@ class Decision:
             "tensor": graph.tensors[self.tensor].name,
             "node": graph.nodes[graph.node_of[self.tensor]].name,
             "bytes": graph.tensor_bytes[self.tensor],
-            "fate": str(self.choice),
+            "fate": str(self.treatment),
             "in_ram": [list(stages) for stages in self.in_ram],
             "on_storage": [list(stages) for stages in self.on_storage],
             "recomputed": list(self.recomputed),
@@ -99,15 +101,15 @@ class Decision:
 
 
 def find_decisions(
-    problem: Problem, schedule: Schedule, at_limit: Iterable[MemoryPoint] = ()
+    problem: Problem, schedule: Schedule, limit_steps: Iterable[MemoryPoint] = ()
 ) -> tuple[Decision, ...]:
     """Return the decision of a valid schedule on each tensor, by index.
 
-    `at_limit` are the steps at the RAM limit; see `steps_at_limit`.
+    `limit_steps` are the steps at the RAM limit; see `steps_at_limit`.
     """
-    stages, steps = _StagesByItem(problem, schedule), tuple(at_limit)
+    stages, points = _StagesByItem(problem, schedule), tuple(limit_steps)
     return tuple(
-        _find_decision(problem, stages, i, steps) for i in range(len(problem.graph.tensors))
+        _find_decision(problem, stages, i, points) for i in range(len(problem.graph.tensors))
     )
 
 
@@ -117,10 +119,10 @@ def steps_at_limit(
     """Return the steps of a schedule whose free RAM prevents a cheaper decision.
 
     At such a step, free RAM is smaller than some tensor that is absent in the stage, and that the
-    schedule recomputes or pages in later: the tensor could not be kept instead. Or free RAM is
-    smaller than some state on storage whose reads or write-backs cost energy: the state could not
-    be resident. If the schedule recomputes or pages no tensor and has no such state, returns the
-    steps with peak RAM.
+    schedule recomputes or pages in later: the tensor cannot be kept instead. Or free RAM is smaller
+    than some state on storage whose reads or write-backs cost energy: the state cannot be resident.
+    If the schedule recomputes or pages no tensor and has no such state, returns the steps with peak
+    RAM.
     """
     graph, stages = problem.graph, _StagesByItem(problem, schedule)
     recomputed_or_paged = {i for _, i in schedule.M_in} - stages.on_storage
@@ -131,7 +133,7 @@ def steps_at_limit(
     absent_bytes = [0] * len(graph.nodes)
     for i in recomputed_or_paged | costly_state:
         k = graph.node_of[i]
-        useful_stages = range(len(graph.nodes))  # resident state is in RAM in all stages
+        useful_stages = range(len(graph.nodes))  # Resident state would be in RAM in all stages.
         if i in recomputed_or_paged:
             useful_stages = range(k + 1, max(stages.paged_in[i] | stages.computed[k]))
         for t in set(useful_stages) - stages.in_ram(i):
@@ -145,9 +147,13 @@ class InPlaceUse:
     """An output that a schedule writes over an input whose last use is that step."""
 
     stage: int
+    """Stage of the step."""
     node: int
+    """Node of the step."""
     output: int
+    """Tensor that overwrites the input."""
     input: int
+    """Tensor that is overwritten."""
     saved_bytes: int
     """Bytes that the step saves [B]."""
 
@@ -168,12 +174,14 @@ def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
 
 
 def saved_in_place_bytes(problem: Problem, schedule: Schedule, simulation: Simulation) -> int:
-    """Return how much a schedule's peak rises if no output overwrites an input [B]."""
+    """Return the increase of a schedule's peak if no output overwrites an input [B]."""
     graph = problem.graph
     if not any(graph.in_place_of):
         return 0
-    without = replace(graph, nodes=tuple(replace(node, in_place=()) for node in graph.nodes))
-    return simulate(without, problem.costs, schedule).peak_ram_bytes - simulation.peak_ram_bytes
+    unshared_graph = replace(graph, nodes=tuple(replace(node, in_place=()) for node in graph.nodes))
+    return (
+        simulate(unshared_graph, problem.costs, schedule).peak_ram_bytes - simulation.peak_ram_bytes
+    )
 
 
 class _StagesByItem:
@@ -189,7 +197,7 @@ class _StagesByItem:
         self.on_storage = frozenset(on_storage)
         """State whose home is storage."""
         self.read_into_ram = frozenset(() if problem.reads_in_place else on_storage)
-        """State that is read into RAM from there."""
+        """State that is read into RAM from storage."""
         self.computed = _stages_by_index(schedule.R)
         self.kept = _stages_by_tensor(schedule.kept)
         self.stored = _stages_by_tensor(schedule.stored)
@@ -210,7 +218,7 @@ class _StagesByItem:
         Requires that the tensor is in RAM at some step of stage `t`.
         """
         if i in self.resident or i in self.state_of:
-            return i in self.resident  # a replacement allocates no memory
+            return i in self.resident  # A replacement allocates no memory.
         writer = self.graph.node_of[i]
         if k < writer and t not in self.kept[i]:
             return False
@@ -221,12 +229,12 @@ class _StagesByItem:
 
 
 def _find_decision(
-    problem: Problem, stages: _StagesByItem, i: int, at_limit: tuple[MemoryPoint, ...]
+    problem: Problem, stages: _StagesByItem, i: int, limit_steps: tuple[MemoryPoint, ...]
 ) -> Decision:
     """Return the decision of a schedule on tensor `i`."""
     graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     k = graph.node_of[i]
-    choice, on_storage = Treatment.KEPT, stages.stored[i]
+    treatment, on_storage = Treatment.KEPT, stages.stored[i]
     recomputed = tuple(sorted(stages.computed[k] - {k}))
     paged_in, paged_out, paged_out_tensor = (
         sorted(stages.paged_in[i]),
@@ -234,20 +242,20 @@ def _find_decision(
         i,
     )
     if i in stages.state_of:
-        choice, paged_out = Treatment.REPLACEMENT, []
+        treatment, paged_out = Treatment.REPLACEMENT, []
     elif i in stages.resident:
-        choice = Treatment.RESIDENT
+        treatment = Treatment.RESIDENT
     elif i in stages.on_storage:
-        choice, paged_out_tensor = Treatment.ON_STORAGE, graph.replacement_of.get(i, i)
+        treatment, paged_out_tensor = Treatment.ON_STORAGE, graph.replacement_of.get(i, i)
         on_storage = set(range(graph.last_page_in_stage(i) + 1))
         paged_in = sorted({k, *paged_in}) if i in stages.read_into_ram else []
         paged_out = sorted(stages.paged_out[paged_out_tensor])
     elif paged_in or paged_out:
-        choice = Treatment.BOTH if recomputed and graph.users_of[i] else Treatment.PAGED
+        treatment = Treatment.BOTH if recomputed and graph.users_of[i] else Treatment.PAGED
     elif not graph.users_of[i]:
-        choice = Treatment.UNUSED
+        treatment = Treatment.UNUSED
     elif recomputed:
-        choice = Treatment.RECOMPUTED
+        treatment = Treatment.RECOMPUTED
     energy_j = energy.compute[k] * len(recomputed)
     time_s = table.compute_time_s[k] * len(recomputed)
     if paged_in or paged_out:
@@ -257,10 +265,12 @@ def _find_decision(
         time_s += table.page_in_time_s[i] * len(paged_in)
         time_s += table.page_out_time_s[paged_out_tensor] * len(paged_out)
     in_ram = stages.in_ram(i)
-    steps = sum(t in in_ram and stages.is_in_ram_at(t, step, i) for t, step, _ in at_limit)
+    n_limit_steps = sum(
+        t in in_ram and stages.is_in_ram_at(t, step, i) for t, step, _ in limit_steps
+    )
     return Decision(
         tensor=i,
-        choice=choice,
+        treatment=treatment,
         in_ram=tuple(_consecutive_ranges(in_ram)),
         on_storage=tuple(_consecutive_ranges(on_storage)),
         recomputed=recomputed,
@@ -268,7 +278,7 @@ def _find_decision(
         paged_out=tuple(paged_out),
         energy_j=energy_j,
         time_s=time_s,
-        bytes_at_limit=graph.tensor_bytes[i] * steps,
+        bytes_at_limit=graph.tensor_bytes[i] * n_limit_steps,
     )
 
 

@@ -25,13 +25,15 @@ class ScheduleDocument:
     schedule: Schedule
     """The relations, with the identity of the graph."""
     device: str | None
+    """Key or name of the device; None if unknown."""
     problem: ProblemEntry | None
     """The stated problem; None for a file that contains only relations."""
     status: str | None
     """``optimal`` or ``feasible``; None for a file that contains only relations."""
-    stated: dict[str, float | None]
+    stated_metrics: dict[str, float | None]
     """The stated metrics, by key; None for metrics that the file lacks."""
     objective: ObjectiveEntry | None = None
+    """The stated objective with value, bound and gap; None if the file has none."""
     device_ram: dict[str, float | None] = field(default_factory=dict)
     """The file's statements on the device's RAM, by key."""
     history: tuple[tuple[float, float | None, float | None], ...] = ()
@@ -41,18 +43,18 @@ class ScheduleDocument:
     def claims(self) -> dict[str, float | None]:
         """All statements of the file that the verifier can check, by key.
 
-        Objective values are included only if they are those of the problem's own objective.
+        Values of the objective are included only if it is the problem's, not that of a model.
         """
         entry, problem = self.objective, self.problem
         if entry is None or problem is None or entry.name or entry.minimize != problem.minimize:
-            return self.stated | self.device_ram
-        of_objective = {
+            return self.stated_metrics | self.device_ram
+        objective_claims = {
             OBJECTIVE_VALUE: entry.value,
             OBJECTIVE_BOUND: entry.bound,
             OBJECTIVE_GAP: entry.gap,
             PROVED_GAP: problem.gap if self.status == "optimal" else None,
         }
-        return self.stated | self.device_ram | of_objective
+        return self.stated_metrics | self.device_ram | objective_claims
 
 
 def load_document(path: str | Path) -> ScheduleDocument:
@@ -67,7 +69,10 @@ def load_document(path: str | Path) -> ScheduleDocument:
 
 
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
-    """Parse the text of a schedule file; `source` names it in errors."""
+    """Parse the text of a schedule file; `source` names the file in errors.
+
+    Raises `ScheduleError` with all errors of the text.
+    """
     return _to_document(parse_schedule(text, source=source))
 
 
@@ -80,7 +85,9 @@ def _to_document(file: ScheduleFile) -> ScheduleDocument:
         device=file.device,
         problem=file.problem,
         status=file.status,
-        stated={metric.key: getattr(file, metric.key) for metric in metrics_at(Display.FILE)},
+        stated_metrics={
+            metric.key: getattr(file, metric.key) for metric in metrics_at(Display.FILE)
+        },
         objective=file.objective,
         device_ram=_device_ram_metrics(file),
         history=tuple(file.history),
@@ -89,6 +96,6 @@ def _to_document(file: ScheduleFile) -> ScheduleDocument:
 
 def _device_ram_metrics(file: ScheduleFile) -> dict[str, float | None]:
     """Return the file's statements on the RAM of its device, by key."""
-    stated = file.device_ram
+    gauge_entry = file.device_ram
     metrics = {key: getattr(file, key) for key in DEVICE_RAM_KEYS}
-    return metrics | gauge_by_json_path(None if stated is None else stated.model_dump())
+    return metrics | gauge_by_json_path(None if gauge_entry is None else gauge_entry.model_dump())

@@ -1,8 +1,8 @@
 """Homes of state tensors, and their effect on schedules and programs.
 
-Resident state occupies RAM all the time, and nodes never wait for it. State on storage is treated
-as a sample on storage; if storage is memory-mapped, the core reads it in place. A replacement is
-written over its state tensor.
+Resident state occupies RAM during the whole step and is never paged. State on storage is treated as
+a sample on storage; if storage is memory-mapped, the core reads such state in place. A replacement
+is written over its state tensor.
 """
 
 from __future__ import annotations
@@ -38,49 +38,50 @@ class StateAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Homes:
-    """The copies of tensors that nodes read and make, for given homes of state.
+    """The copies of tensors that nodes read and make, for stated homes of state.
 
     Programs are executed as *steps*. The first read of state is a page-in in steps, and the
     ``compute`` of the state's node in programs.
     """
 
     graph: Graph
+    """The training graph."""
     sizes: Sequence[int]
     """RAM of one copy of each tensor [B]."""
     inputs: Sequence[Sequence[int]]
     """Tensors whose copies each node reads."""
     outputs: Sequence[Sequence[int]]
     """Tensors whose copies are in RAM after each node."""
-    new: Sequence[Sequence[int]]
+    new_outputs: Sequence[Sequence[int]]
     """Outputs of each node that are not written over state."""
     step_bytes: Sequence[int]
     """RAM that each node allocates in addition to its inputs: new copies and workspace [B]."""
     stored: frozenset[int]
     """Tensors on storage when the step begins."""
     resident: frozenset[int] = _NONE
-    """State that is in RAM throughout."""
+    """State that is in RAM during the whole step."""
     ram_bytes: int = 0
     """RAM of resident state [B]."""
     on_storage: frozenset[int] = _NONE
     """State whose home is storage."""
     storage_bytes: int = 0
     """Size of state on storage [B]."""
-    mapped: bool = False
+    is_mapped: bool = False
     """Whether the core reads state from storage in place."""
-    held: frozenset[int] = _NONE
+    unmoved_state: frozenset[int] = _NONE
     """State that no instruction moves or frees."""
     first_reads: Mapping[int, int] = field(default_factory=dict)
     """Nodes whose ``compute`` reads state from storage, with the state tensor."""
     replaced: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Nodes that replace state on storage, with the state tensors whose copies end there."""
+    """Nodes that replace state on storage, with the state tensors whose copies they overwrite."""
     written_back: frozenset[int] = _NONE
     """Replacements of state on storage."""
-    unknown: tuple[str, ...] = ()
+    resident_faults: tuple[str, ...] = ()
     """Errors in the list of resident state."""
 
     @classmethod
     def from_resident(
-        cls, graph: Graph, resident: Iterable[int] = (), *, mapped: bool = False
+        cls, graph: Graph, resident: Iterable[int] = (), *, is_mapped: bool = False
     ) -> Homes:
         """Return the homes in which some state is resident and the rest is on storage.
 
@@ -90,12 +91,12 @@ class Homes:
             The training graph.
         resident : iterable of int
             The tensors whose home is RAM. A tensor that is not state is ignored and listed in
-            `unknown`.
-        mapped : bool
+            `resident_faults`.
+        is_mapped : bool
             Whether storage is memory-mapped, so that the core reads state in place.
         """
         resident_tensors = tuple(resident)
-        unknown = tuple(_resident_faults(graph, resident_tensors))
+        resident_faults = tuple(_resident_faults(graph, resident_tensors))
         state = frozenset(graph.state_tensors)
         sizes: Sequence[int] = graph.tensor_bytes
         workspaces = [node.workspace_bytes for node in graph.nodes]
@@ -106,25 +107,27 @@ class Homes:
                 sizes=sizes,
                 inputs=graph.inputs_of,
                 outputs=graph.outputs_of,
-                new=graph.outputs_of,
+                new_outputs=graph.outputs_of,
                 step_bytes=[workspace + output for workspace, output in node_outputs],
                 stored=graph.on_aux,
-                mapped=mapped,
-                unknown=unknown,
+                is_mapped=is_mapped,
+                resident_faults=resident_faults,
             )
         in_ram = state.intersection(resident_tensors)
         on_storage = state - in_ram
-        unmoved_state = state if mapped else in_ram
+        unmoved_state = state if is_mapped else in_ram
         replacement = graph.replacement_of
         written_back = frozenset(replacement[i] for i in on_storage if i in replacement)
-        if mapped:  # replacements are written on storage
+        if is_mapped:  # Replacements are written on storage.
             sizes = [0 if i in written_back else size for i, size in enumerate(sizes)]
         uncopied_tensors = unmoved_state.union(replacement[i] for i in in_ram if i in replacement)
         outputs = [
             tuple(i for i in node_outputs if i not in uncopied_tensors)
             for node_outputs in graph.outputs_of
         ]
-        new = [tuple(i for i in node_outputs if i not in written_back) for node_outputs in outputs]
+        new_outputs = [
+            tuple(i for i in node_outputs if i not in written_back) for node_outputs in outputs
+        ]
         state_replaced_by: dict[int, frozenset[int]] = {}
         for state_tensor in (state - unmoved_state) & replacement.keys():
             k = graph.node_of[replacement[state_tensor]]
@@ -137,33 +140,33 @@ class Homes:
                 for node_inputs in graph.inputs_of
             ],
             outputs=outputs,
-            new=new,
+            new_outputs=new_outputs,
             step_bytes=[
                 workspace + sum(sizes[i] for i in node_outputs)
-                for workspace, node_outputs in zip(workspaces, new, strict=True)
+                for workspace, node_outputs in zip(workspaces, new_outputs, strict=True)
             ],
             stored=graph.on_aux | on_storage,
             resident=in_ram,
             ram_bytes=sum(sizes[i] for i in in_ram),
             on_storage=on_storage,
             storage_bytes=sum(sizes[i] for i in on_storage),
-            mapped=mapped,
-            held=unmoved_state,
+            is_mapped=is_mapped,
+            unmoved_state=unmoved_state,
             first_reads={graph.node_of[i]: i for i in sorted(state - unmoved_state)},
             replaced=state_replaced_by,
             written_back=written_back,
-            unknown=unknown,
+            resident_faults=resident_faults,
         )
 
     # -- programs ----------------------------------------------------------------------------
 
-    def overwritten_bytes(self, k: int, dying: Collection[int]) -> dict[int, int]:
+    def overwritten_bytes(self, k: int, dying_tensors: Collection[int]) -> dict[int, int]:
         """Return the inputs that node `k` overwrites, with the overwritten bytes of each [B].
 
-        `dying` are the tensors whose last use is this step.
+        `dying_tensors` are the tensors whose last use is this step.
         """
         pairs = self.graph.in_place_of[k]
-        return {x: min(self.sizes[x], self.sizes[y]) for y, x in pairs if x in dying}
+        return {x: min(self.sizes[x], self.sizes[y]) for y, x in pairs if x in dying_tensors}
 
     def to_steps(self, program: Iterable[Instruction]) -> Program:
         """Return a program with first reads of state as page-ins."""
@@ -193,7 +196,10 @@ class Homes:
         return sorted(self.written_back - access.written)
 
     def read_fault(self, i: int, access: StateAccess) -> str:
-        """Return why a computation must not read tensor `i`, which was replaced; "" if it may."""
+        """Return the reason why a computation must not read tensor `i`; "" if it may.
+
+        Only state that was replaced must not be read.
+        """
         return (
             f"reads {self._tensor_label(i)}, {self._replaced_by_phrase(i, access)}"
             if i in access.replaced
@@ -201,7 +207,7 @@ class Homes:
         )
 
     def instruction_fault(self, op: Op, i: int, access: StateAccess) -> str:
-        """Return why state forbids an instruction on tensor `i`; "" if it is allowed."""
+        """Return the reason why state forbids an instruction on tensor `i`; "" if it is allowed."""
         if i in self.graph.state_of:
             return self._replacement_fault(op, i, access)
         if i in self.resident:
@@ -210,7 +216,7 @@ class Homes:
             return ""
         if op == Op.PAGE_OUT:
             return "is state, which is never paged out; only its replacement is"
-        if self.mapped:
+        if self.is_mapped:
             return "is state on memory-mapped storage, where the core reads it"
         if i in access.replaced:
             return f"is state {self._replaced_by_phrase(i, access)}"
@@ -219,7 +225,7 @@ class Homes:
         return ""
 
     def _replacement_fault(self, op: Op, new: int, access: StateAccess) -> str:
-        """Return why an instruction on a replacement is forbidden; "" if it is allowed."""
+        """Return the reason why an instruction on replacement `new` is forbidden; "" if allowed."""
         old = self.graph.state_of[new]
         if old in self.resident:
             label = self._tensor_label(old)
@@ -242,8 +248,11 @@ class Homes:
         yield from self._late_reads(schedule.R)
         state_and_replacements = {*graph.state_tensors, *graph.state_of}
         for relation, entries in (
-            ("S_RAM", self._suspect_pairs("S_RAM", schedule.kept, state_and_replacements)),
-            ("S_AUX", self._suspect_pairs("S_AUX", schedule.stored, state_and_replacements)),
+            ("S_RAM", self._pairs_of_suspect_spans("S_RAM", schedule.kept, state_and_replacements)),
+            (
+                "S_AUX",
+                self._pairs_of_suspect_spans("S_AUX", schedule.stored, state_and_replacements),
+            ),
             ("M_in", schedule.M_in),
             ("M_out", schedule.M_out),
         ):
@@ -262,7 +271,7 @@ class Homes:
                     f"{self._tensor_label(old)}, which is not resident",
                 )
 
-    def _suspect_pairs(
+    def _pairs_of_suspect_spans(
         self, relation: str, spans: Iterable[Span], state_and_replacements: Collection[int]
     ) -> tuple[Pair, ...]:
         """Return the pairs of all spans of state, or of replacements, whose last pair is invalid.
@@ -280,7 +289,8 @@ class Homes:
     def _late_reads(self, computations: Sequence[Pair]) -> Iterator[tuple[Entry, str]]:
         """Yield the computations that read state after it was replaced, with a message."""
         replacement, node_of = self.graph.replacement_of, self.graph.node_of
-        first_replaced_input: dict[int, int] = {}  # for each node, its input that is replaced first
+        # For each node, the input that is replaced first.
+        first_replaced_input: dict[int, int] = {}
         for k, inputs in enumerate(self.graph.inputs_of):
             replaced_inputs = [i for i in inputs if i in replacement]
             if replaced_inputs:
@@ -296,11 +306,11 @@ class Homes:
                 yield ("R", t, k), fault
 
     def _entry_fault(self, relation: str, t: int, i: int) -> str:
-        """Return why an entry of state or a replacement is invalid; "" if it is valid."""
+        """Return the reason why an entry of state or a replacement is invalid; "" if valid."""
         graph = self.graph
         old = graph.state_of.get(i, i)
         new = graph.replacement_of.get(old)
-        last = len(graph.nodes) if new is None else graph.node_of[new]
+        last_stage = len(graph.nodes) if new is None else graph.node_of[new]
         name = self._tensor_label(i)
         if old in self.resident:
             description = (
@@ -312,9 +322,9 @@ class Homes:
         if i == old:
             if relation == "M_out":
                 return f"{name} is state, which is never paged out; only its replacement is"
-            if t > last:
+            if t > last_stage:
                 return f"{name} is state {self._replaced_in_phrase(old)}"
-            if self.mapped and relation != "S_AUX":
+            if self.is_mapped and relation != "S_AUX":
                 return f"{name} is state on memory-mapped storage, where the core reads it"
             return ""
         if relation == "S_RAM":
@@ -323,8 +333,8 @@ class Homes:
             return (
                 f"{name} replaces {self._tensor_label(old)}, and nothing reads it in the same step"
             )
-        if relation == "M_out" and t > last:
-            return f"{name} is paged out where it is made, in stage {last}"
+        if relation == "M_out" and t > last_stage:
+            return f"{name} is paged out where it is made, in stage {last_stage}"
         return ""
 
     # -- phrases for messages ------------------------------------------------------------------

@@ -16,7 +16,9 @@ RESIDENT: Final = "resident"
 """Key of the state tensors whose home is RAM."""
 
 FORMAT: Final = "poetmodel-schedule"
+"""Value of ``format`` in schedule files."""
 VERSION: Final = 1
+"""Version of schedule files."""
 
 OBJECTIVE_VALUE: Final = "objective.value"
 OBJECTIVE_BOUND: Final = "objective.bound"
@@ -30,18 +32,19 @@ HISTORY: Final = "history"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphIdentity:
-    """The graph that a schedule or plan belongs to."""
+    """Name, hash, nodes and tensors of the graph that a schedule or plan belongs to."""
 
     name: str
+    """Name of the graph."""
     sha256: str
-    """SHA-256 of its canonical JSON."""
+    """SHA-256 of the graph's canonical JSON."""
     nodes: tuple[str, ...] = field(repr=False)
-    """Names of its nodes, in order."""
+    """Names of the nodes, in order."""
     tensors: tuple[str, ...] = field(repr=False)
-    """Names of its tensors, in order."""
+    """Names of the tensors, in order."""
 
     @classmethod
-    def of(cls, graph: Graph) -> GraphIdentity:
+    def from_graph(cls, graph: Graph) -> GraphIdentity:
         """Return the identity of a graph."""
         return cls(
             name=graph.name,
@@ -53,7 +56,7 @@ class GraphIdentity:
     def check(self, graph: Graph, *, kind: str, error: type[InputError]) -> None:
         """Raise `error` unless `graph` has this identity.
 
-        `kind` names the object (schedule, plan).
+        `kind` is the word for the object with the identity in messages: schedule or plan.
         """
         if self.sha256 != graph.sha256:
             raise error(

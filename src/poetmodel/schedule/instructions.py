@@ -25,8 +25,8 @@ class Instruction(NamedTuple):
     """One instruction of a program."""
 
     op: Op
-    """Its kind."""
-    index: int  # type: ignore[assignment] # hides tuple.index
+    """Kind of the instruction."""
+    index: int  # type: ignore[assignment] # Hides tuple.index.
     """Index of a node for ``compute``, of a tensor otherwise."""
 
 

@@ -37,14 +37,15 @@ def _require_finite(value: object) -> object:
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+"""A finite float."""
 Number = Annotated[Any, BeforeValidator(_require_finite)]
 """A number; whole numbers stay integers, which are exact."""
 
 
-def _parse_moment(value: object) -> object:
+def _parse_history_entry(value: object) -> object:
     """Parse [seconds, value, bound], where value and bound may be None.
 
-    Else raise a validation error.
+    Raises a validation error for other values.
     """
     if isinstance(value, list) and len(value) == 3 and is_number(value[0]):  # noqa: PLR2004
         seconds, *pair = value
@@ -53,16 +54,19 @@ def _parse_moment(value: object) -> object:
     raise PydanticCustomError("moment", "expected [seconds, value, bound]")
 
 
-Moment = Annotated[Any, BeforeValidator(_parse_moment)]
+HistoryEntry = Annotated[Any, BeforeValidator(_parse_history_entry)]
 """Seconds, incumbent and bound in the history of a solve."""
 Index = Annotated[int, Field(ge=0)]
+"""An integer, 0 or more."""
 Pair = Annotated[list[Index], Field(min_length=2, max_length=2)]
+"""Stage and index of a node or tensor."""
 Pairs = list[Pair]
-
+"""The pairs of a relation."""
 
 File = TypeVar("File", bound=BaseModel)
+"""Model of a file."""
 
-_VALUES: Final[Mapping[MetricUnit, Any]] = {
+_METRIC_TYPES: Final[Mapping[MetricUnit, Any]] = {
     **dict.fromkeys(MetricUnit, Finite),
     MetricUnit.BYTES: Index,
     MetricUnit.COUNT: Index,
@@ -111,7 +115,7 @@ class ConstraintEntry(Strict):
         """Whether the constraint contains times or energies."""
         return any(UNITS.get(key) in ("s", "J") for key in self.terms)
 
-    def constraint(self) -> Constraint:
+    def to_constraint(self) -> Constraint:
         """Return the entry as a constraint."""
         return Constraint(name=self.name, terms=self.terms, lower=self.lower, upper=self.upper)
 
@@ -138,7 +142,7 @@ class ProblemEntry(Strict):
     gap: Finite | None = None
     solver_options: dict[str, bool | int | Finite | str] = {}
 
-    def problem(self, graph: Graph, costs: Costs) -> Problem:
+    def to_problem(self, graph: Graph, costs: Costs) -> Problem:
         """Return the problem for the graph and costs that it was stated for.
 
         Raises
@@ -147,7 +151,7 @@ class ProblemEntry(Strict):
             If constraints or weights do not match the graph.
         """
         with raised_as(ScheduleError, "problem"):
-            rows = tuple(row.constraint() for row in self.constraints)
+            rows = tuple(row.to_constraint() for row in self.constraints)
             faults = list(user_sum_faults(graph, rows, tuple(self.weights.items())))
             if self.minimize == USER_OBJECTIVE and not self.weights:
                 faults.append("weights: missing, but minimize is 'own'")
@@ -167,7 +171,7 @@ class ProblemEntry(Strict):
             count_parameters=self.count_parameters,
             commit=self.commit,
             constraints=rows,
-            own_objective=tuple(self.weights.items()),
+            user_objective=tuple(self.weights.items()),
         )
 
 
@@ -214,6 +218,7 @@ class GaugeEntry(Strict):
     free_bytes: Index
     missing_bytes: Index
     trains: bool
+    """Whether the step fits in the RAM."""
 
 
 class ScheduleFile(GraphFile):
@@ -229,7 +234,7 @@ class ScheduleFile(GraphFile):
     device_ram_bytes: Index | None = None
     fits_device: bool | None = None
     device_ram: GaugeEntry | None = None
-    history: list[Moment] = []
+    history: list[HistoryEntry] = []
     R: Pairs | None = None
     S_RAM: Pairs | None = None
     S_AUX: Pairs | None = None
@@ -240,7 +245,9 @@ class ScheduleFile(GraphFile):
 
 def add_metric_fields(model: type[File], metrics: Iterable[Metric]) -> type[File]:
     """Return a subclass of a file model with an optional field for each metric."""
-    fields: dict[str, Any] = {metric.key: (_VALUES[metric.unit] | None, None) for metric in metrics}
+    fields: dict[str, Any] = {
+        metric.key: (_METRIC_TYPES[metric.unit] | None, None) for metric in metrics
+    }
     return create_model(model.__name__, __base__=model, **fields)
 
 
@@ -263,14 +270,14 @@ def load_file(path: str | Path) -> ScheduleFile:
 
 
 def parse_schedule(text: str, *, source: str) -> ScheduleFile:
-    """Parse the text of a schedule file; `source` names it in errors."""
+    """Parse the text of a schedule file; `source` names the file in errors."""
     with raised_as(ScheduleError, source):
         values = parse_json(text, expected="poetmodel-schedule")
     return validate_schedule(values, source=source)
 
 
 def validate_schedule(values: object, *, source: str) -> ScheduleFile:
-    """Validate the JSON content of a schedule file; `source` names it in errors.
+    """Validate the JSON content of a schedule file; `source` names the file in errors.
 
     Raises
     ------
@@ -281,11 +288,11 @@ def validate_schedule(values: object, *, source: str) -> ScheduleFile:
         file = validate_model(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
     if file.R is None:
         raise ScheduleError(
-            f"{source}: R: the file holds no schedule (status {file.status or 'unknown'})"
+            f"{source}: R: the file contains no schedule (status {file.status or 'unknown'})"
         )
-    missing = [name for name in RELATIONS if getattr(file, name) is None]
-    if missing:
-        raise ScheduleError(f"{name}: missing" for name in missing).within(source)
+    missing_relations = [name for name in RELATIONS if getattr(file, name) is None]
+    if missing_relations:
+        raise ScheduleError(f"{name}: missing" for name in missing_relations).with_prefix(source)
     return file
 
 
@@ -297,7 +304,7 @@ def parse_file(model: type[File], text: str, *, kind: str) -> File:
 def validate_model(model: type[File], values: object, *, kind: str) -> File:
     """Validate the JSON content of a `kind` of file as `model`.
 
-    Raise `InputError` with all errors.
+    Raises `InputError` with all errors.
     """
     try:
         return model.model_validate(values)
@@ -309,14 +316,14 @@ def validation_messages(error: ValidationError, *, kind: str) -> list[str]:
     """Return the messages of a pydantic error, at most `MAX_FAULTS` and a count of the rest."""
     faults = []
     errors = error.errors(include_url=False, include_context=False)
-    for fault in errors[:MAX_FAULTS]:
-        expected = fault["msg"].replace("Input should be", "expected")
-        words = {
+    for details in errors[:MAX_FAULTS]:
+        expected = details["msg"].replace("Input should be", "expected")
+        message = {
             "extra_forbidden": f"unknown key; accepted are the keys of a {kind} file",
-            "model_type": f"expected an object, got {shown(fault['input'])}",
+            "model_type": f"expected an object, got {shown(details['input'])}",
             "missing": "missing",
-        }.get(fault["type"], f"{expected}, got {shown(fault['input'])}")
-        faults.append(f"{format_location(fault['loc']) or 'document'}: {words}")
+        }.get(details["type"], f"{expected}, got {shown(details['input'])}")
+        faults.append(f"{format_location(details['loc']) or 'document'}: {message}")
     if len(errors) > MAX_FAULTS:
-        faults.append(f"and {len(errors) - MAX_FAULTS} faults more")
+        faults.append(f"and {len(errors) - MAX_FAULTS} more errors")
     return faults

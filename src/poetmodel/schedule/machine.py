@@ -1,6 +1,7 @@
 """The machine: executes a program with clocks of core and bus, and tracks the content of RAM.
 
-It alone judges schedules and plans. It shares no code with planner, formulations and solvers.
+Only the machine decides whether schedules and plans are valid. It shares no code with planner,
+formulations and solvers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Origin(StrEnum):
     RECOMPUTED = "recomputed"
     """Recomputation of its node."""
     PAGED_IN = "paged in"
-    """Page-in; the first read of state is one."""
+    """Page-in, such as the first read of state."""
     RESIDENT = "resident"
     """Resident state, in RAM before the program."""
 
@@ -50,54 +51,56 @@ class Origin(StrEnum):
 class Stay:
     """One copy of a tensor, or one workspace, from the instruction that makes it to its end.
 
-    It occupies RAM during all instructions from `begin` to `end`, and after each of them except the
-    last.
+    The stay occupies RAM during all instructions from `begin` to `end`, and after each of them
+    except the last.
     """
 
     content: Content
+    """Whether the stay is a copy or a workspace."""
     index: int
     """Index of a tensor, or of a node for a workspace."""
     origin: Origin
+    """Origin of the copy; for a workspace, that of the outputs of its computation."""
     bytes: int
-    """Its size [B]."""
+    """Size [B]."""
     begin: int
-    """Position of the instruction that makes it; `BEFORE` for resident state."""
+    """Position of the instruction that makes the stay; `BEFORE` for resident state."""
     end: int
-    """Position of the instruction that ends it; the length of the program if it is never freed.
+    """Position of the instruction that ends the stay; the length of the program if none does.
 
     That is a free, or the computation of the next copy; for a workspace, its own computation."""
     reads: tuple[int, ...] = ()
-    """Positions of the computations that read it, in order."""
+    """Positions of the computations that read the copy, in order."""
     paged_out: bool = False
-    """Whether it was paged out."""
+    """Whether the copy was paged out."""
     replaced_by: int | None = None
-    """The replacement that was written over it, if it is state that was replaced."""
-    given_at: int | None = None
-    """Position of the computation whose output overwrites it in place; None if there is none."""
-    given_bytes: int = 0
+    """The replacement that was written over the copy; None if it is no replaced state."""
+    overwritten_at: int | None = None
+    """Position of the computation whose output overwrites the copy in place; None without one."""
+    overwritten_bytes: int = 0
     """Bytes that this output overwrites, which count for the output from then on [B]."""
     in_place_of: int | None = None
-    """The tensor that this copy overwrites in place."""
+    """The tensor that this copy overwrites in place; None if it overwrites none."""
 
     def first_free_position(self, program: Program) -> int:
-        """Return the first position of the program at which its addresses can be reused."""
+        """Return the first position of the program at which the stay's addresses can be reused."""
         is_freed = self.end == len(program) or program[self.end].op == Op.FREE
         return self.end if is_freed else self.end + 1
 
 
-class Moment(NamedTuple):
+class InstructionRecord(NamedTuple):
     """Times and RAM of one instruction."""
 
     issued_s: float
     """The core's clock when the instruction is issued [s]; RAM changes at this time."""
     start_s: float
-    """Start of its work, on the bus for a ``dma`` transfer [s]."""
+    """Start of the computation or transfer, on the bus for a ``dma`` transfer [s]."""
     end_s: float
-    """End of its work [s]; for a wait, the time from start to end is a stall."""
-    high_bytes: int
-    """Maximum RAM during it, including workspace and old copies [B]."""
+    """End of the computation or transfer [s]; from start to end of a wait, the core stalls."""
+    peak_bytes: int
+    """Maximum RAM during the instruction, including workspace and old copies [B]."""
     ram_bytes: int
-    """RAM in use after it [B]."""
+    """RAM in use after the instruction [B]."""
     in_place: tuple[int, ...] = ()
     """The inputs that a computation overwrites with its outputs, ascending."""
 
@@ -106,17 +109,18 @@ class Fault(NamedTuple):
     """A rule that a program violates."""
 
     message: str
+    """Message for users."""
     position: int
     """Position of the instruction; the length of the program for violations at its end."""
-    missing: int | None = None
+    missing_input: int | None = None
     """The input of a computation that is not in RAM; None for other violations."""
 
 
 class Machine:
     """Executes a program: clocks of core and bus, content of RAM and storage, transfers.
 
-    For a program compiled from a schedule, `steps` gives the step of each instruction. Then a
-    computation overwrites an input in place only if its own step frees the input.
+    For a program compiled from a schedule, `steps` has the step of each instruction. Then a
+    computation overwrites an input in place only if the step of the computation frees the input.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class Machine:
         table: CostTable | None = None,
         steps: Sequence[Pair] | None = None,
     ) -> None:
-        """Set the state before the first instruction; `execute` executes the program."""
+        """Set content and clocks before the first instruction; `execute` executes the program."""
         self.graph, self.homes, self.program = homes.graph, homes, program
         self.table, self.steps = table, steps
         self.is_dma = mode == StorageMode.DMA
@@ -138,15 +142,18 @@ class Machine:
         self.ram_bytes = homes.ram_bytes
         self.storage = set(homes.stored)
         """Content of storage."""
-        self.done = StateAccess()
-        self.done_s: dict[int, float] = {}
-        self.in_flight: dict[int, Op] = {}
-        self.first_computed = -1
-        self.count: dict[Op, Counter[int]] = {
+        self.state_access = StateAccess()
+        self.transfer_ends_s: dict[int, float] = {}
+        """End of the last transfer of each tensor [s]."""
+        self.pending_transfers: dict[int, Op] = {}
+        """Transfers without a wait so far, by tensor."""
+        self.last_first_computed = -1
+        """Last node that was computed for the first time."""
+        self.counts: dict[Op, Counter[int]] = {
             op: Counter() for op in (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT)
         }
         self.position = BEFORE
-        self.moments: list[Moment] = []
+        self.records: list[InstructionRecord] = []
         self.copies: list[Stay] = []
         """All copies and workspaces, in the order in which they are made."""
         self.faults: list[Fault] = []
@@ -155,32 +162,34 @@ class Machine:
         """Execute the program from the initial content of RAM to its last instruction."""
         for i in sorted(self.homes.resident):
             self._add_copy(i, Origin.RESIDENT)
-        act = {
+        execute_op = {
             Op.COMPUTE: self._compute,
             Op.PAGE_IN: self._page_in,
             Op.PAGE_OUT: self._page_out,
             Op.WAIT: self._wait,
             Op.FREE: self._free,
         }
-        nodes, tensors = len(self.graph.nodes), len(self.homes.sizes)
+        n_nodes, n_tensors = len(self.graph.nodes), len(self.homes.sizes)
         has_state = bool(self.graph.state_tensors)
-        moments = self.moments
+        records = self.records
         for position, (op, index) in enumerate(self.program):
             self.position = position
             if not position % CHUNK:
                 check_time_limit()
             issued_s, fault = self.core_s, ""
             in_place: tuple[int, ...] = ()
-            if not 0 <= index < (nodes if op == Op.COMPUTE else tensors):
+            if not 0 <= index < (n_nodes if op == Op.COMPUTE else n_tensors):
                 fault = "the graph has no such index"
             elif has_state and op != Op.COMPUTE:
-                fault = self.homes.instruction_fault(op, index, self.done)
+                fault = self.homes.instruction_fault(op, index, self.state_access)
             if fault:
                 self._add_fault(op, index, fault)
-                start_s, end_s, high_bytes = issued_s, issued_s, self.ram_bytes
+                start_s, end_s, peak_bytes = issued_s, issued_s, self.ram_bytes
             else:
-                start_s, end_s, high_bytes, in_place = act[op](index)
-            moments.append(Moment(issued_s, start_s, end_s, high_bytes, self.ram_bytes, in_place))
+                start_s, end_s, peak_bytes, in_place = execute_op[op](index)
+            records.append(
+                InstructionRecord(issued_s, start_s, end_s, peak_bytes, self.ram_bytes, in_place)
+            )
         self._check_end()
 
     # -- instructions: each method returns start and end [s], the maximum RAM during it [B], and
@@ -188,76 +197,81 @@ class Machine:
 
     def _compute(self, k: int) -> tuple[float, float, int, tuple[int, ...]]:
         """Execute a node: check its inputs, overwrite inputs in place, and make its outputs."""
-        homes, position, n_computations = self.homes, self.position, self.count[Op.COMPUTE]
+        homes, position, n_computations = self.homes, self.position, self.counts[Op.COMPUTE]
         n_computations[k] += 1
         if k in homes.first_reads:
             return self._read_state_first(k, homes.first_reads[k])
         is_first = n_computations[k] == 1
         self._check_order(k, is_first=is_first)
         self._read_inputs(k)
-        for i in homes.new[k] if self.in_flight else ():
-            if i in self.in_flight:
-                word = self.in_flight[i]
+        for i in homes.new_outputs[k] if self.pending_transfers else ():
+            if i in self.pending_transfers:
+                transfer_op = self.pending_transfers[i]
                 self._add_fault(
-                    Op.COMPUTE, k, f"overwrites {self._tensor_label(i)} during its {word}"
+                    Op.COMPUTE, k, f"overwrites {self._tensor_label(i)} during its {transfer_op}"
                 )
         pairs = self.graph.in_place_of[k]
-        overwritten = homes.overwritten_bytes(k, self._freed_next()) if pairs else {}
+        overwritten = homes.overwritten_bytes(k, self._tensors_freed_next()) if pairs else {}
         for x, size in overwritten.items():
-            self.ram[x].given_at, self.ram[x].given_bytes = position, size
+            self.ram[x].overwritten_at, self.ram[x].overwritten_bytes = position, size
             self.ram_bytes -= size
-        high_bytes = self.ram_bytes + homes.step_bytes[k]
+        peak_bytes = self.ram_bytes + homes.step_bytes[k]
         self._make_outputs(k, Origin.COMPUTED if is_first else Origin.RECOMPUTED)
         for y, x in pairs:
-            if x in overwritten and y in homes.new[k]:
+            if x in overwritten and y in homes.new_outputs[k]:
                 self.ram[y].in_place_of = x
-        start = self.core_s
+        start_s = self.core_s
         if self.table is not None:
             self.core_s += self.table.compute_time_s[k]
-        return start, self.core_s, high_bytes, tuple(sorted(overwritten))
+        return start_s, self.core_s, peak_bytes, tuple(sorted(overwritten))
 
     def _make_outputs(self, k: int, origin: Origin) -> None:
         """Add copies of a node's new outputs and its workspace, and replace state."""
-        new, workspace = self.homes.new[k], self.graph.nodes[k].workspace_bytes
-        for i in new:
-            if i in self.ram:  # old and new copy coexist until here
+        new_outputs, workspace_bytes = (
+            self.homes.new_outputs[k],
+            self.graph.nodes[k].workspace_bytes,
+        )
+        for i in new_outputs:
+            if i in self.ram:  # Old and new copy are in RAM together until here.
                 self._remove_copy(i)
             self._add_copy(i, origin)
             self.ram_bytes += self.homes.sizes[i]
-        if workspace:
+        if workspace_bytes:
             self.copies.append(
                 Stay(
                     content=Content.WORKSPACE,
                     index=k,
                     origin=origin,
-                    bytes=workspace,
+                    bytes=workspace_bytes,
                     begin=self.position,
                     end=self.position,
                 )
             )
-        if len(new) != len(self.graph.outputs_of[k]):
+        if len(new_outputs) != len(self.graph.outputs_of[k]):
             self._replace_state(k)
 
     def _read_state_first(self, k: int, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Page in state for the first time, at any position among the computations."""
-        if self.count[Op.COMPUTE][k] > 1:
+        """Page in state `i` by the ``compute`` of its node `k`; add a fault if it is repeated."""
+        if self.counts[Op.COMPUTE][k] > 1:
             self._add_fault(Op.COMPUTE, k, "must not be computed again")
-        self.done.read.add(i)
+        self.state_access.read.add(i)
         return self._page_into_ram(i)
 
-    def _freed_next(self) -> set[int]:
+    def _tensors_freed_next(self) -> set[int]:
         """Return the tensors in RAM that are freed right after this instruction.
 
         Tensors with a pending transfer are excluded.
         """
         program, steps, position = self.program, self.steps, self.position + 1
-        dying = set()
+        freed_tensors = set()
         while position < len(program) and program[position].op == Op.FREE:
             if steps is not None and steps[position] != steps[self.position]:
                 break
-            dying.add(program[position].index)
+            freed_tensors.add(program[position].index)
             position += 1
-        return (dying & self.ram.keys()).difference(self.homes.resident, self.in_flight)
+        return (freed_tensors & self.ram.keys()).difference(
+            self.homes.resident, self.pending_transfers
+        )
 
     def _replace_state(self, k: int) -> None:
         """Write replacements over state: a copy of state becomes its replacement's copy."""
@@ -265,13 +279,13 @@ class Machine:
             old = self.graph.state_of.get(new)
             if old is None:
                 continue
-            self.done.replaced.setdefault(old, k)
+            self.state_access.replaced.setdefault(old, k)
             copy = self.ram.get(old)
             if copy is not None:
                 copy.replaced_by = new
             if old not in self.homes.on_storage:
                 continue
-            if copy is None:  # it is on storage or was freed
+            if copy is None:  # The state is on storage or was freed.
                 copy = self._make_copy(new, Origin.COMPUTED)
                 self.ram_bytes += copy.bytes
             else:
@@ -284,30 +298,30 @@ class Machine:
             if not self.graph.nodes[k].recomputable:
                 self._add_fault(Op.COMPUTE, k, "must not be computed again")
             return
-        if k < self.first_computed:
-            later_node = self.graph.nodes[self.first_computed].name
+        if k < self.last_first_computed:
+            later_node = self.graph.nodes[self.last_first_computed].name
             self._add_fault(
                 Op.COMPUTE, k, f"is first computed after {later_node!r}, which follows it"
             )
         else:
-            self.first_computed = k
+            self.last_first_computed = k
 
     def _read_inputs(self, k: int) -> None:
         """Register a computation as a reader of its inputs.
 
-        Add a fault for each unavailable input.
+        Adds a fault for each unavailable input.
         """
         homes, position = self.homes, (self.position,)
         for i in self.graph.inputs_of[k]:
             fault, copy = "", self.ram.get(i)
             if copy is not None:
                 copy.reads += position
-            is_missing = copy is None and i not in homes.held
-            if i in self.done.replaced:
-                fault = homes.read_fault(i, self.done)
+            is_missing = copy is None and i not in homes.unmoved_state
+            if i in self.state_access.replaced:
+                fault = homes.read_fault(i, self.state_access)
             elif is_missing:
                 fault = f"needs {self._tensor_label(i)} in RAM"
-            elif self.in_flight and self.in_flight.get(i) == Op.PAGE_IN:
+            elif self.pending_transfers and self.pending_transfers.get(i) == Op.PAGE_IN:
                 fault = f"reads {self._tensor_label(i)} before its page_in is done"
             if fault:
                 self._add_fault(Op.COMPUTE, k, fault, i if is_missing else None)
@@ -320,7 +334,7 @@ class Machine:
         return self._page_into_ram(i)
 
     def _page_into_ram(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        self.count[Op.PAGE_IN][i] += 1
+        self.counts[Op.PAGE_IN][i] += 1
         if i not in self.ram:
             self._add_copy(i, Origin.PAGED_IN)
             self.ram_bytes += self.homes.sizes[i]
@@ -328,16 +342,18 @@ class Machine:
 
     def _page_out(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
         """Start a page-out; add a fault if the tensor is not in RAM or has a pending transfer."""
-        self.count[Op.PAGE_OUT][i] += 1
+        self.counts[Op.PAGE_OUT][i] += 1
         if i not in self.ram:
             self._add_fault(Op.PAGE_OUT, i, "is not in RAM")
         else:
             self.ram[i].paged_out = True
-            if i in self.in_flight:
-                self._add_fault(Op.PAGE_OUT, i, f"is still under way: its {self.in_flight[i]}")
+            if i in self.pending_transfers:
+                self._add_fault(
+                    Op.PAGE_OUT, i, f"is still under way: its {self.pending_transfers[i]}"
+                )
         self.storage.add(i)
         if i in self.graph.state_of:
-            self.done.written.add(i)
+            self.state_access.written.add(i)
         return *self._execute_transfer(Op.PAGE_OUT, i), self.ram_bytes, ()
 
     def _execute_transfer(self, op: Op, i: int) -> tuple[float, float]:
@@ -349,37 +365,37 @@ class Machine:
         if self.table is not None and not self.table.has_storage:
             self._add_fault(op, i, "is paged, but the costs have no auxiliary storage")
         elif self.table is not None:
-            into = op == Op.PAGE_IN
-            time_s = (self.table.page_in_time_s if into else self.table.page_out_time_s)[i]
-        start = max(self.bus_s, self.core_s)
-        self.bus_s = self.done_s[i] = start + time_s
+            is_page_in = op == Op.PAGE_IN
+            time_s = (self.table.page_in_time_s if is_page_in else self.table.page_out_time_s)[i]
+        start_s = max(self.bus_s, self.core_s)
+        self.bus_s = self.transfer_ends_s[i] = start_s + time_s
         if self.is_dma:
-            self.in_flight[i] = op
+            self.pending_transfers[i] = op
         else:
             self.core_s = self.bus_s
-        return start, self.bus_s
+        return start_s, self.bus_s
 
     def _wait(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
         """Stall the core until the last transfer of a tensor is complete."""
-        start = self.core_s
-        if i in self.done_s:
-            self.core_s = max(start, self.done_s[i])
-            self.stall_s += self.core_s - start
+        start_s = self.core_s
+        if i in self.transfer_ends_s:
+            self.core_s = max(start_s, self.transfer_ends_s[i])
+            self.stall_s += self.core_s - start_s
         else:
             self._add_fault(Op.WAIT, i, "was never moved")
-        self.in_flight.pop(i, None)
-        return start, self.core_s, self.ram_bytes, ()
+        self.pending_transfers.pop(i, None)
+        return start_s, self.core_s, self.ram_bytes, ()
 
     def _free(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
         """Free a tensor; add a fault if it is not in RAM or has a pending transfer."""
-        high_bytes = self.ram_bytes
-        if i in self.in_flight:
-            self._add_fault(Op.FREE, i, f"is still under way: its {self.in_flight[i]}")
+        peak_bytes = self.ram_bytes
+        if i in self.pending_transfers:
+            self._add_fault(Op.FREE, i, f"is still under way: its {self.pending_transfers[i]}")
         if i in self.ram:
             self._remove_copy(i)
         else:
             self._add_fault(Op.FREE, i, "is not in RAM")
-        return self.core_s, self.core_s, high_bytes, ()
+        return self.core_s, self.core_s, peak_bytes, ()
 
     # -- copies ------------------------------------------------------------------------------
 
@@ -401,7 +417,7 @@ class Machine:
     def _remove_copy(self, i: int) -> None:
         copy = self.ram.pop(i)
         copy.end = self.position
-        self.ram_bytes -= copy.bytes - copy.given_bytes
+        self.ram_bytes -= copy.bytes - copy.overwritten_bytes
 
     # -- faults ------------------------------------------------------------------------------
 
@@ -410,14 +426,14 @@ class Machine:
         messages = [
             f"node {node.name!r} is never computed"
             for k, node in enumerate(self.graph.nodes)
-            if not self.count[Op.COMPUTE][k]
+            if not self.counts[Op.COMPUTE][k]
         ]
         messages += [
             f"{self._tensor_label(i)} is still in RAM at the end"
             for i in sorted(self.ram.keys() - self.homes.resident)
             if self.graph.users_of[i]
         ]
-        for i in self.homes.missing_write_backs(self.done):
+        for i in self.homes.missing_write_backs(self.state_access):
             old = self._tensor_label(self.graph.state_of[i])
             messages.append(
                 f"{self._tensor_label(i)} is never paged out: it replaces {old}, which is not "

@@ -62,27 +62,30 @@ class Metric:
     """One number of a schedule or a plan."""
 
     key: str
-    """Its key in files and JSON."""
+    """Key in files and JSON."""
     name: str
-    """Its name in tables."""
+    """Name in tables."""
     unit: MetricUnit
+    """Unit in files and JSON."""
     meaning: str
+    """Definition of the metric."""
     group: Group
-    read: Callable[[Any], float | None] | None
-    """Function that reads it from a `Simulation` or `PlanCheck`; None for claims of a solve, which
-    simulations do not compute."""
+    """Group with which the metric is displayed."""
+    value_of: Callable[[Any], float | None] | None
+    """Function that returns the metric of a `Simulation` or `PlanCheck`; None for claims of a
+    solve, which simulations do not compute."""
     files: frozenset[Display]
-    """Files and JSON documents that contain it."""
+    """Files and JSON documents that contain the metric."""
     tables: frozenset[Display] = frozenset()
-    """Tables and pages that display it."""
+    """Tables and pages that display the metric."""
     page_name: str = ""
-    """Its name on report pages, if different."""
-    as_exact_as: str = ""
-    """Key of the metric that it is a difference of, whose rounding errors it has."""
+    """Name on report pages, if different."""
+    exactness_key: str = ""
+    """For a difference of two values, the key of the larger one, which sets the rounding error."""
 
     @property
     def needs_costs(self) -> bool:
-        """Whether it requires costs: an energy or a time."""
+        """Whether the metric requires costs: an energy or a time."""
         return self.unit in (MetricUnit.JOULES, MetricUnit.SECONDS)
 
 
@@ -96,10 +99,13 @@ def _make_metric(
     is_claimed: bool = False,
     **displays: Any,
 ) -> Metric:
-    """Return a metric that is claimed by a solve, or read from attribute `key` of a simulation."""
+    """Return a metric with the value of attribute `key` of a simulation.
+
+    With `is_claimed`, only a solve claims the metric, and no simulation computes it.
+    """
     getter = None if is_claimed else attrgetter(key)
     return Metric(
-        key=key, name=name, unit=unit, meaning=meaning, group=group, read=getter, **displays
+        key=key, name=name, unit=unit, meaning=meaning, group=group, value_of=getter, **displays
     )
 
 
@@ -113,8 +119,11 @@ _SCHEDULES: Final = frozenset(
         Display.REPORT,
     }
 )
+"""Files and JSON documents about schedules."""
 _PLANS: Final = frozenset({Display.PLAN_FILE, Display.VERIFY_PLAN})
+"""Files and JSON documents about plans."""
 _COMMANDS: Final = frozenset({Display.VERIFY, Display.VERIFY_PLAN, Display.DIFF, Display.REPORT})
+"""JSON documents of commands that read schedules or plans."""
 _TABLES: Final = frozenset(
     {
         Display.SOLVE,
@@ -124,6 +133,7 @@ _TABLES: Final = frozenset(
         Display.PAGE,
     }
 )
+"""Tables and pages that display most metrics."""
 
 METRICS: Final[tuple[Metric, ...]] = (
     _make_metric(
@@ -165,7 +175,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         Group.ENERGY,
         files=_SCHEDULES,
         tables=frozenset({Display.SOLVE, Display.DIFF, Display.PAGE}),
-        as_exact_as="energy_j",
+        exactness_key="energy_j",
     ),
     _make_metric(
         "overhead_bound_j",
@@ -310,7 +320,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 )
 """All metrics, in the order of files."""
 
-_FIRST: Final[Mapping[Display, tuple[str, ...]]] = {
+_FIRST_KEYS: Final[Mapping[Display, tuple[str, ...]]] = {
     Display.PLAN_FILE: ("makespan_s", "stall_s", "transfer_s", "compute_s"),
     Display.VERIFY_PLAN: ("makespan_s", "stall_s", "energy_j", "compute_s", "transfer_s"),
     Display.PLAN: ("makespan_s", "compute_s", "transfer_s", "stall_s"),
@@ -322,7 +332,7 @@ _FIRST: Final[Mapping[Display, tuple[str, ...]]] = {
 
 def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
     """Return the metrics of a display in its order; with `groups`, only those of these groups."""
-    first_keys = _FIRST.get(display, ())
+    first_keys = _FIRST_KEYS.get(display, ())
     metrics = [
         metric
         for metric in METRICS
@@ -334,4 +344,4 @@ def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
 
 def simulated_metrics(display: Display, simulation: object) -> dict[str, float | None]:
     """Return the metrics of a display that simulations compute, by key."""
-    return {m.key: m.read(simulation) for m in metrics_at(display) if m.read is not None}
+    return {m.key: m.value_of(simulation) for m in metrics_at(display) if m.value_of is not None}

@@ -28,10 +28,12 @@ _SPANS: Final = {"S_RAM": "kept", "S_AUX": "stored"}
 """Attributes with the spans of relations that are stored as spans."""
 
 MAX_PAIRS: Final = 30_000_000
-"""Maximum number of pairs of one relation: each uses about 64 bytes, so these use about 2 GB."""
+"""Maximum number of pairs of one relation, which use about 64 bytes each, 2 GB together."""
 
 Pair = tuple[int, int]
+"""Stage, and node or tensor."""
 _PAIR_LENGTH: Final = 2
+"""Number of values of a pair."""
 Span = tuple[int, int, int]
 """Tensor, first stage and last stage."""
 
@@ -66,7 +68,7 @@ class Schedule:
     resident: tuple[int, ...] = ()
     """The state tensors whose home is RAM, ascending; other state is on storage between steps."""
     identity: GraphIdentity | None = field(default=None, compare=False, repr=False)
-    """The graph that it was made for; None if unknown."""
+    """The graph that the schedule was made for; None if unknown."""
     kept: tuple[Span, ...] = field(init=False, repr=False)
     """`S_RAM` as maximal spans of stages, by tensor."""
     stored: tuple[Span, ...] = field(init=False, repr=False)
@@ -149,7 +151,7 @@ class Schedule:
         Parameters
         ----------
         identity : GraphIdentity or None
-            The graph that it is made for.
+            The graph that the schedule is made for.
         resident : iterable of int
             The state tensors whose home is RAM.
         **relations : iterable of iterable of int
@@ -203,7 +205,7 @@ class Schedule:
                     raise ScheduleError(f"order: {node!r} reads {tensor!r} before it is computed")
                 spans.append((i, computed[i] + 1, t))
             computed |= dict.fromkeys(graph.outputs_of[k], t)
-        return cls.from_spans(R=pairs, kept=spans, identity=GraphIdentity.of(graph))
+        return cls.from_spans(R=pairs, kept=spans, identity=GraphIdentity.from_graph(graph))
 
     @classmethod
     def from_entries(cls, entries: Mapping[str, Any], identity: GraphIdentity | None) -> Schedule:
@@ -225,13 +227,13 @@ class Schedule:
         Resident state is included if the graph has state or the schedule lists resident tensors.
         """
         relations = {name: [list(pair) for pair in getattr(self, name)] for name in RELATIONS}
-        listed = has_state or self.resident
-        return relations | ({RESIDENT: list(self.resident)} if listed else {})
+        lists_resident = has_state or self.resident
+        return relations | ({RESIDENT: list(self.resident)} if lists_resident else {})
 
     def is_kept(self, t: int, i: int) -> bool:
         """Return whether tensor `i` is in RAM when stage `t` begins."""
-        number = bisect_right(self.kept, (i, t, math.inf)) - 1
-        return number >= 0 and self.kept[number][0] == i and t <= self.kept[number][2]
+        position = bisect_right(self.kept, (i, t, math.inf)) - 1
+        return position >= 0 and self.kept[position][0] == i and t <= self.kept[position][2]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as JSON values: format, graph, names, relations."""
@@ -255,9 +257,9 @@ class Schedule:
         """
         if self.identity is None:
             raise ScheduleError(
-                "the schedule names no graph; make it with identity=GraphIdentity.of(graph)"
+                "the schedule names no graph; make it with identity=GraphIdentity.from_graph(graph)"
             )
-        write_text(path, dump(self.to_dict()))
+        write_text(path, format_document(self.to_dict()))
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
@@ -267,7 +269,7 @@ class Schedule:
         return cls.from_file(load_file(path))
 
 
-def dump(document: dict[str, Any]) -> str:
+def format_document(document: dict[str, Any]) -> str:
     """Return the JSON text of a schedule or plan file, with one key and its value per line."""
     lines = [
         f"{json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}"
@@ -281,7 +283,7 @@ def _stages_of_order(graph: Graph, order: list[int]) -> list[Pair]:
     names = [node.name for node in graph.nodes]
     pairs: list[Pair] = []
     t = 0
-    last = -1
+    last_node = -1
     for k in order:
         if not 0 <= k < len(names):
             raise ScheduleError(f"order: expected nodes from 0 to {len(names) - 1}, got {k}")
@@ -289,13 +291,13 @@ def _stages_of_order(graph: Graph, order: list[int]) -> list[Pair]:
             raise ScheduleError(f"order: {names[k]!r} comes after the last node of the graph")
         if k > t:
             raise ScheduleError(f"order: {names[k]!r} comes before {names[t]!r}")
-        if k <= last:
+        if k <= last_node:
             raise ScheduleError(
-                f"order: {names[k]!r} comes after {names[last]!r} and before {names[t]!r}; "
+                f"order: {names[k]!r} comes after {names[last_node]!r} and before {names[t]!r}; "
                 "recomputations between two first computations are in the order of the graph"
             )
         pairs.append((t, k))
-        t, last = (t + 1, -1) if k == t else (t, k)
+        t, last_node = (t + 1, -1) if k == t else (t, k)
     if t < len(names):
         raise ScheduleError(f"order: {names[t]!r} is missing")
     return pairs
@@ -404,7 +406,7 @@ def spans_of_rows(rows: Iterable[Iterable[int]]) -> tuple[Span, ...]:
 
 
 def _merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Merge overlapping and adjacent spans of a tensor; drop empty spans; sort by tensor."""
+    """Return spans by tensor, without empty ones; merge those that overlap or touch."""
     merged_spans: list[Span] = []
     for span in sorted(span for span in spans if span[1] <= span[2]):
         i, first, last = merged_spans[-1] if merged_spans else span
@@ -440,7 +442,7 @@ def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
         for t in range(first, last + 1):
             rows.setdefault(t, []).append(i)
     is_gc_enabled = gc.isenabled()
-    gc.disable()  # new pairs are not garbage; collection would double the time
+    gc.disable()  # The new pairs are not garbage; collections would double the time.
     try:
         return tuple(chain.from_iterable(zip(repeat(t), rows[t]) for t in sorted(rows)))
     finally:
@@ -466,5 +468,5 @@ def checkpoint_all(graph: Graph) -> Schedule:
         kept=kept,
         M_in=(),
         resident=state,
-        identity=GraphIdentity.of(graph),
+        identity=GraphIdentity.from_graph(graph),
     )

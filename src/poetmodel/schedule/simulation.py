@@ -1,6 +1,7 @@
 """The simulator: executes a schedule step by step and returns metrics and violations.
 
-It alone decides whether a schedule is valid. It shares no code with formulations and solvers.
+Only the simulator decides whether a schedule is valid. It shares no code with formulations and
+solvers.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ class MemoryPoint(NamedTuple):
     """RAM in use at one step that executes an instruction."""
 
     stage: int
+    """Stage of the step."""
     node: int
-    """Step within the stage."""
+    """Node of the step."""
     ram_bytes: int
     """Maximum during the step, including workspace [B]."""
 
 
-class Rates(NamedTuple):
+class CostParameters(NamedTuple):
     """Cost parameters from which energy and time of a schedule are recomputed exactly."""
 
     table: CostTable
@@ -79,10 +81,10 @@ class Simulation:
     """Number of page-ins of each tensor that has any, including first reads of state."""
     page_outs: Mapping[int, int] = field(default_factory=dict)
     """Number of page-outs of each tensor that has any."""
-    in_stages: frozenset[tuple[str, int, int]] = field(default=frozenset(), repr=False)
+    stage_entries: frozenset[tuple[str, int, int]] = field(default=frozenset(), repr=False)
     """Recomputations and page-ins by stage: (count, stage, node or tensor)."""
     committed_bytes: int = 0
-    """Bytes that commits write, included in `written_bytes` and paid by every schedule [B]."""
+    """Bytes that commits write, the same for every schedule; included in `written_bytes` [B]."""
     resident: frozenset[int] = frozenset()
     """State whose home is RAM."""
     compute_s: float | None = None
@@ -105,9 +107,9 @@ class Simulation:
     planned_s: float | None = None
     """Makespan of a plan with overlapping transfers, if one was given [s]."""
     planned_ram_bytes: int | None = None
-    """RAM of that plan if RAM is minimized: early page-ins need more than the schedule [B]."""
-    rates: Rates | None = field(default=None, repr=False, compare=False)
-    """Cost parameters; None without costs."""
+    """RAM of the plan if RAM is minimized, which early page-ins increase above the peak [B]."""
+    cost_parameters: CostParameters | None = field(default=None, repr=False, compare=False)
+    """Costs from which `total` recomputes sums exactly; None without costs."""
     steps_until_worn: float | None = None
     """Number of training steps until storage is worn, with ideal wear levelling.
 
@@ -149,59 +151,60 @@ class Simulation:
         return self.compute_s + self.transfer_s
 
     def total(
-        self, graph: Graph, terms: Iterable[tuple[str, float]], *, extra: bool = False
+        self, graph: Graph, terms: Iterable[tuple[str, float]], *, only_excess: bool = False
     ) -> float:
         """Return a sum of totals, with keys of `poetmodel.problem.totals`.
 
-        With `extra`, return the sum's excess over a single pass, without the constant. Since large
-        terms may cancel out, the sum is exact and rounded once at the end, unless it is an integer.
+        With `only_excess`, return the sum's excess over a single pass, without the constant. Large
+        terms may cancel out, so the sum is computed exactly. It is rounded once, at the end, or
+        returned as an int if all terms are integers.
         """
         value, is_integer = Fraction(0), True
         for key, coefficient in terms:
             kind, stage, name = Key.parse(key)
             if stage is not None:
                 index = graph.node_index if kind == Count.RECOMPUTATIONS else graph.tensor_index
-                amount: Fraction | float = int((kind, stage, index[name]) in self.in_stages)
+                term_value: Fraction | float = int((kind, stage, index[name]) in self.stage_entries)
             elif kind == Count.RECOMPUTATIONS:
-                amount = self.recomputations.get(graph.node_index[name], 0)
+                term_value = self.recomputations.get(graph.node_index[name], 0)
             elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
                 counts = self.page_ins if kind == Count.PAGE_INS else self.page_outs
-                amount = counts.get(graph.tensor_index[name], 0)
+                term_value = counts.get(graph.tensor_index[name], 0)
             elif kind == Count.RESIDENT:
                 is_resident = graph.tensor_index[name] in self.resident
-                amount = is_resident - extra  # a single pass has all state in RAM
+                term_value = is_resident - only_excess  # In a single pass, all state is in RAM.
             else:
-                amount = self._total_value(key, extra=extra)
-            is_integer = is_integer and isinstance(coefficient, int) and isinstance(amount, int)
-            value += Fraction(coefficient) * Fraction(amount)
+                term_value = self._total_value(key, only_excess=only_excess)
+            is_integer = is_integer and isinstance(coefficient, int) and isinstance(term_value, int)
+            value += Fraction(coefficient) * Fraction(term_value)
         return int(value) if is_integer else float(value)
 
-    def _total_value(self, key: str, *, extra: bool) -> Fraction | float:
+    def _total_value(self, key: str, *, only_excess: bool) -> Fraction | float:
         """Return the value of a total or of the constant.
 
-        With `extra`, returns the excess of this value over a single pass.
+        With `only_excess`, returns the excess of this value over a single pass.
         """
         if key == CONSTANT:
-            return 0 if extra else 1
+            return 0 if only_excess else 1
         if key == Total.BYTES_READ:
             return self.read_bytes
         if key == Total.BYTES_WRITTEN:
-            return self.paged_bytes if extra else self.written_bytes
+            return self.paged_bytes if only_excess else self.written_bytes
         excess = self._excess_over_pass[key]
-        if extra or self.rates is None:
+        if only_excess or self.cost_parameters is None:
             return excess
         if key == Total.TRANSFER:
-            return excess + Fraction(self.rates.table.commit_totals().time_s)
+            return excess + Fraction(self.cost_parameters.table.commit_totals().time_s)
         if key == Total.ENERGY:
             return excess + Fraction(self.baseline_energy_j or 0.0)
-        return excess + Fraction(sum(self.rates.table.compute_time_s))
+        return excess + Fraction(sum(self.cost_parameters.table.compute_time_s))
 
     @cached_property
     def _excess_over_pass(self) -> dict[str, Fraction | float]:
         """Exact energy, compute and transfer time beyond a single pass [J, s, s]."""
-        if self.rates is None:
+        if self.cost_parameters is None:
             return dict.fromkeys((Total.ENERGY, Total.COMPUTE, Total.TRANSFER), 0.0)
-        table, rates = self.rates.table, self.rates
+        table, cost_parameters = self.cost_parameters.table, self.cost_parameters
         compute_s = _exact_weighted_sum((self.recomputations, table.compute_time_s))
         energy_j = _exact_weighted_sum((self.recomputations, table.compute_energy_j))
         transfer_s = Fraction(0)
@@ -211,11 +214,11 @@ class Simulation:
             energies_j = table.page_in_energy_j, table.page_out_energy_j
             transfer_s = _exact_weighted_sum(*zip(transfer_counts, times_s, strict=True))
             energy_j += _exact_weighted_sum(*zip(transfer_counts, energies_j, strict=True))
-        counted_s = compute_s + (transfer_s if rates.counts_transfers else 0)
+        counted_s = compute_s + (transfer_s if cost_parameters.counts_transfers else 0)
         if self.planned_s is not None:
             counted_s = Fraction(self.overtime_s or 0.0)
         return {
-            Total.ENERGY: energy_j + Fraction(rates.idle_power_w) * counted_s,
+            Total.ENERGY: energy_j + Fraction(cost_parameters.idle_power_w) * counted_s,
             Total.COMPUTE: compute_s,
             Total.TRANSFER: transfer_s,
         }
@@ -258,24 +261,24 @@ def simulate(
 
     Notes
     -----
-    Run time is proportional to the number of pairs of the schedule times the number of inputs, not
-    to the square of the graph: only steps that execute instructions are visited.
+    The time of a simulation is proportional to the number of pairs of the schedule times the number
+    of inputs, not to the square of the graph: only steps that execute instructions are visited.
     """
     device = None if costs is None else costs.device
-    mapped = device is not None and device.is_memory_mapped
-    homes = Homes.from_resident(graph, schedule.resident, mapped=mapped)
+    is_mapped = device is not None and device.is_memory_mapped
+    homes = Homes.from_resident(graph, schedule.resident, is_mapped=is_mapped)
     program, steps, faults = compile_schedule(homes, schedule)
     machine = Machine(homes, program, steps=steps)
     machine.execute()
-    violations = _violations(machine, steps, faults)
+    violations = _collect_violations(machine, steps, faults)
     if costs is not None and costs.pages is None:
         if schedule.M_in or schedule.M_out:
             violations.append("tensors are paged, but the costs have no auxiliary storage")
         if homes.on_storage:
             violations.append("state is not resident, but the costs have no auxiliary storage")
-    curve = _curve(machine, steps)
+    curve = _make_curve(machine, steps)
     peak = max(curve, key=attrgetter("ram_bytes"), default=MemoryPoint(0, 0, 0))
-    peak_tensors, peak_use = _peak_content(machine, steps, peak)
+    peak_tensors, peak_use = _find_peak_content(machine, steps, peak)
     sizes = graph.tensor_bytes
     compute_counts = _count_items(schedule.R, len(graph.nodes))
     page_in_counts = _count_items(schedule.M_in, len(sizes))
@@ -283,8 +286,8 @@ def simulate(
     page_out_counts = _count_items(schedule.M_out, len(sizes))
     commit = None if costs is None else costs.table(graph).commit
     uncommitted_counts = {
-        i: times
-        for i, times in page_out_counts.items()
+        i: count
+        for i, count in page_out_counts.items()
         if commit is None or i not in commit.replacements
     }
     committed_bytes = 0 if commit is None else commit.written_bytes
@@ -297,13 +300,13 @@ def simulate(
         aux_used_bytes=homes.storage_bytes
         + sum(sizes[i] for i in page_out_counts.keys() - graph.on_aux - graph.state_of.keys()),
         written_bytes=committed_bytes
-        + sum(sizes[i] * times for i, times in uncommitted_counts.items()),
+        + sum(sizes[i] * count for i, count in uncommitted_counts.items()),
         committed_bytes=committed_bytes,
-        read_bytes=sum(sizes[i] * times for i, times in page_in_counts.items()),
+        read_bytes=sum(sizes[i] * count for i, count in page_in_counts.items()),
         recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
         page_ins=page_in_counts,
         page_outs=page_out_counts,
-        in_stages=frozenset(
+        stage_entries=frozenset(
             (
                 *((Count.RECOMPUTATIONS, t, k) for t, k in schedule.R if k < t),
                 *((Count.PAGE_INS, t, i) for t, i in schedule.M_in),
@@ -314,11 +317,11 @@ def simulate(
             None
             if device is None
             else device.steps_until_worn(
-                ((sizes[i], times) for i, times in uncommitted_counts.items()),
+                ((sizes[i], count) for i, count in uncommitted_counts.items()),
                 committed_blocks=0 if commit is None else commit.worn_blocks,
             )
         ),
-        **_time_and_energy(
+        **_time_and_energy_metrics(
             graph,
             costs,
             compute_counts,
@@ -329,7 +332,7 @@ def simulate(
     )
 
 
-def with_times(
+def replace_makespan(
     simulation: Simulation,
     graph: Graph,
     costs: Costs,
@@ -339,20 +342,20 @@ def with_times(
     makespan_s: float | None,
     ram_bytes: int | None = None,
 ) -> Simulation:
-    """Return the simulation with times and energies for another makespan, without simulating again.
+    """Return the simulation with the times and energies of a plan with this makespan.
 
-    Only times and energies depend on the makespan. `ram_bytes` is the RAM of the plan with this
-    makespan, if RAM is minimized.
+    The schedule is not simulated again: other metrics do not depend on the makespan. `ram_bytes` is
+    the RAM of that plan, if RAM is minimized.
     """
     compute_counts = _count_items(schedule.R, len(graph.nodes))
     transfer_counts = Counter(simulation.page_ins), Counter(simulation.page_outs)
-    metrics = _time_and_energy(
+    metrics = _time_and_energy_metrics(
         graph, costs, compute_counts, transfer_counts, deadline_counts, makespan_s
     )
     return replace(simulation, planned_ram_bytes=ram_bytes, **metrics)
 
 
-def _violations(
+def _collect_violations(
     machine: Machine, steps: Sequence[Pair], faults: Iterable[tuple[int, str]]
 ) -> list[str]:
     """Return the messages of a schedule's violations, in execution order.
@@ -363,27 +366,29 @@ def _violations(
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
     missing_inputs: dict[int, list[str]] = {}
     for fault in machine.faults:
-        if fault.missing is not None:
-            missing_inputs.setdefault(fault.position, []).append(repr(tensors[fault.missing].name))
+        if fault.missing_input is not None:
+            missing_inputs.setdefault(fault.position, []).append(
+                repr(tensors[fault.missing_input].name)
+            )
     violations = list(faults)
     for position, names in missing_inputs.items():
         t, k = steps[position]
         requirement = f"needs {', '.join(names)} in RAM"
         violations.append((position, f"R[{t},{k}]: node {nodes[k].name!r} {requirement}"))
-    violations.sort(key=itemgetter(0))  # stable: entries come first
+    violations.sort(key=itemgetter(0))  # Stable: invalid entries precede missing inputs.
     return [message for _, message in violations] or [fault.message for fault in machine.faults]
 
 
-def _curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, ...]:
+def _make_curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, ...]:
     """Return the maximum RAM of each step that executes an instruction."""
     max_bytes_of_step: dict[Pair, int] = {}
-    for step, (op, _), moment in zip(steps, machine.program, machine.moments, strict=True):
-        if op != Op.FREE and moment.high_bytes > max_bytes_of_step.get(step, -1):
-            max_bytes_of_step[step] = moment.high_bytes
+    for step, (op, _), record in zip(steps, machine.program, machine.records, strict=True):
+        if op != Op.FREE and record.peak_bytes > max_bytes_of_step.get(step, -1):
+            max_bytes_of_step[step] = record.peak_bytes
     return tuple(MemoryPoint(t, k, ram_bytes) for (t, k), ram_bytes in max_bytes_of_step.items())
 
 
-def _peak_content(
+def _find_peak_content(
     machine: Machine, steps: Sequence[Pair], peak: MemoryPoint
 ) -> tuple[tuple[int, ...], RamUse]:
     """Return the tensors in RAM at the step of the peak, and the RAM use by kind."""
@@ -401,14 +406,17 @@ def _peak_content(
         and copy.end >= active_positions[0]
     ]
     compute_positions = [p for p in active_positions if machine.program[p].op == Op.COMPUTE]
-    dying = [i for p in compute_positions for i in machine.moments[p].in_place]
+    overwritten_tensors = [i for p in compute_positions for i in machine.records[p].in_place]
     peak_use = ram_use(
-        graph, copies, step=peak.node if compute_positions else None, dying_tensors=dying
+        graph,
+        copies,
+        step=peak.node if compute_positions else None,
+        dying_tensors=overwritten_tensors,
     )
     return tuple(sorted(set(copies))), peak_use
 
 
-def _time_and_energy(
+def _time_and_energy_metrics(
     graph: Graph,
     costs: Costs | None,
     compute_counts: Counter[int],
@@ -423,34 +431,39 @@ def _time_and_energy(
     idle_w = device.idle_power_w if device is not None else 0.0
     has_dma = device is not None and device.has_dma
     counted_time = deadline_counts or (DeadlineCounts.OVERLAP if has_dma else DeadlineCounts.SERIAL)
-    compute = table.compute_totals(compute_counts)
-    extra = table.compute_totals({k: compute_counts[k] - 1 for k in range(len(graph.nodes))})
-    transfer = table.transfer_totals(
+    compute_cost = table.compute_totals(compute_counts)
+    recompute_cost = table.compute_totals(
+        {k: compute_counts[k] - 1 for k in range(len(graph.nodes))}
+    )
+    transfer_cost = table.transfer_totals(
         transfer_counts[0], _page_outs_without_commit(transfer_counts[1], table)
     )
-    commit = table.commit_totals()
-    transfer_s = transfer.time_s + commit.time_s
-    pass_s, extra_s = sum(table.compute_time_s), extra.time_s
-    time_s = compute.time_s
+    commit_cost = table.commit_totals()
+    transfer_s = transfer_cost.time_s + commit_cost.time_s
+    pass_s, overtime_s = sum(table.compute_time_s), recompute_cost.time_s
+    time_s = compute_cost.time_s
     if counted_time != DeadlineCounts.COMPUTE:
-        time_s, extra_s = time_s + transfer_s, extra_s + transfer.time_s
+        time_s, overtime_s = time_s + transfer_s, overtime_s + transfer_cost.time_s
     if counted_time != DeadlineCounts.COMPUTE and table.commit is not None:
         is_serial = counted_time == DeadlineCounts.SERIAL
-        pass_s += commit.time_s if is_serial else table.commit.other_cost.time_s
+        pass_s += commit_cost.time_s if is_serial else table.commit.other_cost.time_s
     planned_s = makespan_s if counted_time == DeadlineCounts.OVERLAP else None
     if planned_s is not None:
-        time_s, extra_s = planned_s, max(0.0, planned_s - pass_s)
-    pass_j = sum(table.compute_energy_j) + commit.energy_j
+        time_s, overtime_s = planned_s, max(0.0, planned_s - pass_s)
+    pass_j = sum(table.compute_energy_j) + commit_cost.energy_j
     return {
-        "compute_s": compute.time_s,
+        "compute_s": compute_cost.time_s,
         "transfer_s": transfer_s,
         "time_s": time_s,
-        "energy_j": compute.energy_j + transfer.energy_j + commit.energy_j + idle_w * time_s,
+        "energy_j": compute_cost.energy_j
+        + transfer_cost.energy_j
+        + commit_cost.energy_j
+        + idle_w * time_s,
         "baseline_energy_j": pass_j + idle_w * pass_s,
-        "overhead_j": extra.energy_j + transfer.energy_j + idle_w * extra_s,
-        "rates": Rates(table, idle_w, counted_time != DeadlineCounts.COMPUTE),
-        "overtime_s": extra_s,
-        "recompute_s": extra.time_s,
+        "overhead_j": recompute_cost.energy_j + transfer_cost.energy_j + idle_w * overtime_s,
+        "cost_parameters": CostParameters(table, idle_w, counted_time != DeadlineCounts.COMPUTE),
+        "overtime_s": overtime_s,
+        "recompute_s": recompute_cost.time_s,
         "planned_s": planned_s,
     }
 
@@ -459,16 +472,16 @@ def _page_outs_without_commit(page_outs: Mapping[int, int], table: CostTable) ->
     """Return the counts of page-outs that are not writes of a commit."""
     if table.commit is None:
         return page_outs
-    return {i: times for i, times in page_outs.items() if i not in table.commit.replacements}
+    return {i: count for i, count in page_outs.items() if i not in table.commit.replacements}
 
 
 def _exact_weighted_sum(*columns: tuple[Mapping[int, int], Sequence[float]]) -> Fraction:
     """Return the exact sum of values times their counts."""
     return sum(
         (
-            times * Fraction(values[item])
+            count * Fraction(values[item])
             for counts, values in columns
-            for item, times in counts.items()
+            for item, count in counts.items()
         ),
         Fraction(0),
     )

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.device.ram import DeviceRam, device_ram_metrics, gauge_by_json_path, make_gauge
 from poetmodel.errors import InputError, ScheduleError, shown
-from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
+from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, is_within
 from poetmodel.problem.infeasibility import commit_space_fault
 from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
 from poetmodel.schedule.metrics import METRICS, Display, simulated_metrics
 from poetmodel.schedule.relations import Schedule
-from poetmodel.schedule.simulation import Simulation, simulate, with_times
+from poetmodel.schedule.simulation import Simulation, replace_makespan, simulate
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class PlanMetrics(NamedTuple):
     """Metrics of a plan with overlapping transfers."""
 
     makespan_s: float | None
-    """Its makespan [s]."""
+    """Makespan of the plan [s]; None without costs."""
     ram_bytes: int | None = None
-    """Its RAM, if RAM is minimized [B]."""
+    """RAM of the plan, if RAM is minimized [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +55,25 @@ class ConstraintValue:
     """A user-defined constraint and the value of its sum in a schedule."""
 
     row: Constraint
+    """The constraint."""
     value: float
-    slack: float
+    """Value of the constraint's sum."""
+    tolerance: float
     """Tolerance of the value; 0 for sums of integers, which are exact."""
 
     @property
     def violated_side(self) -> str:
         """``above`` or ``below`` if the value violates the limit on that side, else ""."""
-        if self.row.lower is not None and self.value < self.row.lower - self.slack:
+        if self.row.lower is not None and self.value < self.row.lower - self.tolerance:
             return "below"
-        above = self.row.upper is not None and self.value > self.row.upper + self.slack
-        return "above" if above else ""
+        is_above = self.row.upper is not None and self.value > self.row.upper + self.tolerance
+        return "above" if is_above else ""
 
     @property
     def at_limit(self) -> bool:
         """Whether the value equals a limit, within the tolerance."""
         limits = [limit for limit in (self.row.lower, self.row.upper) if limit is not None]
-        return any(abs(self.value - limit) <= self.slack for limit in limits)
+        return any(abs(self.value - limit) <= self.tolerance for limit in limits)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the constraint and its value as JSON values in SI units."""
@@ -83,13 +85,13 @@ def constraint_values(problem: Problem, simulation: Simulation) -> tuple[Constra
     values = []
     for row in problem.constraints:
         value = simulation.total(problem.graph, row.terms.items())
-        slack: float = 0  # an int: large bytes stay exact
+        tolerance: float = 0  # An int, so that large numbers of bytes are compared exactly.
         if not isinstance(value, int):
             term_values = [simulation.total(problem.graph, (term,)) for term in row.terms.items()]
-            slack = RELATIVE_TOLERANCE * max(
+            tolerance = RELATIVE_TOLERANCE * max(
                 map(abs, (row.lower or 0, row.upper or 0, *term_values))
             )
-        values.append(ConstraintValue(row=row, value=value, slack=slack))
+        values.append(ConstraintValue(row=row, value=value, tolerance=tolerance))
     return tuple(values)
 
 
@@ -129,19 +131,19 @@ def check_schedule(
         For a deadline that counts ``overlap`` without the makespan of a plan.
     """
     check_identity(problem.graph, schedule)
-    if problem.stand_in.transfer_weight is not None:
-        makespan_s = problem.pass_time_s  # surrogates have no idle power beyond one pass
+    if problem.surrogate_options.transfer_weight is not None:
+        makespan_s = problem.pass_time_s  # Surrogates have no idle power beyond one pass.
     elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
         raise InputError(
             "deadline: counting 'overlap' requires a plan of the transfers; use "
             "poetmodel.planner.verify, which makes one"
         )
     graph, costs, counts = problem.graph, problem.costs, problem.deadline_counts
-    known_s = None if callable(makespan_s) else makespan_s
-    simulation = simulate(graph, costs, schedule, deadline_counts=counts, makespan_s=known_s)
+    stated_s = None if callable(makespan_s) else makespan_s
+    simulation = simulate(graph, costs, schedule, deadline_counts=counts, makespan_s=stated_s)
     if callable(makespan_s):
         planned_s, ram_bytes = makespan_s(simulation)
-        simulation = with_times(
+        simulation = replace_makespan(
             simulation,
             graph,
             costs,
@@ -153,13 +155,13 @@ def check_schedule(
     violations = (
         *simulation.violations,
         *_forbidden_entries(problem, schedule),
-        *broken_limits(problem, simulation),
+        *violated_limits(problem, simulation),
         *(_false_claims(problem, simulation, stated) if stated else ()),
     )
     return Verdict(simulation=simulation, violations=violations)
 
 
-def broken_limits(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
+def violated_limits(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
     """Return a message for each limit and user constraint that a simulated schedule violates."""
     return (*_limit_violations(problem, simulation), *_constraint_violations(problem, simulation))
 
@@ -187,8 +189,8 @@ def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
         for i in sorted(set(problem.graph.state_tensors) - set(schedule.resident)):
             name = problem.graph.tensors[i].name
             yield f"resident: state {name!r} is on storage, but the problem allows no paging"
-    rewarded = [i for i, reward in enumerate(problem.rewards.page_out) if reward]
-    for i in rewarded:
+    rewarded_tensors = [i for i, reward in enumerate(problem.rewards.page_out) if reward]
+    for i in rewarded_tensors:
         stages = [t for t, j in schedule.M_out if j == i]
         name = problem.graph.tensors[i].name
         for t in stages[1:]:
@@ -200,27 +202,32 @@ def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
 
 def _limit_violations(problem: Problem, simulation: Simulation) -> Iterator[str]:
     """Yield a message for each violated limit: RAM, storage, deadline, energy."""
-    usable = problem.usable_ram_bytes
+    usable_bytes = problem.usable_ram_bytes
     peak = simulation.peak
-    if peak.ram_bytes > usable:
+    if peak.ram_bytes > usable_bytes:
         node = problem.graph.nodes[peak.node].name
         yield (
             f"peak RAM {peak.ram_bytes:,} B at stage {peak.stage}, step {peak.node} ({node!r}) is "
-            f"{format_bytes(peak.ram_bytes - usable)} above the {usable:,} B that tensors may use"
+            f"{format_bytes(peak.ram_bytes - usable_bytes)} above the {usable_bytes:,} B that "
+            "tensors may use"
         )
-    limit = problem.aux_limit_bytes
-    if limit is not None and simulation.aux_used_bytes > limit:
-        yield f"storage used {simulation.aux_used_bytes:,} B is above the limit of {limit:,} B"
-    generations = commit_space_fault(problem)
-    if generations is not None:
-        yield generations
+    limit_bytes = problem.aux_limit_bytes
+    if limit_bytes is not None and simulation.aux_used_bytes > limit_bytes:
+        yield (
+            f"storage used {simulation.aux_used_bytes:,} B is above the limit of {limit_bytes:,} B"
+        )
+    commit_fault = commit_space_fault(problem)
+    if commit_fault is not None:
+        yield commit_fault
     for time_s in problem.limited_times_s(simulation):
-        if not within(time_s, problem.deadline_s):
+        if not is_within(time_s, problem.deadline_s):
             yield (
                 f"time {format_seconds(time_s)} ({problem.deadline_counts}) is above the "
                 f"deadline of {format_seconds(problem.deadline_s or 0.0)}"
             )
-    if simulation.energy_j is not None and not within(simulation.energy_j, problem.energy_budget_j):
+    if simulation.energy_j is not None and not is_within(
+        simulation.energy_j, problem.energy_budget_j
+    ):
         yield (
             f"energy {format_joules(simulation.energy_j)} is above the budget of "
             f"{format_joules(problem.energy_budget_j or 0.0)}"
@@ -233,7 +240,7 @@ def _constraint_violations(problem: Problem, simulation: Simulation) -> Iterator
         row = constraint.row
         if constraint.violated_side:
             yield (
-                f"constraint {row.name!r}: {row.amount(constraint.value)} is "
+                f"constraint {row.name!r}: {row.format_value(constraint.value)} is "
                 f"{constraint.violated_side} its limit, {row.describe_limits()}"
             )
 
@@ -244,23 +251,23 @@ def _false_claims(
     """Yield a message for each claimed metric or bound that the simulation contradicts."""
     device_ram = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     metrics: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
-    exact_as = {metric.key: metric.as_exact_as or metric.key for metric in METRICS}
+    exactness_key_of = {metric.key: metric.exactness_key or metric.key for metric in METRICS}
     metrics |= device_ram_metrics(device_ram) | gauge_by_json_path(make_gauge(device_ram))
     metrics[OBJECTIVE_VALUE] = problem.objective.value_of(simulation)
     for key, claimed_value in stated.items():
         value = metrics.get(key)
         if claimed_value is None or value is None:
             continue
-        scale = metrics[exact_as.get(key, key)]
-        slack = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(scale or 0.0)
-        if abs(claimed_value - value) > slack:
+        scale = metrics[exactness_key_of.get(key, key)]
+        tolerance = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(scale or 0.0)
+        if abs(claimed_value - value) > tolerance:
             yield f"{key}: the file says {claimed_value!r}, the simulation gives {value!r}"
     for key, noun, value in (
         ("bound_j", "energy", simulation.energy_j),
         (OBJECTIVE_BOUND, "objective", metrics[OBJECTIVE_VALUE]),
     ):
         bound = stated.get(key)
-        if bound is not None and value is not None and not within(bound, value):
+        if bound is not None and value is not None and not is_within(bound, value):
             yield f"{key}: the stated bound {bound!r} is above the simulated {noun} {value!r}"
     yield from _false_gap_claims(simulation, stated.get("overhead_bound_j"), stated.get("gap"))
     yield from _false_proof_claims(problem, simulation, stated)
@@ -271,21 +278,20 @@ def _false_gap_claims(
 ) -> Iterator[str]:
     """Yield a message if the claimed energy bound exceeds the simulated overhead.
 
-    If it does not, yields a message if the claimed gap is not the gap between this bound and the
-    overhead.
+    Otherwise, yields a message if the claimed gap is not that between this bound and the overhead.
     """
     overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
     if bound_j is None or overhead_j is None or energy_j is None:
         return
-    slack_j = RELATIVE_TOLERANCE * abs(energy_j)
-    if bound_j > overhead_j + slack_j:
+    tolerance_j = RELATIVE_TOLERANCE * abs(energy_j)
+    if bound_j > overhead_j + tolerance_j:
         yield (
             f"overhead_bound_j: the stated bound {bound_j!r} is above the simulated overhead "
             f"{overhead_j!r}"
         )
     elif gap is not None:
         missing_j = max(0.0, overhead_j - bound_j)
-        if abs(gap * overhead_j - missing_j) > slack_j:
+        if abs(gap * overhead_j - missing_j) > tolerance_j:
             yield (
                 f"gap: the file says {gap!r}, but its bound {bound_j!r} leaves {missing_j!r} J of "
                 f"the simulated overhead {overhead_j!r} J"
@@ -304,14 +310,14 @@ def _false_proof_claims(
     if gap is None:
         return
     value, excess = objective.value_of(simulation), max(0.0, objective.overhead_of(simulation))
-    slack = RELATIVE_TOLERANCE * max(abs(value), abs(objective.baseline))
+    rounding_tolerance = RELATIVE_TOLERANCE * max(abs(value), abs(objective.baseline))
     bound, tolerance = stated.get(OBJECTIVE_BOUND), stated.get(PROVED_GAP)
-    is_compared = problem.minimize == Quantity.ENERGY and gap == stated.get("gap")
+    is_checked = problem.minimize == Quantity.ENERGY and gap == stated.get("gap")
     distance = gap * excess if bound is None else min(max(0.0, value - bound), excess)
-    if not is_compared and abs(gap * excess - distance) > slack:
+    if not is_checked and abs(gap * excess - distance) > rounding_tolerance:
         yield (
             f"{OBJECTIVE_GAP}: the file says {gap!r}, but its bound {bound!r} leaves {distance!r} "
             f"of the {excess!r} beyond the baseline"
         )
-    if tolerance is not None and (gap - tolerance) * excess > slack:
+    if tolerance is not None and (gap - tolerance) * excess > rounding_tolerance:
         yield f"status: the file says optimal to a gap of {tolerance!r}, but its gap is {gap!r}"

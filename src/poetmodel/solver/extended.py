@@ -118,7 +118,7 @@ class ModelTask(Task):
         plans include page-outs that no page-in needs.
         """
         if has_added_page_outs(self.model):
-            return self.problem.surrogate(wants_page_outs=True)
+            return self.problem.surrogate(rewards_page_outs=True)
         return self.problem
 
     def prove(

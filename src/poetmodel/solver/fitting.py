@@ -409,7 +409,7 @@ class _FittingSearch:
         plan, arena = plan_and_place(
             graph,
             self.problem.costs,
-            replace(schedule, identity=GraphIdentity.of(graph)),
+            replace(schedule, identity=GraphIdentity.from_graph(graph)),
             mode=self.mode,
             ram_budget_bytes=budget_bytes,
             arena_limit_bytes=self.usable_bytes,

@@ -104,7 +104,9 @@ class TransferWeightSearch:
         """
         problem, minimizes_time = self.problem, self.problem.minimize == Quantity.TIME
         if self.task.can_restate:
-            problem = problem.without(Quantity.TIME, minimize=Quantity.TIME, own_objective=())
+            problem = problem.without_limits(
+                Quantity.TIME, minimize=Quantity.TIME, user_objective=()
+            )
         for weight in TIME_WEIGHTS:
             if self._is_done() or not (minimizes_time or self.best is None):
                 return

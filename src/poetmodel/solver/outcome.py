@@ -237,7 +237,7 @@ def make_result(
         simulation=candidate.simulation,
         violations=candidate.violations,
         objective_bound=total_bound if model_objective is None else None,
-        own_objective=model_objective,
+        model_objective=model_objective,
         verify_s=candidate.verify_s,
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
         reason=REFUTED if outcome.reason == REFUTED else "",

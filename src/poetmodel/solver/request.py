@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from poetmodel.backends import OptionValue
-    from poetmodel.result import Moment
+    from poetmodel.result import HistoryEntry
     from poetmodel.schedule import Schedule
 
     OnProgress = Callable[["SolveProgress"], bool | None]
@@ -138,7 +138,7 @@ class Request:
 
     def elapsed_s(self) -> float:
         """Return the time since the solve was requested [s]."""
-        return now_s(of_processor=self.wall_end_s is not None) - self.started_s
+        return now_s(use_processor_time=self.wall_end_s is not None) - self.started_s
 
     def remaining_s(self) -> float:
         """Return the time until the limit [s], 0 or more."""
@@ -149,7 +149,7 @@ class Request:
         """Return the wall time until the limit [s], 0 or more."""
         if self.wall_end_s is None:
             return self.remaining_s()
-        return max(0.0, self.wall_end_s - now_s(of_processor=False))
+        return max(0.0, self.wall_end_s - now_s(use_processor_time=False))
 
 
 def _is_real(value: object) -> bool:
@@ -164,7 +164,7 @@ class History:
     """The user's callback, to which each report is forwarded."""
     baseline: float = 0.0
     """Baseline for the forwarded reports."""
-    entries: list[Moment] = field(default_factory=list)
+    entries: list[HistoryEntry] = field(default_factory=list)
     best: SolveProgress | None = None
     """The report with the best schedule."""
 
@@ -184,14 +184,14 @@ class History:
             return None
         return self.on_progress(replace(progress, baseline=self.baseline))
 
-    def complete_history(self, result: SolveResult) -> tuple[Moment, ...]:
+    def complete_history(self, result: SolveResult) -> tuple[HistoryEntry, ...]:
         """Return the entries before the end of a solve, and its result as the last entry.
 
         Earlier values are corrected to be no better than the result, because a solver may revise
         its reports. Return () for a user-defined objective, and all entries as they are if there is
         no schedule.
         """
-        model_objective, simulation = result.own_objective, result.simulation
+        model_objective, simulation = result.model_objective, result.simulation
         if model_objective is not None or simulation is None:
             return () if model_objective is not None else tuple(self.entries)
         objective = result.problem.objective
@@ -209,7 +209,7 @@ class History:
         ]
         return (*earlier_entries, (result.wall_s, value, bound))
 
-    def _add_entry(self, entry: Moment) -> None:
+    def _add_entry(self, entry: HistoryEntry) -> None:
         """Append an entry with the best values so far, unless neither value has improved."""
         entries = self.entries
         if entries:

@@ -212,6 +212,7 @@ _TABLE3 = Figure(
 FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
     {entry.name: entry for entry in (_FIGURE2, _FIGURE3, _FIGURE4, _FIGURE5, _TABLE3)}
 )
+"""The figures and tables, by name."""
 
 
 def find_figure(name: str) -> Figure:

@@ -21,9 +21,9 @@ from poetmodel.errors import (
     InputError,
     PoetModelError,
     ScheduleError,
-    did_you_mean,
     listed,
     raised_as,
+    suggest_names,
 )
 from poetmodel.files import (
     parse_json,
@@ -106,7 +106,7 @@ def file_name(*words: object) -> str:
 
 def _unknown_problem_text(origin: str, name: str, known_names: Iterable[str]) -> str:
     """Return the error message for an unknown problem, with the most similar name as a hint."""
-    hint = did_you_mean(name, known_names)
+    hint = suggest_names(name, known_names)
     return f"{origin}: no problem is called {name!r}" + (f"; {hint}" if hint else "")
 
 
@@ -382,7 +382,7 @@ class _ProblemReader:
             costs_file, device_file = costs_key
             device = None if device_file is None else Device.load(self._path(device_file))
             self._costs = {costs_key: Costs.load(self._path(costs_file), device=device)}
-        return entry.problem(self._graphs[graph_file], self._costs[costs_key])
+        return entry.to_problem(self._graphs[graph_file], self._costs[costs_key])
 
     def _path(self, name: str) -> Path:
         """Return the path of a file of the library; raise `InputError` for a path outside of it."""

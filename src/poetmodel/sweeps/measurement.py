@@ -49,6 +49,7 @@ WARM_UP_S: Final = 10.0
 """Time limit of the warm-up solve, which loads a method and its solver [s]."""
 
 Record = dict[str, Any]
+"""Record of a run: the JSON object of a line of the file."""
 
 
 def common_fields(kind: str, name: str) -> Record:
@@ -221,7 +222,9 @@ def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     if method(run.method).uses_solver:
         method_options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
-            method_options["start"] = Schedule.from_entries(start, GraphIdentity.of(problem.graph))
+            method_options["start"] = Schedule.from_entries(
+                start, GraphIdentity.from_graph(problem.graph)
+            )
     return run_method(
         problem,
         run.method,

@@ -49,7 +49,7 @@ def _maps(
         if document is None:
             continue
         graph = load_graph(row["model"])
-        schedule = Schedule.from_entries(document, GraphIdentity.of(graph))
+        schedule = Schedule.from_entries(document, GraphIdentity.from_graph(graph))
         run_name = f"{row['model']}, {row['device']}, {row['ram']}"
         title = f"{run_name}\n{format_move_counts(schedule)}"
         yield Map(title=title, chart=map_chart(graph, schedule))

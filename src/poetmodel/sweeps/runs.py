@@ -13,7 +13,7 @@ from poetmodel.baselines.lookup import method as find_method
 from poetmodel.baselines.own import hash_method_files, is_found_by_other_processes
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device
-from poetmodel.errors import InputError, OwnMethodError
+from poetmodel.errors import InputError, UserMethodError
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape, Variant, read_model_or_file
 from poetmodel.problem import USER_OBJECTIVE, Problem
@@ -144,12 +144,12 @@ class Run:
     def _budget(self) -> Budget:
         """Return the RAM budget; a percentage of a step in tiles refers to the whole step."""
         budget = Budget.parse(self.ram)
-        if self.tile is None or budget.share is None:
+        if self.tile is None or budget.fraction is None:
             return budget
         keep_all_bytes = checkpoint_all_peak_bytes(
             load_graph(self.model, replace(self.shape, tile=None))
         )
-        return budget.in_bytes(keep_all_bytes)
+        return budget.to_size(keep_all_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, without sizes and state that have their defaults.
@@ -198,7 +198,7 @@ def grid(
     for name in methods:
         try:
             methods_by_name[name] = _find_shareable_method(name)
-        except (InputError, OwnMethodError) as error:
+        except (InputError, UserMethodError) as error:
             faults.update(dict.fromkeys(getattr(error, "faults", (str(error),))))
     runs_by_problem = []
     for model, shape, device, deadline in product(models, shapes, devices, deadlines):

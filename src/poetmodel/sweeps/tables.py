@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 Row = dict[str, Any]
+"""Row of a table: values by column."""
 
 _COUNT_KEYS: Final = ("recomputed", "paged_out", "paged_in")
 """Columns from the field ``counts`` of a record."""

@@ -220,6 +220,7 @@ def _temporary_folder() -> Path:
 
 
 _TEMPORARY_FOLDERS: Final[list[tempfile.TemporaryDirectory[str]]] = []
+"""Folders of this process, which exist as long as their objects do."""
 
 
 @cache

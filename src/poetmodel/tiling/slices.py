@@ -87,14 +87,14 @@ class ChannelLoops:
         names = pointer_names(self.loops.call)
         return names.index("bits") if "bits" in names else None
 
-    def element_count(self, index: int, elements: int) -> int:
+    def count_elements(self, index: int, elements: int) -> int:
         """Return the number of elements of tensor `index`; for masks, of bits.
 
         `elements` is the number of elements of its buffer.
         """
         return prod(self.loops.sizes) if index == self.mask_index else elements
 
-    def summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
+    def find_summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
         """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums."""
         for ref, strides in zip(self.loops.refs, self.loops.strides, strict=True):
             for d in self.sum_arguments:

@@ -209,7 +209,7 @@ class _Tiling:
         for channel_loops in (
             loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
         ):
-            self._layouts.update(channel_loops.summed_layouts(self._converted_buffers))
+            self._layouts.update(channel_loops.find_summed_layouts(self._converted_buffers))
         # Products last: if both factors have a layout, results get that of the weights.
         all_loops = [
             loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
@@ -247,7 +247,7 @@ class _Tiling:
                 ):
                     continue
                 other_layout = ChannelLayout(layout.channels, inner_size * strides[d])
-                total = channel_loops.element_count(
+                total = channel_loops.count_elements(
                     other_index, self.undivided_step.buffers[other_ref.buffer].elements
                 )
                 if total % other_layout.span == 0:

@@ -350,7 +350,7 @@ def _choose_tiles(
         raise InputError(_NO_BOARD)
     ram, keep_all_bytes = limits.get("ram"), checkpoint_all_peak_bytes(step.graph)
     budget = Budget.from_bytes(board.ram_bytes) if ram is None else Budget.parse(ram)
-    absolute_limits = {**limits, "ram": budget.in_bytes(keep_all_bytes)}
+    absolute_limits = {**limits, "ram": budget.to_size(keep_all_bytes)}
     candidates = candidate_tiles(
         step,
         choice,
@@ -548,7 +548,8 @@ def _solve_chosen_step(
         gap=request.gap,
         threads=request.threads,
         seed=request.seed,
-        start=start_schedule and replace(start_schedule, identity=GraphIdentity.of(step.graph)),
+        start=start_schedule
+        and replace(start_schedule, identity=GraphIdentity.from_graph(step.graph)),
     )
     return replace(result, time_limit_s=request.time_limit_s)
 

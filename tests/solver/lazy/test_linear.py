@@ -82,7 +82,7 @@ def test_a_linear_relaxation_without_a_point_proves_infeasibility():
     _, answer = add_rows(session, Grouping(4))
     assert answer.infeasible
     problem = comb_problem(8, 9)
-    relaxation = session_of(problem).build(Grouping(16))
+    relaxation = session_of(problem).build_relaxation(Grouping(16))
     session = session_of(problem, time_limit_s=1e-9)
     answer = add_cuts(session, relaxation)
     assert answer.x is None

@@ -146,7 +146,7 @@ class Peer:
         request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
         self.search = PrimalSearch(self.job, problem, request, LazyParams())
         self.search.update(state or ProofState(bound=0.0, max_columns=0))
-        self._work = threading.Thread(target=self.search.run)
+        self._work = threading.Thread(target=self.search.search_until_done)
 
     def tell(self, **known):
         """Send what is new."""

@@ -33,7 +33,7 @@ def timed_comb(deadline):
 
 def least_time_s():
     """Return the time of the fastest schedule of the comb."""
-    free = timed_comb("200%").without(Quantity.TIME, minimize=Quantity.TIME)
+    free = timed_comb("200%").without_limits(Quantity.TIME, minimize=Quantity.TIME)
     best = prove(free, unlimited(), start=None).candidate
     assert best.simulation.time_s is not None
     return best.simulation.time_s
@@ -130,7 +130,7 @@ def test_with_a_schedule_nothing_is_asked(monkeypatch):
     monkeypatch.setattr(proof, "find_fastest_schedule", None)
     problem = timed_comb("200%")
     best = prove(problem, unlimited(), start=None).candidate
-    for stated, start in ((problem, best), (problem.without(Quantity.TIME), None)):
+    for stated, start in ((problem, best), (problem.without_limits(Quantity.TIME), None)):
         outcome = prove(stated, unlimited(), start=start, params=AT_ONCE)
         assert outcome.termination == Termination.PROVED
 
@@ -231,7 +231,7 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
     assert verdict.termination == Termination.INTERRUPTED
     assert not verdict.infeasible
     assert {(each.overhead, each.overhead_bound) for each in told} == {(None, 0.25)}
-    problem = timed_comb("200%").without(Quantity.TIME)
+    problem = timed_comb("200%").without_limits(Quantity.TIME)
     best = prove(problem, unlimited(), start=None).candidate
     ceiling = best.value / 2
     outcome = below(problem, ceiling)

@@ -138,8 +138,10 @@ def test_a_point_reads_back_as_its_decisions():
     """Columns are found again by what they mean; a schedule that breaks a row has no point."""
     problem = skip_problem()
     everything = checkpoint_all(problem.graph)
-    assert relaxation_of(problem, Grouping(4, frozenset({2}))).start(everything) is None
-    assert relaxation_of(problem, Grouping(4, frozenset({1}))).start(everything) is not None
+    assert relaxation_of(problem, Grouping(4, frozenset({2}))).schedule_point(everything) is None
+    assert (
+        relaxation_of(problem, Grouping(4, frozenset({1}))).schedule_point(everything) is not None
+    )
     relaxation = relaxation_of(problem, Grouping(4, frozenset({2})))
     paged = Schedule(
         R=tuple((t, t) for t in range(4)),
@@ -181,8 +183,8 @@ def test_the_budget_is_what_a_point_keeps_within():
     assert relaxation.claimed_ram_bytes(point) == 13
     least = relaxation_of(skip_problem(minimize="ram"), Grouping(4, frozenset({2})))
     point = [0.0] * least.form.n_columns
-    point[least.peak] = 12 / 13
+    point[least.peak_column] = 12 / 13
     assert least.claimed_ram_bytes(point) == pytest.approx(12, rel=2 * ROUNDING)
     assert least.claimed_ram_bytes(point) > 12
-    point[least.peak] = 1.0
+    point[least.peak_column] = 1.0
     assert least.claimed_ram_bytes(point) == 13  # never above the budget

@@ -58,7 +58,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair():
     PrimalHeuristic(session).repair(relaxation.disaggregate(x).schedule())
     assert not session.bounds.incumbent.violations
     assert not session.log
-    relaxation = session_of(problem).build(Grouping(12, frozenset({5, 6})))
+    relaxation = session_of(problem).build_relaxation(Grouping(12, frozenset({5, 6})))
     assert session_of(problem).start_point(relaxation) is None
     x = session_of(problem, greedy=True).start_point(relaxation)
     assert relaxation.form.max_violation(x) <= CLOSE
@@ -174,5 +174,5 @@ def test_cuts_go_along_into_finer_groupings():
 
 def test_each_family_of_cuts_is_a_module_that_relaxations_use():
     """A module without its name in the parameters would separate nothing."""
-    relaxation = session_of(skip_problem()).build(Grouping(4, frozenset({2})))
+    relaxation = session_of(skip_problem()).build_relaxation(Grouping(4, frozenset({2})))
     assert set(relaxation.separators) == {name for _, name, _ in iter_modules(cuts.__path__)}

@@ -151,7 +151,7 @@ def test_without_a_limit_relaxations_are_not_counted():
     for number in range(10):
         problem = alike_problem(f"counted {number}", (9, 16))
         grouping = random_rows(seeded(number), problem)
-        free = problem.without(Quantity.TIME)
+        free = problem.without_limits(Quantity.TIME)
         counted += counted_form(relaxation_of(problem, grouping).form, None) is not None
         assert counted_form(relaxation_of(free, grouping).form, None) is None
     assert counted > 4

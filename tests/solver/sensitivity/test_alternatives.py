@@ -200,7 +200,7 @@ def test_other_homes_of_state_cost_what_the_best_schedule_with_them_costs():
         problem = Problem(graph, costs, ram=max(1, low + int(share * (high - low))))
         result = solve(problem, gap=0.0)
         for decision in find_decisions(problem, result.require_schedule()):
-            i, choice = decision.tensor, decision.choice
+            i, choice = decision.tensor, decision.treatment
             others = find_alternatives(problem, result.require_schedule(), i)
             if choice == Treatment.REPLACEMENT:
                 assert others == ()

@@ -153,7 +153,7 @@ def test_paging_first_reaches_the_minimum_ram(monkeypatch):
     """The start then takes exactly the minimum RAM; without room on storage there is none."""
     calls = recorded(monkeypatch)
     for aux, peak in ((None, 12), (0, None)):
-        problem = skip_problem(aux_bytes=aux).without(Quantity.RAM, minimize=Quantity.RAM)
+        problem = skip_problem(aux_bytes=aux).without_limits(Quantity.RAM, minimize=Quantity.RAM)
         solve_variants([ChangedProblem(problem=problem, tries_paging_first=True)], time_limit=20)
         start = calls[-1]["start"]
         found = start and simulate(problem.graph, None, start).peak_ram_bytes

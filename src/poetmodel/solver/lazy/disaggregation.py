@@ -61,7 +61,7 @@ class Disaggregation:
             kept=self.spans,
             M_in=set(self.paged_in),
             resident=self.resident,
-            identity=GraphIdentity.of(graph),
+            identity=GraphIdentity.from_graph(graph),
         )
 
     def stage_loads(self) -> list[int]:

@@ -241,7 +241,7 @@ class PrimalSearch:
         incumbent = self.session.bounds.incumbent
         if incumbent is not None and incumbent.value < self._best_value:
             self._best_value = incumbent.value
-            self.job.tell(FoundSchedule(incumbent.schedule, incumbent.value))
+            self.job.report_progress(FoundSchedule(incumbent.schedule, incumbent.value))
 
 
 def search_schedules(

@@ -165,9 +165,9 @@ def find_fastest_schedule(
     if problem.deadline_s is None:
         msg = "the problem has no deadline"
         raise ValueError(msg)
-    max_overhead = problem.deadline_s - problem.quantity(Quantity.TIME).baseline
+    max_overhead = problem.deadline_s - problem.make_objective(Quantity.TIME).baseline
     ceiling = max_overhead + PROOF_MARGIN * problem.deadline_s
-    time_problem = problem.without(Quantity.TIME, minimize=Quantity.TIME)
+    time_problem = problem.without_limits(Quantity.TIME, minimize=Quantity.TIME)
     meets_deadline = False
 
     def report_bound(progress: SolveProgress) -> bool:

@@ -183,7 +183,7 @@ def find_alternatives(
     given_candidate = make_candidate(problem, schedule)
     known_bound = -math.inf if bound is None else bound - problem.objective.baseline
     forbidden_decisions = tuple(
-        _list_forbiddable(problem, find_decisions(problem, schedule)[tensor].choice, tensor)
+        _list_forbiddable(problem, find_decisions(problem, schedule)[tensor].treatment, tensor)
     )
     alternatives: list[Alternative] = []
     for position, forbidden in enumerate(forbidden_decisions):
@@ -241,7 +241,7 @@ def find_ram_step(
     if given_candidate.value - objective.known_bound < min_gain:
         return RamStep(status=Status.INFEASIBLE)
     cheaper_problem = _limit_objective(
-        problem.without(Quantity.RAM, minimize=Quantity.RAM), value - min_gain, problem
+        problem.without_limits(Quantity.RAM, minimize=Quantity.RAM), value - min_gain, problem
     )
     min_ram_result = _solve_variant(
         ChangedProblem(problem=cheaper_problem, gap=0.0), time_limit / 2, threads
@@ -291,12 +291,14 @@ def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Prob
     if problem.minimize == Quantity.TIME:
         return replace(changed_problem, deadline=upper_limit)
     terms = dict(
-        problem.own_objective if problem.minimize == USER_OBJECTIVE else ((Total.BYTES_WRITTEN, 1),)
+        problem.user_objective
+        if problem.minimize == USER_OBJECTIVE
+        else ((Total.BYTES_WRITTEN, 1),)
     )
     upper = upper_limit - terms.pop(CONSTANT, 0)
     row = Constraint(name=_free_name(changed_problem, "objective"), terms=terms, upper=upper)
     return replace(
-        changed_problem, constraints=(*changed_problem.constraints, row), own_objective=()
+        changed_problem, constraints=(*changed_problem.constraints, row), user_objective=()
     )
 
 
@@ -386,7 +388,7 @@ def _make_alternative(
     return replace(
         base_alternative,
         status=Status.OPTIMAL if is_proven else Status.FEASIBLE,
-        becomes=find_decisions(problem, best_candidate.schedule)[i].choice,
+        becomes=find_decisions(problem, best_candidate.schedule)[i].treatment,
         extra=extra,
         least_extra=min(bound - given_candidate.value, extra),
         extra_s=(times_s[0] or 0.0) - (times_s[1] or 0.0),
@@ -421,7 +423,7 @@ def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> 
     common_relations: dict[str, Any] = {
         "kept": kept_spans,
         "resident": schedule.resident,
-        "identity": GraphIdentity.of(graph),
+        "identity": GraphIdentity.from_graph(graph),
     }
     best_candidate = None
     if problem.may_recompute(k) and reader <= graph.last_stages[k]:

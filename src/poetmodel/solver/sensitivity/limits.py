@@ -177,14 +177,14 @@ def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
             yield name, _min_ram_problem(problem, recompute=recompute, paging=paging)
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
     if any(limit is not None for limit in limits):
-        yield "stated", problem.without(Quantity.RAM, minimize=Quantity.RAM)
-    yield "time", problem.without(Quantity.TIME, minimize=Quantity.TIME)
-    yield "energy", problem.without(Quantity.ENERGY, minimize=Quantity.ENERGY)
+        yield "stated", problem.without_limits(Quantity.RAM, minimize=Quantity.RAM)
+    yield "time", problem.without_limits(Quantity.TIME, minimize=Quantity.TIME)
+    yield "energy", problem.without_limits(Quantity.ENERGY, minimize=Quantity.ENERGY)
 
 
 def _min_ram_problem(problem: Problem, *, recompute: bool, paging: bool) -> Problem:
     """Return the problem that minimizes RAM without other limits."""
-    return problem.without(
+    return problem.without_limits(
         Quantity.RAM,
         Quantity.TIME,
         Quantity.ENERGY,

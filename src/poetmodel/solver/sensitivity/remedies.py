@@ -274,7 +274,9 @@ def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> 
             min_problem = replace(variant.problem, minimize=AMOUNTS[change].quantity)
             if change == Change.STORAGE and problem.graph.state_tensors:
                 terms = tuple(_storage_terms(problem.graph))
-                min_problem = replace(variant.problem, minimize=USER_OBJECTIVE, own_objective=terms)
+                min_problem = replace(
+                    variant.problem, minimize=USER_OBJECTIVE, user_objective=terms
+                )
             tries_paging_first = change == Change.RAM and problem.can_page
             variant = ChangedProblem(
                 problem=min_problem, gap=0.0, tries_paging_first=tries_paging_first
@@ -294,7 +296,9 @@ def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> 
         if _is_one_sided(rows):
             sign = 1 if row.lower is None else -1
             terms = tuple((key, sign * weight) for key, weight in row.terms.items())
-            min_sum_problem = replace(relaxed_problem, minimize=USER_OBJECTIVE, own_objective=terms)
+            min_sum_problem = replace(
+                relaxed_problem, minimize=USER_OBJECTIVE, user_objective=terms
+            )
             variant = ChangedProblem(problem=min_sum_problem, gap=0.0)
         yield _Attempt(Change.CONSTRAINT, variant, partial(_make_row_remedy, problem, rows))
 
@@ -321,7 +325,7 @@ def without_limits(problem: Problem, *limits: StatedLimit, **changes: Any) -> Pr
         amount_limit.quantity for change, amount_limit in AMOUNTS.items() if change in limits
     ]
     removed_rows = {row for limit in limits if isinstance(limit, tuple) for row in limit}
-    return problem.without(
+    return problem.without_limits(
         *quantities,
         paging=problem.paging or Change.PAGING in limits,
         recompute=problem.recompute or Change.RECOMPUTATION in limits,
@@ -360,7 +364,7 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
     if Costs.estimate(graph, device).table(graph) != problem.table:
         return None
     small_graph = make(batch_size=1)
-    if any(user_sum_faults(small_graph, problem.constraints, problem.own_objective)):
+    if any(user_sum_faults(small_graph, problem.constraints, problem.user_objective)):
         return None
     return replace(problem.resolved(), graph=small_graph, costs=Costs.estimate(small_graph, device))
 

@@ -88,7 +88,7 @@ def find_used_limits(
     changed_quantities = [quantity for quantity in quantities if quantity != problem.minimize]
     results = solve_variants(
         [
-            ChangedProblem(problem=problem.without(quantity), gap=result.requested_gap)
+            ChangedProblem(problem=problem.without_limits(quantity), gap=result.requested_gap)
             for quantity in changed_quantities
         ],
         time_limit=time_limit,

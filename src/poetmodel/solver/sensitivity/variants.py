@@ -84,7 +84,7 @@ def with_graph_identity(schedule: Schedule, graph: Graph) -> Schedule:
     identity = schedule.identity
     if identity is None or identity.sha256 == graph.sha256:
         return schedule
-    return replace(schedule, identity=GraphIdentity.of(graph))
+    return replace(schedule, identity=GraphIdentity.from_graph(graph))
 
 
 def _best_valid_schedule(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import Device
 from poetmodel.errors import InputError, shown
-from poetmodel.files import unknown_key
+from poetmodel.files import unknown_key_message
 from poetmodel.solver.request import Request
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.dynamo.compiling import BACK_END_FUNCTIONS, Backend
@@ -209,7 +209,7 @@ def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any
     options = keywords.pop("options", {})
     parameters = signature(backend).parameters
     errors = [
-        f"options: {key}: {unknown_key(key, parameters)}"
+        f"options: {key}: {unknown_key_message(key, parameters)}"
         for key in options
         if key not in parameters
     ]

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError
-from poetmodel.problem.infeasibility import refusal
+from poetmodel.problem.infeasibility import insufficient_ram_message
 from poetmodel.torch.dynamo.planning import GraphProblem, find_min_ram
 from poetmodel.units import MAX_BYTES
 
@@ -141,7 +141,7 @@ class Frontier:
         min_bytes = min(min_bytes, self.min_peak_bytes)
         if min_bytes > budget_bytes:
             raise BudgetError(
-                refusal(
+                insufficient_ram_message(
                     self.graph_problem.name, budget_bytes, enough_bytes=min_bytes, is_proved=False
                 )
             )

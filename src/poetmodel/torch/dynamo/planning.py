@@ -16,7 +16,7 @@ from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import missing_unit_hint, refusal
+from poetmodel.problem.infeasibility import insufficient_ram_message, missing_unit_hint
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import CachedSchedules, is_final_result
@@ -87,7 +87,7 @@ class PlanRecord:
     paged_in: int
     """Number of page-ins."""
     solve_s: float
-    given_bytes: int
+    overwritten_bytes: int
     """Size of parameters, buffers and inputs, which the budget does not count [B]."""
     device: str
     eager_bytes: int | None
@@ -129,7 +129,7 @@ class PlanRecord:
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}"
             f"{checkpoint_text}; "
-            f"beside it {format_bytes(self.given_bytes)} of parameters and inputs), "
+            f"beside it {format_bytes(self.overwritten_bytes)} of parameters and inputs), "
             f"{self.recomputed} recomputed{pages_text}, "
             f"overhead {self.overhead:.1%}{proved_text} on {self.device}, "
             f"{self.status}, solved in {format_seconds(self.solve_s)}{suffix}"
@@ -203,7 +203,7 @@ class BackendOptions:
         """The budget as a fraction of the keep-all peak, 1 for ``eager``; None for bytes."""
         if self.budget is None:
             return 1.0
-        return None if self.budget.share is None else float(self.budget.share)
+        return None if self.budget.fraction is None else float(self.budget.fraction)
 
     @property
     def stated_bytes(self) -> int | None:
@@ -225,7 +225,7 @@ class BackendOptions:
         budget = self.budget
         if budget is None:
             return keep_all_bytes if eager_bytes is None else eager_bytes
-        if budget.share is not None and joint.is_inference:
+        if budget.fraction is not None and joint.is_inference:
             return keep_all_bytes
         first_keep_all_bytes = call.first_keep_all_bytes.setdefault(call.function, keep_all_bytes)
         budget_bytes = budget.resolve(first_keep_all_bytes)
@@ -483,7 +483,9 @@ class GraphProblem:
         regions = find_regions(self.joint, self.graph, self.settings.regions)
         if regions:
             return BudgetError(_regions_refusal(regions, self.name, budget_bytes))
-        return BudgetError(refusal(self.name, budget_bytes, enough_bytes=None, is_proved=False))
+        return BudgetError(
+            insufficient_ram_message(self.name, budget_bytes, enough_bytes=None, is_proved=False)
+        )
 
     def make_plan(
         self,
@@ -525,7 +527,7 @@ class GraphProblem:
             paged_out=n_instructions[Op.PAGE_OUT],
             paged_in=n_instructions[Op.PAGE_IN],
             solve_s=result.solve_s,
-            given_bytes=_arguments_bytes(self.joint),
+            overwritten_bytes=_arguments_bytes(self.joint),
             device=self.device.key or self.device.name,
             eager_bytes=self.eager_bytes,
             is_predicted=self.is_predicted,
@@ -548,7 +550,7 @@ class GraphProblem:
         self, graph: Graph, plan: Plan, check: PlanCheck, middle_node: int | None
     ) -> PassPeaks:
         """Return the peaks of both passes of a plan, including memory that is not in the plan."""
-        high_bytes = [moment.high_bytes for moment in check.moments]
+        high_bytes = [record.peak_bytes for record in check.records]
         count = self.middle_node
         first_after_forward = next(
             (k for k, (op, i) in enumerate(plan.program) if op == Op.COMPUTE and i >= count),
@@ -556,7 +558,7 @@ class GraphProblem:
         )
         if self.joint.is_inference:
             return PassPeaks(max(high_bytes, default=0) + self.extra_bytes)
-        held_bytes = check.moments[first_after_forward - 1].ram_bytes if first_after_forward else 0
+        held_bytes = check.records[first_after_forward - 1].ram_bytes if first_after_forward else 0
         first_backward = first_after_forward if middle_node is None else first_after_forward + 1
         saved_tensors, freed_bytes, retained_bytes = set[int](), 0, 0
         for k, (op, index) in enumerate(plan.program):
@@ -753,14 +755,14 @@ def _budget_refusal(
     min_ram_result = _find_cached_min_ram(problem, settings, call)
     is_proved = is_proved or (min_ram_result.bound or 0.0) > problem.usable_ram_bytes
     if min_ram_result.simulation is None:
-        return refusal(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
-    is_fraction = settings.budget is not None and settings.budget.share is not None
-    return refusal(
+        return insufficient_ram_message(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
+    is_fraction = settings.budget is not None and settings.budget.fraction is not None
+    return insufficient_ram_message(
         name,
         budget_bytes,
         enough_bytes=min_ram_result.simulation.peak_ram_bytes + extra_bytes,
         needed_bytes=ceil(min_ram_result.bound or 0.0) + extra_bytes,
-        whole_bytes=call.first_keep_all_bytes.get(call.function) if is_fraction else None,
+        base_bytes=call.first_keep_all_bytes.get(call.function) if is_fraction else None,
         is_proved=is_proved,
     )
 
