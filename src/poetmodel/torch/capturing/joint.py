@@ -1,4 +1,4 @@
-"""Capture: makes one functional graph of forward, loss and backward from a module and inputs.
+"""Capture of a module on inputs: forward pass, loss and backward pass as one functional graph.
 
 The functions of PyTorch that this module (``aot_export_joint_with_descriptors``), `joint_graph`
 (descriptors), `values` and `surroundings` use may change; PyTorch 2.9 and newer have them.

@@ -21,7 +21,7 @@ _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
 class AttributeRecorder:
-    """Patches the classes of objects whose attribute reads are recorded; removes the patches.
+    """Records attribute reads of objects: patches ``__getattribute__`` of registered classes.
 
     Parameters
     ----------
@@ -35,6 +35,7 @@ class AttributeRecorder:
         self._on_read = on_read
         self._classes: set[type] = {torch.nn.Module}
         self._recorded_by_class: dict[type, bool] = {}
+        """Whether attribute reads of a class's instances are recorded, by class."""
         self._patched_classes: list[tuple[type, Any]] = []
         """(class, its old ``__getattribute__``, None if inherited) of each patched class."""
         self._is_active = False
@@ -43,7 +44,7 @@ class AttributeRecorder:
 
     @contextmanager
     def patches(self) -> Iterator[None]:
-        """Context manager that patches all registered classes, also those registered inside it."""
+        """Context manager that patches all registered classes, also those registered in it."""
         self._is_active = True
         for kind in list(self._classes):
             self._patch(kind)

@@ -98,7 +98,7 @@ class DistinctOpExecutor:
             for node in joint.graph_module.graph.nodes
             if has_flop_formula(node) or _is_large(node)
         }
-        self._remaining = Counter(self._keys.values())
+        self._n_remaining = Counter(self._keys.values())
         """Number of operations that were not called yet, by predicted call key."""
         self._representatives: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
         """(node, actual call key, outputs) of an executed operation, by predicted call key."""
@@ -110,8 +110,8 @@ class DistinctOpExecutor:
         key = self._keys.get(node)
         if key is None:
             return self._execute(node, arguments, keywords)
-        self._remaining[key] -= 1
-        is_last = not self._remaining[key]
+        self._n_remaining[key] -= 1
+        is_last = not self._n_remaining[key]
         representative = (
             self._representatives.pop(key, None) if is_last else self._representatives.get(key)
         )
@@ -120,7 +120,7 @@ class DistinctOpExecutor:
             self.representative_of[node] = representative[0]
             return representative[2]
         value = self._execute(node, arguments, keywords)
-        if self._remaining[key] and _is_reusable(value, (arguments, keywords)):
+        if self._n_remaining[key] and _is_reusable(value, (arguments, keywords)):
             self._representatives[key] = (node, actual_key, value)
         return value
 

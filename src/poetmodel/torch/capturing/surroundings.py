@@ -416,7 +416,7 @@ def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
     The schedule of a step decides its recomputations. Reentrant checkpoints cannot be captured, and
     are replaced by a plain call, with gradients if an input requires one. In its backward pass
     eager mode executes a checkpointed function again, which updates the statistics of a norm once
-    more. Therefore norms update their statistics once more per enclosing checkpoint here too.
+    more. Therefore norms update their statistics here once more per enclosing checkpoint.
     """
     depth = 0
 

@@ -443,7 +443,7 @@ class GraphProblem:
             RAM for the plan [B].
         saved_bytes : int, optional
             Upper bound on the RAM of the plan between both passes [B]. The graph then has a node
-            without outputs there, whose workspace is the rest of `usable_bytes`.
+            without outputs between them, whose workspace is the rest of `usable_bytes`.
         """
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:

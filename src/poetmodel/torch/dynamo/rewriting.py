@@ -354,7 +354,7 @@ class GraphPlanner:
     ) -> GraphPlan:
         """Return the plan of a graph; set `_frontier` for graphs whose calls may wait together.
 
-        For a call that waits together with others the plan is that with the fewest saved bytes.
+        If other calls wait at the same time, the plan is that with the fewest saved bytes.
         Raises `BudgetError` if the budget is too small.
         """
         self._frontier = None

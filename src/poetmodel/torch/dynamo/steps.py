@@ -31,8 +31,8 @@ _LOG: Final = logging.getLogger(__name__)
 _CHOICE_LIMIT_S: Final = 5.0
 """Time limit of a choice among plans [s]."""
 _MAX_CHOICES: Final = 4
-"""Maximum number of kinds of steps with chosen plans; in others each call saves the fewest
-bytes."""
+"""Maximum number of different steps with chosen plans; in further ones each call saves the
+fewest bytes."""
 
 
 class Event(NamedTuple):
@@ -187,7 +187,7 @@ class StepPlanner:
 
     @property
     def choices(self) -> list[StepPlan]:
-        """All choices, in the order in which they were made."""
+        """The chosen plans of all steps, in the order of the choices."""
         return [choice for choice in self._choices.values() if choice is not None]
 
     def begin_step(
@@ -198,7 +198,7 @@ class StepPlanner:
     ) -> StepPlan | None:
         """Choose the plans of a step, given the passes of the previous one; set `step_plan`.
 
-        Choices are cached. Returns None if none was found, or after too many kinds of steps.
+        Choices are cached. Returns None if none was found, or for a step beyond `_MAX_CHOICES`.
 
         Parameters
         ----------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
 _DDP_OPTIMIZER: Final = "ddp_optimizer"
-"""The mode in which Dynamo makes one graph per bucket of DDP."""
+"""The mode in which Dynamo creates one graph per bucket of DDP."""
 _DDP_ADVICE: Final = (
     "DistributedDataParallel cannot be captured: compile the module inside, then wrap it: "
     "DistributedDataParallel(torch.compile(model, fullgraph=True, dynamic=False, ...)), with "
@@ -45,7 +45,7 @@ _BACKEND_ATTRIBUTES: Final = ("_torchdynamo_orig_backend", "compiler_fn")
 
 
 def has_ddp_buckets() -> bool:
-    """Return whether a DDP module is being executed of which Dynamo makes one graph per bucket."""
+    """Return whether Dynamo creates one graph per bucket of the DDP module being executed."""
     return active_ddp() is not None and utils.get_optimize_ddp_mode() == _DDP_OPTIMIZER
 
 
