@@ -119,7 +119,7 @@ def test_profile_measures_what_trace_wrote(user):
     ("options", "power_w", "source"),
     [
         (("--power", "2.5"), 2.5, "at 2.5 W, as stated"),
-        (("--power-from", "rpi4b"), None, "the power figures of device rpi4b"),
+        (("--power-from", "rpi4b"), None, "the power of device rpi4b"),
         ((), 1.0, "at a nominal 1 W"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_wrong_result_is_named(tmp_path):
     """A step of other weights than eager's: which results differ, by how much, from where."""
     model, loss_fn, inputs = rows(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     step = keep_all(model, loss_fn, inputs)
-    run = step.compiled.runner.run
+    run = step.compiled.runner.execute_program
 
     def wrong(flat, emit, **known):
         def doubled(number, value):
@@ -87,7 +87,7 @@ def test_a_wrong_result_is_named(tmp_path):
 
     emissions = step.compiled.trace.step_graph.outputs
     (wrong_number,) = (k for k, e in enumerate(emissions) if e.result.name == "gradient of 0.bias")
-    step.compiled.runner.run = wrong
+    step.compiled.runner.execute_program = wrong
     found = step.verify()
     assert not found.equal
     assert not found.random_equal
@@ -133,10 +133,10 @@ def test_long_steps_run_no_more_often_than_they_must(most_s, runs, monkeypatch):
     monkeypatch.setattr(certificate, "_TimedStep", Counted)
     monkeypatch.setattr(certificate, "MEASURING_S", most_s)
     found = step.verify()
-    assert [len(each.times) for each in counted] == [runs, runs]
+    assert [len(each.times_s) for each in counted] == [runs, runs]
     eager, ours = counted
-    assert found.eager_time_s == min(eager.times)
-    assert found.time_s == min(ours.times)
+    assert found.eager_time_s == min(eager.times_s)
+    assert found.time_s == min(ours.times_s)
 
 
 # -- reports ---------------------------------------------------------------------------------------

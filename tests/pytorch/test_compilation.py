@@ -59,7 +59,7 @@ def test_recomputing_alone_needs_no_storage():
     step = pmt.compile(*own, ram="80%", device="rpi4b")
     assert differing(step, *own) == []
     assert not step.result.problem.paging
-    assert step.compiled.runner.file is None
+    assert step.compiled.runner.page_file is None
     assert step.compiled.check.written_bytes == 0
     computed = [index for op, index in step.plan.program if op == "compute"]
     assert len(computed) > len(set(computed))

@@ -18,7 +18,7 @@ from poetmodel.torch import compile_cache
 from poetmodel.torch import compiled as preparation
 from poetmodel.torch.cache import Cache, default_folder, digest
 from poetmodel.torch.runtime import profiling
-from poetmodel.torch.runtime.convolutions import describe_split_kernels
+from poetmodel.torch.runtime.convolutions import describe_divided_kernels
 from poetmodel.torch.step import captured
 
 nn = torch.nn
@@ -141,7 +141,7 @@ def test_what_depends_on_another_thing_is_found_anew(case, known, folder, monkey
         torch.set_num_threads(before)
     expected = set(OTHERS[case])
     if options:
-        alike = describe_split_kernels(other.compiled.trace) == describe_split_kernels(
+        alike = describe_divided_kernels(other.compiled.trace) == describe_divided_kernels(
             first.compiled.trace
         )
         expected |= set() if alike else {"measure_operation_times"}

@@ -19,7 +19,7 @@ from kit.executorch_programs import NETWORKS, enough, trained
 from mcu import networks
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.torch.executorch.edge import RemoveCopies, edge_program, lower_program
+from poetmodel.torch.executorch.edge import RemoveCopies, capture_edge_program, lower_program
 from poetmodel.torch.executorch.planning import EdgeGraph
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of ExecuTorch, about what is experimental
@@ -35,7 +35,7 @@ def exported(name):
     """Return a network, its loss and inputs, and its edge program."""
     torch.manual_seed(0)
     made = MODELS[name]()
-    return made, edge_program(name, *made)
+    return made, capture_edge_program(name, *made)
 
 
 def write(name, path, **options):

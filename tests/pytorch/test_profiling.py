@@ -16,14 +16,14 @@ from poetmodel.torch import measure, trace
 from poetmodel.torch.graph.operators import KERNEL_KEY
 from poetmodel.torch.runtime import profiling
 from poetmodel.torch.runtime.convolutions import (
-    Backward,
+    DividedConvolution,
+    DividedConvolutionBackward,
+    DividedNormBackward,
     Division,
-    Forward,
-    NormBackward,
     choose_divisions,
-    describe_split_kernels,
+    describe_divided_kernels,
     divide_convolutions,
-    min_workspace_kernel,
+    find_min_workspace_kernel,
 )
 from poetmodel.torch.runtime.profiling import fit_transfer_time, measure_paging
 from poetmodel.torch.step.scheduled import keep_all_bytes, min_budget_bytes
@@ -236,7 +236,7 @@ def divisions(layer, kinds):
     if layer.groups > 1:
         kinds = [kind for kind in ("batch", "groups") if kind in {*kinds, "groups"}]
     return [
-        Division(kind=kind, count=count, groups=layer.groups, transposed=layer.transposed)
+        Division(dimension=kind, count=count, groups=layer.groups, transposed=layer.transposed)
         for kind in kinds
         for count in (2, 3)
     ]
@@ -254,14 +254,14 @@ def test_parts_of_a_convolution_are_the_whole(case, mask):
     with torch.no_grad():
         whole = layer(x)
         for division in divisions(layer, ("batch", "out")):
-            kernel = Forward((division,), torch.empty_like(whole, device="meta"))
+            kernel = DividedConvolution((division,), torch.empty_like(whole, device="meta"))
             torch.testing.assert_close(kernel(x, layer.weight, layer.bias, *how), whole)
     arguments = (dy, x, layer.weight.detach(), [dy.shape[1]], *how, mask)
     whole = aten.convolution_backward(*arguments)
     of_input = [None, *divisions(layer, ("batch", "in"))]
-    of_weight = [d for d in divisions(layer, ("out", "in")) if d.kind != "batch"]
+    of_weight = [d for d in divisions(layer, ("out", "in")) if d.dimension != "batch"]
     for k, one in enumerate(of_input):
-        found = Backward((one, of_weight[k % len(of_weight)]))(*arguments)
+        found = DividedConvolutionBackward((one, of_weight[k % len(of_weight)]))(*arguments)
         for part, expected, wanted in zip(found, whole, mask, strict=True):
             assert (part is not None) == wanted
             if wanted:
@@ -278,7 +278,7 @@ def test_parts_of_the_gradients_of_a_norm_are_the_whole(*, train, scaled):
     arguments = (dy, x, weight, mean, deviation, mean, deviation, train, 1e-5, [True, scaled, True])
     whole = aten.native_batch_norm_backward(*arguments)
     for count in (2, 3, 7):
-        found = NormBackward((Division(kind="channels", count=count),))(*arguments)
+        found = DividedNormBackward((Division(dimension="channels", count=count),))(*arguments)
         for part, expected in zip(found, whole, strict=True):
             assert (part is None) == (expected is None)
             if part is not None:
@@ -298,11 +298,11 @@ def test_a_kernel_with_other_bits_is_not_taken():
     def same(x):
         return (x + 1).add_(x + 2)
 
-    assert min_workspace_kernel([less], whole, [x], 0) is None
-    found = min_workspace_kernel([less, same], whole, [x], 0)
+    assert find_min_workspace_kernel([less], whole, [x], 0) is None
+    found = find_min_workspace_kernel([less, same], whole, [x], 0)
     assert found is not None
     assert found[0] is same
-    assert min_workspace_kernel([same], whole, [x], 1 << 20) is None
+    assert find_min_workspace_kernel([same], whole, [x], 1 << 20) is None
 
 
 def wide():
@@ -350,7 +350,7 @@ def test_norms_of_low_precision_are_tried():
     own = (model, nn.functional.mse_loss, inputs)
     traced = pmt.trace(*own)
     found = choose_divisions(traced, budget_bytes=min_budget_bytes(traced))
-    assert "NormBackward" in describe_split_kernels(divide_convolutions(traced, found))
+    assert "DividedNormBackward" in describe_divided_kernels(divide_convolutions(traced, found))
     assert differing(pmt.compile(*own, ram="90%", device="rpi4b"), *own) == []
     model, _, (x, _) = wide()
     traced = pmt.trace(model[:3], lambda y, _: y.mean(), (x, x))

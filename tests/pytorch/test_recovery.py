@@ -20,7 +20,7 @@ from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.graph.step_graph import TensorStorage
 from poetmodel.torch.state.file import LARGE_BYTES, PREFIX, StateFile, StateTensor
 from poetmodel.torch.state.pages import allocate_page, bytes_of
-from poetmodel.torch.state.recovery import replace_recovered
+from poetmodel.torch.state.recovery import replace_recovered_file
 
 SIZES = {"small": 10, "large": LARGE_BYTES // 4 + 3, "frozen": 1500}
 
@@ -81,7 +81,7 @@ def recovered(folder):
     assert len(moments) == (2 if steps else 0)
     changed = [model.small, model.large, model.count.view(1), *moments]
     values = {value for tensor in changed for value in tensor.unique().tolist()}
-    with replace_recovered(folder, model):
+    with replace_recovered_file(folder, model):
         pass
     return steps, values, set(model.frozen.unique().tolist())
 
@@ -261,7 +261,7 @@ def test_a_file_stays_until_a_new_one_has_its_state(tmp_path, caplog):
     Whoever makes a state file beside one that nobody recovers reads it in the log.
     """
     path = left_by(tmp_path, 2)
-    with caplog.at_level(logging.WARNING), replace_recovered(tmp_path, Network()):
+    with caplog.at_level(logging.WARNING), replace_recovered_file(tmp_path, Network()):
         pass
     assert f"{path}: a killed process has left the state of net after 2" in caplog.text
     assert path.exists()
@@ -272,16 +272,16 @@ def test_a_file_stays_until_a_new_one_has_its_state(tmp_path, caplog):
         assert pmt.recover(tmp_path, model, optimizer) == 2
     other = Network()
     assert pmt.recover(tmp_path, other, optimizer) == 0
-    with caplog.at_level(logging.WARNING), replace_recovered(tmp_path, other) as steps:
+    with caplog.at_level(logging.WARNING), replace_recovered_file(tmp_path, other) as steps:
         assert steps == 0
     assert path.exists()
-    with pytest.raises(KeyError), replace_recovered(tmp_path, model):
+    with pytest.raises(KeyError), replace_recovered_file(tmp_path, model):
         raise KeyError
     assert path.exists()
-    with replace_recovered(tmp_path / "elsewhere", model) as steps:
+    with replace_recovered_file(tmp_path / "elsewhere", model) as steps:
         assert steps == 0
     assert path.exists()
-    with replace_recovered(tmp_path, model) as steps:
+    with replace_recovered_file(tmp_path, model) as steps:
         assert steps == 2
     assert not path.exists()
     assert not caplog.text

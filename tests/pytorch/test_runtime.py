@@ -65,7 +65,7 @@ class Paged:
 
 def file_of(step):
     """Return the page file of a step."""
-    file = step.runner.file
+    file = step.runner.page_file
     assert file is not None
     return file.path
 

@@ -129,7 +129,7 @@ class Table:
         """Take a tensor away."""
         index = self.draw.choice([i for i in SIZES if i not in self.mapped] or [None])
         if index is not None:
-            self.file.commit(absent=[index])
+            self.file.commit(absent_indices=[index])
             self.values[index] = torch.zeros(SIZES[index])
 
     def map(self, _):
@@ -178,7 +178,7 @@ def test_any_order_of_writes_and_commits_is_that_of_a_table(seed, tmp_path, monk
     outlives a step that fails. So it is where the system does not tell which pages were written.
     """
     if seed % 2:
-        monkeypatch.setattr(page_module.Pagemap, "entries", lambda *_: None)
+        monkeypatch.setattr(page_module.Pagemap, "read_entries", lambda *_: None)
     table = Table(tmp_path, Random(seed))  # noqa: S311 - no secret
     for number in range(2, 14):
         kind = table.draw.choice(("step", "step", "failed", "absent", "map", "change"))

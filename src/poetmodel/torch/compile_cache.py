@@ -32,9 +32,9 @@ from poetmodel.torch.cache import (
 )
 from poetmodel.torch.graph.profiles import OpProfile
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
-from poetmodel.torch.runtime.convolutions import describe_split_kernels
+from poetmodel.torch.runtime.convolutions import describe_divided_kernels
 from poetmodel.torch.runtime.profiling import (
-    MEASURED_BEFORE,
+    CACHED_NOTE,
     Paging,
     Profile,
     TransferTime,
@@ -167,7 +167,7 @@ class CachedStep(CachedSchedules):
         Stores the costs that `measure` returns.
         """
         path = None if folder is None else str(Path(folder).resolve())
-        key = digest(self._key, path, describe_split_kernels(trace))
+        key = digest(self._key, path, describe_divided_kernels(trace))
         content = self._cache.read("costs", key)
         with suppress(TypeError, ValueError, KeyError):
             if content is not None:
@@ -177,7 +177,7 @@ class CachedStep(CachedSchedules):
                     paging=_parse_paging(content["paging"]),
                     steps_s=content["steps_s"],
                     threads=content["threads"],
-                    origin=MEASURED_BEFORE,
+                    origin=CACHED_NOTE,
                 )
         profile = measure()
         compute = profile.costs.compute

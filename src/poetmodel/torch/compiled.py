@@ -161,7 +161,7 @@ class Compiled:
         self.state_store: StateStore | None = (
             None if first_compiled is None else first_compiled.state_store
         )
-        """The state file, shared by all input shapes; None while all state is in RAM."""
+        """The store of state in a file, shared by all input shapes; None without a state file."""
         show_phase("solving")
         self.result = self._solve(solve_progress_callback(show_phase))
         """Result of the solver. `plan` and `runner` execute its schedule."""
@@ -292,16 +292,16 @@ class Compiled:
         """Return the message for a budget that is too small, with the smallest budget to set."""
         scheduled, keep_all_bytes = self.scheduled, self.keep_all_bytes
 
-        def with_percentage(size_bytes: int, round_number: Callable[[float], int]) -> str:
+        def format_size(size_bytes: int, round_number: Callable[[float], int]) -> str:
             return f"{size_bytes:,} B ({round_number(1000 * size_bytes / keep_all_bytes) / 10:g}%)"
 
         op_bytes = floor_bytes(scheduled) - scheduled.reserved_bytes
-        smallest_bytes = min_budget_bytes(self.trace, decide_homes=self.options.can_page)
+        needed_bytes = min_budget_bytes(self.trace, decide_homes=self.options.can_page)
         reserves = "; ".join(f"{name} {size:,} B" for name, size in scheduled.reserves if size)
         return (
-            f"ram: {with_percentage(self.budget_bytes, round)} is too small: "
+            f"ram: {format_size(self.budget_bytes, round)} is too small: "
             f"{scheduled.reserved_bytes:,} B are reserved ({reserves}), and operations need "
-            f"another {op_bytes:,} B; set at least ram={with_percentage(smallest_bytes, math.ceil)}"
+            f"another {op_bytes:,} B; set at least ram={format_size(needed_bytes, math.ceil)}"
         )
 
 

@@ -174,23 +174,23 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         # The model is no submodule: its layers read variables, which a capture cannot replace.
         self._call = _stateless_call(model, final_layer)
         self._trained_names = [
-            self._register(variable, trained=True) for variable in model.trainable_variables
+            self._register(variable, is_trained=True) for variable in model.trainable_variables
         ]
         # Names, or tensors of generator state, which is unused: layers without a seed draw from
         # PyTorch's generator.
         self._untrained = [
             variable.value.data
             if variable.path.endswith(_SEED_SUFFIX)
-            else self._register(variable, trained=False)
+            else self._register(variable, is_trained=False)
             for variable in model.non_trainable_variables
         ]
 
-    def _register(self, variable: Any, *, trained: bool) -> str:
+    def _register(self, variable: Any, *, is_trained: bool) -> str:
         """Register the tensor of a variable under its path; return the attribute's name."""
         name: str = variable.path.replace(".", "_")
         while hasattr(self, name):
             name += "_"
-        if trained:
+        if is_trained:
             self.register_parameter(name, variable.value)
         else:
             self.register_buffer(name, variable.value.data)
@@ -201,11 +201,11 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
 
         In training mode, updates the untrained variables of floating-point type.
         """
-        trained = [getattr(self, name) for name in self._trained_names]
-        untrained = [getattr(self, x) if isinstance(x, str) else x for x in self._untrained]
-        output, new_values = self._call(trained, untrained, inputs, self.training)
+        trained_tensors = [getattr(self, name) for name in self._trained_names]
+        untrained_tensors = [getattr(self, x) if isinstance(x, str) else x for x in self._untrained]
+        output, new_values = self._call(trained_tensors, untrained_tensors, inputs, self.training)
         if self.training:
-            for tensor, new_value in zip(untrained, new_values, strict=True):
+            for tensor, new_value in zip(untrained_tensors, new_values, strict=True):
                 if new_value is not tensor and new_value.is_floating_point():
                     tensor.copy_(new_value.detach())
         return output
@@ -219,8 +219,8 @@ def _stateless_call(model: Any, final_layer: Any) -> Callable[..., tuple[Any, li
     from keras import StatelessScope
 
     def call(
-        trained: list[torch.Tensor],
-        untrained: list[torch.Tensor],
+        trained_tensors: list[torch.Tensor],
+        untrained_tensors: list[torch.Tensor],
         inputs: tuple[torch.Tensor, ...],
         training: bool,  # noqa: FBT001
     ) -> tuple[Any, list[torch.Tensor]]:
@@ -231,8 +231,8 @@ def _stateless_call(model: Any, final_layer: Any) -> Callable[..., tuple[Any, li
         """
         model_inputs = _pack_inputs(model, inputs)
         variables = [*model.trainable_variables, *model.non_trainable_variables]
-        tensors = [*trained, *untrained]
-        if len(variables) != len(tensors) or len(trained) != len(model.trainable_variables):
+        tensors = [*trained_tensors, *untrained_tensors]
+        if len(variables) != len(tensors) or len(trained_tensors) != len(model.trainable_variables):
             raise InputError(
                 f"from_keras: the trainable layers of {model.name} have changed; call "
                 "from_keras again"

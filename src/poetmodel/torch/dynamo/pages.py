@@ -16,7 +16,7 @@ import torch
 
 from poetmodel.plan.alignment import round_up
 from poetmodel.torch.errors import PageError
-from poetmodel.torch.state.pages import ALIGNMENT_BYTES, ScratchFile, bytes_of, page_errors
+from poetmodel.torch.state.pages import ALIGNMENT_BYTES, ScratchFile, bytes_of, convert_page_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ class SlotFile(ScratchFile):
         size = round_up(len(memory), ALIGNMENT_BYTES)
         slots = self._free_slots.setdefault(size, [])
         # Steps in several threads may write at the same time.
-        with self._lock, page_errors(self.path, "a page could not be written"):
+        with self._lock, convert_page_errors(self.path, "a page could not be written"):
             if not slots:
                 os.posix_fallocate(self._descriptor, self.bytes, size)
                 slots.append(self.bytes)

@@ -1,6 +1,6 @@
 """ExecuTorch programs: a training step whose order and memory plan meet a RAM budget.
 
-Only `edge` uses interfaces of ExecuTorch that it does not promise to preserve.
+Only `edge` uses ExecuTorch's internal interfaces, which may change with any release.
 """
 
 from __future__ import annotations
@@ -9,4 +9,4 @@ from poetmodel.torch.errors import suppress_warnings
 
 with suppress_warnings():
     import executorch.exir
-    import executorch.runtime  # noqa: F401 - imported here to silence their warnings
+    import executorch.runtime  # noqa: F401 - imported here to suppress their warnings

@@ -1,6 +1,7 @@
-"""A module and its loss as ExecuTorch's edge program, and that program as a file with offsets.
+"""A module and its loss as an edge program of ExecuTorch, and that program as a file with offsets.
 
-Follows ExecuTorch's own training path: ``torch.export``, ``_export_forward_backward``, ``to_edge``.
+The conversions are those of ExecuTorch's training support: ``torch.export``,
+``_export_forward_backward``, ``to_edge``.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ if TYPE_CHECKING:
 
 _aten: Final = torch.ops.aten
 _VIEW: Final = edge_operators.edge.aten.view_copy.default
+"""Operator of reshapes that ExecuTorch executes without a copy."""
 
-_BROKEN: Final = frozenset({_aten.max_pool2d_with_indices_backward.default})
-"""Operators with a wrong kernel: it adds the result to the old content of its output."""
+_BROKEN_OPERATORS: Final = frozenset({_aten.max_pool2d_with_indices_backward.default})
+"""Operators whose kernels are wrong: they add the result to the old content of the output."""
 
 _RESHAPES: Final = frozenset(
     (
@@ -77,11 +79,11 @@ _RESHAPES: Final = frozenset(
         _aten.view_copy.default,
     )
 )
-"""Copies that change at most the shape of an input. ExecuTorch executes only ``view_copy`` without
-a copy, unless it is a result."""
+"""Operators that copy an input with at most another shape. Of these, ExecuTorch executes only
+``view_copy`` without a copy, unless its output is a result."""
 
 
-def edge_program(
+def capture_edge_program(
     name: str,
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor] | None,
@@ -89,8 +91,8 @@ def edge_program(
 ) -> EdgeProgramManager:
     """Return the edge program of a training step, for ExecuTorch's portable kernels.
 
-    Its inputs are the tensors among `inputs`, flattened. Its results are the new values of buffers,
-    the loss, and the gradients of trained parameters.
+    The program's inputs are the tensors in `inputs`, flattened. Its results are the new values of
+    buffers, the loss, and the gradients of trained parameters.
 
     Raises
     ------
@@ -104,34 +106,35 @@ def edge_program(
         convert_exceptions(name),
         sdpa_kernel(SDPBackend.MATH),
     ):
-        step, tensors = _with_loss(name, model, loss_fn, inputs)
+        step, tensors = _make_loss_module(name, model, loss_fn, inputs)
         exported = torch.export.export(step, tensors, strict=False)
         edge = _to_edge(_export_forward_backward(exported))
     _check_kernels(name, edge.exported_program().graph)
     return edge
 
 
-def _with_loss(
+def _make_loss_module(
     name: str,
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Inputs,
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Return a module that computes the loss from the tensors among `inputs`, and these tensors.
+    """Return (module that computes the loss from the tensors in `inputs`, these tensors).
 
-    The module is a copy of the model with another ``forward``, so that parameters keep their names.
+    The module is a copy of the model with another ``forward``, so that parameters retain their
+    names. Inputs that are no tensors are constants of the module.
     """
-    flat, structure = flatten(inputs)
+    flat_inputs, structure = flatten(inputs)
     model_inputs = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
-    by_keyword = takes_keywords(model, model_inputs)
+    uses_keywords = takes_keywords(model, model_inputs)
 
     def forward(*tensors: torch.Tensor) -> Any:
-        """Compute the loss from the tensors; the other inputs are constants."""
+        """Return the loss; inputs that are no tensors are constants."""
         values = iter(tensors)
-        leaves = [next(values) if isinstance(v, torch.Tensor) else v for v in flat]
+        leaves = [next(values) if isinstance(v, torch.Tensor) else v for v in flat_inputs]
         batch = unflatten(leaves, structure)
         arguments = batch if loss_fn is None else batch[:-1]
-        output = model(**arguments[0]) if by_keyword else model(*arguments)
+        output = model(**arguments[0]) if uses_keywords else model(*arguments)
         loss: torch.Tensor = find_loss(
             name, output if loss_fn is None else loss_fn(output, batch[-1])
         )
@@ -142,40 +145,40 @@ def _with_loss(
     vars(step).update(_forward_hooks={}, _forward_pre_hooks={})  # calling the model runs its hooks
     if isinstance(loss_fn, torch.nn.Module):
         vars(step)["_modules"] = {**model._modules, LOSS: loss_fn}  # noqa: SLF001 - of a copy
-    return step, tuple(value for value in flat if isinstance(value, torch.Tensor))
+    return step, tuple(value for value in flat_inputs if isinstance(value, torch.Tensor))
 
 
 def _to_edge(joint: ExportedProgram) -> EdgeProgramManager:
-    """Convert to an edge program, and decompose operators without a kernel where PyTorch can."""
-    table = _default_decomposition_table()
+    """Convert a step to an edge program; decompose operators without a kernel where PyTorch can."""
+    decompositions = _default_decomposition_table()
 
     def add_decompositions(graph: fx.Graph) -> bool:
-        """Add decompositions of operators without a kernel to the table.
+        """Add PyTorch's decompositions of operators without a kernel to `decompositions`.
 
-        Returns whether any is new.
+        Returns whether there are new ones.
         """
         calls = (operator_of(node) for node in graph.nodes)
-        missing = {
+        new_decompositions = {
             operator: decomposition_table[operator]
-            for operator in set(calls) & (decomposition_table.keys() - table.keys())
+            for operator in set(calls) & (decomposition_table.keys() - decompositions.keys())
             if not _has_kernel(operator)
         }
-        table.update(missing)
-        return bool(missing)
+        decompositions.update(new_decompositions)
+        return bool(new_decompositions)
 
     while True:
         while add_decompositions(joint.graph):
-            joint = joint.run_decompositions(table)
+            joint = joint.run_decompositions(decompositions)
         edge = to_edge(joint, compile_config=EdgeCompileConfig(_check_ir_validity=False))
         if not add_decompositions(edge.exported_program().graph):
             return edge
-        joint = joint.run_decompositions(table)
+        joint = joint.run_decompositions(decompositions)
 
 
 def _has_kernel(operator: Any) -> bool:
     """Return whether ExecuTorch's portable kernels implement an operator correctly.
 
-    Views count as implemented: each later becomes a copy, whose operator is checked separately.
+    Views count as implemented: ExecuTorch later replaces each by a copy, which is checked then.
     """
     if not isinstance(operator, OpOverload) or operator.is_view:
         return True
@@ -189,7 +192,7 @@ def _has_kernel(operator: Any) -> bool:
     except RuntimeError:
         return False
     registered_names = Runtime.get().operator_registry.operator_names
-    return operator not in _BROKEN and f"{schema.name}.{overload}" in registered_names
+    return operator not in _BROKEN_OPERATORS and f"{schema.name}.{overload}" in registered_names
 
 
 def operator_of(node: fx.Node) -> Any:
@@ -198,7 +201,10 @@ def operator_of(node: fx.Node) -> Any:
 
 
 def _check_kernels(name: str, graph: fx.Graph) -> None:
-    """Raise `CaptureError` for operators without a kernel, and gradients of 1-D convolutions."""
+    """Raise `CaptureError` for operators without a kernel.
+
+    Gradients of convolutions have a kernel only for images, with inputs of 4 dimensions.
+    """
     operators = dict.fromkeys(operator_of(node) for node in graph.nodes)
     unsupported = [str(operator) for operator in operators if not _has_kernel(operator)]
     if unsupported:
@@ -215,7 +221,7 @@ def _check_kernels(name: str, graph: fx.Graph) -> None:
 
 
 class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
-    """Removes redundant copies: reshapes become views, and pairs of inverse permutations vanish.
+    """Graph pass that replaces reshapes by views, and removes pairs of inverse permutations.
 
     Results have the same bits.
     """
@@ -236,13 +242,15 @@ class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
         return PassResult(module, modified=True)
 
 
-def _is_inverse(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return whether the second permutation is the inverse of the first."""
-    return [first[dim] % len(first) for dim in second] == list(range(len(first)))
+def _is_inverse(permutation: Sequence[int], other_permutation: Sequence[int]) -> bool:
+    """Return whether `other_permutation` is the inverse of `permutation`."""
+    return [permutation[dim] % len(permutation) for dim in other_permutation] == list(
+        range(len(permutation))
+    )
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether a node is a view of another tensor's memory, so that no copy is executed."""
+    """Return whether a node is a view, which ExecuTorch executes without a copy."""
     return (
         node.target is _VIEW
         and fake_value(node).is_contiguous()
@@ -250,19 +258,20 @@ def is_view(node: fx.Node) -> bool:
     )
 
 
-# -- the file, with ExecuTorch's memory plan or ours --------------------------------------------
+# -- the file, with offsets of ExecuTorch's planner or ours ---------------------------------------
 
 PLACING_S: Final = 10.0
 """Maximum time to choose offsets [s]."""
-METHOD: Final = "forward"
+METHOD_NAME: Final = "forward"
 """Name of the training step's method in the file."""
-_INDEX: Final = "__et_training_{}_index_"
-"""Methods of a file that return where its gradients and its parameters begin."""
+_INDEX_METHOD: Final = "__et_training_{}_index_"
+"""Name of the methods of a file that return the position of the first gradient or parameter among
+the outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """The bytes of a program's file, and its arena with ExecuTorch's planner."""
+    """The content of a program's file, and the size of its arena with ExecuTorch's planner."""
 
     program: bytes
     greedy_bytes: int
@@ -272,45 +281,55 @@ class LoweredProgram:
     def arena_bytes(self) -> int:
         """Size of the arena that the file requires [B]."""
         program = deserialize_pte_binary(self.program).program
-        (step,) = (plan for plan in program.execution_plan if plan.name == METHOD)
+        (step,) = (plan for plan in program.execution_plan if plan.name == METHOD_NAME)
         return sum(step.non_const_buffer_sizes)
 
 
 def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> LoweredProgram:
-    """Lower an edge program to a file, with ExecuTorch's offsets or, if `use_our_offsets`, ours."""
-    placement = _Placement(use_our_offsets=use_our_offsets)
-    suite = MemoryPlanningAlgorithmSuite([placement])
-    planning = MemoryPlanningPass(suite, alignment=ALIGNMENT)
-    original = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
-    setter = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
-    corrected = lambda methods: _correct_metadata(original(methods), methods)  # noqa: E731
-    with suppress_warnings(), infrequent_gc(), temporary_setting(setter, corrected, original):
+    """Return the file of an edge program, with offsets of `place_blocks` if `use_our_offsets`.
+
+    Otherwise the offsets are those of ExecuTorch's greedy planner. Does not change `edge`.
+    """
+    planner = _MemoryPlanner(use_our_offsets=use_our_offsets)
+    suite = MemoryPlanningAlgorithmSuite([planner])
+    planning_pass = MemoryPlanningPass(suite, alignment=ALIGNMENT)
+    original_function = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
+    set_function = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
+    corrected_function = lambda methods: _correct_metadata(original_function(methods), methods)  # noqa: E731
+    with (
+        suppress_warnings(),
+        infrequent_gc(),
+        temporary_setting(set_function, corrected_function, original_function),
+    ):
         # to_executorch changes its input.
         program = copy.deepcopy(edge).to_executorch(
-            ExecutorchBackendConfig(memory_planning_pass=planning)
+            ExecutorchBackendConfig(memory_planning_pass=planning_pass)
         )
-    return LoweredProgram(program.buffer, placement.greedy_bytes)
+    return LoweredProgram(program.buffer, planner.greedy_bytes)
 
 
 def _correct_metadata(
     metadata: dict[str, Any], methods: Mapping[str, ExportedProgram]
 ) -> dict[str, Any]:
-    """Return metadata in which the start indices of gradients and parameters are corrected.
+    """Correct the start indices of gradients and parameters in `metadata`; return it.
 
-    ExecuTorch 1.5.1 also counts new values of buffers, which no method returns, as outputs.
+    ExecuTorch 1.5.1 counts new values of buffers, too, but no method returns these.
     """
-    kinds = {"gradients": OutputKind.GRADIENT_TO_PARAMETER, "parameters": OutputKind.TOKEN}
+    kind_of_category = {
+        "gradients": OutputKind.GRADIENT_TO_PARAMETER,
+        "parameters": OutputKind.TOKEN,
+    }
     for name, program in methods.items():
         specs = program.graph_signature.output_specs
-        returned = [spec.kind for spec in specs if spec.kind != OutputKind.BUFFER_MUTATION]
-        for category, kind in kinds.items():
-            if kind in returned:
-                metadata[_INDEX.format(category) + name] = returned.index(kind)
+        returned_kinds = [spec.kind for spec in specs if spec.kind != OutputKind.BUFFER_MUTATION]
+        for category, kind in kind_of_category.items():
+            if kind in returned_kinds:
+                metadata[_INDEX_METHOD.format(category) + name] = returned_kinds.index(kind)
     return metadata
 
 
-class _Placement:
-    """Memory planner for ExecuTorch: its greedy planner or, if `use_our_offsets`, `place_blocks`.
+class _MemoryPlanner:
+    """Memory planner: `place_blocks` if `use_our_offsets`, else ExecuTorch's greedy planner.
 
     `greedy_bytes` is the size of the arena of the greedy planner in both cases [B].
     """
@@ -324,15 +343,15 @@ class _Placement:
     def __call__(
         self, alignment: int, specs: Iterable[TensorSpec], *options: Any
     ) -> MemoryAlgoResult:
-        """Return a memory id and an offset for each tensor."""
+        """Return a memory id and an offset for each tensor, and the sizes of memories."""
         tensor_specs = list(specs)
         result = greedy(alignment, tensor_specs, *options)
         self.greedy_bytes = sum(result.bufsizes)
         if not self._use_our_offsets:
             return result
-        length = 1 + max((spec.lifetime[1] for spec in tensor_specs), default=0)
-        blocks = [_block(index, spec, length) for index, spec in enumerate(tensor_specs)]
-        offsets, size, _ = place_blocks(blocks, length, time_limit=PLACING_S)
+        n_operations = 1 + max((spec.lifetime[1] for spec in tensor_specs), default=0)
+        blocks = [_make_block(index, spec, n_operations) for index, spec in enumerate(tensor_specs)]
+        offsets, size, _ = place_blocks(blocks, n_operations, time_limit=PLACING_S)
         numbered_specs = enumerate(zip(tensor_specs, offsets, strict=True))
         results = {
             spec: SpecAllocResult(1, index, offset) for index, (spec, offset) in numbered_specs
@@ -340,13 +359,15 @@ class _Placement:
         return MemoryAlgoResult(results, [0, size])
 
 
-def _block(index: int, spec: TensorSpec, length: int) -> Block:
+def _make_block(index: int, spec: TensorSpec, n_operations: int) -> Block:
     """Return the block of a tensor for `place_blocks`.
 
-    Tensors that are in memory during all operations count as present before the first one.
+    A tensor whose lifetime is all operations counts as present before the first operation.
     """
     first_operation, last_operation = spec.lifetime
-    position = BEFORE if first_operation == 0 and last_operation + 1 == length else first_operation
+    position = (
+        BEFORE if first_operation == 0 and last_operation + 1 == n_operations else first_operation
+    )
     return Block(
         spans=[Span(first_operation, last_operation + 1, spec.allocated_memory)],
         contents=[(position, Content.OUTPUT, index)],

@@ -1,4 +1,4 @@
-"""An edge program as a training graph, and reordered as a plan's program."""
+"""An edge program as a training graph, and with its operations in the order of a plan."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 class EdgeGraph(StepGraph):
     """The operations of an edge program, without its views.
 
-    Sizes are as in the arena: multiples of the alignment. User inputs are operations at the
+    Sizes are multiples of the alignment, as in the arena. User inputs are operations at the
     beginning, because they are in the arena until their last use. `name` is that of the step.
     """
 
     def __init__(self, program: ExportedProgram, *, name: str) -> None:
         """Profile the operations of `program`, and find its inputs and resident tensors."""
-        self._inputs, resident_nodes = _split_arguments(program)
+        self._input_nodes, resident_nodes = _split_arguments(program)
         nodes = list(program.graph.nodes)
-        self._forward = set(nodes[: nodes.index(_loss_node(program)) + 1])
+        self._forward_nodes = set(nodes[: nodes.index(_loss_node(program)) + 1])
         self.resident_bytes = sum(
             round_up(fake_value(node).nbytes, ALIGNMENT) for node in resident_nodes
         )
@@ -48,12 +48,12 @@ class EdgeGraph(StepGraph):
         calls = [
             node for node in nodes if node.op == "call_function" and node.target is not getitem
         ]
-        profiles = {node: _profile(node) for node in calls if not is_view(node)}
+        profiles = {node: _make_profile(node) for node in calls if not is_view(node)}
         super().__init__(program.graph, profiles, name=name)
 
     def _add_sources(self) -> None:
         """Add each user input as a source operation."""
-        for index, node in enumerate(self._inputs):
+        for index, node in enumerate(self._input_nodes):
             value = fake_value(node)
             self.add_source(
                 node,
@@ -66,24 +66,26 @@ class EdgeGraph(StepGraph):
 
     def phase_of(self, node: fx.Node) -> Phase:
         """Return FORWARD for nodes up to the loss, otherwise BACKWARD."""
-        return Phase.FORWARD if node in self._forward else Phase.BACKWARD
+        return Phase.FORWARD if node in self._forward_nodes else Phase.BACKWARD
 
     def training_graph(self) -> Graph:
         """Return the training graph, with an end node that reads all results."""
-        end = self.results_node(self.find_reads(self.graph.output_node().all_input_nodes).storages)
-        return Graph(name=self.name, nodes=(*map(self._node, self.operations), end))
+        end_node = self.results_node(
+            self.find_reads(self.graph.output_node().all_input_nodes).storages
+        )
+        return Graph(name=self.name, nodes=(*map(self._make_node, self.operations), end_node))
 
-    def _node(self, operation: Operation) -> Node:
+    def _make_node(self, operation: Operation) -> Node:
         is_random = torch.Tag.nondeterministic_seeded in getattr(
             operator_of(operation.node), "tags", ()
         )
         return self.training_node(
-            operation, recomputable=operation.node not in self._inputs and not is_random
+            operation, recomputable=operation.node not in self._input_nodes and not is_random
         )
 
 
-def _profile(node: fx.Node) -> OpProfile:
-    """Return sizes, layouts and FLOP of an operation. Each output has its own memory."""
+def _make_profile(node: fx.Node) -> OpProfile:
+    """Return the profile of an operation in which each output has its own memory."""
     value = fake_value(node)
     is_single = not isinstance(value, tuple | list)
     tensors = [
@@ -103,7 +105,7 @@ def _profile(node: fx.Node) -> OpProfile:
 
 
 def _loss_node(program: ExportedProgram) -> fx.Node:
-    """Return the node that computes the loss, of which the result may be a view or an item."""
+    """Return the node that computes the loss: the result itself may be a view or item of it."""
     results = program.graph.output_node().args[0]
     specs = program.graph_signature.output_specs
     loss: Any = next(
@@ -117,9 +119,9 @@ def _loss_node(program: ExportedProgram) -> fx.Node:
 
 
 def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return the placeholders of user inputs, and those that stay in the arena.
+    """Return (placeholders of user inputs, placeholders that stay in the arena).
 
-    The latter are trained parameters and changed buffers.
+    Trained parameters and changed buffers stay in the arena.
     """
     signature = program.graph_signature
     trained_parameters = {
@@ -129,42 +131,49 @@ def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.N
     }
     changed_buffers = set(signature.buffers_to_mutate.values())
     placeholders = program.graph.find_nodes(op="placeholder")
-    kinds = {spec.arg.name: (spec.kind, spec.target) for spec in signature.input_specs}
-    inputs = [node for node in placeholders if kinds[node.name][0] == InputKind.USER_INPUT]
-    resident = [
+    arguments_by_name = {spec.arg.name: (spec.kind, spec.target) for spec in signature.input_specs}
+    input_nodes = [
+        node for node in placeholders if arguments_by_name[node.name][0] == InputKind.USER_INPUT
+    ]
+    resident_nodes = [
         node
         for node in placeholders
-        if kinds[node.name] in {(InputKind.PARAMETER, path) for path in trained_parameters}
-        or kinds[node.name] in {(InputKind.BUFFER, path) for path in changed_buffers}
+        if arguments_by_name[node.name]
+        in {(InputKind.PARAMETER, path) for path in trained_parameters}
+        or arguments_by_name[node.name] in {(InputKind.BUFFER, path) for path in changed_buffers}
     ]
-    return inputs, resident
+    return input_nodes, resident_nodes
 
 
-class Reorder(PassBase):  # type: ignore[misc, unused-ignore]
+class ReorderOperations(PassBase):  # type: ignore[misc, unused-ignore]
     """Graph pass that puts operations into the order of a plan, with a copy for each recomputation.
 
-    `order` has the indices of the computed operations of `step`.
+    `order` has the indices of the computed operations of `step_graph`.
 
     Views are recomputed where they are read. An item of a multi-output result directly follows the
     result, because a later item would keep all other items in memory.
     """
 
-    def __init__(self, step: EdgeGraph, order: Sequence[int]) -> None:
+    def __init__(self, step_graph: EdgeGraph, order: Sequence[int]) -> None:
         super().__init__()
-        self._step = step
-        self._order = [k for k in order if k < len(step.operations)]  # the last node is the end
+        self._step_graph = step_graph
+        self._order = [
+            k for k in order if k < len(step_graph.operations)
+        ]  # the last node is the end
 
     def call(self, module: fx.GraphModule) -> PassResult:
-        """Replace the module's graph by one in the order of the plan."""
+        """Replace the module's graph by a graph in the order of the plan."""
         old_graph = module.graph
         nodes = {node.name: node for node in old_graph.nodes}
-        direct = {nodes[node.name]: value for node, value in self._step.output_keys.items()}
-        rewriter = Rewriter(direct)
+        output_keys = {
+            nodes[node.name]: value for node, value in self._step_graph.output_keys.items()
+        }
+        rewriter = Rewriter(output_keys)
         for node in old_graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 rewriter.add_placeholder(node)
         for index in self._order:
-            operation = self._step.operations[index]
+            operation = self._step_graph.operations[index]
             if operation.node.op == "call_function":
                 rewriter.write_node(nodes[operation.node.name], operation.storages)
         rewriter.graph.node_copy(old_graph.output_node(), rewriter.map_node)

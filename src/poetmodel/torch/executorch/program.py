@@ -23,8 +23,8 @@ from poetmodel.problem.parse import check_limits
 from poetmodel.result import Status
 from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
-from poetmodel.torch.executorch.edge import RemoveCopies, edge_program, lower_program
-from poetmodel.torch.executorch.planning import EdgeGraph, Reorder
+from poetmodel.torch.executorch.edge import RemoveCopies, capture_edge_program, lower_program
+from poetmodel.torch.executorch.planning import EdgeGraph, ReorderOperations
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 DEVICE: Final = "rpi4b"
 """The device for the time estimates of operations, by default."""
 _MAX_ATTEMPTS: Final = 4
-"""Maximum number of lowered programs. Each further attempt has less RAM, because the last arena was
-too large."""
+"""Maximum number of attempts to lower a program. Each attempt has less RAM, because the arena of
+the last one was too large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorchProgram:
-    """A written ExecuTorch program. All sizes are of its arena."""
+    """A written ExecuTorch program. All sizes are sizes of arenas."""
 
     name: str
     path: Path
@@ -56,11 +56,11 @@ class ExecutorchProgram:
     arena_bytes: int
     """Arena of the file; at most the budget [B]."""
     keep_all_bytes: int
-    """Peak of the same program in its arena without recomputation; 100 % of a budget [B]."""
+    """Keep-all peak of the program in its arena; 100 % of a budget [B]."""
     executorch_bytes: int
-    """Arena of the program that ExecuTorch writes by itself, with its greedy planner [B]."""
+    """Arena of the program without poetmodel, with ExecuTorch's greedy planner [B]."""
     greedy_bytes: int
-    """Arena of this program with the offsets of that planner [B]."""
+    """Arena of this program with the offsets of ExecuTorch's greedy planner [B]."""
     resident_bytes: int
     """Trained parameters and changed buffers, which are part of the arena [B]."""
     status: str
@@ -68,6 +68,7 @@ class ExecutorchProgram:
     overhead: float
     """Time of recomputations as a fraction of one pass."""
     recomputed: int
+    """Number of recomputations."""
     solve_s: float
     device: str
     sgd: Mapping[str, Any] | None
@@ -80,14 +81,14 @@ class ExecutorchProgram:
         return values | {"path": str(self.path)}
 
     def __str__(self) -> str:
-        """Format sizes, status and solve time in one line."""
-        proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
+        """Return sizes, status and solve time in one line."""
+        bound = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         return (
             f"{self.name}: arena {format_bytes(self.arena_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}, "
             f"ExecuTorch's own {format_bytes(self.executorch_bytes)}; "
             f"{format_bytes(self.resident_bytes)} are parameters and buffers), "
-            f"{self.recomputed} recomputed, overhead {self.overhead:.1%}{proved} on {self.device}, "
+            f"{self.recomputed} recomputed, overhead {self.overhead:.1%}{bound} on {self.device}, "
             f"{self.status}, solved in {format_seconds(self.solve_s)}"
         )
 
@@ -116,8 +117,8 @@ def to_executorch(
         among the inputs in their order, named inputs in the order of their sorted names.
     ram : str or int
         The budget for the arena of the program: trained parameters, changed buffers, inputs,
-        activations, gradients. Bytes, a size such as ``256KiB``, or a percentage of the step's
-        arena when everything is kept.
+        activations, gradients. Bytes, a size such as ``256KiB``, or a percentage of the keep-all
+        peak of the step.
     path : str or Path
         The file to write, ``*.pte``.
     optimizer : torch.optim.Optimizer, optional
@@ -149,39 +150,39 @@ def to_executorch(
     InputError
         If the path or the optimizer is not supported, or paging is requested.
     """
-    file = Path(path)
-    _check_arguments(file, storage, paging)
+    output_path = Path(path)
+    _check_arguments(output_path, storage, paging)
     check_limits(ram=ram)
     sgd = None if optimizer is None else _sgd_options(optimizer, model, loss_fn)
     if isinstance(device, str):
         device = Device.load(device)
     name = type(model).__name__
-    edge = edge_program(name, model, loss_fn, inputs)
+    edge = capture_edge_program(name, model, loss_fn, inputs)
     executorch_bytes = lower_program(edge, use_our_offsets=False).arena_bytes
     edge = edge.transform([RemoveCopies()])
-    step = EdgeGraph(edge.exported_program(), name=name)
-    graph = step.training_graph()
-    keep_all_bytes = checkpoint_all_peak_bytes(graph) + step.resident_bytes
+    step_graph = EdgeGraph(edge.exported_program(), name=name)
+    graph = step_graph.training_graph()
+    keep_all_bytes = checkpoint_all_peak_bytes(graph) + step_graph.resident_bytes
     budget_bytes = Budget.parse(ram).resolve(keep_all_bytes)
     problem = Problem(
         graph,
         Costs.estimate(graph, device),
-        ram=max(1, budget_bytes - step.resident_bytes),
+        ram=max(1, budget_bytes - step_graph.resident_bytes),
         paging=False,
         minimize="time",
     )
     options: SolveKeywords = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
-    result, plan, program = _solve_and_lower(problem, budget_bytes, options, edge, step)
-    write_bytes(file, program.program)
+    result, plan, program = _solve_and_lower(problem, budget_bytes, options, edge, step_graph)
+    write_bytes(output_path, program.program)
     return ExecutorchProgram(
         name=name,
-        path=file,
+        path=output_path,
         ram_budget_bytes=budget_bytes,
         arena_bytes=program.arena_bytes,
         keep_all_bytes=keep_all_bytes,
         executorch_bytes=executorch_bytes,
         greedy_bytes=program.greedy_bytes,
-        resident_bytes=step.resident_bytes,
+        resident_bytes=step_graph.resident_bytes,
         status=str(result.status),
         gap=result.gap,
         overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
@@ -198,43 +199,44 @@ def _solve_and_lower(
     budget_bytes: int,
     options: SolveKeywords,
     edge: EdgeProgramManager,
-    step: EdgeGraph,
+    step_graph: EdgeGraph,
 ) -> tuple[SolveResult, Plan, LoweredProgram]:
-    """Solve, plan and lower; repeat with less RAM if the arena of the file exceeds the budget.
+    """Return (result, plan, program), with less RAM for the solver while the arena is too large.
 
     Raises `VerificationError` if the arena exceeds the budget after `_MAX_ATTEMPTS`.
     """
     excess_bytes = 0
     for _ in range(_MAX_ATTEMPTS):
-        result, plan = _solve_fitting(problem, budget_bytes, options, step)
+        result, plan = _solve_fitting(problem, budget_bytes, options, step_graph)
         order = [k for op, k in plan.program if op == Op.COMPUTE]
-        reordered_edge = edge.transform([Reorder(step, order)])
+        reordered_edge = edge.transform([ReorderOperations(step_graph, order)])
         program = lower_program(reordered_edge, use_our_offsets=True)
         excess_bytes = program.arena_bytes - budget_bytes
         if excess_bytes <= 0:
             return result, plan, program
         problem = replace(problem, ram=problem.usable_ram_bytes - excess_bytes)
     raise VerificationError(  # our bug: never return such a result
-        [f"{step.name}: the arena of the file is {excess_bytes:,} B above the budget"]
+        [f"{step_graph.name}: the arena of the file is {excess_bytes:,} B above the budget"]
     )
 
 
 def _solve_fitting(
-    problem: Problem, budget_bytes: int, options: SolveKeywords, step: EdgeGraph
+    problem: Problem, budget_bytes: int, options: SolveKeywords, step_graph: EdgeGraph
 ) -> tuple[SolveResult, Plan]:
-    """Return a schedule whose arena fits, with its plan, both checked.
+    """Return (result of a schedule whose arena fits, its plan), both checked.
 
-    Falls back to the schedule with the least RAM. Raises `BudgetError` if no arena fits.
+    Falls back to the schedule with minimum RAM. Raises `BudgetError` if its arena does not fit
+    either.
     """
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
     if plan is None or arena is None:
-        result, plan, arena = _solve_min_ram(problem, budget_bytes, options, step, result)
-    faults = (
+        result, plan, arena = _solve_min_ram(problem, budget_bytes, options, step_graph, result)
+    violations = (
         *check_plan(problem.graph, problem.costs, plan).violations,
         *check_arena(problem.graph, plan, arena).violations,
     )
-    if faults:  # our bug: never return such a result
-        raise VerificationError(faults)
+    if violations:  # our bug: never return such a result
+        raise VerificationError(violations)
     return result, plan
 
 
@@ -242,13 +244,14 @@ def _solve_min_ram(
     problem: Problem,
     budget_bytes: int,
     options: SolveKeywords,
-    step: EdgeGraph,
-    failed: SolveResult,
+    step_graph: EdgeGraph,
+    failed_result: SolveResult,
 ) -> tuple[SolveResult, Plan, Arena]:
-    """Solve for minimum RAM; return the result, its plan and its arena.
+    """Solve for minimum RAM; return (result, plan, arena).
 
-    The returned result is a copy of `failed`, the result without a schedule that fits, with the
-    schedule of minimum RAM. Raises `BudgetError` if the arena of this schedule does not fit either.
+    The returned result is a copy of `failed_result`, the result without a schedule that fits, with
+    the schedule of minimum RAM. Raises `BudgetError` if the arena of this schedule does not fit
+    either.
     """
     ram_bytes = problem.usable_ram_bytes
     exact_options: SolveKeywords = {**options, "gap": 0.0}
@@ -265,7 +268,7 @@ def _solve_min_ram(
     if arena.bytes <= ram_bytes:
         verdict = verify(problem, schedule, plan=plan)
         result = replace(
-            failed,
+            failed_result,
             schedule=schedule,
             simulation=verdict.simulation,
             violations=verdict.violations,
@@ -274,9 +277,10 @@ def _solve_min_ram(
         )
         return result, plan, arena
     enough_bytes, needed_bytes = (
-        size + step.resident_bytes for size in (arena.bytes, ceil(min_ram_result.bound or 0.0))
+        size + step_graph.resident_bytes
+        for size in (arena.bytes, ceil(min_ram_result.bound or 0.0))
     )
-    subject = f"the arena of {step.name}"
+    subject = f"the arena of {step_graph.name}"
     raise BudgetError(
         insufficient_ram_message(
             subject, budget_bytes, enough_bytes=enough_bytes, needed_bytes=needed_bytes
@@ -284,33 +288,33 @@ def _solve_min_ram(
     )
 
 
-def _check_arguments(file: Path, storage: object, paging: object) -> None:
+def _check_arguments(output_path: Path, storage: object, paging: object) -> None:
     """Raise `InputError` for paging, and for a file that is no ``*.pte`` or cannot be written."""
     if storage is not None or paging:
-        requested = "paging" if storage is None else "storage"
+        option = "paging" if storage is None else "storage"
         raise InputError(
-            f"{requested}: an ExecuTorch program has all data in its arena and cannot page; "
+            f"{option}: an ExecuTorch program has all data in its arena and cannot page; "
             "leave it out, or write C that pages with pmt.export"
         )
-    if file.suffix != ".pte":
-        raise InputError(f"path: expected a file *.pte, got {shown(str(file))}")
-    check_writable(file)
+    if output_path.suffix != ".pte":
+        raise InputError(f"path: expected a file *.pte, got {shown(str(output_path))}")
+    check_writable(output_path)
 
 
-def _sgd_options(optimizer: torch.optim.Optimizer, *candidates: object) -> dict[str, Any]:
-    """Return arguments for ExecuTorch's SGD; `InputError` if it cannot replace `optimizer`.
+def _sgd_options(optimizer: torch.optim.Optimizer, *objects: object) -> dict[str, Any]:
+    """Return arguments for ExecuTorch's SGD; raise `InputError` if it cannot replace `optimizer`.
 
-    `candidates` are the objects whose trained parameters the optimizer must have, if modules.
+    The optimizer must have all trained parameters of the modules in `objects`, and no others.
     """
-    for fault in _sgd_faults(optimizer, candidates):
-        raise InputError(f"optimizer: {fault}")
+    for error in _sgd_errors(optimizer, objects):
+        raise InputError(f"optimizer: {error}")
     (group,) = optimizer.param_groups
     options = {key: float(group[key]) for key in ("lr", "momentum", "dampening", "weight_decay")}
     return {**options, "nesterov": bool(group["nesterov"])}
 
 
-def _sgd_faults(optimizer: torch.optim.Optimizer, candidates: tuple[object, ...]) -> Iterator[str]:
-    """Yield the reasons why ExecuTorch's SGD cannot replace an optimizer; none if it can."""
+def _sgd_errors(optimizer: torch.optim.Optimizer, objects: tuple[object, ...]) -> Iterator[str]:
+    """Yield each reason why ExecuTorch's SGD cannot replace an optimizer of `objects`."""
     if type(optimizer) is not torch.optim.SGD:
         yield (
             f"ExecuTorch's training runtime has only SGD, got {type(optimizer).__name__}; use "
@@ -319,13 +323,13 @@ def _sgd_faults(optimizer: torch.optim.Optimizer, candidates: tuple[object, ...]
     groups = optimizer.param_groups
     if len(groups) != 1 or groups[0]["maximize"]:
         yield "ExecuTorch's SGD has one group of parameters, and no maximize; use such an SGD"
-    types = sorted({str(p.dtype) for p in groups[0]["params"]} - {"torch.float32"})
-    if types:
+    dtypes = sorted({str(p.dtype) for p in groups[0]["params"]} - {"torch.float32"})
+    if dtypes:
         yield (
-            f"ExecuTorch's SGD supports only float32 parameters, got {', '.join(types)}; train in "
+            f"ExecuTorch's SGD supports only float32 parameters, got {', '.join(dtypes)}; train in "
             "float32, or leave the optimizer out and use the gradients"
         )
-    modules = [candidate for candidate in candidates if isinstance(candidate, torch.nn.Module)]
+    modules = [candidate for candidate in objects if isinstance(candidate, torch.nn.Module)]
     trained_ids = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
     if trained_ids != {id(parameter) for parameter in groups[0]["params"]}:
         yield (

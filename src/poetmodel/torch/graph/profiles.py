@@ -247,7 +247,8 @@ def _profile_key(kernel: Kernel, arguments: Any, keywords: Any) -> Hashable:
 def predict_profile(node: fx.Node) -> OpProfile:
     """Return the profile that PyTorch's fake tensors predict for a node, without workspace.
 
-    Only a collective has a workspace: the size of its inputs and results, which gloo copies.
+    Only a collective has a workspace: the size of its inputs and results, which gloo copies, plus
+    `_TRANSPORT_BYTES`.
     """
     arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake_value)
     if has_effect(node):
@@ -277,9 +278,9 @@ def profile_on_synthetic(
         Profiles from `predict_profile` of all nodes that allocate memory; other nodes are views.
     profiler : OpProfiler
     is_generated : callable, optional
-        Whether a compiler generates the kernel of a node. Such a node retains its predicted
-        profile. By default no kernel is generated. If the argument is given, all nodes read tensors
-        with predicted strides.
+        Function that returns whether a compiler generates the kernel of a node. Such a node retains
+        its predicted profile. By default no kernel is generated. If the argument is given, all
+        nodes read tensors with predicted strides.
 
     Raises
     ------

@@ -15,9 +15,9 @@ from poetmodel.torch.graph.tensors import heap_peak_bytes
 from poetmodel.torch.runtime.comparison import (
     ResultDifference,
     StepState,
-    differences,
-    eager_step,
-    list_differences,
+    execute_eager_step,
+    find_differences,
+    format_differences,
 )
 from poetmodel.torch.runtime.profiling import MEASURING_S
 from poetmodel.torch.step.scheduled import always_resident_bytes
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from poetmodel.torch.compiled import Compiled
 
 REPEATS: Final = 5
-"""Number of timed runs, of which the fastest counts, if they take at most `MEASURING_S`."""
+"""Number of timed executions of each step, the fastest of which counts; fewer after
+`MEASURING_S`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Measurements of one run of eager PyTorch and of a compiled step from the same state."""
+    """Comparison of eager PyTorch with a compiled step that starts from the same state."""
 
     name: str
     """Name of the step."""
@@ -53,8 +54,8 @@ class Certificate:
     eager_heap_peak_bytes: int
     """Measured peak of the heap of eager PyTorch [B]."""
     second_gradients_bytes: int
-    """Bytes of gradients that are delayed to the end of the step, beside existing ones
-    (``rollback``); not included in the measured peaks, and 0 if none is delayed [B]."""
+    """Bytes of gradients that are added to existing gradients only at the end of the step
+    (``rollback``) [B]. Not included in the measured peaks; 0 if no gradient is delayed."""
     written_bytes: int
     """Bytes paged out in a step, measured [B]."""
     read_bytes: int
@@ -66,13 +67,13 @@ class Certificate:
     time_s: float
     """Shortest time of a step [s]."""
     plan_time_s: float | None
-    """Time of a step as planned [s], by the costs that were solved with."""
+    """Planned time of a step [s], by the costs of the solved problem."""
     plan_device: str | None
-    """Device of the planned time; None if the costs are those of no named device."""
+    """Name of the device of the planned time; None if the costs have no device."""
     eager_time_s: float
     """Shortest time of a step of eager PyTorch [s]."""
     threads: int
-    """Threads that PyTorch computed with."""
+    """Number of PyTorch's threads."""
     state_on_storage_bytes: int = 0
     """Bytes of state with its home on storage [B]."""
     mirrored_bytes: int = 0
@@ -93,15 +94,17 @@ class Certificate:
         return self.heap_peak_bytes <= self.budget_bytes
 
     def summary(self) -> str:
-        """Return the measurements as a few lines of text."""
+        """Return the comparison as a few lines of text."""
         if self.differences:
-            list_text = list_differences(self.differences, max_count=5)
+            list_text = format_differences(self.differences, max_count=5)
             results_text = (
                 f"{len(self.differences)} of {self.compared} results differ from eager: {list_text}"
             )
         else:
-            kinds = "parameters, optimizer state" if self.updates else "gradients"
-            results_text = f"all {self.compared} results (loss, {kinds}, buffers) equal eager's"
+            updated_kinds = "parameters, optimizer state" if self.updates else "gradients"
+            results_text = (
+                f"all {self.compared} results (loss, {updated_kinds}, buffers) equal eager's"
+            )
         if not self.random_equal:
             results_text += "; the random generator is in another state than eager's"
         comparison = "within" if self.within_budget else "ABOVE"
@@ -145,40 +148,41 @@ class Certificate:
 
 
 def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
-    """Run eager PyTorch and a compiled step from the same state; compare and measure them.
+    """Execute eager PyTorch and a compiled step from the same state; compare and measure them.
 
-    Parameters, gradients, buffers, flat inputs and the random state are restored.
+    `inputs` are flat inputs. Parameters, gradients, buffers, inputs and the random state are
+    restored.
 
-    Results are compared with gradients that are None before. Peaks are measured with existing
-    gradients, so that their memory does not count. All runs but one are timed, and further runs if
-    steps are short. The budget does not bound the memory of this function.
+    Results are compared after steps without existing gradients. Peaks are measured with existing
+    gradients, so that their memory does not count. Every execution is timed; short steps are
+    repeated. The budget does not bound the memory of this function.
     """
     joint, runner = compiled.trace.joint, compiled.runner
     state = StepState(joint, inputs)
-    eager = _TimedStep(partial(eager_step, joint, inputs))
+    eager = _TimedStep(partial(execute_eager_step, joint, inputs))
     compiled_step = _TimedStep(partial(runner, inputs))
-    accumulating = partial(compiled_step, delays_gradients=False)
-    with state.restored():
+    accumulating_step = partial(compiled_step, delays_gradients=False)
+    with state.restore_at_end():
         with runner.trial():
-            expected, expected_random = state.results(eager)
-            actual, actual_random = state.results(compiled_step)
-            result_differences = tuple(differences(compiled.trace, expected, actual))
-            count = len(expected.keys() | actual.keys())
+            expected, expected_random = state.execute_step(eager)
+            actual, actual_random = state.execute_step(compiled_step)
+            result_differences = tuple(find_differences(compiled.trace, expected, actual))
+            n_compared = len(expected.keys() | actual.keys())
             del expected, actual
             state.reset()
         state.create_accumulators()
         with runner.trial():  # with moments: before the first step storage has none
             earlier_traffic, mirrored_bytes = runner.traffic, runner.mirrored_bytes
-            heap_bytes = state.run_from_start(lambda: heap_peak_bytes(accumulating))
+            heap_bytes = state.execute_from_start(lambda: heap_peak_bytes(accumulating_step))
             written_bytes, read_bytes = map(operator.sub, runner.traffic, earlier_traffic)
             mirrored_bytes = runner.mirrored_bytes - mirrored_bytes
-            eager_heap_bytes = state.run_from_start(lambda: heap_peak_bytes(eager))
+            eager_heap_bytes = state.execute_from_start(lambda: heap_peak_bytes(eager))
             while (
-                len(compiled_step.times) < REPEATS
-                and sum(eager.times + compiled_step.times) < MEASURING_S
+                len(compiled_step.times_s) < REPEATS
+                and sum(eager.times_s + compiled_step.times_s) < MEASURING_S
             ):
                 for step in (eager, compiled_step):
-                    state.run_from_start(step)
+                    state.execute_from_start(step)
             state.reset()
     runner.move_state()
     # The learning rate is an input that each step creates.
@@ -187,7 +191,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     resident_in_ram_bytes = resident_bytes - compiled.runner.state_on_storage_bytes
     return Certificate(
         name=compiled.trace.graph.name,
-        compared=count,
+        compared=n_compared,
         differences=result_differences,
         random_equal=torch.equal(expected_random, actual_random),
         updates=joint.optimizer is not None,
@@ -206,10 +210,10 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         read_bytes=read_bytes,
         plan_written_bytes=compiled.check.written_bytes,
         plan_read_bytes=compiled.check.read_bytes,
-        time_s=min(compiled_step.times),
+        time_s=min(compiled_step.times_s),
         plan_time_s=compiled.check.makespan_s,
         plan_device=compiled.device,
-        eager_time_s=min(eager.times),
+        eager_time_s=min(eager.times_s),
         threads=torch.get_num_threads(),
     )
 
@@ -219,11 +223,11 @@ class _TimedStep:
 
     def __init__(self, step: Callable[..., Any]) -> None:
         self._step = step
-        self.times: list[float] = []
+        self.times_s: list[float] = []
         """Time of each call [s]."""
 
     def __call__(self, **options: Any) -> Any:
         begin_s = perf_counter()
         value = self._step(**options)
-        self.times.append(perf_counter() - begin_s)
+        self.times_s.append(perf_counter() - begin_s)
         return value

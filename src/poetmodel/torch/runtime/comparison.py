@@ -1,4 +1,4 @@
-"""Comparison of eager PyTorch and a compiled step from one state, bit for bit."""
+"""Comparison of eager PyTorch and a compiled step that start from one state, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
 from poetmodel.torch.errors import CaptureError, convert_exceptions
-from poetmodel.torch.runtime.profiling import limited_threads
+from poetmodel.torch.runtime.profiling import limit_threads
 from poetmodel.torch.step.optimizers import MomentSnapshot
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class ResultDifference:
     """Name of the result: ``loss``, ``output logits``, ``gradient of conv1.weight``, ``mutation of
     bn1.running_mean``."""
     largest: float | None
-    """Largest absolute difference of an element; None if only one side has the result."""
+    """Largest absolute difference of an element; None if only one of the steps has the result, or
+    the shapes differ."""
     op: str
     """The operation that computes the result; empty if unknown."""
 
@@ -53,7 +54,10 @@ class ResultDifference:
         return f"{self.name} ({self.text}{operation_text})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the difference as plain values for JSON; only its text has non-finite numbers."""
+        """Return the difference as plain values for JSON; ``told`` is its text.
+
+        ``largest`` is None for differences that are not finite.
+        """
         values = asdict(self)
         if self.largest is not None and not isfinite(self.largest):
             values["largest"] = None
@@ -65,72 +69,81 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
 
     Restores all state. Logs differences that are as small as the rounding of sums in another order.
 
-    Raises `CaptureError` if loss or gradients differ by more. Also raises it if eager itself gives
-    other results when it runs again, with modules as its first run left them. A capture contains
-    the values that Python code computed meanwhile, such as the time, a count of calls, or a number
-    of another library's generator. A captured step would then be wrong from its second execution.
+    Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch itself computes
+    other results in a second execution with the modules of the first. A capture contains the values
+    that Python code computed during the capture, such as the time, a count of calls, or a number of
+    another library's generator. The second execution of a captured step would then be wrong.
     """
     joint = trace.joint
     state = StepState(joint, joint.inputs)
-    eager = partial(_run_eager, joint)
-    with runner.trial(), state.restored():
-        expected, expected_random = state.results(eager)
+    eager_step = partial(_execute_eager, joint)
+    with runner.trial(), state.restore_at_end():
+        expected, expected_random = state.execute_step(eager_step)
         unstable_results = _unstable_results(trace, state, expected)
         if unstable_results and torch.get_num_threads() > 1:
-            # Sums of several threads have no fixed order; these differences are no captured values.
-            with limited_threads(1):
-                unstable_results = _unstable_results(trace, state, state.results(eager)[0])
+            # Several threads add in no fixed order: such differences are not due to captured
+            # values.
+            with limit_threads(1):
+                unstable_results = _unstable_results(
+                    trace, state, state.execute_step(eager_step)[0]
+                )
         if unstable_results:
             raise CaptureError(
                 f"{joint.name}: PyTorch itself gives other results when the step runs again from "
                 "the same parameters, buffers and random state: "
-                f"{list_differences(unstable_results)}; the cause (a clock, "
+                f"{format_differences(unstable_results)}; the cause (a clock, "
                 "random numbers of another library, an attribute that forward "
                 "counts up) would be frozen: make it an input or a buffer; if forward makes "
                 "modules, call the model once before"
             )
-        actual, actual_random = state.results(lambda: runner(joint.inputs))
-    result_differences = list(differences(trace, expected, actual))
-    errors = [
+        actual, actual_random = state.execute_step(lambda: runner(joint.inputs))
+    result_differences = list(find_differences(trace, expected, actual))
+    mismatches = [
         difference for difference in result_differences if not _is_rounding(difference, expected)
     ]
-    if errors:
+    if mismatches:
         raise CaptureError(
             f"{joint.name}: the captured step does not compute what PyTorch does: "
-            f"{list_differences(errors)}; replace the operations that these come from"
-            + (_CHECKPOINTED if any(d.name.startswith(OutputKind.MUTATION) for d in errors) else "")
+            f"{format_differences(mismatches)}; replace the operations that these come from"
+            + (
+                _CHECKPOINT_ADVICE
+                if any(d.name.startswith(OutputKind.MUTATION) for d in mismatches)
+                else ""
+            )
         )
     if result_differences:
         message = "%s: not all bits are those of PyTorch: %s"
-        _LOG.warning(message, joint.name, list_differences(result_differences))
+        _LOG.warning(message, joint.name, format_differences(result_differences))
     if not torch.equal(expected_random, actual_random):
         _LOG.warning("%s: the random generator is in another state than after eager", joint.name)
 
 
-def _run_eager(joint: Joint, *, backward: bool = True) -> Any:
+def _execute_eager(joint: Joint, *, backward: bool = True) -> Any:
+    """Execute a step in eager PyTorch on the captured inputs; convert its exceptions."""
     with convert_exceptions(f"{joint.name}: one step of PyTorch"):
-        return eager_step(joint, joint.inputs, backward=backward)
+        return execute_eager_step(joint, joint.inputs, backward=backward)
 
 
 def _unstable_results(trace: Trace, state: StepState, expected: Results) -> list[ResultDifference]:
-    """Return the results that differ when eager runs again with the modules of its first run.
+    """Return the results that differ in a second eager step with the modules of the first.
 
-    If modules are unchanged, and loss and buffers of another forward pass are equal, the backward
-    pass is not repeated: the backward pass executes no Python code of the model.
+    `expected` are the results of the first step. If modules are unchanged, and loss and buffers of
+    a second forward pass are equal, the backward pass is not repeated, because it executes no
+    Python code of the model.
     """
     if state.is_unchanged:
-        run_forward = partial(_run_eager, trace.joint, backward=False)
-        forward_results = state.results(run_forward, attributes=False)[0]
-        expected_forward = {
+        execute_forward = partial(_execute_eager, trace.joint, backward=False)
+        forward_results = state.execute_step(execute_forward, restore_modules=False)[0]
+        expected_results = {
             name: value for name, value in expected.items() if name in forward_results
         }
-        if not any(differences(trace, expected_forward, forward_results)):
+        if not any(find_differences(trace, expected_results, forward_results)):
             return []
-    results = state.results(partial(_run_eager, trace.joint), attributes=False)[0]
-    return list(differences(trace, expected, results))
+    results = state.execute_step(partial(_execute_eager, trace.joint), restore_modules=False)[0]
+    return list(find_differences(trace, expected, results))
 
 
-_CHECKPOINTED: Final = (
+_CHECKPOINT_ADVICE: Final = (
     "; a buffer that is changed inside of torch.utils.checkpoint is changed again in eager's "
     "backward pass: leave the checkpoint out, because a compiled step decides itself what it "
     "recomputes"
@@ -140,36 +153,39 @@ _CHECKPOINTED: Final = (
 def _is_rounding(difference: ResultDifference, expected: Results) -> bool:
     """Return whether a difference is small enough to come from the order of sums.
 
-    It may be sqrt(eps) times the largest number of the result, or of all gradients for a gradient.
+    The limit is sqrt(eps) times the largest element of the result; for a gradient, of all
+    gradients.
     """
     name, value = difference.name, expected.get(difference.name)
     if value is None or difference.largest is None or not value.is_floating_point():
         return False
-    references = [value]
+    reference_tensors = [value]
     if name.startswith(OutputKind.GRADIENT):
-        references = [
+        reference_tensors = [
             gradient for name, gradient in expected.items() if name.startswith(OutputKind.GRADIENT)
         ]
-    magnitude = max(map(_max_magnitude, references))
+    magnitude = max(map(_max_magnitude, reference_tensors))
     return bool(difference.largest <= torch.finfo(value.dtype).eps ** 0.5 * magnitude)
 
 
 def _max_magnitude(value: torch.Tensor) -> float:
+    """Return the largest absolute value of the finite elements; 0 if there are none."""
     magnitudes = value.detach().abs()
     return float(magnitudes[magnitudes.isfinite()].max()) if magnitudes.isfinite().any() else 0.0
 
 
-def list_differences(differences: Sequence[ResultDifference], *, max_count: int = 3) -> str:
-    """Return the first differences as text, and the number of omitted ones."""
+def format_differences(differences: Sequence[ResultDifference], *, max_count: int = 3) -> str:
+    """Return the first `max_count` differences and the number of omitted ones as text."""
     n_omitted = len(differences) - max_count
     list_text = "; ".join(map(str, differences[:max_count]))
     return list_text + (f"; and {n_omitted} more" if n_omitted > 0 else "")
 
 
-def eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) -> Any:
-    """Execute a step in eager PyTorch, or its forward pass alone; return the step's output.
+def execute_eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) -> Any:
+    """Execute a step in eager PyTorch; return its output.
 
-    Changes the state of a step: gradients, or parameters and moments, and buffers.
+    Without `backward`, executes only the forward pass. Changes buffers, and gradients or, with an
+    optimizer, parameters and moments.
     """
     with torch.enable_grad():
         outputs = joint.module(*inputs)
@@ -178,9 +194,8 @@ def eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) ->
             return joint.build_output(loss.detach(), further_results)
         (loss / joint.accumulate).backward()
     if joint.optimizer is not None:
-        further_results = [
-            value.clone() for value in further_results
-        ]  # parameters among them are updated below
+        # An output may be a parameter, which the optimizer updates below.
+        further_results = [value.clone() for value in further_results]
         if joint.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(joint.module.parameters(), joint.clip_grad_norm)
         joint.optimizer.step()
@@ -189,12 +204,12 @@ def eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) ->
 
 
 class StepState:
-    """A snapshot of all state that a step may change."""
+    """A snapshot of all state that a step may change, and execution of steps from this state."""
 
     def __init__(self, joint: Joint, inputs: Sequence[Any]) -> None:
         """Copy the tensors, moments, random state and module state of a step."""
         self._joint = joint
-        self.targets = {
+        self.gradient_tensors = {
             argument.name: joint.value(argument, inputs)
             for argument in joint.arguments
             if argument.kind in (InputKind.PARAMETER, InputKind.USER_INPUT)
@@ -206,17 +221,24 @@ class StepState:
         ]
         if joint.optimizer is not None:
             changed_arguments = list(joint.arguments_of(InputKind.BUFFER))
-        self.changed = {a.name: joint.value(a, inputs) for a in changed_arguments if a is not None}
-        """Tensors changed in place, by name; buffers outside of the graph are not changed."""
+        self.changed_tensors = {
+            a.name: joint.value(a, inputs) for a in changed_arguments if a is not None
+        }
+        """Tensors that the step changes in place, by name."""
         self._parameters = {a.name: joint.value(a) for a in joint.arguments_of(InputKind.PARAMETER)}
         self._moments = MomentSnapshot(joint)
-        tensors = (*self.changed.values(), *joint.module.parameters(), *joint.module.buffers())
+        tensors = (
+            *self.changed_tensors.values(),
+            *joint.module.parameters(),
+            *joint.module.buffers(),
+        )
         distinct_tensors = {id(tensor): tensor for tensor in tensors}.values()
         self._values = [(tensor, tensor.detach().clone()) for tensor in distinct_tensors]
-        """Values in the snapshot, also of tensors that only eager changes (bounded embeddings)."""
-        self._random = torch.get_rng_state()
+        """(tensor, value in the snapshot), also of tensors that only eager mode changes (embeddings
+        with ``max_norm``)."""
+        self._random_state = torch.get_rng_state()
         self._modules = ModuleSnapshot(joint.module)
-        self._draws = GeneratorStates(joint.name, self._modules)
+        self._generator_states = GeneratorStates(joint.name, self._modules)
 
     @property
     def is_unchanged(self) -> bool:
@@ -224,17 +246,17 @@ class StepState:
         return self._modules.is_unchanged()
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Context manager that removes gradients, and restores them and all state at the end."""
-        gradients = {name: tensor.grad for name, tensor in self.targets.items()}
+    def restore_at_end(self) -> Iterator[None]:
+        """Context manager that clears gradients, and restores these and all state at the end."""
+        gradients = {name: tensor.grad for name, tensor in self.gradient_tensors.items()}
         self._clear_gradients()
         try:
-            with self._draws.restore_at_end():
+            with self._generator_states.restore_at_end():
                 yield
         finally:
             self._moments.discard_created()
             self.reset()
-            for name, tensor in self.targets.items():
+            for name, tensor in self.gradient_tensors.items():
                 tensor.grad = gradients[name]
 
     def create_accumulators(self) -> None:
@@ -242,43 +264,44 @@ class StepState:
         if self._moments.has_optimizer:
             self._moments.create_missing()
             return
-        for tensor in self.targets.values():
+        for tensor in self.gradient_tensors.values():
             if tensor.requires_grad and tensor.is_leaf:
                 tensor.grad = torch.zeros_like(tensor)
 
-    def reset(self, *, attributes: bool = True) -> None:
-        """Restore tensors, moments and the random state, and modules if `attributes`."""
-        if attributes:
+    def reset(self, *, restore_modules: bool = True) -> None:
+        """Restore tensors, moments, the random state and, if `restore_modules`, the modules."""
+        if restore_modules:
             self._modules.restore()
         with torch.no_grad():
             for tensor, value in self._values:
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
         self._moments.reset()
-        torch.set_rng_state(self._random)
+        torch.set_rng_state(self._random_state)
 
-    def run_from_start(self, work: Callable[[], Any]) -> Any:
-        """Reset the state, and call `work`; return its result."""
+    def execute_from_start(self, step: Callable[[], Any]) -> Any:
+        """Reset the state, and call `step`; return its result."""
         self.reset()
-        return work()
+        return step()
 
-    def results(
-        self, work: Callable[[], Any], *, attributes: bool = True
+    def execute_step(
+        self, step: Callable[[], Any], *, restore_modules: bool = True
     ) -> tuple[Results, torch.Tensor]:
-        """Reset the state and run a step; return its results by name, and the random state.
+        """Reset the state and call `step`; return (results by name, random state after the step).
 
-        Without `attributes`, modules keep their attributes of the previous step. Gradients are
-        removed afterwards.
+        Results include gradients, changed tensors, and parameters and moments of an optimizer.
+        Without `restore_modules`, modules retain their attributes of the previous step. Clears the
+        gradients at the end.
         """
-        self.reset(attributes=attributes)
-        # An output of a model may be a buffer, which the next run changes.
+        self.reset(restore_modules=restore_modules)
+        # An output of a model may be a buffer, which the next step changes.
         results = {
-            name: value.clone() for name, value in self._joint.tensors_by_name(work()).items()
+            name: value.clone() for name, value in self._joint.tensors_by_name(step()).items()
         }
-        for name, tensor in self.targets.items():
+        for name, tensor in self.gradient_tensors.items():
             if tensor.grad is not None:
                 results[f"{OutputKind.GRADIENT} of {name}"] = tensor.grad
-        for name, tensor in self.changed.items():
+        for name, tensor in self.changed_tensors.items():
             results[f"{OutputKind.MUTATION} of {name}"] = tensor.detach().clone()
         if self._moments.has_optimizer:
             for name, tensor in (self._parameters | self._moments.read_moments()).items():
@@ -287,14 +310,16 @@ class StepState:
         return results, torch.get_rng_state()
 
     def _clear_gradients(self) -> None:
-        for tensor in self.targets.values():
+        for tensor in self.gradient_tensors.values():
             tensor.grad = None
 
 
-def differences(trace: Trace, expected: Results, actual: Results) -> Iterator[ResultDifference]:
+def find_differences(
+    trace: Trace, expected: Results, actual: Results
+) -> Iterator[ResultDifference]:
     """Yield the results that are not equal bit for bit; NaN equals NaN."""
     step_graph = trace.step_graph
-    ops = {
+    operation_names = {
         output.result.name: step_graph.operations[output.last_operation].name
         for output in step_graph.outputs
         if output.last_operation is not None
@@ -310,4 +335,4 @@ def differences(trace: Trace, expected: Results, actual: Results) -> Iterator[Re
             ):
                 continue
             largest = float((reference.double() - value.double()).abs().max())
-        yield ResultDifference(name=name, largest=largest, op=ops.get(name, ""))
+        yield ResultDifference(name=name, largest=largest, op=operation_names.get(name, ""))

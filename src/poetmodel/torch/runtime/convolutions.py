@@ -1,11 +1,12 @@
 """Convolutions in pieces: with a fraction of the workspace, and the same bits.
 
 oneDNN copies weights, images and gradients to its own layout, so that the gradients of one
-convolution often determine the minimum budget of a step. Pieces of the channels or images need
-copies of these only. Each number remains one sum; whether its order is the same is tested by
-computing both. Sums over the batch are never divided, because they would round differently.
+convolution often determine the minimum budget of a step. A piece of the channels or images needs
+only copies of its operands. Each element of a result remains one sum. Whether its terms are added
+in the same order is tested by comparing results of the divided and the undivided kernel. Sums over
+the batch are never divided, because they would round differently.
 
-The backward pass of batch norm, which makes its result twice, is divided by channels too.
+The backward pass of batch norm, which allocates its result twice, is divided by channels, too.
 """
 
 from __future__ import annotations
@@ -29,29 +30,32 @@ if TYPE_CHECKING:
 
 _FORWARD: Final = torch.ops.aten.convolution.default
 _BACKWARD: Final = torch.ops.aten.convolution_backward.default
-_NORM: Final = torch.ops.aten.native_batch_norm_backward.default
+_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 
 MAX_FRACTION: Final = 0.5
 """A convolution that needs a larger fraction of the budget is divided, so that other tensors fit in
 RAM during the convolution."""
-_COUNTS: Final = (2, 4, 8, 16)
-_VECTOR: Final = 16
+_PIECE_COUNTS: Final = (2, 4, 8, 16)
+"""Numbers of pieces to try."""
+_VECTOR_CHANNELS: Final = 16
 """Pieces have a multiple of this number of channels, which fills the processor's vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitOp:
+class DividedOp:
     """A convolution or batch norm of a step that is computed in pieces."""
 
     operation: int
+    """Index of the operation in the step's graph."""
     divisions: tuple[Division | None, ...]
-    """Division of the output, or of the gradients of input and of weight; None: not divided."""
+    """(division of the output), or (division of the input's gradient, division of the weight's);
+    None for a tensor that is not divided."""
     workspace_bytes: int
     """Workspace when computed in pieces [B]."""
 
 
-def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[SplitOp]:
-    """Return the convolutions that need much of a budget, with divisions that preserve all bits.
+def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
+    """Return the operations with a large workspace, with divisions that preserve all bits.
 
     Parameters
     ----------
@@ -62,22 +66,22 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[SplitOp]:
 
     Returns
     -------
-    list of SplitOp
-        Found by computing each distinct convolution on random numbers, undivided and in pieces.
-        Empty if everything fits.
+    list of DividedOp
+        Found by executing each distinct operation on random numbers, undivided and in pieces. Empty
+        if the budget is at least the keep-all peak.
     """
     if budget_bytes >= keep_all_bytes(trace):
         return []
     target_bytes = int(MAX_FRACTION * (budget_bytes - always_resident_bytes(trace)))
     sizes = {tensor.name: tensor.bytes for tensor in trace.graph.tensors}
     kernel_of_call: dict[str, tuple[Any, int] | None] = {}
-    split_ops = []
+    divided_ops = []
     for operation in trace.step_graph.operations:
         node = trace.graph.nodes[operation.index]
         tensors_bytes = sum(sizes[name] for name in node.inputs) + node.output_bytes
         allowed_bytes = max(0, target_bytes - tensors_bytes)
         if (
-            operation.node.target not in (_FORWARD, _BACKWARD, _NORM)
+            operation.node.target not in (_FORWARD, _BACKWARD, _NORM_BACKWARD)
             or node.workspace_bytes <= allowed_bytes
         ):
             continue
@@ -88,45 +92,51 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[SplitOp]:
             )
         )
         if key not in kernel_of_call:
-            kernel_of_call[key] = _best_kernel(operation.node, allowed_bytes)
+            kernel_of_call[key] = _find_best_kernel(operation.node, allowed_bytes)
         measured_kernel = kernel_of_call[key]
         if measured_kernel is not None and measured_kernel[1] < node.workspace_bytes:
-            kernel, size = measured_kernel
-            split_ops.append(
-                SplitOp(operation=operation.index, divisions=kernel.divisions, workspace_bytes=size)
+            kernel, workspace_bytes = measured_kernel
+            divided_ops.append(
+                DividedOp(
+                    operation=operation.index,
+                    divisions=kernel.divisions,
+                    workspace_bytes=workspace_bytes,
+                )
             )
-    return split_ops
+    return divided_ops
 
 
-def divide_convolutions(trace: Trace, chosen: Iterable[SplitOp]) -> Trace:
-    """Set kernels that compute the chosen operations in pieces; return a trace with workspaces.
+def divide_convolutions(trace: Trace, divided_ops: Iterable[DividedOp]) -> Trace:
+    """Set kernels that compute operations in pieces; return the trace with their workspaces.
 
     Changes the nodes of the captured graph.
     """
     nodes = list(trace.graph.nodes)
-    for divided in chosen:
-        node = trace.step_graph.operations[divided.operation].node
+    for divided_op in divided_ops:
+        node = trace.step_graph.operations[divided_op.operation].node
         if node.target is _FORWARD:
-            set_kernel(node, Forward(divided.divisions, _example(node)))
+            set_kernel(node, DividedConvolution(divided_op.divisions, _output_example(node)))
         else:
-            kind = Backward if node.target is _BACKWARD else NormBackward
-            set_kernel(node, kind(divided.divisions))
-        nodes[divided.operation] = replace(
-            nodes[divided.operation], workspace_bytes=divided.workspace_bytes
+            kernel_class = (
+                DividedConvolutionBackward if node.target is _BACKWARD else DividedNormBackward
+            )
+            set_kernel(node, kernel_class(divided_op.divisions))
+        nodes[divided_op.operation] = replace(
+            nodes[divided_op.operation], workspace_bytes=divided_op.workspace_bytes
         )
     return replace(trace, graph=replace(trace.graph, nodes=tuple(nodes)))
 
 
-def describe_split_kernels(trace: Trace) -> str:
-    """Return the operations with chosen kernels, and the kernels, as text; a key of the step."""
+def describe_divided_kernels(trace: Trace) -> str:
+    """Return the operations with stored kernels and these kernels as text, for a cache key."""
     operations = trace.step_graph.operations
-    chosen = ((operation, stored_kernel(operation.node)) for operation in operations)
+    pairs = ((operation, stored_kernel(operation.node)) for operation in operations)
     return "\n".join(
-        f"{operation.name}: {kernel!r}" for operation, kernel in chosen if kernel is not None
+        f"{operation.name}: {kernel!r}" for operation, kernel in pairs if kernel is not None
     )
 
 
-def _example(node: fx.Node) -> torch.Tensor:
+def _output_example(node: fx.Node) -> torch.Tensor:
     """Return a meta tensor with the layout of a node's output."""
     value = node.meta["val"]
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
@@ -134,41 +144,45 @@ def _example(node: fx.Node) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """The divided dimension of a convolution, and the number of pieces."""
+    """The divided dimension of a convolution or batch norm, and the number of pieces."""
 
-    kind: str
+    dimension: str
     """The divided dimension: images of the ``batch``, ``in`` or ``out`` channels, ``groups`` of
-    both, or ``channels`` of a norm."""
+    channels, or ``channels`` of a norm."""
     count: int
+    """Maximum number of pieces."""
     groups: int = 1
     transposed: bool = False
 
     def ranges(self, total: int) -> Iterator[slice]:
-        """Yield the range of each piece of `total` images, channels or groups."""
-        size = -(-total // self.count)
-        if self.kind in ("in", "out", "groups") and total % _VECTOR == 0:
-            size = -(-size // _VECTOR) * _VECTOR
-        for begin in range(0, total, size):
-            yield slice(begin, min(total, begin + size))
+        """Yield the range of each piece; `total` is the number of images, channels or groups."""
+        piece_size = -(-total // self.count)
+        if self.dimension in ("in", "out", "groups") and total % _VECTOR_CHANNELS == 0:
+            piece_size = -(-piece_size // _VECTOR_CHANNELS) * _VECTOR_CHANNELS
+        for start in range(0, total, piece_size):
+            yield slice(start, min(total, start + piece_size))
 
     def pieces(
         self, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: OptionalTensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, OptionalTensor, int]]:
-        """Yield per piece views of output, input, weight and bias, and the number of groups."""
+        """Yield per piece views (output, input, weight, bias) and the number of groups.
+
+        `y`, `x`, `w` and `b` are the whole output, input, weight and bias.
+        """
         totals = {"batch": y.shape[0], "out": y.shape[1], "in": x.shape[1], "groups": self.groups}
-        total = totals[self.kind]
-        for span in self.ranges(total):
-            if self.kind == "batch":
-                yield y[span], x[span], w, b, self.groups
-            elif self.kind == "in":
-                weight = w[span] if self.transposed else w[:, span]
-                yield y, x[:, span], weight, b, self.groups
-            elif self.kind == "out":
-                weight = w[:, span] if self.transposed else w[span]
-                yield y[:, span], x, weight, None if b is None else b[span], self.groups
+        total = totals[self.dimension]
+        for piece in self.ranges(total):
+            if self.dimension == "batch":
+                yield y[piece], x[piece], w, b, self.groups
+            elif self.dimension == "in":
+                weight = w[piece] if self.transposed else w[:, piece]
+                yield y, x[:, piece], weight, b, self.groups
+            elif self.dimension == "out":
+                weight = w[:, piece] if self.transposed else w[piece]
+                yield y[:, piece], x, weight, None if b is None else b[piece], self.groups
             else:
                 output_range, input_range, weight_range = (
-                    slice(span.start * size // total, span.stop * size // total)
+                    slice(piece.start * size // total, piece.stop * size // total)
                     for size in (y.shape[1], x.shape[1], w.shape[0])
                 )
                 bias = None if b is None else b[output_range]
@@ -177,7 +191,7 @@ class Division:
                     x[:, input_range],
                     w[weight_range],
                     bias,
-                    span.stop - span.start,
+                    piece.stop - piece.start,
                 )
 
 
@@ -185,8 +199,8 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """A convolution in pieces."""
+class DividedConvolution:
+    """Kernel of a convolution in pieces."""
 
     divisions: tuple[Division | None, ...]
     example: torch.Tensor = field(repr=False)
@@ -204,8 +218,8 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Backward:
-    """The gradients of a convolution in pieces; the smaller one is computed first."""
+class DividedConvolutionBackward:
+    """Kernel of the gradients of a convolution in pieces; the smaller one is computed first."""
 
     divisions: tuple[Division | None, ...]
     """Division of the input's gradient, and division of the gradients of weight and bias."""
@@ -221,14 +235,14 @@ class Backward:
         """Return the result of ``aten.convolution_backward``."""
         *other_settings, mask = settings
         b = dy.new_empty(bias_sizes) if mask[2] else None
-        masks = [mask[0], False, False], [False, *mask[1:]]
-        pairs = list(zip(self.divisions, masks, strict=True))
+        gradient_masks = [mask[0], False, False], [False, *mask[1:]]
+        pairs = list(zip(self.divisions, gradient_masks, strict=True))
         if w.numel() < x.numel():
             pairs.reverse()
         gradients: list[OptionalTensor] = [None, None, None]
-        for division, part_mask in pairs:
-            if any(part_mask):
-                values = _gradients(division, dy, (x, w, b), other_settings, part_mask)
+        for division, gradient_mask in pairs:
+            if any(gradient_mask):
+                values = _compute_gradients(division, dy, (x, w, b), other_settings, gradient_mask)
                 gradients = [
                     gradient if new_gradient is None else new_gradient
                     for gradient, new_gradient in zip(gradients, values, strict=True)
@@ -236,14 +250,17 @@ class Backward:
         return tuple(gradients)
 
 
-def _gradients(
+def _compute_gradients(
     division: Division | None,
     dy: torch.Tensor,
     operands: tuple[torch.Tensor, torch.Tensor, OptionalTensor],
     settings: Sequence[Any],
     mask: Sequence[bool],
 ) -> Sequence[OptionalTensor]:
-    """Return the gradients of input, weight and bias; None unless the mask selects them."""
+    """Return the gradients of input, weight and bias; None for those that `mask` does not select.
+
+    `dy` is the gradient of the output, `operands` are input, weight and bias.
+    """
     if division is None:
         gradients: Sequence[OptionalTensor] = _BACKWARD(
             dy, *operands[:2], [dy.shape[1]], *settings, mask
@@ -267,8 +284,8 @@ def _gradients(
 
 
 @dataclass(frozen=True, slots=True)
-class NormBackward:
-    """The gradients of a batch norm by channels, on copies of the inputs."""
+class DividedNormBackward:
+    """Kernel of the gradients of a batch norm, in pieces of channels on copies of the inputs."""
 
     divisions: tuple[Division | None, ...]
 
@@ -283,12 +300,12 @@ class NormBackward:
             for value, is_selected in zip((x, scale, scale), mask, strict=True)
         ]
         (division,) = self.divisions
-        for span in division.ranges(x.shape[1]) if division else ():
-            operands = [dy[:, span].contiguous(), x[:, span].contiguous()]
-            operands += [None if vector is None else vector[span] for vector in vectors]
-            values = _NORM(*operands, train, eps, mask)
+        for channels in division.ranges(x.shape[1]) if division else ():
+            operands = [dy[:, channels].contiguous(), x[:, channels].contiguous()]
+            operands += [None if vector is None else vector[channels] for vector in vectors]
+            values = _NORM_BACKWARD(*operands, train, eps, mask)
             for gradient, value, index in zip(
-                gradients, values, ((slice(None), span), span, span), strict=True
+                gradients, values, ((slice(None), channels), channels, channels), strict=True
             ):
                 if gradient is not None:
                     gradient[index] = value
@@ -298,111 +315,127 @@ class NormBackward:
 # -- trials ------------------------------------------------------------------------------------
 
 
-def _best_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
-    """Return a divided kernel and its workspace; None if no division needs less [B].
+def _find_best_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
+    """Return (divided kernel, its workspace [B]); None if no division needs less than undivided.
 
     The kernel has the fewest pieces whose workspace is allowed, or the smallest workspace.
     """
     generator = torch.Generator().manual_seed(0)
 
-    def draw(source: fx.Node) -> torch.Tensor:
+    def draw_tensor(source: fx.Node) -> torch.Tensor:
         value = source.meta["val"]
-        steps = zip(value.shape, value.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in steps)
-        memory = torch.empty(span, dtype=value.dtype).normal_(generator=generator)
+        dims = zip(value.shape, value.stride(), strict=True)
+        n_elements = 1 + sum((size - 1) * stride for size, stride in dims)
+        memory = torch.empty(n_elements, dtype=value.dtype).normal_(generator=generator)
         return memory.as_strided(value.shape, value.stride())
 
-    undivided = kernel_of(node)
-    arguments = list(fx.map_arg(node.args, draw))
+    undivided_kernel = kernel_of(node)
+    arguments = list(fx.map_arg(node.args, draw_tensor))
     with torch.no_grad():
         if node.target is _FORWARD:
             x, w, _, *settings = arguments
-            example = _example(node)
-            kind = "out" if w.numel() > x.numel() else "batch"
+            example = _output_example(node)
+            dimension = "out" if w.numel() > x.numel() else "batch"
             kernels = [
-                Forward((division,), example)
-                for division in _divisions(kind, example, x, w, settings)
+                DividedConvolution((division,), example)
+                for division in _possible_divisions(dimension, example, x, w, settings)
             ]
-            return min_workspace_kernel(kernels, undivided, arguments, allowed_bytes)
-        if node.target is _NORM:
-            arguments[5:7] = _statistics(*arguments[1:7])
+            return find_min_workspace_kernel(kernels, undivided_kernel, arguments, allowed_bytes)
+        if node.target is _NORM_BACKWARD:
+            arguments[5:7] = _convert_statistics(*arguments[1:7])
             norm_kernels = [
-                NormBackward((Division(kind="channels", count=count),)) for count in _COUNTS
+                DividedNormBackward((Division(dimension="channels", count=count),))
+                for count in _PIECE_COUNTS
             ]
-            return min_workspace_kernel(norm_kernels, undivided, arguments, allowed_bytes)
+            return find_min_workspace_kernel(
+                norm_kernels, undivided_kernel, arguments, allowed_bytes
+            )
         *other_arguments, mask = arguments
         dy, x, w, _, *settings = other_arguments
-        kind = "in" if w.numel() > x.numel() else "batch"
+        dimension = "in" if w.numel() > x.numel() else "batch"
         input_division = weight_division = None
         if mask[0]:
-            divisions = _divisions(kind, dy, x, w, settings)
-            input_kernels = [Backward((division, None)) for division in divisions]
+            divisions = _possible_divisions(dimension, dy, x, w, settings)
+            input_kernels = [DividedConvolutionBackward((division, None)) for division in divisions]
             operands = [*other_arguments, [True, False, False]]
-            input_division = min_workspace_kernel(input_kernels, undivided, operands, allowed_bytes)
-        kind = "in" if x.numel() > max(dy.numel(), w.numel()) else "out"
-        if any(mask[1:]):
-            divisions = _divisions(kind, dy, x, w, settings)
-            weight_kernels = [Backward((None, division)) for division in divisions]
-            operands = [*other_arguments, [False, *mask[1:]]]
-            weight_division = min_workspace_kernel(
-                weight_kernels, undivided, operands, allowed_bytes
+            input_division = find_min_workspace_kernel(
+                input_kernels, undivided_kernel, operands, allowed_bytes
             )
-        combined = Backward(
+        dimension = "in" if x.numel() > max(dy.numel(), w.numel()) else "out"
+        if any(mask[1:]):
+            divisions = _possible_divisions(dimension, dy, x, w, settings)
+            weight_kernels = [
+                DividedConvolutionBackward((None, division)) for division in divisions
+            ]
+            operands = [*other_arguments, [False, *mask[1:]]]
+            weight_division = find_min_workspace_kernel(
+                weight_kernels, undivided_kernel, operands, allowed_bytes
+            )
+        combined_kernel = DividedConvolutionBackward(
             (
                 input_division and input_division[0].divisions[0],
                 weight_division and weight_division[0].divisions[1],
             )
         )
-        return min_workspace_kernel([combined], undivided, arguments, allowed_bytes)
+        return find_min_workspace_kernel(
+            [combined_kernel], undivided_kernel, arguments, allowed_bytes
+        )
 
 
-def _statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[OptionalTensor]:
-    """Return a batch norm's saved statistics in its kernel's type instead of the input's."""
+def _convert_statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[OptionalTensor]:
+    """Return a batch norm's saved statistics in the type of its weight or running statistics.
+
+    `vectors` are weight, running mean and variance, then the saved mean and inverse deviation.
+    """
     running_vectors, saved_vectors = vectors[:3], vectors[3:]
     dtype = next((vector.dtype for vector in running_vectors if vector is not None), x.dtype)
     return [None if vector is None else vector.to(dtype) for vector in saved_vectors]
 
 
-def _divisions(
-    kind: str, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, settings: Sequence[Any]
+def _possible_divisions(
+    dimension: str, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, settings: Sequence[Any]
 ) -> list[Division]:
-    """Return possible divisions of a dimension with distinct numbers of pieces, ascending."""
+    """Return the possible divisions of a dimension, by ascending and distinct number of pieces.
+
+    `settings` are the arguments of the convolution after the bias. With groups, the groups are
+    divided instead of channels.
+    """
     transposed, _, groups = settings[3:6]
-    if groups > 1 and kind != "batch":
-        kind = "groups"
-    if transposed and kind == "groups":
+    if groups > 1 and dimension != "batch":
+        dimension = "groups"
+    if transposed and dimension == "groups":
         return []
     divisions: dict[int, Division] = {}
-    for count in _COUNTS:
-        division = Division(kind=kind, count=count, groups=groups, transposed=transposed)
+    for count in _PIECE_COUNTS:
+        division = Division(dimension=dimension, count=count, groups=groups, transposed=transposed)
         divisions.setdefault(sum(1 for _ in division.pieces(y, x, w, None)), division)
-    return [division for pieces, division in divisions.items() if pieces > 1]
+    return [division for n_pieces, division in divisions.items() if n_pieces > 1]
 
 
-def min_workspace_kernel(
+def find_min_workspace_kernel(
     kernels: Iterable[Any],
-    undivided: Callable[..., Any],
+    undivided_kernel: Callable[..., Any],
     arguments: Sequence[Any],
     allowed_bytes: int,
 ) -> tuple[Any, int] | None:
-    """Return a divided kernel with equal bits and less workspace, and its workspace [B].
+    """Return (divided kernel with equal bits and less workspace, its workspace [B]).
 
-    This is the first kernel whose workspace is at most `allowed_bytes`, otherwise the kernel with
-    the smallest. None if the `undivided` kernel needs at most `allowed_bytes`, or no kernel with
-    equal bits needs less.
+    This is the first of `kernels` whose workspace is at most `allowed_bytes`, otherwise the one
+    with the smallest workspace. None if the `undivided_kernel` kernel needs at most
+    `allowed_bytes`, or no kernel with equal bits needs less.
     """
-    expected, min_bytes = _measure_kernel(undivided, arguments)
+    expected_outputs, min_bytes = _measure_kernel(undivided_kernel, arguments)
     best_kernel = None
     for kernel in kernels:
         if min_bytes <= allowed_bytes:
             break
-        outputs, size = _measure_kernel(kernel, arguments)
+        outputs, workspace_bytes = _measure_kernel(kernel, arguments)
         is_equal = all(
             output.stride() == reference.stride() and torch.equal(output, reference)
-            for output, reference in zip(outputs, expected, strict=True)
+            for output, reference in zip(outputs, expected_outputs, strict=True)
         )
-        if is_equal and size < min_bytes:
-            best_kernel, min_bytes = (kernel, size), size
+        if is_equal and workspace_bytes < min_bytes:
+            best_kernel, min_bytes = (kernel, workspace_bytes), workspace_bytes
     return best_kernel
 
 

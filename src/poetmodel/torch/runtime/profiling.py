@@ -1,4 +1,4 @@
-"""Profiling: measures the costs of a traced step on this host, in time and energy."""
+"""Profiling: measure the costs of a traced step on this host, in time and energy."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from poetmodel.torch.step.captured import CapturedGraph
 
 
-MEASURED_BEFORE: Final = "all this was measured by an earlier compile, and read from the cache"
+CACHED_NOTE: Final = "all this was measured by an earlier compile, and read from the cache"
 """Note on costs from the cache."""
 MEASURING_S: Final = 2.0
 """Time after which no further step is timed [s]."""
 MIN_STEPS: Final = 2
-"""Minimum number of timed steps, because a single one may meet a busy machine."""
+"""Minimum number of timed steps, because other programs may slow a single one."""
 MAX_SPREAD_RATIO: Final = 0.1
-"""A larger spread of the times of steps, relative to the shortest, gets a note."""
+"""Spread of the times of steps, relative to the shortest, above which a note is added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,11 @@ class Power:
             compute_w=compute_w,
             page_in_w=compute_w if storage is None else storage.page_in.power_w,
             page_out_w=compute_w if storage is None else storage.page_out.power_w,
-            source=f"the power figures of device {device.short_name}",
+            source=f"the power of device {device.short_name}",
         )
 
 
-NOMINAL: Final = Power(
+NOMINAL_POWER: Final = Power(
     compute_w=1.0,
     page_in_w=1.0,
     page_out_w=1.0,
@@ -100,9 +100,9 @@ class Profile:
     paging: Paging | None
     """The measurement of page costs; None if no tensor may be paged."""
     steps_s: tuple[float, ...]
-    """Total time of the operations in each timed step [s]; of equal operations one is timed."""
+    """Total time of the operations in each timed step [s]."""
     threads: int
-    power: Power = NOMINAL
+    power: Power = NOMINAL_POWER
     """Power that times are multiplied by."""
     origin: str = ""
     """Note on costs that were not measured now; otherwise empty."""
@@ -156,7 +156,7 @@ def measure(
     Parameters
     ----------
     trace : Trace
-        The step; runs on the inputs that it was traced with.
+        The step, which is executed on the inputs that it was traced with.
     folder : str or Path, optional
         Folder for pages; None if no tensor may be paged.
     repeats : int
@@ -165,7 +165,7 @@ def measure(
     max_s : float
         Time after which no further step is started, after at least two [s].
     threads : int, optional
-        Threads that compute; by default PyTorch's setting (`torch.get_num_threads`).
+        Number of threads; by default PyTorch's setting (`torch.get_num_threads`).
     power : Power, optional
         Power that times are multiplied by; by default a nominal 1 W.
 
@@ -200,8 +200,12 @@ def build_profile(
     origin: str = "",
     power: Power | None = None,
 ) -> Profile:
-    """Return the profile with the costs of measured times and paging."""
-    power = power or NOMINAL
+    """Return a profile whose costs follow from measured times of operations and pages.
+
+    `times_s` has one time per node of the trace's graph; `origin` and `power` are fields of the
+    profile.
+    """
+    power = power or NOMINAL_POWER
     costs = Costs.from_arrays(
         trace.graph,
         compute_time_s=times_s,
@@ -220,7 +224,7 @@ def build_profile(
 
 
 def _page_costs(trace: Trace, transfer: TransferTime, power_w: float) -> list[tuple[float, float]]:
-    """Return time and energy of a transfer of each tensor in one direction [s, J]."""
+    """Return (time [s], energy [J]) of the transfer of each tensor in one direction."""
     times_s = map(transfer.time_s, trace.graph.tensor_bytes)
     return [(time_s, time_s * power_w) for time_s in times_s]
 
@@ -233,13 +237,13 @@ def _check_arguments(trace: object, repeats: object, threads: object) -> None:
         if type(value) is not int or value < 1:
             raise InputError(f"{name}: expected a whole number from 1, got {shown(value)}")
     joint = trace.joint
-    kinds = {
+    device_types = {
         joint.value(argument).device.type for argument in joint.arguments_of(InputKind.PARAMETER)
     }
-    if kinds != {"cpu"}:
+    if device_types != {"cpu"}:
         raise InputError(
             f"{joint.name}: only steps on the cpu can be measured, but its parameters are on "
-            f"{' and '.join(sorted(kinds))}; estimate its costs for a device instead"
+            f"{' and '.join(sorted(device_types))}; estimate its costs for a device instead"
         )
 
 
@@ -254,13 +258,13 @@ def measure_operation_times(
     max_s: float = math.inf,
     threads: int = 1,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure the time of each operation, with the views of its inputs, and of whole steps [s].
+    """Return (time of each operation with the views of its inputs, time of each whole step) [s].
 
     Whole steps are repeated instead of single operations, because a repeated operation would find
     its inputs in the CPU cache, unlike in a training step. Of expensive operations with equal
     shapes the first in a step is timed. The minimum over all steps counts, because other load only
-    adds time. With one thread its CPU time is measured, which excludes other programs; with several
-    threads the wall-clock time.
+    adds time. With one thread, its CPU time is measured, which excludes other programs; with
+    several threads the wall-clock time.
     """
     shortest_s: dict[fx.Node, float] = {}
     steps_s: list[float] = []
@@ -268,22 +272,24 @@ def measure_operation_times(
     times_s: dict[fx.Node, float] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute a node, and store its time in `now`."""
-        work = partial(execute_kernel, node, arguments, keywords)
+        """Execute a node, and store its time in `times_s`."""
+        call_kernel = partial(execute_kernel, node, arguments, keywords)
         if isinstance(node.target, ParameterUpdate):
             # A program overwrites state and gradient. Here other operations read them: use copies.
             state, gradients, *operands = arguments
             copied_arguments = (copy_tensors(state), copy_tensors(gradients), *operands)
-            work = partial(node.target.overwrite_state, *copied_arguments, owns_gradient=True)
-        begin = clock()
-        value = work()
-        times_s[node] = clock() - begin
+            call_kernel = partial(
+                node.target.overwrite_state, *copied_arguments, owns_gradient=True
+            )
+        start_s = clock()
+        value = call_kernel()
+        times_s[node] = clock() - start_s
         return value
 
-    begin = perf_counter()
-    with limited_threads(threads):
+    start_s = perf_counter()
+    with limit_threads(threads):
         while len(steps_s) < repeats and (
-            len(steps_s) < MIN_STEPS or perf_counter() - begin < max_s
+            len(steps_s) < MIN_STEPS or perf_counter() - start_s < max_s
         ):
             times_s.clear()
             executed_nodes = replay_distinct(joint, execute)
@@ -303,14 +309,14 @@ def _operation_times(
         yield 0.0 if operation.is_source else times_s[operation.node] + sum(views_s)
 
 
-def limited_threads(threads: int) -> AbstractContextManager[None]:
+def limit_threads(threads: int) -> AbstractContextManager[None]:
     """Context manager that sets the number of PyTorch's threads."""
     return temporary_setting(torch.set_num_threads, threads, torch.get_num_threads())
 
 
 # -- times of pages ---------------------------------------------------------------------------
 
-SIZES_BYTES: Final = tuple(4096 * 4**k for k in range(7))
+PAGE_SIZES_BYTES: Final = tuple(4096 * 4**k for k in range(7))
 """Sizes of the pages that are timed: 4 KiB to 16 MiB."""
 
 
@@ -338,16 +344,17 @@ class Paging:
 
 
 def measure_paging(
-    folder: str | Path, *, repeats: int = 5, sizes_bytes: Sequence[int] = SIZES_BYTES
+    folder: str | Path, *, repeats: int = 5, sizes_bytes: Sequence[int] = PAGE_SIZES_BYTES
 ) -> Paging:
     """Measure page-out and page-in in a folder, for pages of two or more sizes.
 
     A page-out is ``pwrite`` and ``fdatasync``, so that it ends when the bytes are on the medium.
     Then its copy in the file cache is dropped (``POSIX_FADV_DONTNEED``), so that a page-in reads
-    from the medium. Both include the page's checksum, as in steps. The median counts, instead of
-    the minimum as for operations, because the medium's time varies and a step takes all of it. A
-    read that may not wait (``RWF_NOWAIT``) tests whether the cache was empty. The fit of latency
-    and rate minimizes relative deviations, so that small pages weigh as much as large ones.
+    from the medium. Page-out and page-in include the page's checksum, as in steps. The median
+    counts, instead of the minimum as for operations, because a step includes all variations of the
+    medium's time. A read that may not wait (``RWF_NOWAIT``) tests whether the cache was empty. The
+    fit of latency and rate minimizes relative deviations, so that small pages weigh as much as
+    large ones.
 
     Raises `InputError` if the folder cannot be written or lacks free bytes.
     """
@@ -376,15 +383,15 @@ def _measure_transfers(
         page = memory[:size]
         writes_s, reads_s = [], []
         for _ in range(repeats):
-            begin = perf_counter()
+            start_s = perf_counter()
             checksum(page)
             write_page(descriptor, page, 0)
-            writes_s.append(perf_counter() - begin)
-            begin = perf_counter()
+            writes_s.append(perf_counter() - start_s)
+            start_s = perf_counter()
             if read_page(descriptor, page, 0) < size:
                 raise OSError("the file is shorter than the data written to it")
             checksum(page)
-            reads_s.append(perf_counter() - begin)
+            reads_s.append(perf_counter() - start_s)
         page_outs_s.append(median(writes_s))
         page_ins_s.append(median(reads_s))
     write_page(descriptor, memory[: min(sizes_bytes)], 0)
@@ -398,7 +405,7 @@ def _measure_transfers(
 
 
 def _is_cold(descriptor: int) -> bool:
-    """Return whether the first block of a file is absent from the file cache; False if unknown."""
+    """Return whether the first block of a file is not in the file cache; False if unknown."""
     try:
         return os.preadv(descriptor, [bytearray(4096)], 0, os.RWF_NOWAIT) == 0
     except BlockingIOError:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.step.training import TrainingGraph
 
     Emit = Callable[[int, torch.Tensor], None]
-    Function = Callable[[Sequence[Any], Emit, Pages | None], Sequence[torch.Tensor]]
+    StepFunction = Callable[[Sequence[Any], Emit, Pages | None], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,16 +38,18 @@ class StepProgram:
     graph: fx.Graph
     source: str
     """The function's source in Python."""
-    function: Function
-    """Takes the values of the arguments, a callback for each gradient, and the pages."""
+    function: StepFunction
+    """The compiled function of the values of the arguments, a callback for each gradient, and the
+    pages. Returns the end results."""
     end_results: Mapping[int, StepOutput]
-    """Outputs that the function returns, by output index: the loss, new values of buffers."""
+    """Outputs that the function returns, by output index: the loss, and new values of buffers."""
     state_indices: Mapping[int, int]
-    """Storage index of the state, for state on storage and for its replacements."""
+    """Storage index of each state tensor on storage, by that index and by the index of the tensor's
+    replacement."""
 
 
 class StepWriter(Rewriter):
-    """Writes a program that emits gradients as soon as they exist, and pages as planned.
+    """Writes the program of a plan, which emits gradients as soon as they exist.
 
     The program is a valid plan of a graph whose tensors are the storages `storage_indices`. All
     other storages are kept until their last reader. A random operation that is recomputed starts
@@ -62,7 +64,7 @@ class StepWriter(Rewriter):
         *,
         state_indices: Mapping[int, int] | None = None,
     ) -> None:
-        """Begin a graph with the arguments of the step; `write` adds the operations."""
+        """Create a graph with the arguments of the step; `write` adds the operations."""
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
         self.state_indices = dict(state_indices or {})
@@ -72,31 +74,36 @@ class StepWriter(Rewriter):
         self._scheduled = frozenset(storage_indices)
         for argument in trace.joint.arguments:
             self._placeholders[argument.node] = self.graph.placeholder(argument.node.name)
-        self._new = self.graph.placeholder("new") if trace.joint.optimizer is not None else None
+        self._new_moments = (
+            self.graph.placeholder("new") if trace.joint.optimizer is not None else None
+        )
         self._emit, self._pages = map(self.graph.placeholder, ("emit", "pages"))
         outputs = self.step_graph.outputs
         self.end_results = {k: o for k, o in enumerate(outputs) if o.is_returned_at_end}
         self._results: dict[int, fx.Node] = {}
-        self._completed: dict[int | None, list[int]] = {}
-        """Indices of the outputs that each operation completes."""
-        for number, output in enumerate(outputs):
-            self._completed.setdefault(output.last_operation, []).append(number)
-        self._count = Counter(step.index for step in program if step.op == Op.COMPUTE)
-        self._states: dict[int, fx.Node | None] = {}
-        """The random state before each operation; None unless the operation is random and
-        recomputed."""
+        self._outputs_of_operation: dict[int | None, list[int]] = {}
+        """Indices of the outputs that are complete after an operation, by its index; None for
+        outputs that are arguments."""
+        for output_index, output in enumerate(outputs):
+            self._outputs_of_operation.setdefault(output.last_operation, []).append(output_index)
+        self._execution_counts = Counter(
+            instruction.index for instruction in program if instruction.op == Op.COMPUTE
+        )
+        self._random_states: dict[int, fx.Node | None] = {}
+        """Node of the random state before the first execution of an operation; None unless the
+        operation is random and recomputed."""
 
     def write(self) -> StepProgram:
         """Write and compile the program; call this once."""
         self._write_initial_state()
-        for point, (op, index) in enumerate(self.program):
+        for instruction_index, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
-                self._compute(self.step_graph.operations[index], point)
+                self._write_computation(self.step_graph.operations[index], instruction_index)
             elif op != Op.FREE:  # Python frees each value after its last use
                 self._write_page(op, self.storage_indices[index])
-        for number in self._completed.get(None, ()):
-            self._write_output(number)
-        self.graph.output([self._results[number] for number in self.end_results])
+        for output_index in self._outputs_of_operation.get(None, ()):
+            self._write_output(output_index)
+        self.graph.output([self._results[output_index] for output_index in self.end_results])
         source, function = python_function(self.graph, name=self.name, n_separate=2)
         return StepProgram(
             graph=self.graph,
@@ -107,51 +114,56 @@ class StepWriter(Rewriter):
         )
 
     def _write_initial_state(self) -> None:
-        """Write nodes for state before the first operation; none by default."""
+        """Write outputs that are values from before the first operation; none by default."""
 
-    def _compute(self, operation: Operation, point: int) -> None:
-        """Write an execution of an operation with its outputs and random states."""
-        if operation.index not in self._states:
-            is_repeated = operation.is_random and self._count[operation.index] > 1
+    def _write_computation(self, operation: Operation, instruction_index: int) -> None:
+        """Write an execution of an operation, with its outputs and the random state."""
+        if operation.index not in self._random_states:
+            is_repeated = operation.is_random and self._execution_counts[operation.index] > 1
             get_state = torch.default_generator.get_state
-            self._states[operation.index] = (
+            self._random_states[operation.index] = (
                 self.graph.call_function(get_state) if is_repeated else None
             )
-            self._write_operation(operation, operation.storages, point)
-            for number in self._completed.get(operation.index, ()):
-                self._write_output(number)
+            self._write_operation(operation, operation.storages, instruction_index)
+            for output_index in self._outputs_of_operation.get(operation.index, ()):
+                self._write_output(output_index)
             return
-        first_state, current_state = self._states[operation.index], None
+        first_state, current_state = self._random_states[operation.index], None
         if first_state is not None:
             current_state = self.graph.call_function(torch.default_generator.get_state)
             self.graph.call_function(torch.default_generator.set_state, (first_state,))
-        self._write_operation(operation, self._scheduled.intersection(operation.storages), point)
+        self._write_operation(
+            operation, self._scheduled.intersection(operation.storages), instruction_index
+        )
         if current_state is not None:
             self.graph.call_function(torch.default_generator.set_state, (current_state,))
 
     def _write_operation(
-        self, operation: Operation, storage_indices: Iterable[int], point: int
+        self, operation: Operation, storage_indices: Iterable[int], instruction_index: int
     ) -> None:
-        """Write an operation that makes storages `storage_indices`, at a point of the program."""
-        del point
+        """Write an operation, whose storages `storage_indices` are then the newest copies.
+
+        `instruction_index` is the position of the computation in the program.
+        """
+        del instruction_index
         self.write_node(operation.node, storage_indices)
 
-    def _write_page(self, op: Op, number: int) -> None:
+    def _write_page(self, op: Op, storage_index: int) -> None:
         """Write a page-out or page-in of a storage, unless no node reads the storage."""
-        keys = self.output_keys(number)
+        keys = self.output_keys(storage_index)
         if not keys:
             return
         if op == Op.PAGE_OUT:
             newest = self._newest.get(keys[0]) or self.map_node(self._first_nodes[keys[0]])
-            self.graph.call_method("page_out", (self._pages, number, newest))
+            self.graph.call_method("page_out", (self._pages, storage_index, newest))
         else:
-            self._page_in(number)
+            self._write_page_in(storage_index)
 
-    def _page_in(self, number: int) -> None:
+    def _write_page_in(self, storage_index: int) -> None:
         """Write a page-in, whose result becomes the newest copy of the storage."""
-        page = self.graph.call_method("page_in", (self._pages, number))
-        has_one_layout = len(self.step_graph.storages[number].layouts) == 1
-        for key in self.output_keys(number):
+        page = self.graph.call_method("page_in", (self._pages, storage_index))
+        has_one_layout = len(self.step_graph.storages[storage_index].layouts) == 1
+        for key in self.output_keys(storage_index):
             output = (
                 page
                 if has_one_layout
@@ -159,30 +171,30 @@ class StepWriter(Rewriter):
             )
             self._newest[key] = output
 
-    def _write_output(self, number: int) -> None:
-        """Write the emission of a gradient, or store another output until the end."""
-        output = self.step_graph.outputs[number]
+    def _write_output(self, output_index: int) -> None:
+        """Write the emission of a gradient; store the node of any other output for the end."""
+        output = self.step_graph.outputs[output_index]
         value = self.map_node(output.result.node)
-        if number not in self.end_results:
-            self.graph.call_method("__call__", (self._emit, number, value))
+        if output_index not in self.end_results:
+            self.graph.call_method("__call__", (self._emit, output_index, value))
             return
         if self._is_copied(output):
             value = self.graph.call_method("clone", (value,))
-        self._results[number] = value
+        self._results[output_index] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether an output is copied, because it is part of a storage that may be freed."""
+        """Return whether an output is copied: it is part of storages that the plan may free."""
         return self._scheduled.issuperset(output.reads.storages) and not self._fills_storage(
             output.result.node
         )
 
     def _fills_storage(self, node: fx.Node) -> bool:
-        """Return whether a node's value has all bytes of its storage."""
+        """Return whether a node's value occupies all bytes of its storage."""
         if node not in self.step_graph.output_keys:
             return False
-        number, index = self.step_graph.output_keys[node]
-        storage = self.step_graph.storages[number]
-        layout = storage.layouts[index]
+        storage_index, layout_index = self.step_graph.output_keys[node]
+        storage = self.step_graph.storages[storage_index]
+        layout = storage.layouts[layout_index]
         return bool(math.prod(layout.shape) * layout.dtype.itemsize == storage.bytes)
 
 
@@ -191,8 +203,8 @@ class TrainingWriter(StepWriter):
 
     State with its home in RAM needs no instruction. State on storage is paged into new memory when
     its operation is computed, updated there, and written back. An operator that may run in place
-    does so if the program frees its input right after it. `resident` has the state tensors of the
-    program's graph with their home in RAM.
+    does so if the program frees its input right after the operation. `resident` has the state
+    tensors of the program's graph with their home in RAM.
     """
 
     step_graph: TrainingGraph
@@ -205,77 +217,84 @@ class TrainingWriter(StepWriter):
         *,
         resident: Collection[int],
     ) -> None:
-        """Begin as `StepWriter`; derive from `resident` the state with its home on storage."""
-        replacement_of, state = trace.graph.replacement_of, set(trace.graph.state_tensors)
-        on_storage = {
-            number for i, number in enumerate(storage_indices) if i not in resident
-        } & state
-        state_indices = {number: number for number in sorted(on_storage)}
+        """Create a graph as `StepWriter` does; find the state on storage from `resident`."""
+        replacement_of, state_storages = trace.graph.replacement_of, set(trace.graph.state_tensors)
+        stored_state = {
+            storage_index for i, storage_index in enumerate(storage_indices) if i not in resident
+        } & state_storages
+        state_indices = {storage_index: storage_index for storage_index in sorted(stored_state)}
         state_indices |= {
-            replacement_of[number]: number
-            for number in sorted(on_storage)
-            if number in replacement_of
+            replacement_of[storage_index]: storage_index
+            for storage_index in sorted(stored_state)
+            if storage_index in replacement_of
         }
-        self._last_uses = _last_uses(trace.step_graph, program, frozenset(storage_indices))
-        """Storages without decision, by the point of the last computation that uses them."""
+        self._storages_of_last_use = _storages_by_last_use(
+            trace.step_graph, program, frozenset(storage_indices)
+        )
+        """Storages that are not in the plan, by the position in the program of their last use."""
         self._positions = {a.node: k for k, a in enumerate(trace.joint.arguments)}
         super().__init__(trace, program, storage_indices, state_indices=state_indices)
 
     def _write_initial_state(self) -> None:
-        """Write the outputs that are values of state before the step."""
+        """Write the outputs that are values of state from before the step."""
         for operation in self.step_graph.operations:
-            output_indices = self._completed.get(operation.index, ()) if operation.is_source else ()
+            output_indices = (
+                self._outputs_of_operation.get(operation.index, ()) if operation.is_source else ()
+            )
             for output_index in output_indices:
                 self._write_output(output_index)
 
     def map_placeholder(self, node: fx.Node) -> fx.Node:
-        """Return the node of an argument: its page if it was paged in, else its placeholder."""
+        """Return the node of an argument: its page-in if there is one, else its placeholder."""
         key = self._keys_by_node.get(node)
         if key in self._newest:
             return self._newest[key]
         return self._placeholders[node]
 
-    def _compute(self, operation: Operation, point: int) -> None:
-        """Write an operation: nothing for state in RAM, a page-in for state on storage."""
+    def _write_computation(self, operation: Operation, instruction_index: int) -> None:
+        """Write an operation; for a source only the page-ins of state on storage."""
         if operation.is_source:
-            for number in self.state_indices.keys() & set(operation.storages):
-                self._page_in(number)
+            for storage_index in self.state_indices.keys() & set(operation.storages):
+                self._write_page_in(storage_index)
         elif isinstance(operation.node.target, Update):
-            self._update(operation, operation.node.target, point)
+            self._write_update(operation, operation.node.target, instruction_index)
         else:
-            super()._compute(operation, point)
+            super()._write_computation(operation, instruction_index)
 
-    def _update(self, operation: Operation, update: Update, point: int) -> None:
+    def _write_update(self, operation: Operation, update: Update, instruction_index: int) -> None:
         """Write a call of `Update.overwrite_state`, which overwrites the memory of the state."""
         state: Any = operation.node.args[0]
         options: dict[str, Any] = {}
         if isinstance(update, ParameterUpdate):
-            gradient = set(self.step_graph.gradient_storages(operation))
-            freed = self._storages_freed_after(point)
+            gradient_storages = set(self.step_graph.gradient_storages(operation))
+            freed_storages = self._storages_freed_after(instruction_index)
             options["owns_gradient"] = (
-                self.step_graph.owns_gradient(operation) and gradient <= freed
+                self.step_graph.owns_gradient(operation) and gradient_storages <= freed_storages
             )
             if update.rule.moment_keys:
-                moment = self._positions[state[1]]
+                moment_position = self._positions[state[1]]
                 options["is_first"] = self.graph.call_function(
-                    operator.contains, (self._new, moment)
+                    operator.contains, (self._new_moments, moment_position)
                 )
         arguments: Any = fx.node.map_arg(operation.node.args, self.map_node)
         self.graph.call_function(update.overwrite_state, arguments, options)
-        for number in operation.storages:  # the new value is in the memory of the state
-            home = self.step_graph.storages[number].replaces
-            if home in self.state_indices:
+        for storage_index in operation.storages:  # the new value overwrote the state
+            state_index = self.step_graph.storages[storage_index].replaces
+            if state_index in self.state_indices:
                 self._newest |= {
-                    (number, k): self._newest[home, k] for _, k in self.output_keys(home)
+                    (storage_index, k): self._newest[state_index, k]
+                    for _, k in self.output_keys(state_index)
                 }
-                self._output_keys[number] = [(number, k) for _, k in self.output_keys(home)]
+                self._output_keys[storage_index] = [
+                    (storage_index, k) for _, k in self.output_keys(state_index)
+                ]
 
     def _write_operation(
-        self, operation: Operation, storage_indices: Iterable[int], point: int
+        self, operation: Operation, storage_indices: Iterable[int], instruction_index: int
     ) -> None:
-        """Write an operation, in place if the program frees the overwritten input after it."""
+        """Write an operation, in place if the program frees the input right after the operation."""
         new_node = self.write_node(operation.node, storage_indices)
-        freed_storages = self._storages_freed_after(point) if operation.in_place else ()
+        freed_storages = self._storages_freed_after(instruction_index) if operation.in_place else ()
         for _, input_index in operation.in_place:
             if input_index not in freed_storages:
                 continue
@@ -285,10 +304,10 @@ class TrainingWriter(StepWriter):
                 set_kernel(new_node, kernel)
             return
 
-    def _storages_freed_after(self, point: int) -> set[int]:
-        """Return the storages that the program frees right after a computation."""
-        freed_storages = set(self._last_uses.get(point, ()))
-        for op, i in self.program[point + 1 :]:
+    def _storages_freed_after(self, instruction_index: int) -> set[int]:
+        """Return the storages that are freed right after the computation at a position."""
+        freed_storages = set(self._storages_of_last_use.get(instruction_index, ()))
+        for op, i in self.program[instruction_index + 1 :]:
             if op != Op.FREE:
                 break
             freed_storages.add(self.storage_indices[i])
@@ -296,24 +315,29 @@ class TrainingWriter(StepWriter):
 
     def _is_copied(self, output: StepOutput) -> bool:
         """Return whether an output is copied: also if it is a value of state before the step."""
-        makers = (self.step_graph.storages[i].operation for i in output.reads.storages)
-        is_state = any(self.step_graph.operations[maker].is_source for maker in makers)
+        maker_indices = (self.step_graph.storages[i].operation for i in output.reads.storages)
+        is_state = any(
+            self.step_graph.operations[operation_index].is_source
+            for operation_index in maker_indices
+        )
         return is_state or super()._is_copied(output)
 
 
-def _last_uses(
+def _storages_by_last_use(
     step_graph: CapturedGraph, program: Program, scheduled: Collection[int]
 ) -> dict[int, list[int]]:
-    """Return unscheduled storages, by the point of the last computation that uses them."""
-    last_point: dict[int, int] = {}
-    for point, (op, index) in enumerate(program):
+    """Return storages outside of `scheduled`, by the position in the program of their last use."""
+    last_use: dict[int, int] = {}
+    for instruction_index, (op, index) in enumerate(program):
         if op == Op.COMPUTE:
             operation = step_graph.operations[index]
             used_storages = (*operation.reads.storages, *operation.storages)
-            last_point.update(
-                (number, point) for number in used_storages if number not in scheduled
+            last_use.update(
+                (storage_index, instruction_index)
+                for storage_index in used_storages
+                if storage_index not in scheduled
             )
-    by_point: dict[int, list[int]] = {}
-    for number, point in last_point.items():
-        by_point.setdefault(point, []).append(number)
-    return by_point
+    storages_by_instruction: dict[int, list[int]] = {}
+    for storage_index, instruction_index in last_use.items():
+        storages_by_instruction.setdefault(instruction_index, []).append(storage_index)
+    return storages_by_instruction

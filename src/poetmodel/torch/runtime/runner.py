@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from poetmodel.torch.step.trace import Trace
 
 
-TORN: Final = (
+TORN_NOTE: Final = (
     "the step updates parameters as early as possible: some may have been updated, others not"
 )
 """Note for a failed step with updates that cannot be rolled back."""
 
-
-_RETURNED: Final = (OutputKind.LOSS, OutputKind.OUTPUT)
+_RETURNED_KINDS: Final = (OutputKind.LOSS, OutputKind.OUTPUT)
+"""Kinds of the results that a step returns."""
 
 
 class Runner:
-    """A captured step with its compiled program and its page file.
+    """Executes a captured step by the compiled program of a plan.
 
     Parameters
     ----------
@@ -55,10 +55,10 @@ class Runner:
     folder : str or Path, optional
         Folder of the page file and the state file.
     rollback : bool
-        Whether a failed step changes nothing. Gradients are then added to existing ones only at the
-        end of steps that page. If updates are part of the step, state is restored from `folder`.
+        Whether a failed step changes nothing. Steps that page then add gradients to existing ones
+        only at the end. If updates are part of the step, state is restored from `folder`.
     state_store : StateStore, optional
-        State file of the same step with other inputs, to be shared.
+        State store of the same step with inputs of other shapes, to share with it.
     """
 
     def __init__(
@@ -81,24 +81,28 @@ class Runner:
             else TrainingWriter(trace, program, storage_indices, resident=plan.resident or ())
         )
         self.program = writer.write()
-        self.file: PageFile | None = None
+        self.page_file: PageFile | None = None
         self.state_store = state_store
-        on_storage = self.program.state_indices
+        state_indices = self.program.state_indices
         paged_storages = {
             storage_indices[i] for op, i in plan.program if op == Op.PAGE_OUT
-        }.difference(on_storage)
+        }.difference(state_indices)
         if paged_storages:
-            pages = (trace.step_graph.storages[i] for i in sorted(paged_storages))
-            self.file = PageFile(folder or ".", pages)
+            page_storages = (trace.step_graph.storages[i] for i in sorted(paged_storages))
+            self.page_file = PageFile(folder or ".", page_storages)
         rolls_back = trace.joint.optimizer is not None and folder is not None and rollback
-        if state_store is None and (on_storage or rolls_back):
-            states = frozenset(on_storage.values())
-            self.state_store = StateStore(trace, states, folder=folder or ".", rollback=rollback)
-        file_number_of = {} if self.state_store is None else self.state_store.numbers_of(trace)
-        self._file_numbers = {index: file_number_of[number] for index, number in on_storage.items()}
+        if state_store is None and (state_indices or rolls_back):
+            stored_states = frozenset(state_indices.values())
+            self.state_store = StateStore(
+                trace, stored_states, folder=folder or ".", rollback=rollback
+            )
+        file_number_of = {} if self.state_store is None else self.state_store.map_indices(trace)
+        self._file_numbers = {
+            index: file_number_of[state_index] for index, state_index in state_indices.items()
+        }
         """Number in the state file of each state on storage and of its replacement."""
         self.delays_gradients = rollback and (
-            self.file is not None or bool(trace.joint.finite_check_lines)
+            self.page_file is not None or bool(trace.joint.finite_check_lines)
         )
         """Whether gradients are added to existing ones only at the end of the step."""
         joint = trace.joint
@@ -106,29 +110,35 @@ class Runner:
         self._targets = _gradient_targets(trace, indices)
         """Target of each gradient, by output index, in the order of completion."""
         results = [output.result for output in self.program.end_results.values()]
-        self._returned = [results.index(r) for r in joint.results if r.kind in _RETURNED]
-        """Positions among the end results that a step returns: the loss first."""
-        self._checks = [k for k, result in enumerate(results) if result.kind is OutputKind.CHECK]
+        self._returned_positions = [
+            results.index(r) for r in joint.results if r.kind in _RETURNED_KINDS
+        ]
+        """Positions, among the end results, of those that a step returns: the loss first."""
+        self._check_positions = [
+            k for k, result in enumerate(results) if result.kind is OutputKind.CHECK
+        ]
         targets = {k: result.target for k, result in enumerate(results)}
-        self._changed = {k: indices[t.node] for k, t in targets.items() if t is not None}
-        """For end results that are new values: the argument into which they are copied."""
-        self._random = any(operation.is_random for operation in trace.step_graph.operations)
+        self._changed_arguments = {k: indices[t.node] for k, t in targets.items() if t is not None}
+        """For end results that are new values of arguments: index of the argument, by position."""
+        self._is_random = any(operation.is_random for operation in trace.step_graph.operations)
         self._module_indices = [indices[argument.node] for argument in joint.module_arguments]
-        self._inputs = [
+        """Indices of the arguments that are tensors of modules."""
+        self._input_positions = [
             (indices[a.node], a.position) for a in joint.arguments_of(InputKind.USER_INPUT)
         ]
+        """(index among the arguments, position in the flat inputs) of each input."""
         constant_kinds = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
-        self._fixed = [
+        self._fixed_values = [
             joint.value(a) if a.kind in constant_kinds else None for a in joint.arguments
         ]
-        """Arguments that are equal in each step; None for arguments that are not."""
+        """Values of the arguments that are equal in each step; None for other arguments."""
         output_keys = trace.step_graph.output_keys
         stored_positions = [
             indices[a.node]
             for a in joint.arguments
             if output_keys.get(a.node, (None,))[0] in self._file_numbers
         ]
-        self._state = (
+        self._optimizer_state = (
             None
             if joint.optimizer is None
             else OptimizerState(joint, positions_on_storage=stored_positions)
@@ -138,7 +148,7 @@ class Runner:
     def traffic(self) -> tuple[int, int]:
         """Bytes written and read by all steps so far, without mirrored state [B]."""
         written_bytes, read_bytes = -self.mirrored_bytes, 0
-        for file in (self.file, None if self.state_store is None else self.state_store.file):
+        for file in (self.page_file, None if self.state_store is None else self.state_store.file):
             if file is not None:
                 written_bytes, read_bytes = (
                     written_bytes + file.written_bytes,
@@ -158,7 +168,7 @@ class Runner:
         return sum(self.trace.step_graph.storages[storage].bytes for storage in storages)
 
     def trial(self) -> AbstractContextManager[None]:
-        """Context manager for trial steps: restores the state on storage at the end."""
+        """Context manager for trial steps, which restores the state on storage at the end."""
         if self.state_store is None:
             return nullcontext()
         self.move_state()
@@ -167,12 +177,12 @@ class Runner:
     def move_state(self) -> None:
         """Move state to the homes of the plan: storage or RAM."""
         if self.state_store is not None:
-            self.state_store.begin(frozenset(self._file_numbers.values()))
+            self.state_store.prepare_step(frozenset(self._file_numbers.values()))
 
     def close(self) -> None:
         """Remove the page file; the state file remains."""
-        if self.file is not None:
-            self.file.close()
+        if self.page_file is not None:
+            self.page_file.close()
 
     def __call__(self, inputs: Sequence[Any], *, delays_gradients: bool | None = None) -> Any:
         """Execute one step on flat inputs; return its loss, or the model's output.
@@ -180,21 +190,21 @@ class Runner:
         Changes gradients, buffers and the random state, and parameters and moments if updates are
         part of the step. `delays_gradients` overrides the attribute.
 
-        Raises `PageError` if a page is lost, and `CaptureError` if a check for finite numbers
-        fails. Parameters, gradients, buffers and the random state are then unchanged, or the error
-        has the note `TORN`.
+        Raises `PageError` if a page cannot be written, read or verified, and `CaptureError` if a
+        check for finite numbers fails. Parameters, gradients, buffers and the random state are then
+        unchanged, or the error has the note `TORN_NOTE`.
         """
         self.move_state()
-        values = self._values(inputs)
-        if self._state is not None:
-            values.append(self._state.fill_arguments(values))
+        values = self._argument_values(inputs)
+        if self._optimizer_state is not None:
+            values.append(self._optimizer_state.fill_arguments(values))
         is_delayed = self.delays_gradients if delays_gradients is None else delays_gradients
-        gradients = Gradients(self._targets, values, delayed=is_delayed)
-        random_state = torch.default_generator.get_state() if self._random else None
+        gradients = Gradients(self._targets, values, is_delayed=is_delayed)
+        random_state = torch.default_generator.get_state() if self._is_random else None
         try:
-            results = self.run(values, gradients.add)
-            if self._state is not None:
-                self._state.store_first_moments(values)
+            results = self.execute_program(values, gradients.add)
+            if self._optimizer_state is not None:
+                self._optimizer_state.store_first_moments(values)
             if self.state_store is not None:
                 self.state_store.commit()
         except BaseException as error:
@@ -203,56 +213,57 @@ class Runner:
             self._restore_state(error)
             raise
         with torch.no_grad():
-            gradients.commit()
-            if self._changed:
-                new_values = [results[k] for k in self._changed]
+            gradients.store_remaining()
+            if self._changed_arguments:
+                new_values = [results[k] for k in self._changed_arguments]
                 torch._foreach_copy_(
-                    [values[index] for index in self._changed.values()], new_values
+                    [values[index] for index in self._changed_arguments.values()], new_values
                 )
-        loss, *further_results = [results[k] for k in self._returned]
+        loss, *further_results = [results[k] for k in self._returned_positions]
         # An output of the model may be an argument itself.
         return self.trace.joint.build_output(loss, [value.detach() for value in further_results])
 
     def _restore_state(self, error: BaseException) -> None:
-        """Restore the state before a failed step, or add the note `TORN` to its error."""
+        """Restore the state before a failed step, or add the note `TORN_NOTE` to its error."""
         if self.state_store is not None:
             self.state_store.rollback()
-        if self._state is not None and not (
+        if self._optimizer_state is not None and not (
             self.state_store is not None and self.state_store.has_two_generations
         ):
-            error.add_note(TORN)
+            error.add_note(TORN_NOTE)
 
-    def _values(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the current values of the arguments, in order."""
-        values: list[Any] = self._fixed.copy()
+    def _argument_values(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the values of all arguments for a step on `inputs`, in order."""
+        values: list[Any] = self._fixed_values.copy()
         tensors = self.trace.joint.module_tensors()
         for index, value in zip(self._module_indices, tensors, strict=True):
             values[index] = value
-        for index, position in self._inputs:
+        for index, position in self._input_positions:
             values[index] = inputs[position]
         return values
 
-    def run(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
+    def execute_program(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
         """Execute the program on the values of the arguments; return ``program.end_results``.
 
-        `emit` is called once per gradient, with its output index. Outside of the program only the
-        random state changes, and state that is updated.
+        `emit` is called once per gradient, with its output index and value. Other effects are
+        changes of the random state, and of state that is updated.
         """
-        pages = self._pages()
+        pager = self._make_pager()
         try:
-            plain = torch._C.DisableTorchFunctionSubclass()  # noqa: SLF001 - its only name
-            with torch.no_grad(), plain:  # gradients are plain tensors, whatever inputs are
-                results = list(self.program.function(values, emit, pages))
-                self._check(results)
+            disable_subclasses = torch._C.DisableTorchFunctionSubclass()  # noqa: SLF001 - its only name
+            # Gradients are plain tensors even if inputs are not.
+            with torch.no_grad(), disable_subclasses:
+                results = list(self.program.function(values, emit, pager))
+                self._check_finite(results)
         except BaseException as error:
             # Otherwise the exception would hold the tensors in the program's frames.
             traceback.clear_frames(error.__traceback__)
             raise
         return results
 
-    def _check(self, results: Sequence[torch.Tensor]) -> None:
+    def _check_finite(self, results: Sequence[torch.Tensor]) -> None:
         """Raise `CaptureError` if a check for finite numbers has failed."""
-        if not all(results[k] for k in self._checks):
+        if not all(results[k] for k in self._check_positions):
             joint = self.trace.joint
             raise CaptureError(
                 f"{joint.name}: not all numbers are finite or in range, or a matrix cannot be "
@@ -261,15 +272,15 @@ class Runner:
                 "with eager PyTorch"
             )
 
-    def _pages(self) -> Pages | None:
-        """Return the pages of a step, after a check of the page file; None without files."""
-        if self.file is None and self.state_store is None:
+    def _make_pager(self) -> Pages | None:
+        """Check the page file, and return the pager of a step; None without files."""
+        if self.page_file is None and self.state_store is None:
             return None
-        if self.file is not None:
-            self.file.check()
+        if self.page_file is not None:
+            self.page_file.check()
         if self.state_store is None:
-            return Pages(self.file)
-        return Pages(self.file, state=self.state_store.file, file_numbers=self._file_numbers)
+            return Pages(self.page_file)
+        return Pages(self.page_file, state=self.state_store.file, file_numbers=self._file_numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,9 +288,10 @@ class GradientTarget:
     """The argument whose ``.grad`` receives the gradient of one output."""
 
     argument: int
+    """Index among the arguments of the step."""
     key: int
-    """Equal for all gradients of one weight: a weight with several names has several gradients,
-    which are summed first, as PyTorch does."""
+    """Identifier of the weight. A weight with several names has several gradients, which are summed
+    before they are added to ``.grad``, as PyTorch does."""
     is_last: bool
     """Whether the gradient is the last one of its key."""
     is_sole_reader: bool
@@ -290,27 +302,27 @@ class Gradients:
     """The gradients of one step, which are stored in or added to ``.grad``.
 
     A target without ``.grad`` gets the new gradient when the step is complete. Otherwise the new
-    gradient is added to the existing one: immediately, or at the end if pages could still fail.
+    gradient is added to the existing one: immediately, or at the end of the step if `is_delayed`.
     """
 
     def __init__(
-        self, targets: Mapping[int, GradientTarget], values: Sequence[Any], *, delayed: bool
+        self, targets: Mapping[int, GradientTarget], values: Sequence[Any], *, is_delayed: bool
     ) -> None:
-        """Begin without gradients; `values` are the arguments of the step."""
+        """Store the arguments; `values` are those of the step."""
         self._targets = targets
         self._values = values
-        self._delayed = delayed
-        self._sums: dict[int, torch.Tensor] = {}
-        """Sum of the gradients so far, by the key of their target."""
+        self._is_delayed = is_delayed
+        self._gradient_sums: dict[int, torch.Tensor] = {}
+        """Sum of the gradients of a weight so far, by `GradientTarget.key`."""
 
-    def add(self, number: int, value: torch.Tensor) -> None:
-        """Add a gradient to the sum of its key, or to an existing ``.grad``."""
-        gradient_target = self._targets[number]
+    def add(self, output_index: int, value: torch.Tensor) -> None:
+        """Add a gradient to the sum of its weight, or to an existing ``.grad``."""
+        gradient_target = self._targets[output_index]
         target = self._values[gradient_target.argument]
-        gradient_sum = self._sums.pop(gradient_target.key, None)
+        gradient_sum = self._gradient_sums.pop(gradient_target.key, None)
         if gradient_sum is not None:
             value = gradient_sum.add_(value)
-        if gradient_target.is_last and target.grad is not None and not self._delayed:
+        if gradient_target.is_last and target.grad is not None and not self._is_delayed:
             target.grad.add_(value)
             return
         # A gradient that fills its memory with the strides of its weight needs no copy.
@@ -320,14 +332,14 @@ class Gradients:
         )
         if gradient_sum is None and not is_owned:
             value = torch.empty_like(target, requires_grad=False).copy_(value)
-        self._sums[gradient_target.key] = value
+        self._gradient_sums[gradient_target.key] = value
 
-    def commit(self) -> None:
-        """Store the remaining gradients in ``.grad``, or add them to existing ones."""
+    def store_remaining(self) -> None:
+        """Store the gradients that `add` retained in ``.grad``, or add them to existing ones."""
         for gradient_target in self._targets.values():
-            if not gradient_target.is_last or gradient_target.key not in self._sums:
+            if not gradient_target.is_last or gradient_target.key not in self._gradient_sums:
                 continue
-            value = self._sums.pop(gradient_target.key)
+            value = self._gradient_sums.pop(gradient_target.key)
             target = self._values[gradient_target.argument]
             if target.grad is None:
                 target.grad = value
@@ -335,25 +347,28 @@ class Gradients:
                 target.grad.add_(value)
 
 
-def _gradient_targets(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int, GradientTarget]:
+def _gradient_targets(
+    trace: Trace, argument_indices: Mapping[fx.Node, int]
+) -> dict[int, GradientTarget]:
     """Return the target of each gradient, by output index, in the order of completion."""
     step_graph = trace.step_graph
     readers = [operation.reads for operation in step_graph.operations]
     readers += [output.reads for output in step_graph.outputs]
-    n_readers = Counter(number for reads in readers for number in reads.storages)
+    n_readers = Counter(output_index for reads in readers for output_index in reads.storages)
     targets = {
-        number: output.result.target
-        for number, output in enumerate(step_graph.outputs)
+        output_index: output.result.target
+        for output_index, output in enumerate(step_graph.outputs)
         if not output.is_returned_at_end and output.result.target is not None
     }
-    keys = {number: id(trace.joint.value(target)) for number, target in targets.items()}
-    last_output = {key: number for number, key in keys.items()}
+    keys = {output_index: id(trace.joint.value(target)) for output_index, target in targets.items()}
+    last_output = {key: output_index for output_index, key in keys.items()}
     return {
-        number: GradientTarget(
-            argument=arguments[targets[number].node],
+        output_index: GradientTarget(
+            argument=argument_indices[targets[output_index].node],
             key=key,
-            is_last=last_output[key] == number,
-            is_sole_reader=[n_readers[i] for i in step_graph.outputs[number].reads.storages] == [1],
+            is_last=last_output[key] == output_index,
+            is_sole_reader=[n_readers[i] for i in step_graph.outputs[output_index].reads.storages]
+            == [1],
         )
-        for number, key in keys.items()
+        for output_index, key in keys.items()
     }

@@ -11,7 +11,7 @@ from poetmodel.errors import InputError, listed
 from poetmodel.export.state import load_state_tensors, read_state, state_paths, write_state
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.int8.training import TrainedLayer
-from poetmodel.torch.state.recovery import check_kind
+from poetmodel.torch.state.recovery import check_class
 from poetmodel.torch.step.optimizers import OptimizerMoment, group_rules
 from poetmodel.torch.step.updates import BATCHES, GRADIENT
 
@@ -29,7 +29,7 @@ def load_state(
     optimizer: torch.optim.Optimizer | None = None,
     folder: str | Path | None = None,
 ) -> None:
-    """Load the state that an exported program has written into a model.
+    """Load the state that an exported program has written to a file into a model.
 
     Parameters
     ----------
@@ -38,10 +38,10 @@ def load_state(
         ``pm_run``, or by an application that calls `pm_read_state` for each tensor.
     model : torch.nn.Module
         The exported model, or another one with the same parameters and buffers. Their values are
-        overwritten.
+        overwritten. If the program sums gradients of several batches, ``.grad`` gets the current
+        sums, or None after an update.
     optimizer : torch.optim.Optimizer, optional
-        Its state gets the moments of the file, which are ignored otherwise. If the program sums
-        gradients of several batches, ``.grad`` gets the current sums; None after an update.
+        The optimizer whose state gets the moments of the file; by default these are ignored.
     folder : str or Path, optional
         The exported folder, if the file is elsewhere.
 
@@ -67,7 +67,7 @@ def load_state(
         for name, target in model_tensors:
             target.copy_(values[name])
         for name, parameter, key in moment_targets:
-            # NaN marks a momentum buffer that begins as the first gradient.
+            # NaN marks a momentum buffer whose first value will be the gradient.
             has_value = key != "momentum_buffer" or not bool(values[name].isnan().all())
             if optimizer is not None and has_value:
                 moment = values[name].to(parameter.dtype if values[name].ndim else torch.float32)
@@ -124,20 +124,22 @@ def save_state(
         )
     for name, parameter, key in _moment_targets(model, moment_names, optimizer):
         if optimizer is not None:
-            slot = OptimizerMoment(optimizer, parameter, key)
-            moment = slot.value().detach().cpu().numpy().reshape(shapes[name])
-            arrays[name] = np.full_like(moment, np.nan) if slot.starts_with_gradient else moment
+            optimizer_moment = OptimizerMoment(optimizer, parameter, key)
+            moment = optimizer_moment.value().detach().cpu().numpy().reshape(shapes[name])
+            arrays[name] = (
+                np.full_like(moment, np.nan) if optimizer_moment.starts_with_gradient else moment
+            )
     write_state(file, tensors, arrays)
 
 
 def _matching_tensors(
     model: torch.nn.Module, tensors: Sequence[ExportedTensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters and buffers of a model that an exported folder has, by name.
+    """Yield (name, tensor) of the parameters and buffers of a model that an exported folder has.
 
-    Raises `InputError` for another shape, or a tensor without memory.
+    Raises `InputError` for a tensor of another shape, or without memory.
     """
-    check_kind("model", model, torch.nn.Module)
+    check_class("model", model, torch.nn.Module)
     model = with_fronts(model)
     model_tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     model_tensors |= dict(model.named_buffers(remove_duplicate=False))
@@ -158,9 +160,10 @@ def _matching_tensors(
 def _gradient_sums(
     model: torch.nn.Module, tensors: Sequence[ExportedTensor]
 ) -> Iterator[tuple[str, torch.nn.Parameter | None]]:
-    """Yield the names of gradient sums of a folder with their parameters.
+    """Yield (name, parameter) of the gradient sums in an exported folder.
 
-    The last one is the number of summed batches, with None.
+    The last pair is the name of the number of summed batches, and None. Yields nothing if the
+    program sums no gradients.
     """
     if any(tensor.name == BATCHES for tensor in tensors):
         parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -179,32 +182,32 @@ def _gradient_sums(
 def _moment_targets(
     model: torch.nn.Module, names: set[str], optimizer: torch.optim.Optimizer | None
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
-    """Yield for each moment its name, its parameter, and its key in the optimizer's state.
+    """Yield (name, parameter, key in the optimizer's state) of each moment in `names`.
 
     Raises `InputError` if the model lacks the parameter, or the optimizer lacks the moment.
     """
     parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:
-        check_kind("optimizer", optimizer, torch.optim.Optimizer)
+        check_class("optimizer", optimizer, torch.optim.Optimizer)
     groups = () if optimizer is None else optimizer.param_groups
     trained_ids = {id(p) for group in groups for p in group["params"]}
     rules = () if optimizer is None else group_rules(optimizer)
-    moments = {id(p): rule.moment_keys for rule, parameters in rules for p in parameters}
+    keys_of_parameter = {id(p): rule.moment_keys for rule, parameters in rules for p in parameters}
     for name in sorted(names):
         owner_name, _, key = name.rpartition(".")
         if owner_name not in parameters_by_name:
             raise InputError(
-                f"model: expected a tensor {name!r}, which the folder has; it has none"
+                f"model: expected a tensor {name!r}, which the folder has; the model has none"
             )
         if optimizer is not None and id(parameters_by_name[owner_name]) not in trained_ids:
             raise InputError(
                 f"optimizer: expected it to train {owner_name!r}, because the folder has its {key}"
             )
-        known_keys = moments.get(id(parameters_by_name[owner_name]))
-        if known_keys is not None and key not in known_keys:
+        expected_keys = keys_of_parameter.get(id(parameters_by_name[owner_name]))
+        if expected_keys is not None and key not in expected_keys:
             raise InputError(
                 f"optimizer: the folder has {key} of {owner_name!r}, and "
                 f"{type(optimizer).__name__} "
-                f"has {listed(known_keys) or 'none'}; use an optimizer like the exported one"
+                f"has {listed(expected_keys) or 'none'}; use an optimizer like the exported one"
             )
         yield name, parameters_by_name[owner_name], key

@@ -1,9 +1,9 @@
 """The state file of a training run: two generations of each tensor, and commit records.
 
 A step reads the current generation and writes the next one to other slots. When the medium has
-stored that completely, a record is written with the current slot of each tensor; it overwrites the
-record before the last. So the file has one intact state at every moment, whenever the process is
-stopped.
+stored the new generation completely, a record with the slot of each tensor is written over the
+record before the last. So the file contains an intact state at any time, even if the process is
+killed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from poetmodel.torch.state.pages import (
     PAGE_BYTES,
     Pagemap,
     checksum,
+    convert_page_errors,
     make_folder,
-    page_errors,
     read_checked,
     remove_abandoned,
 )
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES: Final = max(ALIGNMENT_BYTES, PAGE_BYTES)
 """All offsets in the file are multiples of this size, so that they can be mapped [B]."""
-RECORDS: Final = 2
+RECORD_COUNT: Final = 2
 """Number of positions for records, which are written in turn."""
 ABSENT: Final = 255
 """Slot number of a tensor that is absent, such as a moment before the first step."""
@@ -85,7 +85,7 @@ class Format:
     """The tensors of a state file, and the layout of the file."""
 
     name: str
-    """Identifier of the captured step."""
+    """Name of the captured step."""
     generations: int
     """Number of slots of each tensor: one or two."""
     tensors: tuple[StateTensor, ...]
@@ -93,8 +93,8 @@ class Format:
     """The encoded header of the file."""
 
     @classmethod
-    def of(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
-        """Create the format for some tensors, with its header."""
+    def from_tensors(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
+        """Return the format of a file for some tensors, with its header."""
         tensors = tuple(tensors)
         fields = {
             "version": _VERSION,
@@ -103,9 +103,11 @@ class Format:
             "block_bytes": BLOCK_BYTES,
             "tensors": [_tensor_to_dict(tensor) for tensor in tensors],
         }
-        text = json.dumps(fields, allow_nan=False).encode()
-        prefix = _HEADER.pack(_MAGIC, len(text), _digest(text))
-        return cls(name=name, generations=generations, tensors=tensors, header=prefix + text)
+        encoded_fields = json.dumps(fields, allow_nan=False).encode()
+        prefix = _HEADER.pack(_MAGIC, len(encoded_fields), _digest(encoded_fields))
+        return cls(
+            name=name, generations=generations, tensors=tensors, header=prefix + encoded_fields
+        )
 
     @classmethod
     def parse(cls, first_bytes: bytes) -> Self | None:
@@ -116,10 +118,10 @@ class Format:
         size = cls.header_bytes(first_bytes)
         if size is None or len(first_bytes) < size:
             return None
-        text = first_bytes[_HEADER.size : size]
-        if _HEADER.unpack_from(first_bytes)[2] != _digest(text):
+        encoded_fields = first_bytes[_HEADER.size : size]
+        if _HEADER.unpack_from(first_bytes)[2] != _digest(encoded_fields):
             return None
-        fields = json.loads(text)
+        fields = json.loads(encoded_fields)
         if fields["version"] != _VERSION or fields["block_bytes"] != BLOCK_BYTES:
             return None
         tensors = tuple(_tensor_from_dict(k, tensor) for k, tensor in enumerate(fields["tensors"]))
@@ -140,7 +142,7 @@ class Format:
 
     def record_offset(self, generation: int) -> int:
         """Return the offset of the record of a generation [B]."""
-        return align_to_block(len(self.header)) + generation % RECORDS * align_to_block(
+        return align_to_block(len(self.header)) + generation % RECORD_COUNT * align_to_block(
             self.record_bytes
         )
 
@@ -148,7 +150,7 @@ class Format:
     def record_bytes(self) -> int:
         """Maximum size of a record [B].
 
-        Two blocks are for the state of PyTorch's random generator, which has about 5 KiB.
+        Two blocks are for the state of PyTorch's random generator, whose size is about 5 KiB.
         """
         return _RECORD.size + 9 * len(self.tensors) + BLOCK_BYTES * 2 + _DIGEST_BYTES
 
@@ -166,10 +168,10 @@ class Format:
     def slot_offset(self, position: int, slot: int) -> int:
         """Return the offset of a slot of the tensor at a position [B].
 
-        The first slots of all tensors are contiguous, and so are the second ones.
+        The first slots of all tensors are contiguous, and the second slots follow.
         """
-        begin = self.record_offset(0) + RECORDS * align_to_block(self.record_bytes)
-        return begin + slot * self._offsets[-1] + self._offsets[position]
+        first_slot_offset = self.record_offset(0) + RECORD_COUNT * align_to_block(self.record_bytes)
+        return first_slot_offset + slot * self._offsets[-1] + self._offsets[position]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,26 +180,26 @@ class Record:
 
     generation: int
     steps: int
-    """Number of training steps until this generation."""
+    """Number of training steps before this generation was written."""
     slots: tuple[int, ...]
     checksums: tuple[int, ...]
-    random: bytes = field(default=b"", repr=False)
+    random_state: bytes = field(default=b"", repr=False)
     """State of PyTorch's random generator after these steps."""
 
     @classmethod
-    def empty(cls, count: int, *, steps: int) -> Self:
-        """Return the record of a file in which `count` tensors are all absent."""
+    def with_absent_tensors(cls, count: int, *, steps: int) -> Self:
+        """Return the first record of a file, in which all `count` tensors are absent."""
         return cls(generation=0, steps=steps, slots=(ABSENT,) * count, checksums=(0,) * count)
 
     def to_bytes(self) -> bytes:
         """Encode the record, with a digest at the end."""
         tensor_count = len(self.slots)
-        header = _RECORD.pack(self.generation, self.steps, tensor_count, len(self.random))
+        header = _RECORD.pack(self.generation, self.steps, tensor_count, len(self.random_state))
         body = (
             header
             + bytes(self.slots)
             + struct.pack(f"<{tensor_count}Q", *self.checksums)
-            + self.random
+            + self.random_state
         )
         return body + _digest(body)
 
@@ -217,12 +219,12 @@ class Record:
             steps=steps,
             slots=tuple(encoded[_RECORD.size : checksums_offset]),
             checksums=struct.unpack_from(f"<{tensor_count}Q", encoded, checksums_offset),
-            random=encoded[random_offset:end],
+            random_state=encoded[random_offset:end],
         )
 
 
-def _digest(text: bytes) -> bytes:
-    return blake2b(text, digest_size=_DIGEST_BYTES).digest()
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
 
 def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
@@ -279,14 +281,14 @@ class StateFile:
     """The state of one training run in a file in the user's folder, locked by its process.
 
     Between steps, the memory passed to `map` is a private mapping of a tensor's current generation:
-    writes to it do not change the file. Before the next step, `write_mapped_changes` writes such
-    changes to the file as a new generation. So the content of the file always matches its record,
-    and each read checks a tensor against its checksum in the record.
+    writes to the memory do not change the file. Before the next step, `write_mapped_changes` writes
+    such changes to the file as a new generation. So the content of the file always matches its
+    record, and each read checks a tensor against its checksum in the record.
 
     Creating the object creates the file in `folder`, locks it, and allocates its full size for the
     slots of `tensors`; all tensors are absent until they are written. `name` identifies the step,
     and `steps` is the number of earlier training steps. With two `generations`, one is always
-    complete. With one, each step overwrites it, and the file cannot be recovered.
+    complete. With one generation, each step overwrites it, and no state can be recovered.
 
     Raises `InputError` if the file cannot be created.
     """
@@ -304,8 +306,8 @@ class StateFile:
 
         All `tensors` are absent until they are written. `steps` is the number of earlier steps.
         """
-        self.format = Format.of(tensors, name=name, generations=generations)
-        self.record = Record.empty(len(self.format.tensors), steps=steps)
+        self.format = Format.from_tensors(tensors, name=name, generations=generations)
+        self.record = Record.with_absent_tensors(len(self.format.tensors), steps=steps)
         """The record of the current generation."""
         self.storages: dict[int, TensorStorage] = {}
         self._positions: dict[int, int] = {}
@@ -313,14 +315,14 @@ class StateFile:
             self.storages[tensor.storage.index] = tensor.storage
             self._positions[tensor.storage.index] = position
         self.written_bytes = self.read_bytes = 0
-        self._next: dict[int, tuple[int, int]] = {}
-        """Slot and checksum of tensors already written for the next generation, by position."""
+        self._next_entries: dict[int, tuple[int, int]] = {}
+        """(slot, checksum) of each tensor already written for the next generation, by position."""
         self._memories: dict[int, Memory] = {}
-        self._mapped: dict[int, int] = {}
-        """Slot to which each memory is mapped."""
+        self._mapped_slots: dict[int, int] = {}
+        """Slot to which each memory is mapped, by the index of its tensor."""
         self._shows_uncommitted = False
         """Whether mappings show tensors written since the last commit."""
-        self._closed = False
+        self._is_closed = False
         self._create(folder)
 
     @property
@@ -333,7 +335,7 @@ class StateFile:
     def _create(self, folder: str | Path) -> None:
         """Create, lock and allocate the file, and write its header.
 
-        Raises `InputError` if that fails. Forked processes close the file.
+        Raises `InputError` if that fails. Processes forked later close the file.
         """
         make_folder(folder)
         remove_abandoned(folder, f"{PREFIX}*{UNFINISHED}")
@@ -346,10 +348,10 @@ class StateFile:
         self._process = os.getpid()
         self._descriptor = descriptor
         # A second descriptor: mappings, which forked processes inherit, would retain the lock.
-        self._lock = os.open(name, os.O_RDONLY)
+        self._lock_descriptor = os.open(name, os.O_RDONLY)
         self._set_path(Path(name))
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(descriptor, 0, self.bytes)
             os.pwrite(descriptor, self.format.header, 0)
         except OSError as error:
@@ -363,7 +365,7 @@ class StateFile:
     def _set_path(self, path: Path) -> None:
         """Set the path of the file, and register its removal when this object is deleted."""
         self.path = path
-        descriptors = (self._descriptor, self._lock)
+        descriptors = (self._descriptor, self._lock_descriptor)
         self._remove = weakref.finalize(self, _remove, descriptors, path, self._process)
 
     def _publish(self) -> None:
@@ -381,13 +383,13 @@ class StateFile:
             os.close(folder)
 
     def check(self) -> None:
-        """Raise `PageError` unless the file is complete and belongs to this process."""
+        """Raise `PageError` unless the file is open, complete, and belongs to this process."""
         if self._process != os.getpid():
             raise PageError(
                 f"{self.path}: the state is in a file of process {self._process}, but this is "
                 f"process {os.getpid()}, forked from it; compile in the process that trains"
             )
-        if self._closed:
+        if self._is_closed:
             raise PageError(f"{self.path}: the step was closed; compile again")
         file_status = os.fstat(self._descriptor)
         if not file_status.st_nlink or not self.path.exists():
@@ -401,37 +403,41 @@ class StateFile:
     def close(self) -> None:
         """Move all mapped memory to RAM, at the same addresses, and remove the file.
 
-        Raises `PageError` if a tensor cannot be read; the file then remains.
+        A process that did not create the file only stops using it. Raises `PageError` if a tensor
+        cannot be read; the file then remains.
         """
-        if self._closed or self._process != os.getpid():
-            self._closed = True
+        if self._is_closed or self._process != os.getpid():
+            self._is_closed = True
             return
         for index, _ in self._live_memories():
             self.unmap(index)
-        self._closed = True
+        self._is_closed = True
         self._remove()
 
     def close_in_child(self) -> None:
         """Close the parent's file in a forked process, without removing it."""
         if self._remove.detach() is not None:
             os.close(self._descriptor)
-            os.close(self._lock)
-        self._descriptor = self._lock = -1
-        self._closed = True
+            os.close(self._lock_descriptor)
+        self._descriptor = self._lock_descriptor = -1
+        self._is_closed = True
 
     # -- generations -----------------------------------------------------------------------------
 
     def contains(self, index: int) -> bool:
-        """Return whether the generation that mappings show has a tensor."""
-        return self._slot(self._positions[index]) != ABSENT
+        """Return whether the generation that mappings show contains a tensor."""
+        return self._slot_to_map(self._positions[index]) != ABSENT
 
-    def has_checksum(self, index: int, expected: int) -> bool:
-        """Return whether a tensor in the current generation has this checksum."""
+    def has_checksum(self, index: int, expected_checksum: int) -> bool:
+        """Return whether a tensor is in the current generation with this checksum."""
         position = self._positions[index]
-        return self.record.slots[position] != ABSENT and self.record.checksums[position] == expected
+        return (
+            self.record.slots[position] != ABSENT
+            and self.record.checksums[position] == expected_checksum
+        )
 
     def read(self, index: int, memory: memoryview) -> None:
-        """Read the current value of a tensor; zeros if it is absent.
+        """Read the current value of a tensor into `memory`; zeros if the tensor is absent.
 
         Raises `PageError` if the slot does not match its checksum. Changes through the tensor's
         mapping since the last step are included.
@@ -442,35 +448,42 @@ class StateFile:
             np.frombuffer(memory, dtype=np.uint8)[:] = 0
             return
         self._read_slot(position, slot, self.record.checksums[position], memory)
-        mapped = self._memories.get(index)
-        if mapped is not None:
+        mapped_memory = self._memories.get(index)
+        if mapped_memory is not None:
             with Pagemap() as pages:
-                mapped.copy_written(pages, memory)
+                mapped_memory.copy_written(pages, memory)
 
-    def _read_slot(self, position: int, slot: int, expected: int, memory: memoryview) -> None:
-        """Read a slot into memory; raise `PageError` if its checksum is not `expected`."""
+    def _read_slot(
+        self, position: int, slot: int, expected_checksum: int, memory: memoryview
+    ) -> None:
+        """Read a slot into memory; raise `PageError` if its checksum is not `expected_checksum`."""
         offset = self.format.slot_offset(position, slot)
         read_checked(
-            self.path, self._descriptor, memory, offset, expected, self._tensor_label(position)
+            self.path,
+            self._descriptor,
+            memory,
+            offset,
+            expected_checksum,
+            self._tensor_label(position),
         )
         self.read_bytes += len(memory)
 
     def write(self, index: int, memory: memoryview) -> None:
-        """Write a tensor of the next generation; other tensors preserve their value."""
+        """Write a tensor of the next generation from `memory`; other tensors retain their value."""
         position = self._positions[index]
-        current = self.record.slots[position]
-        slot = 0 if current == ABSENT else (current + 1) % self.format.generations
+        current_slot = self.record.slots[position]
+        slot = 0 if current_slot == ABSENT else (current_slot + 1) % self.format.generations
         offset = self.format.slot_offset(position, slot)
-        with page_errors(self.path, f"{self._tensor_label(position)} could not be written"):
+        with convert_page_errors(self.path, f"{self._tensor_label(position)} could not be written"):
             self._write_padded(memory, offset)
             if len(memory) >= LARGE_BYTES:
                 os.fdatasync(self._descriptor)
                 os.posix_fadvise(self._descriptor, offset, len(memory), os.POSIX_FADV_DONTNEED)
-        self._next[position] = slot, checksum(memory)
+        self._next_entries[position] = slot, checksum(memory)
         self.written_bytes += len(memory)
 
-    def commit(self, *, steps: int = 0, absent: Iterable[int] = ()) -> None:
-        """Make the written tensors the current generation, and map the memories to it.
+    def commit(self, *, steps: int = 0, absent_indices: Iterable[int] = ()) -> None:
+        """Make the written tensors part of the current generation, and map memories to it.
 
         With two generations, the medium has stored the generation on return.
 
@@ -478,31 +491,31 @@ class StateFile:
         ----------
         steps : int
             Training steps since the last commit.
-        absent : iterable of int
-            Tensors that are absent from now on.
+        absent_indices : iterable of int
+            Indices of tensors that are absent from now on.
         """
-        absent_slots = {self._positions[index]: (ABSENT, 0) for index in absent}
-        self._next |= absent_slots
+        absent_slots = {self._positions[index]: (ABSENT, 0) for index in absent_indices}
+        self._next_entries |= absent_slots
         record = self._next_record(steps=steps)
         if self.format.generations > 1:
-            with page_errors(self.path, "the commit record could not be written"):
+            with convert_page_errors(self.path, "the commit record could not be written"):
                 self._write_record(record)
-        written, self.record, self._next = self._next, record, {}
-        self._remap(written)
+        new_entries, self.record, self._next_entries = self._next_entries, record, {}
+        self._remap(new_entries)
         if self.format.generations > 1 and self.path.suffix == UNFINISHED:
             self._publish()
 
     def _next_record(self, *, steps: int) -> Record:
         """Return the next generation's record: changed slots and checksums override the current."""
-        pairs = list(zip(self.record.slots, self.record.checksums, strict=True))
-        for position, pair in self._next.items():
-            pairs[position] = pair
+        entries = list(zip(self.record.slots, self.record.checksums, strict=True))
+        for position, entry in self._next_entries.items():
+            entries[position] = entry
         return Record(
             generation=self.record.generation + 1,
             steps=self.record.steps + steps,
-            slots=tuple(slot for slot, _ in pairs),
-            checksums=tuple(total for _, total in pairs),
-            random=torch.default_generator.get_state().numpy().tobytes(),
+            slots=tuple(slot for slot, _ in entries),
+            checksums=tuple(value for _, value in entries),
+            random_state=torch.default_generator.get_state().numpy().tobytes(),
         )
 
     def _write_record(self, record: Record) -> None:
@@ -517,36 +530,36 @@ class StateFile:
     def show_uncommitted(self) -> None:
         """Map memories to the tensors written since the last commit, until `rollback`."""
         self._shows_uncommitted = True
-        self._remap(self._next)
+        self._remap(self._next_entries)
 
     @property
     def is_changed(self) -> bool:
         """Whether a tensor was written since the last commit."""
-        return bool(self._next)
+        return bool(self._next_entries)
 
     def rollback(self) -> None:
         """Discard the tensors written since the last commit, and map the current generation.
 
-        With one generation, they remain, because they have overwritten the old values.
+        With one generation, the written tensors remain, because they overwrote the old values.
         """
-        discarded = self._next
+        discarded_entries = self._next_entries
         self.discard_written()
         self._shows_uncommitted = False
-        self._remap(discarded)
+        self._remap(discarded_entries)
 
     def discard_written(self) -> None:
         """Discard the tensors written since the last commit, without changing mappings.
 
-        With one generation, these have overwritten the old values, so they become current instead.
+        With one generation, they overwrote the old values, so they become current instead.
         """
         if self.format.generations == 1:
             self.record = self._next_record(steps=0)
-        self._next = {}
+        self._next_entries = {}
 
     def _write_padded(self, memory: memoryview, offset: int) -> None:
         """Write bytes, and zeros up to the end of the block.
 
-        The system then does not read the rest of the block first.
+        A write of whole blocks saves the system from reading the last block first.
         """
         padding, written_bytes = bytes(-len(memory) % BLOCK_BYTES), 0
         while written_bytes < len(memory):
@@ -566,15 +579,15 @@ class StateFile:
         self._map(index, memory)
 
     def unmap(self, index: int) -> None:
-        """Move a tensor's memory to RAM with its current value, at the same address."""
+        """Move a tensor's memory to RAM with the tensor's current value, at the same address."""
         memory = self._memories[index]
-        memory.load(partial(self.read, index))
+        memory.move_to_ram(partial(self.read, index))
         del self._memories[index]
 
     def untrack(self, index: int) -> None:
-        """Remove the memory of a tensor from those mapped again after commits.
+        """Stop mapping the memory of a tensor again after commits.
 
-        The mapping itself remains.
+        The current mapping remains.
         """
         self._memories.pop(index, None)
 
@@ -583,41 +596,41 @@ class StateFile:
         return index in self._memories
 
     def _live_memories(self) -> list[tuple[int, Memory]]:
-        """Return the mapped memories; removes those whose tensor has moved to other memory."""
+        """Return (index, memory) of mapped memories; untrack those that their tensors have left."""
         for index in [i for i, memory in self._memories.items() if memory.is_lost]:
             self.untrack(index)
         return list(self._memories.items())
 
     def _remap(self, positions: Collection[int]) -> None:
-        """Map the tensors at some positions again, and all whose slot has changed."""
+        """Map the memories of tensors at `positions` again, and all whose slot has changed."""
         for index, memory in self._live_memories():
             position = self._positions[index]
-            if position in positions or self._mapped[index] != self._slot(position):
+            if position in positions or self._mapped_slots[index] != self._slot_to_map(position):
                 self._map(index, memory)
 
     def _map(self, index: int, memory: Memory) -> None:
         position = self._positions[index]
-        slot = self._mapped[index] = self._slot(position)
+        slot = self._mapped_slots[index] = self._slot_to_map(position)
         if slot != ABSENT:
             memory.map(self._descriptor, self.format.slot_offset(position, slot))
 
-    def _slot(self, position: int) -> int:
+    def _slot_to_map(self, position: int) -> int:
         """Return the slot to which a tensor's memory should be mapped."""
-        if self._shows_uncommitted and position in self._next:
-            return self._next[position][0]
+        if self._shows_uncommitted and position in self._next_entries:
+            return self._next_entries[position][0]
         return self.record.slots[position]
 
     def write_mapped_changes(self) -> None:
-        """Write changes made through mappings, and drop from RAM the pages that were only read.
+        """Write changes made through mappings; drop from RAM memories that were only read.
 
         The changes belong to the next generation, which a `commit` makes current.
         """
         with Pagemap() as pages:
             for index, memory in self._live_memories():
                 position = self._positions[index]
-                if position in self._next:
+                if position in self._next_entries:
                     continue
-                was_accessed, was_written = memory.access_flags(
+                was_accessed, was_written = memory.read_access_flags(
                     pages, self.record.checksums[position]
                 )
                 if was_written:
@@ -638,7 +651,7 @@ def _remove(descriptors: tuple[int, ...], path: Path, process: int) -> None:
 
 
 def _close_in_child(reference: weakref.ref[StateFile]) -> None:
-    """Close the file in a forked process, which would otherwise retain the parent's lock."""
+    """Close the parent's file in a forked process, which would otherwise retain its lock."""
     file = reference()
     if file is not None:
         file.close_in_child()

@@ -1,8 +1,8 @@
 """Pages: storages of tensors in a file, and transfers between RAM and file.
 
-A `Memory` stays at one address for its life, in RAM or as a private mapping of a file: tensors and
-views of it show its current content in both cases. Writes to a private mapping stay in the process:
-the file does not change, and the system records which pages were written.
+A `Memory` has one address, in RAM or as a private mapping of a file: tensors and views of the
+memory show its current content in both cases. Writes to a private mapping do not change the file,
+and the system records which pages were written.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ PREFIX: Final = ".poetmodel-pages-"
 """Prefix of the names of page files."""
 
 _LOCK_TIMEOUT_S: Final = 60.0
-"""Time after which a process has locked the file that it created [s]."""
+"""Age from which an unlocked file is abandoned: a process locks a new file much earlier [s]."""
 _WORD_BYTES: Final = 8
+"""Size of the words that a checksum adds [B]."""
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
 _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=np.uint64)
+"""Weights of the words of an incomplete block."""
 
 
 class ScratchFile:
-    """A file in the user's folder whose pages are only read by the process that wrote them.
+    """A file in the user's folder whose pages are read only by the process that wrote them.
 
     Creating the object creates the file, and the folder if it is missing; that may raise
     `InputError`. The file is removed when the object is deleted. Each page is checked against its
@@ -76,23 +78,26 @@ class ScratchFile:
             raise InputError(
                 f"{folder}: no page file can be created here ({error.strerror or error})"
             ) from None
-        with suppress(OSError):  # without locks, other processes do not remove it
+        # On a file system without locks, other processes do not remove the file.
+        with suppress(OSError):
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.path = Path(name)
         self.process = os.getpid()
         self._remove = weakref.finalize(self, _remove, self._descriptor, self.path, self.process)
         self._checksums: dict[int, int] = {}
 
-    def _write_page(self, offset: int, memory: memoryview, page: str) -> None:
-        """Write a page named `page` in messages; return when the medium has stored it."""
+    def _write_page(self, offset: int, memory: memoryview, page_name: str) -> None:
+        """Write a page, called `page_name` in messages; return when the medium has stored it."""
         self._checksums[offset] = checksum(memory)
-        with page_errors(self.path, f"{page} could not be written"):
+        with convert_page_errors(self.path, f"{page_name} could not be written"):
             write_page(self._descriptor, memory, offset)
         self.written_bytes += len(memory)
 
-    def _read_page(self, offset: int, memory: memoryview, page: str) -> None:
-        """Read a page named `page` in messages; raise `PageError` if its checksum differs."""
-        read_checked(self.path, self._descriptor, memory, offset, self._checksums[offset], page)
+    def _read_page(self, offset: int, memory: memoryview, page_name: str) -> None:
+        """Read a page, called `page_name` in messages; raise `PageError` if it is damaged."""
+        read_checked(
+            self.path, self._descriptor, memory, offset, self._checksums[offset], page_name
+        )
         self.read_bytes += len(memory)
 
 
@@ -112,17 +117,17 @@ class PageFile(ScratchFile):
         for index, storage in self.storages.items():
             self.offsets[index] = round_up(self.bytes, ALIGNMENT_BYTES)
             self.bytes = self.offsets[index] + storage.bytes
-        self._closed = False
+        self._is_closed = False
         super().__init__(folder)
 
     def close(self) -> None:
         """Remove the file. No step can be executed afterwards."""
-        self._closed = True
+        self._is_closed = True
         self._remove()
 
     def check(self) -> None:
-        """Raise `PageError` if the file was closed. A forked process creates its own file."""
-        if self._closed:
+        """Raise `PageError` if the file was closed; in a forked process, create a new file."""
+        if self._is_closed:
             raise PageError(
                 f"{self.path}: the step was closed, and its page file removed; compile again"
             )
@@ -167,41 +172,48 @@ def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
 
 
 def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
-    """Read a page; return the number of bytes read, which is smaller at the end of the file [B]."""
-    done = 0
-    while done < len(memory):
-        read_bytes = os.preadv(descriptor, [memory[done:]], offset + done)
+    """Read a page into `memory`; return the number of bytes read, fewer at the file's end [B]."""
+    total_bytes = 0
+    while total_bytes < len(memory):
+        read_bytes = os.preadv(descriptor, [memory[total_bytes:]], offset + total_bytes)
         if read_bytes == 0:
             break
-        done += read_bytes
-    return done
+        total_bytes += read_bytes
+    return total_bytes
 
 
 def read_checked(
-    path: Path, descriptor: int, memory: memoryview, offset: int, expected: int, page: str
+    path: Path,
+    descriptor: int,
+    memory: memoryview,
+    offset: int,
+    expected_checksum: int,
+    page_name: str,
 ) -> None:
     """Read a page without retaining a copy in the file cache.
 
-    Raises `PageError` if it is too short or its checksum is not `expected`.
+    Raises `PageError` if the page cannot be read completely, or its checksum is not
+    `expected_checksum`.
     """
     size = len(memory)
-    with page_errors(path, f"{page} could not be read"):
-        done = read_page(descriptor, memory, offset)
+    with convert_page_errors(path, f"{page_name} could not be read"):
+        read_bytes = read_page(descriptor, memory, offset)
         os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-    if done < size:
+    if read_bytes < size:
         raise PageError(
-            f"{path}: {page}: only {done:,} of {size:,} B could be read; the file was truncated"
+            f"{path}: {page_name}: only {read_bytes:,} of {size:,} B could be read; the file was "
+            "truncated"
         )
-    if checksum(memory) != expected:
+    if checksum(memory) != expected_checksum:
         raise PageError(
-            f"{path}: {page} does not match its checksum; the file was changed, or the "
+            f"{path}: {page_name} does not match its checksum; the file was changed, or the "
             "medium is failing"
         )
 
 
 @contextmanager
-def page_errors(path: Path, message: str) -> Iterator[None]:
-    """Convert `OSError` raised inside to `PageError`; `message` is the message."""
+def convert_page_errors(path: Path, message: str) -> Iterator[None]:
+    """Context manager that converts `OSError` to `PageError` with a message."""
     try:
         yield
     except OSError as error:
@@ -209,7 +221,7 @@ def page_errors(path: Path, message: str) -> Iterator[None]:
 
 
 def make_folder(folder: str | Path) -> None:
-    """Create the folder for pages if missing; raise `InputError` if that fails."""
+    """Create the folder of page and state files if missing; raise `InputError` if that fails."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: no file can have this name
@@ -218,7 +230,10 @@ def make_folder(folder: str | Path) -> None:
 
 
 def remove_abandoned(folder: str | Path, pattern: str) -> None:
-    """Remove page files of killed processes. Files of running processes are locked, and remain."""
+    """Remove files that match `pattern` and that killed processes have left.
+
+    Files of running processes are locked, and remain.
+    """
     for path in Path(folder).glob(pattern):
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY)
@@ -251,7 +266,7 @@ class Pageable(Protocol):
 
 
 class Pages:
-    """The pager of a program: writes and reads pages of storages.
+    """Pager of a program, which writes and reads pages of storages.
 
     State is in the separate file `state`. `file_numbers` maps the storage indices of state tensors
     and their replacements in the program to their numbers in that file. All other pages are in
@@ -265,31 +280,31 @@ class Pages:
         state: Pageable | None = None,
         file_numbers: Mapping[int, int] | None = None,
     ) -> None:
-        """Store the files for pages and for state, which may be None if no page needs them."""
+        """Store the files for pages and for state; each may be None if no page is in it."""
         self._file = file
         self._state = state
         self._file_numbers = file_numbers or {}
 
     def page_out(self, index: int, tensor: torch.Tensor) -> None:
-        """Write the storage of a tensor."""
-        file, page_number = self._file_of(index)
+        """Write the storage of a tensor to the page of storage `index`."""
+        file, page_number = self._find_page(index)
         file.write(page_number, bytes_of(tensor.untyped_storage()))
 
     def page_in(self, index: int) -> Any:
-        """Read a storage into new memory; return its tensor, or a tuple of tensors."""
-        file, page_number = self._file_of(index)
+        """Read the page of storage `index` into new memory; return its tensor or tensors."""
+        file, page_number = self._find_page(index)
         storage, tensors = allocate_page(file.storages[page_number])
         file.read(page_number, bytes_of(storage))
         return tensors
 
-    def _file_of(self, index: int) -> tuple[Any, int]:
-        """Return the file of a storage's page, and the number of the page in that file."""
+    def _find_page(self, index: int) -> tuple[Any, int]:
+        """Return (file of a storage's page, number of the page in that file)."""
         page_number = self._file_numbers.get(index)
         return (self._file, index) if page_number is None else (self._state, page_number)
 
 
 def allocate_page(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
-    """Allocate memory for a page; return the storage and its tensor, or a tuple of tensors."""
+    """Allocate memory for a page; return (storage, its tensor or a tuple of its tensors)."""
     storage = torch.UntypedStorage(page.bytes)
     tensors = tuple(
         torch.empty(0, dtype=layout.dtype).set_(storage, layout.offset, layout.shape, layout.stride)
@@ -299,7 +314,7 @@ def allocate_page(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> memoryview:
-    """Return the memory of a storage as a view, valid as long as the storage."""
+    """Return a view of the memory of a storage; it is valid while the storage exists."""
     array = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     return memoryview(array).cast("B")
 
@@ -307,25 +322,26 @@ def bytes_of(storage: torch.UntypedStorage) -> memoryview:
 def checksum(memory: memoryview) -> int:
     """Return a checksum that changes with any single word, and if blocks are exchanged.
 
-    Words of 8 B are summed in blocks of 4 KiB, and the sums with odd weights, all modulo 2^64. That
-    takes as long as reading the memory once, a fifth of the time of a CRC.
+    The checksum is the sum of the blocks' sums times odd weights, modulo 2^64. Blocks have 4 KiB,
+    and words of 8 B are summed. This takes as long as reading the memory once, a fifth of the time
+    of a CRC.
 
     Examples
     --------
     >>> checksum(memoryview(bytes(8))), checksum(memoryview(bytes(7) + b"x"))
     (0, 8646911284551352320)
     """
-    blocks, tail_bytes = divmod(len(memory), ALIGNMENT_BYTES)
+    n_blocks, tail_bytes = divmod(len(memory), ALIGNMENT_BYTES)
     total = 0
-    if blocks:
-        complete_blocks = memory[: blocks * ALIGNMENT_BYTES]
+    if n_blocks:
+        complete_blocks = memory[: n_blocks * ALIGNMENT_BYTES]
         words = np.frombuffer(complete_blocks, dtype=np.uint64).reshape(-1, _ROW_WORDS)
         sums = words.sum(axis=1, dtype=np.uint64)
-        total = int(sums @ np.arange(1, 2 * blocks, 2, dtype=np.uint64))
+        total = int(sums @ np.arange(1, 2 * n_blocks, 2, dtype=np.uint64))
     if tail_bytes:
         padded_tail = bytes(memory[-tail_bytes:]) + bytes(-tail_bytes % _WORD_BYTES)
         words = np.frombuffer(padded_tail, dtype=np.uint64)
-        total += int(words @ (_TAIL_WEIGHTS[: len(words)] + np.uint64(2 * blocks)))
+        total += int(words @ (_TAIL_WEIGHTS[: len(words)] + np.uint64(2 * n_blocks)))
     return total % 2**64
 
 
@@ -335,20 +351,21 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 """Granularity of the system's mappings [B]."""
 
 # Constants of Linux headers, because Python's `mmap` does not accept an address.
-_FIXED: Final = 0x10
-_NO_RESERVE: Final = 0x4000
-_MOVE_TO: Final = 1 | 2
-_FAILED: Final = ctypes.c_void_p(-1).value
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
+_MREMAP_FLAGS: Final = 1 | 2
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 _ENTRY_BYTES: Final = 8
-_PRESENT: Final = np.uint64(3 << 62)
-"""Bits of pages in RAM or swap."""
-_FILE_PAGE: Final = np.uint64(1 << 61)
-"""Bit of pages that still belong to the file."""
+"""Size of an entry of the page map [B]."""
+_PRESENT_BITS: Final = np.uint64(3 << 62)
+"""Bits of a page map entry that are set for pages in RAM or swap."""
+_FILE_PAGE_BIT: Final = np.uint64(1 << 61)
+"""Bit of a page map entry that is set for unwritten pages of a file."""
 
 
 def _c_library() -> Any:
-    """Return the C library with argument types of mmap, mremap and munmap."""
+    """Return the C library, with the argument types of mmap, mremap and munmap set."""
     library = ctypes.CDLL(None, use_errno=True)
     pointer, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.mmap.argtypes = (pointer, size, integer, integer, integer, ctypes.c_int64)
@@ -361,26 +378,28 @@ def _c_library() -> Any:
 
 def _check_address(address: int | None) -> int:
     """Return the address of a mapping; raise `OSError` if the call failed."""
-    if address is None or address == _FAILED:
+    if address is None or address == _MAP_FAILED:
         error_number = ctypes.get_errno()
         raise OSError(error_number, os.strerror(error_number))
     return address
 
 
-def _map(address: int | None, span: int, flags: int, descriptor: int = -1, offset: int = 0) -> int:
-    """Map memory privately at `address`, or at a free one if None; return the address."""
-    access, mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NO_RESERVE
+def _map(
+    address: int | None, span_bytes: int, flags: int, descriptor: int = -1, offset: int = 0
+) -> int:
+    """Map memory privately at `address`, or at a free address if None; return the address."""
+    access, mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE
     return _check_address(
-        _c_library().mmap(address, span, access, mode | flags, descriptor, offset)
+        _c_library().mmap(address, span_bytes, access, mode | flags, descriptor, offset)
     )
 
 
-def _unmap(address: int, span: int) -> None:
-    _c_library().munmap(address, span)
+def _unmap(address: int, span_bytes: int) -> None:
+    _c_library().munmap(address, span_bytes)
 
 
 def release_memory() -> None:
-    """Return free heap memory to the system, if the C library can."""
+    """Return free memory of the heap to the system, if the C library supports it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -391,18 +410,18 @@ class Memory:
 
     def __init__(self, size_bytes: int) -> None:
         """Map `size_bytes` of zeros in RAM, and create a storage of PyTorch in them."""
-        self._span = round_up(size_bytes, PAGE_BYTES)
-        self._address = _map(None, self._span, mmap.MAP_ANONYMOUS)
+        self._span_bytes = round_up(size_bytes, PAGE_BYTES)
+        self._address = _map(None, self._span_bytes, mmap.MAP_ANONYMOUS)
         array = (ctypes.c_char * size_bytes).from_address(self._address)
         # The storage references the array, and each tensor references the storage.
-        weakref.finalize(array, _unmap, self._address, self._span).atexit = False
+        weakref.finalize(array, _unmap, self._address, self._span_bytes).atexit = False
         self.storage = torch.frombuffer(array, dtype=torch.uint8).untyped_storage()
         self.is_mapped = False
-        """Whether it is a mapping of a file."""
+        """Whether the memory is a mapping of a file."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether PyTorch has moved the storage elsewhere, for example by ``share_memory_``.
+        """Whether PyTorch has moved the storage to other memory, for example by ``share_memory_``.
 
         Then no tensor uses this memory.
         """
@@ -413,60 +432,64 @@ class Memory:
         return not self.is_lost and bool(tensor.untyped_storage().data_ptr() == self._address)
 
     def map(self, descriptor: int, offset: int) -> None:
-        """Map the memory to an offset of a file. The old content of the memory is discarded."""
-        _map(self._address, self._span, _FIXED, descriptor, offset)
+        """Map the memory to an offset of a file; the old content of the memory is lost."""
+        _map(self._address, self._span_bytes, _MAP_FIXED, descriptor, offset)
         self.is_mapped = True
 
-    def load(self, fill: Callable[[memoryview], None]) -> None:
+    def move_to_ram(self, fill: Callable[[memoryview], None]) -> None:
         """Move the memory to RAM with the content written by `fill`.
 
         If `fill` fails, the memory is unchanged.
         """
         size = self.storage.nbytes()
-        new_address = _map(None, self._span, mmap.MAP_ANONYMOUS)
+        new_address = _map(None, self._span_bytes, mmap.MAP_ANONYMOUS)
         try:
             array = (ctypes.c_char * size).from_address(new_address)
             fill(memoryview(array).cast("B"))
             library = _c_library()
             _check_address(
-                library.mremap(new_address, self._span, self._span, _MOVE_TO, self._address)
+                library.mremap(
+                    new_address, self._span_bytes, self._span_bytes, _MREMAP_FLAGS, self._address
+                )
             )
         except BaseException:
-            _unmap(new_address, self._span)
+            _unmap(new_address, self._span_bytes)
             raise
         self.is_mapped = False
 
-    def access_flags(self, pages: Pagemap, file_checksum: int) -> tuple[bool, bool]:
-        """Return whether the memory was accessed, and whether it was written, since it was mapped.
+    def read_access_flags(self, pages: Pagemap, file_checksum: int) -> tuple[bool, bool]:
+        """Return (whether the memory was accessed, whether it was written) since it was mapped.
 
-        `file_checksum` is the checksum of its page in the file, for systems without page
-        information.
+        `file_checksum` is the checksum of the mapped page in the file. It is used on systems
+        without page information, where the first value is always True.
         """
-        entries = pages.entries(self._address, self._span)
+        entries = pages.read_entries(self._address, self._span_bytes)
         if entries is None:
             return True, checksum(bytes_of(self.storage)) != file_checksum
-        return bool(np.any(entries & _PRESENT)), bool(np.any(_written_pages(entries)))
+        return bool(np.any(entries & _PRESENT_BITS)), bool(np.any(_written_pages(entries)))
 
     def copy_written(self, pages: Pagemap, memory: memoryview) -> None:
-        """Copy the pages written since the last mapping to the same offsets of other memory."""
+        """Copy the pages written since the memory was mapped to the same offsets of `memory`."""
         content = bytes_of(self.storage)
-        entries = pages.entries(self._address, self._span)
+        entries = pages.read_entries(self._address, self._span_bytes)
         if entries is None:
             memory[:] = content
             return
-        for page in np.flatnonzero(_written_pages(entries)):
-            page_range = slice(page * PAGE_BYTES, (page + 1) * PAGE_BYTES)
+        for page_index in np.flatnonzero(_written_pages(entries)):
+            page_range = slice(page_index * PAGE_BYTES, (page_index + 1) * PAGE_BYTES)
             memory[page_range] = content[page_range]
 
 
 def _written_pages(entries: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return for each page of a private mapping whether it was written."""
-    written: NDArray[np.bool_] = ((entries & _PRESENT) != 0) & ((entries & _FILE_PAGE) == 0)
-    return written
+    is_written: NDArray[np.bool_] = ((entries & _PRESENT_BITS) != 0) & (
+        (entries & _FILE_PAGE_BIT) == 0
+    )
+    return is_written
 
 
 class Pagemap:
-    """The system's page table of this process. Use it in a ``with`` block."""
+    """The system's page map of this process. Use the object in a ``with`` block."""
 
     def __enter__(self) -> Self:
         self._descriptor: int | None = None
@@ -478,12 +501,14 @@ class Pagemap:
         if self._descriptor is not None:
             os.close(self._descriptor)
 
-    def entries(self, address: int, span: int) -> NDArray[np.uint64] | None:
-        """Return the entry of each page of a memory range; None without permission."""
+    def read_entries(self, address: int, span_bytes: int) -> NDArray[np.uint64] | None:
+        """Return the entry of each page of a memory range; None if the system forbids it."""
         if self._descriptor is None:
             return None
-        size = span // PAGE_BYTES * _ENTRY_BYTES
+        entries_bytes = span_bytes // PAGE_BYTES * _ENTRY_BYTES
         content = b""
         with suppress(OSError):  # some systems permit opening, but not reading
-            content = os.pread(self._descriptor, size, address // PAGE_BYTES * _ENTRY_BYTES)
-        return np.frombuffer(content, dtype=np.uint64) if len(content) == size else None
+            content = os.pread(
+                self._descriptor, entries_bytes, address // PAGE_BYTES * _ENTRY_BYTES
+            )
+        return np.frombuffer(content, dtype=np.uint64) if len(content) == entries_bytes else None

@@ -20,7 +20,7 @@ from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.file import (
     ABSENT,
     PREFIX,
-    RECORDS,
+    RECORD_COUNT,
     UNFINISHED,
     Format,
     Record,
@@ -32,10 +32,10 @@ from poetmodel.torch.step.optimizers import Optimizers, find_owner, group_rules,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 _HEADER_BYTES: Final = 1 << 12
-"""First bytes of a file to read before the length of its header is known."""
+"""Number of bytes to read before the length of the header is known [B]."""
 
 
 def recover(
@@ -45,7 +45,7 @@ def recover(
     *,
     loss_fn: torch.nn.Module | None = None,
 ) -> int:
-    """Load the state that a killed process has left: all tensors after the same step.
+    """Load the state that a killed process has left, with all tensors from the same step.
 
     Call it before `compile`. The file remains until a step of this model is compiled with the same
     folder as its `storage` and has written the state: no state is lost if a process is killed in
@@ -72,16 +72,16 @@ def recover(
     Raises
     ------
     InputError
-        If the file belongs to another model or optimizer, is damaged or in use, or if there are
-        several. Then nothing is loaded.
+        If the file belongs to another model or optimizer, is damaged or in use, or if several
+        processes have left a file. Then nothing is loaded.
     """
-    check_kind("model", model, torch.nn.Module)
+    check_class("model", model, torch.nn.Module)
     for member in optimizer_members(Optimizers.combine(optimizer)):
-        check_kind("optimizer", member, torch.optim.Optimizer)
-    loaded_file = _LOADED.pop(model, None)
+        check_class("optimizer", member, torch.optim.Optimizer)
+    loaded_file = _LOADED_FILES.pop(model, None)
     if loaded_file is not None:
         loaded_file.close()
-    files = list(_left_files(Path(source)))
+    files = list(_find_abandoned_files(Path(source)))
     if len(files) > 1:
         paths = "; ".join(str(file.path) for file in files)
         raise InputError(
@@ -90,18 +90,18 @@ def recover(
         )
     for file in files:
         file.load(_RecoveryTargets(model, optimizer, loss_fn))
-        _LOADED[model] = file
+        _LOADED_FILES[model] = file
         return file.steps
     return 0
 
 
-def check_kind(name: str, value: object, kind: type) -> None:
-    """Raise `InputError` unless a value is an instance of `kind`, a class of torch.
+def check_class(name: str, value: object, expected_class: type) -> None:
+    """Raise `InputError` unless a value is an instance of `expected_class`, a class of PyTorch.
 
     `name` is the name of the argument, for the message.
     """
-    if not isinstance(value, kind):
-        raise InputError(f"{name}: expected {kind.__name__} of torch, got {shown(value)}")
+    if not isinstance(value, expected_class):
+        raise InputError(f"{name}: expected {expected_class.__name__} of torch, got {shown(value)}")
 
 
 class _RecoveryTargets:
@@ -113,35 +113,37 @@ class _RecoveryTargets:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loss_fn: torch.nn.Module | None,
     ) -> None:
-        """Collect the parameters, buffers and keys of moments to which a file may belong."""
+        """Collect the parameters and buffers, and the keys of their moments."""
         self.optimizer = optimizer = Optimizers.combine(optimizer)
         modules = {BODY: model} | ({LOSS: loss_fn} if loss_fn is not None else {})
-        self._tensors: dict[tuple[str, str], torch.Tensor] = {}
+        self._model_tensors: dict[tuple[str, str], torch.Tensor] = {}
         for prefix, module in modules.items():
             parameters = module.named_parameters(prefix, remove_duplicate=False)
             buffers = module.named_buffers(prefix, remove_duplicate=False)
-            self._tensors |= {(InputKind.PARAMETER, path): value for path, value in parameters}
-            self._tensors |= {(InputKind.BUFFER, path): value for path, value in buffers}
-        self._moments = {
+            self._model_tensors |= {
+                (InputKind.PARAMETER, path): value for path, value in parameters
+            }
+            self._model_tensors |= {(InputKind.BUFFER, path): value for path, value in buffers}
+        self._moment_keys = {
             id(p): rule.moment_keys
             for rule, parameters in group_rules(optimizer)
             for p in parameters
         }
-        """Keys of the moments of each parameter, by its id; an empty value if unknown."""
+        """Keys of the moments of each parameter, by its id."""
 
-    def find_owner(self, tensor: StateTensor) -> torch.Tensor | None:
+    def find_tensor(self, tensor: StateTensor) -> torch.Tensor | None:
         """Return the parameter or buffer of a tensor in the file; for a moment its parameter.
 
-        Returns None if the model does not have it.
+        Returns None if the model has no such parameter or buffer.
         """
         owner_kind = InputKind.PARAMETER if tensor.kind == InputKind.MOMENT else tensor.kind
-        return self._tensors.get((str(owner_kind), tensor.owner))
+        return self._model_tensors.get((str(owner_kind), tensor.owner))
 
-    def mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
-        """Yield mismatches between the tensors of a file and those of model and optimizer."""
+    def find_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
+        """Yield each mismatch between the tensors of a file and those of model and optimizer."""
         names_by_storage: dict[int, str] = {}
         for tensor in tensors:
-            owner, layout = self.find_owner(tensor), tensor.storage.layouts[0]
+            owner, layout = self.find_tensor(tensor), tensor.storage.layouts[0]
             if owner is None:
                 yield f"{tensor.kind} {tensor.storage.name} is only in the file"
                 continue
@@ -157,20 +159,20 @@ class _RecoveryTargets:
                     f"{tensor.storage.name}: the file has {layout.dtype} {layout.shape}, "
                     f"the model {owner.dtype} {tuple(owner.shape)}"
                 )
-        yield from self._moment_mismatches(tensors)
-        for (kind, path), value in self._tensors.items():
+        yield from self._find_moment_mismatches(tensors)
+        for (kind, path), value in self._model_tensors.items():
             if value.nbytes and storage_key(value) not in names_by_storage:
                 yield f"{kind} {format_path(path)} is only in the model"
 
-    def _moment_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
-        """Yield mismatches between the moments of a file and those of the optimizer."""
+    def _find_moment_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
+        """Yield each mismatch between the moments of a file and those of the optimizer."""
         keys_by_path: defaultdict[str, set[str]] = defaultdict(set)
         for tensor in tensors:
-            if tensor.kind == InputKind.MOMENT and self.find_owner(tensor) is not None:
+            if tensor.kind == InputKind.MOMENT and self.find_tensor(tensor) is not None:
                 keys_by_path[tensor.owner].add(tensor.key)
         for path, keys in keys_by_path.items():
-            parameter = self._tensors[InputKind.PARAMETER, path]
-            expected_keys = self._moments.get(id(parameter))
+            parameter = self._model_tensors[InputKind.PARAMETER, path]
+            expected_keys = self._moment_keys.get(id(parameter))
             if expected_keys is None:
                 yield f"the optimizer has no parameter {format_path(path)}"
             elif expected_keys and not (keys & set(expected_keys)) - {"step"}:
@@ -181,8 +183,11 @@ class _RecoveryTargets:
                 )
 
     def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
-        """Set a parameter, buffer or moment to a value; None removes a moment."""
-        owner = self.find_owner(tensor)
+        """Set a parameter, buffer or moment to a value; None removes a moment.
+
+        Does nothing if the model has no such tensor.
+        """
+        owner = self.find_tensor(tensor)
         if owner is None:
             return
         if tensor.kind != InputKind.MOMENT:
@@ -196,7 +201,7 @@ class _RecoveryTargets:
             state[owner].pop(tensor.key, None)
 
 
-class _LeftStateFile:
+class _AbandonedStateFile:
     """A state file that a terminated process has left, locked by this process."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -204,7 +209,7 @@ class _LeftStateFile:
         self.close = finalize(self, os.close, descriptor)
         self._descriptor = descriptor
         self.steps = 0
-        """Number of training steps of the state loaded last."""
+        """Number of training steps after which the loaded state was written."""
 
     def load(self, targets: _RecoveryTargets) -> None:
         """Load the newest intact generation into the targets, and restore the random generator.
@@ -218,21 +223,21 @@ class _LeftStateFile:
                 f"{self.path}: cannot be recovered: it is no state file of this version of "
                 "poetmodel, or was written with rollback=False"
             )
-        faults = list(targets.mismatches(file_format.tensors))
-        if faults:
-            reasons = "; ".join(faults)
+        mismatches = list(targets.find_mismatches(file_format.tensors))
+        if mismatches:
+            reasons = "; ".join(mismatches)
             raise InputError(
                 f"{self.path}: the state of {file_format.name} is of another model: {reasons}"
             )
-        record = self._newest_intact(file_format)
+        record = self._find_newest_intact(file_format)
         with torch.no_grad():
             for position, tensor in enumerate(file_format.tensors):
                 targets.set_value(tensor, self._read_tensor(file_format, record, position))
-        torch.set_rng_state(torch.frombuffer(bytearray(record.random), dtype=torch.uint8))
+        torch.set_rng_state(torch.frombuffer(bytearray(record.random_state), dtype=torch.uint8))
         self.steps = record.steps
 
     def read_format(self) -> Format | None:
-        """Read the format from the header; None if the header is unknown or incomplete."""
+        """Read the format from the header; None if the header is incomplete, damaged or unknown."""
         first_bytes = os.pread(self._descriptor, _HEADER_BYTES, 0)
         header_bytes = Format.header_bytes(first_bytes)
         if header_bytes is None or header_bytes > os.fstat(self._descriptor).st_size:
@@ -243,33 +248,33 @@ class _LeftStateFile:
         """Read the intact commit records, newest first."""
         raw_records = (
             os.pread(self._descriptor, file_format.record_bytes, file_format.record_offset(k))
-            for k in range(RECORDS)
+            for k in range(RECORD_COUNT)
         )
-        intact = [record for record in map(Record.parse, raw_records) if record is not None]
-        return sorted(intact, key=lambda record: -record.generation)
+        records = [record for record in map(Record.parse, raw_records) if record is not None]
+        return sorted(records, key=lambda record: -record.generation)
 
-    def _newest_intact(self, file_format: Format) -> Record:
+    def _find_newest_intact(self, file_format: Format) -> Record:
         """Return the newest record whose tensors all match their checksums.
 
         Logs damaged newer generations. Raises `InputError` if all generations are damaged.
         """
-        damaged = []
+        damage_reports = []
         for record in self.read_records(file_format):
             try:
                 for position in range(len(file_format.tensors)):
                     self._read_tensor(file_format, record, position)
-            except _DamageError as damage:
-                damaged.append(f"{damage} after {record.steps} steps")
+            except _DamageError as error:
+                damage_reports.append(f"{error} after {record.steps} steps")
                 continue
-            if damaged:
-                _log.warning(
+            if damage_reports:
+                _LOG.warning(
                     "%s: damaged: %s; loading the state after %d steps",
                     self.path,
-                    "; ".join(damaged),
+                    "; ".join(damage_reports),
                     record.steps,
                 )
             return record
-        reason = "; ".join(damaged) or "no commit record"
+        reason = "; ".join(damage_reports) or "no commit record"
         raise InputError(
             f"{self.path}: contains no intact state ({reason}); load a checkpoint, and delete "
             "the file"
@@ -285,7 +290,7 @@ class _LeftStateFile:
         slot, storage = record.slots[position], file_format.tensors[position].storage
         if slot == ABSENT:
             return None
-        storage_memory, value = allocate_page(storage)
+        storage_memory, tensors = allocate_page(storage)
         memory, offset = bytes_of(storage_memory), file_format.slot_offset(position, slot)
         try:
             read_bytes = read_page(self._descriptor, memory, offset)
@@ -294,22 +299,22 @@ class _LeftStateFile:
         os.posix_fadvise(self._descriptor, offset, storage.bytes, os.POSIX_FADV_DONTNEED)
         if read_bytes < storage.bytes or checksum(memory) != record.checksums[position]:
             raise _DamageError(f"{storage.name} does not match its checksum")
-        first: torch.Tensor = value[0] if isinstance(value, tuple) else value
-        return first
+        first_tensor: torch.Tensor = tensors[0] if isinstance(tensors, tuple) else tensors
+        return first_tensor
 
 
 class _DamageError(Exception):
     """A tensor of a file cannot be read, or its checksum differs."""
 
 
-_LOADED: Final[WeakKeyDictionary[torch.nn.Module, _LeftStateFile]] = WeakKeyDictionary()
-"""The file that a model was recovered from, until a new file has its state."""
+_LOADED_FILES: Final[WeakKeyDictionary[torch.nn.Module, _AbandonedStateFile]] = WeakKeyDictionary()
+"""The file from which a model was recovered, until a new file contains the model's state."""
 
 
-def _left_files(source: Path) -> Iterator[_LeftStateFile]:
-    """Yield the state files of terminated processes, locked by this process.
+def _find_abandoned_files(source: Path) -> Iterator[_AbandonedStateFile]:
+    """Yield the state files of terminated processes, and lock them.
 
-    Raises `InputError` if `source` is a file of a running process.
+    `source` is a folder or a file. Raises `InputError` if it is a file of a running process.
     """
     if not source.exists() and not source.name.startswith(PREFIX):
         return  # `compile` creates the folder
@@ -324,11 +329,11 @@ def _left_files(source: Path) -> Iterator[_LeftStateFile]:
             file = _open_locked(path)
             if file is not None:
                 yield file
-            elif path not in {loaded_file.path for loaded_file in _LOADED.values()}:
-                _log.info("%s: the state of a running process", path)
+            elif path not in {loaded_file.path for loaded_file in _LOADED_FILES.values()}:
+                _LOG.info("%s: the state of a running process", path)
 
 
-def _open_locked(path: Path) -> _LeftStateFile | None:
+def _open_locked(path: Path) -> _AbandonedStateFile | None:
     """Open a state file and lock it; return None if another process has locked it.
 
     Raises `InputError` if the file cannot be read.
@@ -342,24 +347,24 @@ def _open_locked(path: Path) -> _LeftStateFile | None:
     except OSError:
         os.close(descriptor)
         return None
-    return _LeftStateFile(path, descriptor)
+    return _AbandonedStateFile(path, descriptor)
 
 
 @contextmanager
-def replace_recovered(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
-    """Yield the step count of the recovered state, and remove its file if no exception follows.
+def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
+    """Context manager that removes the file from which `model` was recovered, unless it raises.
 
-    The count is 0 if `model` was not recovered from this folder. Logs a warning about other state
-    files in the folder.
+    Yields the number of training steps of the recovered state; 0 if the model was not recovered
+    from this folder. Logs a warning about each other abandoned state file in the folder.
     """
-    loaded_file = _LOADED.get(model)
+    loaded_file = _LOADED_FILES.get(model)
     if loaded_file is not None and loaded_file.path.parent.resolve() != Path(folder).resolve():
         loaded_file = None
-    for file in _left_files(Path(folder)) if Path(folder).is_dir() else ():
+    for file in _find_abandoned_files(Path(folder)) if Path(folder).is_dir() else ():
         file_format = file.read_format()
         records = [] if file_format is None else file.read_records(file_format)
         if file_format is not None and records:
-            _log.warning(
+            _LOG.warning(
                 "%s: a killed process has left the state of %s after %d steps; load it with "
                 "poetmodel.torch.recover, or delete the file",
                 file.path,
@@ -369,7 +374,7 @@ def replace_recovered(folder: str | Path, model: torch.nn.Module) -> Iterator[in
         file.close()
     yield 0 if loaded_file is None else loaded_file.steps
     if loaded_file is not None:
-        del _LOADED[model]
+        del _LOADED_FILES[model]
         with suppress(OSError):
             loaded_file.path.unlink()
         loaded_file.close()

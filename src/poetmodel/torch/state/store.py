@@ -23,7 +23,7 @@ from poetmodel.torch.graph.step_graph import TensorStorage
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.file import StateFile, StateTensor
 from poetmodel.torch.state.pages import Memory, allocate_page, bytes_of, checksum
-from poetmodel.torch.state.recovery import replace_recovered
+from poetmodel.torch.state.recovery import replace_recovered_file
 from poetmodel.torch.step.optimizers import OptimizerMoment
 
 if TYPE_CHECKING:
@@ -36,13 +36,14 @@ _STATE_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
-    """A state tensor, and access to it in the model or optimizer."""
+class _StateEntry:
+    """A state tensor with access to its value in the model or optimizer."""
 
     tensor: StateTensor
     find: Callable[[], torch.Tensor]
     """Returns the current tensor, or its initial value before the first step."""
     moment: OptimizerMoment | None = None
+    """Access to a moment in the optimizer; None for parameters and buffers."""
     is_updated: bool = False
     """Whether a step updates the tensor."""
 
@@ -55,8 +56,8 @@ class _State:
         """Whether the tensor does not exist yet: a moment before the first step."""
         return self.moment is not None and self.moment.is_new
 
-    def content(self) -> tuple[memoryview, Any]:
-        """Return the bytes of the tensor in the file's layout, and the tensor that owns them."""
+    def read_content(self) -> tuple[memoryview, Any]:
+        """Return (bytes of the tensor in the file's layout, tensor that owns these bytes)."""
         value, storage = self.find().detach(), self.tensor.storage
         layout = storage.layouts[0]
         has_layout = value.storage_offset() == layout.offset and value.stride() == layout.stride
@@ -67,7 +68,7 @@ class _State:
         return bytes_of(value.untyped_storage()), value
 
     def bind(self, memory: Memory) -> None:
-        """Replace the tensor in the model or optimizer by one in this memory."""
+        """Make the tensor in the model or optimizer use this memory."""
         layout = self.tensor.storage.layouts[0]
         empty = torch.empty(0, dtype=layout.dtype)
         value = empty.set_(memory.storage, layout.offset, layout.shape, layout.stride)
@@ -80,37 +81,37 @@ class _State:
 class StateStore:
     """The state of a captured step with an optimizer, in RAM and in a file.
 
-    Tensors have the numbers of their storages in `trace`. With `rollback`, the file has two
-    generations of all state, so the last complete one remains if a step fails or the process is
-    killed.
+    Tensors are identified by the indices of their storages in `trace`. With `rollback`, the file
+    has two generations of all state, so that the last complete one remains if a step fails or the
+    process is killed.
 
     Parameters
     ----------
     trace : Trace
         The captured step.
-    on_storage : collection of int
-        Tensors with their home on storage; they are mapped to the file from now on.
+    stored_indices : collection of int
+        Indices of the tensors with their home on storage, which are mapped to the file.
     folder : str or Path
-        Folder of the state file, which is created and removed with the object's `close`.
+        Folder of the state file. The object creates the file; `close` removes it.
     rollback : bool
         Whether the file has two generations.
     """
 
     def __init__(
-        self, trace: Trace, on_storage: Collection[int], *, folder: str | Path, rollback: bool
+        self, trace: Trace, stored_indices: Collection[int], *, folder: str | Path, rollback: bool
     ) -> None:
-        """Create the state file, write the current state, and map tensors on storage.
+        """Create the state file, write the current state, and map the tensors on storage to it.
 
         Removes the file from which the model was recovered, if any.
         """
         self._states = {state.index: state for state in _all_states(trace)}
         self._memories: dict[int, Memory] = {}
-        self._on_storage: frozenset[int] = frozenset()
+        self._stored_indices: frozenset[int] = frozenset()
         self._is_trial = False
         self.mirrored_bytes = 0
-        """Bytes written of state with its home in RAM [B]."""
+        """Number of bytes of state with its home in RAM that steps have written [B]."""
         model = trace.joint.module.get_submodule(BODY)
-        with replace_recovered(folder, model) as steps:
+        with replace_recovered_file(folder, model) as steps:
             self.file = StateFile(
                 folder,
                 (state.tensor for state in self._states.values()),
@@ -120,30 +121,30 @@ class StateStore:
             )
             try:
                 for state in self._states.values():
-                    if not state.is_absent and (rollback or state.index in on_storage):
+                    if not state.is_absent and (rollback or state.index in stored_indices):
                         self._write(state)
                 self.file.commit()
             except BaseException:
                 self.file.close()
                 raise
-        weakref.finalize(self, _close_quietly, self.file).atexit = False
-        self._set_homes(frozenset(on_storage))
+        weakref.finalize(self, _close_ignoring_errors, self.file).atexit = False
+        self._set_homes(frozenset(stored_indices))
 
     @property
     def has_two_generations(self) -> bool:
         """Whether the file has two generations."""
         return self.file.format.generations > 1
 
-    def numbers_of(self, trace: Trace) -> Mapping[int, int]:
-        """Map the numbers of state tensors in `trace` to their numbers in this store.
+    def map_indices(self, trace: Trace) -> Mapping[int, int]:
+        """Return the index in this store of each state tensor in `trace`, by its index in `trace`.
 
-        `trace` is the same step with inputs of other shapes. Raises `CaptureError` if it updates a
-        tensor that is not in this store.
+        `trace` is the same step with inputs of other shapes. Raises `CaptureError` if it reads a
+        state tensor that is not in this store.
         """
         index_by_identity = {
             _identity(state.tensor): index for index, state in self._states.items()
         }
-        numbers = {}
+        store_indices = {}
         for state in _step_states(trace):
             index = index_by_identity.get(_identity(state.tensor))
             if index is None:
@@ -151,16 +152,16 @@ class StateStore:
                     f"{trace.joint.name}: {state.tensor.storage.name} is updated with these "
                     "inputs, but not with the first ones; compile with such inputs first"
                 )
-            numbers[state.index] = index
-        return numbers
+            store_indices[state.index] = index
+        return store_indices
 
     # -- around a step ---------------------------------------------------------------------------
 
-    def begin(self, on_storage: Collection[int] | None = None) -> None:
-        """Write changes since the last step to the file, before the next step.
+    def prepare_step(self, stored_indices: Collection[int] | None = None) -> None:
+        """Prepare the next step: write the changes since the last step to the file.
 
-        `on_storage` are the tensors with their home on storage from now on; by default the homes do
-        not change. In a `trial`, this only discards the results of the last step.
+        `stored_indices` are the tensors with their home on storage from now on; by default the
+        homes do not change. In a `trial`, only discards the results of the last step.
         """
         self.file.check()
         if self._is_trial:
@@ -174,68 +175,67 @@ class StateStore:
         except BaseException:
             self.file.discard_written()  # the next call writes the changes again
             raise
-        if on_storage is not None and self._on_storage != frozenset(on_storage):
-            self._set_homes(frozenset(on_storage))
+        if stored_indices is not None and self._stored_indices != frozenset(stored_indices):
+            self._set_homes(frozenset(stored_indices))
 
     def _update_file(self) -> None:
-        """Update the file to the current values of the state in it.
+        """Write the current values of state to the file where they have changed, and commit them.
 
-        With one generation, these are the tensors with their home on storage. Tensors that the
-        user has replaced are bound to the file again.
+        With one generation, the file contains only tensors with their home on storage. Tensors that
+        the user has replaced are bound to the file again.
         """
-        absent, replaced_states = [], []
+        absent_indices, replaced_states = [], []
         for index, state in self._states.items():
             memory = self._memories.get(index)
             if state.is_absent:
                 self._untrack(index)
                 if self.file.contains(index):
-                    absent.append(index)
-            elif index in self._on_storage:
+                    absent_indices.append(index)
+            elif index in self._stored_indices:
                 is_bound = memory is not None and memory.is_memory_of(state.find())
                 if not (is_bound and self.file.contains(index)):
                     # The user replaced the tensor: `optimizer.load_state_dict` or ``.data = ...``.
                     self._write(state)
                     replaced_states.append(state)
             elif self.has_two_generations:
-                data, value = state.content()
+                data, value = state.read_content()
                 if not self.file.has_checksum(index, checksum(data)):
                     self._write(state)
                 del data, value
         self.file.write_mapped_changes()
-        if self.file.is_changed or absent:
-            self.file.commit(absent=absent)
+        if self.file.is_changed or absent_indices:
+            self.file.commit(absent_indices=absent_indices)
         for state in replaced_states:
             self._bind(state)
-        self._map_new()
+        self._bind_unmapped()
 
     def commit(self, *, steps: int = 1) -> None:
-        """Commit the state after a step.
+        """Commit the state after a step; `steps` are added to the count of training steps.
 
-        Moments created by the step are mapped if their home is on storage.
-
-        In a `trial`, nothing is committed: mappings show the written tensors until the next step.
+        Moments created by the step are mapped if their home is on storage. In a `trial`, nothing is
+        committed: mappings show the written tensors until the next step.
         """
         if self.has_two_generations:
             for index, state in self._states.items():
-                if state.is_updated and index not in self._on_storage and not state.is_absent:
+                if state.is_updated and index not in self._stored_indices and not state.is_absent:
                     self._write(state)
                     self.mirrored_bytes += state.tensor.storage.bytes
         if self._is_trial:
             self.file.show_uncommitted()
         else:
             self.file.commit(steps=steps)
-        self._map_new()
+        self._bind_unmapped()
 
     def rollback(self) -> None:
         """Restore the state from before a failed step.
 
-        With one generation, state remains partially updated.
+        With one generation, state remains partly updated.
         """
         self.file.rollback()
         if not self.has_two_generations:
             return
         for index, state in self._states.items():
-            if not state.is_updated or index in self._on_storage:
+            if not state.is_updated or index in self._stored_indices:
                 continue
             if not self.file.contains(index):
                 if state.moment is not None:
@@ -251,11 +251,12 @@ class StateStore:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Execute steps inside whose results are visible, but not committed.
+        """Context manager for steps whose results are visible, but not committed.
 
-        Each step starts from the state before. The caller must restore state in RAM before the end.
+        Each step starts from the committed state. The caller must restore state in RAM before the
+        end of the context. With one generation, steps change the file as usual.
         """
-        self.begin()
+        self.prepare_step()
         if not self.has_two_generations:
             yield
             return
@@ -270,35 +271,37 @@ class StateStore:
     def close(self) -> None:
         """Move all state to RAM, and remove the file."""
         self.file.close()
-        self._on_storage = frozenset()
+        self._stored_indices = frozenset()
 
     # -- homes -----------------------------------------------------------------------------------
 
-    def _set_homes(self, on_storage: frozenset[int]) -> None:
-        """Map the tensors with their home on storage to the file; move other mapped ones to RAM.
+    def _set_homes(self, stored_indices: frozenset[int]) -> None:
+        """Map the tensors with their home on storage to the file; move other mapped tensors to RAM.
 
         With one generation, the mapped tensors are written to the file first.
         """
-        for index in self._on_storage - on_storage:
+        for index in self._stored_indices - stored_indices:
             if self.file.contains(index):
                 self.file.unmap(index)
-        added_states = [self._states[index] for index in sorted(on_storage - self._on_storage)]
-        self._on_storage = on_storage
+        added_states = [
+            self._states[index] for index in sorted(stored_indices - self._stored_indices)
+        ]
+        self._stored_indices = stored_indices
         if not self.has_two_generations:
             for state in added_states:
                 if not state.is_absent:
                     self._write(state)
             self.file.commit()
-        self._map_new()
+        self._bind_unmapped()
 
-    def _map_new(self) -> None:
+    def _bind_unmapped(self) -> None:
         """Bind tensors with their home on storage that are in the file, but not mapped yet."""
-        for index in self._on_storage:
+        for index in self._stored_indices:
             if not self.file.is_mapped(index) and self.file.contains(index):
                 self._bind(self._states[index])
 
-    def _bind(self, state: _State) -> None:
-        """Map the memory of a tensor to the file, and set the tensor to this memory."""
+    def _bind(self, state: _StateEntry) -> None:
+        """Map the memory of a tensor to the file, and make the tensor use this memory."""
         index = state.index
         if index not in self._memories or self._memories[index].is_lost:
             self._memories[index] = Memory(state.tensor.storage.bytes)
@@ -311,14 +314,14 @@ class StateStore:
         self._memories.pop(index, None)
         self.file.untrack(index)
 
-    def _write(self, state: _State) -> None:
-        data, value = state.content()
+    def _write(self, state: _StateEntry) -> None:
+        data, value = state.read_content()
         self.file.write(state.index, data)
         del data, value
 
 
-def _close_quietly(file: StateFile) -> None:
-    """Move state to RAM when a step is deleted. Tensors that cannot be read stay mapped."""
+def _close_ignoring_errors(file: StateFile) -> None:
+    """Close a file when its store is deleted. If a tensor cannot be read, the file remains."""
     with suppress(PageError, OSError):
         file.close()
 
@@ -330,15 +333,18 @@ def _identity(tensor: StateTensor) -> tuple[str, str, str]:
     return tensor.kind, tensor.owner, tensor.key
 
 
-def _all_states(trace: Trace) -> Iterator[_State]:
-    """Yield the state that the step reads, then other parameters and buffers of its modules."""
+def _all_states(trace: Trace) -> Iterator[_StateEntry]:
+    """Yield the state that a step reads, then all other parameters and buffers of its modules."""
     states = list(_step_states(trace))
     yield from states
     module = trace.joint.module
     seen_storages = {storage_key(state.find()) for state in states if state.moment is None}
-    kinds = {InputKind.PARAMETER: module.named_parameters, InputKind.BUFFER: module.named_buffers}
+    named_tensors_of_kind = {
+        InputKind.PARAMETER: module.named_parameters,
+        InputKind.BUFFER: module.named_buffers,
+    }
     index = len(trace.step_graph.storages)
-    for kind, named_tensors in kinds.items():
+    for kind, named_tensors in named_tensors_of_kind.items():
         for path, value in named_tensors():
             if (
                 storage_key(value) in seen_storages
@@ -355,14 +361,14 @@ def _all_states(trace: Trace) -> Iterator[_State]:
                 layouts=(TensorLayout.from_tensor(value),),
             )
             tensor = StateTensor(storage=storage, kind=str(kind), owner=path)
-            yield _State(tensor=tensor, find=partial(attrgetter(path), module))
+            yield _StateEntry(tensor=tensor, find=partial(attrgetter(path), module))
             index += 1
 
 
-def _step_states(trace: Trace) -> Iterator[_State]:
-    """Yield the state tensors that a step reads. Of several names of a tensor, the first counts."""
+def _step_states(trace: Trace) -> Iterator[_StateEntry]:
+    """Yield the state tensors that a step reads; one with several names has the first of them."""
     joint, storages = trace.joint, trace.step_graph.storages
-    updated = {storage.replaces for storage in storages}
+    replaced_indices = {storage.replaces for storage in storages}
     first_paths: dict[int, str] = {}
     seen_indices = set()
     for argument in joint.arguments:
@@ -386,4 +392,6 @@ def _step_states(trace: Trace) -> Iterator[_State]:
             owner=argument.target if moment is None else first_paths[id(moment.parameter)],
             key="" if moment is None else moment.key,
         )
-        yield _State(tensor=tensor, find=find, moment=moment, is_updated=index in updated)
+        yield _StateEntry(
+            tensor=tensor, find=find, moment=moment, is_updated=index in replaced_indices
+        )

@@ -97,7 +97,7 @@ class TrainingGraph(CapturedGraph):
         self._renumber(list(self._execution_order()))
         result_nodes = (result.node for result in self._joint.results)
         result_storages = frozenset(self.find_reads(result_nodes).storages)
-        self.last_uses = self._last_uses()
+        self.last_uses = self._find_last_uses()
         self.operations = [
             replace(
                 operation, in_place=in_place_pair(self, operation, self.last_uses, result_storages)
@@ -189,7 +189,7 @@ class TrainingGraph(CapturedGraph):
 
     # -- the order -------------------------------------------------------------------------------
 
-    def _last_uses(self) -> tuple[int, ...]:
+    def _find_last_uses(self) -> tuple[int, ...]:
         """Return for each storage the index of the last operation that computes or reads it."""
         last_uses = [storage.operation for storage in self.storages]
         for operation in self.operations:
@@ -214,7 +214,7 @@ class TrainingGraph(CapturedGraph):
             if not operation.is_source and operation.index not in custom_indices
         ]
         updates_after: dict[int, list[Operation]] = {}
-        for index, predecessor in self._predecessors(
+        for index, predecessor in self._find_predecessors(
             sorted(custom_indices), computed_operations
         ).items():
             updates_after.setdefault(predecessor, []).append(self.operations[index])
@@ -232,7 +232,7 @@ class TrainingGraph(CapturedGraph):
                 yielded_indices.update(source.index for source in sources)
                 yield from (*sources, next_operation)
 
-    def _predecessors(
+    def _find_predecessors(
         self, custom_indices: Sequence[int], computed_operations: Sequence[Operation]
     ) -> dict[int, int]:
         """Return for each custom operation the index of the last operation that must precede it."""
@@ -274,19 +274,19 @@ class TrainingGraph(CapturedGraph):
 
         Deletes operations that are not in `order`, with their storages.
         """
-        operations = {operation.index: k for k, operation in enumerate(order)}
+        new_operation_index = {operation.index: k for k, operation in enumerate(order)}
         retained_storages = [
             storage_index for operation in order for storage_index in operation.storages
         ]
-        new_index: dict[int | None, int] = {
+        new_storage_index: dict[int | None, int] = {
             storage_index: k for k, storage_index in enumerate(retained_storages)
         }
         self.storages = [
             replace(
                 self.storages[storage_index],
                 index=k,
-                operation=operations[self.storages[storage_index].operation],
-                replaces=new_index.get(self.storages[storage_index].replaces),
+                operation=new_operation_index[self.storages[storage_index].operation],
+                replaces=new_storage_index.get(self.storages[storage_index].replaces),
             )
             for k, storage_index in enumerate(retained_storages)
         ]
@@ -296,16 +296,16 @@ class TrainingGraph(CapturedGraph):
                 index=k,
                 reads=replace(
                     operation.reads,
-                    storages=tuple(sorted(new_index[i] for i in operation.reads.storages)),
+                    storages=tuple(sorted(new_storage_index[i] for i in operation.reads.storages)),
                 ),
-                storages=tuple(new_index[i] for i in operation.storages),
+                storages=tuple(new_storage_index[i] for i in operation.storages),
             )
             for k, operation in enumerate(order)
         ]
         self.output_keys = {
-            node: (new_index[storage_index], layout_index)
+            node: (new_storage_index[storage_index], layout_index)
             for node, (storage_index, layout_index) in self.output_keys.items()
-            if storage_index in new_index
+            if storage_index in new_storage_index
         }
 
 
