@@ -95,12 +95,12 @@ class InputError(PoetModelError, ValueError):
 
 
 @contextmanager
-def raised_as(error: type[InputError], where: str = "") -> Iterator[None]:
-    """Context manager: convert input errors to class `error`, with `where` before every message."""
+def raised_as(error: type[InputError], prefix: str = "") -> Iterator[None]:
+    """Context manager: convert input errors to class `error`, `prefix` before each message."""
     try:
         yield
     except InputError as raised:
-        raise error(raised.with_prefix(where).faults) from None
+        raise error(raised.with_prefix(prefix).faults) from None
 
 
 class GraphError(InputError):

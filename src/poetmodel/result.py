@@ -441,8 +441,8 @@ class SolveResult:
         return relative_gap(self.overhead_j, self.overhead_bound_j)
 
 
-def _round_history_entry(moment: HistoryEntry) -> list[float | None]:
-    return [None if value is None else float(f"{value:.10g}") for value in moment]
+def _round_history_entry(entry: HistoryEntry) -> list[float | None]:
+    return [None if value is None else float(f"{value:.10g}") for value in entry]
 
 
 def gap_over_time(history: Sequence[HistoryEntry]) -> tuple[tuple[float, float], ...]:

@@ -66,9 +66,9 @@ _OTHER_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "bytes": ("B",),
     "byte": ("B",),
     **{
-        f"{letter.lower()}{rest}": (f"{letter}B", f"{letter.upper()}iB")
+        f"{letter.lower()}{ending}": (f"{letter}B", f"{letter.upper()}iB")
         for letter in "kMGT"
-        for rest in ("", "b", "bytes", "byte")
+        for ending in ("", "b", "bytes", "byte")
     },
     **{f"{letter.lower()}i": (f"{letter}iB",) for letter in "KMGT"},
     "m": ("MB", "MiB", "ms", "min"),

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kit.instances import seeded
-from kit.transcriptions import Layer, Rotor, chain_graph, random_layers, seconds
+from kit.transcriptions import Layer, Rotor, chain_graph, node_times_s, random_layers
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines.chain import Chain
 from poetmodel.baselines.checkpointing import (
@@ -225,7 +225,7 @@ def published(layers, costs):
     reference, last = Rotor(layers), len(layers) - 1
     found = []
     for m in range(checkpoint_all_peak_bytes(reference.graph) + 20):
-        schedule = reference.sequence(m)
+        schedule = reference.find_schedule(m)
         if schedule is None:
             continue
         simulation = simulate(reference.graph, costs, schedule)
@@ -239,7 +239,7 @@ def published(layers, costs):
 def check_against_published(layers):
     """Check that `rotor` is as quick as the published sequences; return how often it is quicker."""
     graph = chain_graph(layers)
-    costs = chain_costs(graph, seconds=seconds(layers))
+    costs = chain_costs(graph, seconds=node_times_s(layers))
     sequences = published(layers, costs)
     quicker = 0
     for ram in range(min(peak for peak, _ in sequences), checkpoint_all_peak_bytes(graph) + 1):
@@ -279,7 +279,7 @@ def test_state_that_is_a_tape_may_be_freed_and_recomputed():
     loss = Layer(forward_s=0, backward_s=0, activation_bytes=0, reads_own=False, gradient_bytes=3)
     chain = [*layers, loss]
     graph = chain_graph(chain)
-    costs = chain_costs(graph, seconds=seconds(chain))
+    costs = chain_costs(graph, seconds=node_times_s(chain))
     assert min(time for peak, time in published(chain, costs) if peak <= 25) == 123
     simulation = simulate(graph, costs, rotor(Problem(graph, costs, ram=25, paging=False)))
     assert (simulation.peak_ram_bytes, simulation.compute_s) == (25, 120)

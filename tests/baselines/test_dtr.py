@@ -8,7 +8,14 @@ import pytest
 from kit.instances import random_training_graph, seeded
 from kit.rotation import quick
 from kit.transcriptions import Simrd
-from kit.worked import chain_costs, even_costs, skip_graph, skip_problem, training_chain, written
+from kit.worked import (
+    chain_costs,
+    even_costs,
+    parse_graph,
+    skip_graph,
+    skip_problem,
+    training_chain,
+)
 from poetmodel.baselines import run
 from poetmodel.baselines.dtr import Runtime, dtr, dtr_paging
 from poetmodel.device import Costs, Device
@@ -78,7 +85,7 @@ def test_liveness_knows_what_nobody_reads_and_what_comes_anyway():
     `y` is in RAM when its node runs again for `x`; 1 + 8 bytes fit in 12, 1 + 4 + 8 do not:
     with liveness it is known that `y` is recomputed.
     """
-    graph = written("p 1; a 4; b 2 p; z 1 b; c 4; d 2 c; e 1 a b d")
+    graph = parse_graph("p 1; a 4; b 2 p; z 1 b; c 4; d 2 c; e 1 a b d")
     seconds = [2.0, 30.0, 2.0, 20.0, 1.0, 1.0, 1.0]
     costs = Costs.from_arrays(graph, compute_time_s=seconds, compute_energy_j=seconds)
     problem = Problem(graph, costs, ram=10)
@@ -109,7 +116,7 @@ def test_what_cannot_be_recomputed_is_not_evicted():
     evicted for `d`; `x` is the last node that reads `p`, and `e` needs `b` again.
     """
     assert _recomputed(_two_victims(a_s=16, recomputable=False), "local") == ["a"]
-    graph = written("p! 1; b 4 p; c 4; d 2 c; x 1 p d; e 1 b x")
+    graph = parse_graph("p! 1; b 4 p; c 4; d 2 c; x 1 p d; e 1 b x")
     schedule = dtr(Problem(graph, even_costs(graph), ram=10))
     assert [(t, k) for t, k in schedule.R if k < t] == [(5, 1)]
     assert (5, 0) in schedule.S_RAM
@@ -138,7 +145,7 @@ def test_better_of_two_scores_decides():
     """
     by_saving = dtr_paging(_two_victims(a_s=16))
     assert [(t, k) for t, k in by_saving.R if k < t] == [(5, 0), (5, 2)]
-    graph = written("a 4; b 4; d 4; e 1 b d; f 1 a e")
+    graph = parse_graph("a 4; b 4; d 4; e 1 b d; f 1 a e")
     seconds = [3.0, 2.0, 1.0, 1.0, 1.0]
     costs = Costs.from_arrays(graph, compute_time_s=seconds, compute_energy_j=seconds)
     by_staleness = dtr_paging(Problem(graph, costs, ram=9))
@@ -151,13 +158,13 @@ def test_pages_where_recomputing_does_not_fit_into_its_stage():
     At `d`, which reads `x` too, `p`, `x`, `b` and its workspace take 2 + 2 + 3 + 4 of 9 bytes. Of
     two tensors of 4 bytes that must go 8 bytes of storage are enough, 7 are not.
     """
-    graph = written("p 2; b 3+4 p; c 7; x 2 c; d 1 b x")
+    graph = parse_graph("p 2; b 3+4 p; c 7; x 2 c; d 1 b x")
     costs = even_costs(graph, page_in=(5.0, 5.0), page_out=(5.0, 5.0))
     schedule = dtr_paging(Problem(graph, costs, ram=9))
     assert (schedule.M_out, schedule.M_in) == (((1, 1),), ((4, 1),))
     with pytest.raises(MethodNotApplicableError, match="'b' on the way to 'd' takes 7 B more"):
         dtr_paging(Problem(graph, costs, ram=9, paging=False))
-    graph = written("a 4; b 4; c 9; d 1 a b")
+    graph = parse_graph("a 4; b 4; c 9; d 1 a b")
     limits = {"ram": 9, "recompute": False}
     schedule = dtr_paging(Problem(graph, even_costs(graph), aux_bytes=8, **limits))
     assert schedule.M_in == ((3, 0), (3, 1))
@@ -196,7 +203,9 @@ def test_true_resnet_takes_what_the_authors_simulator_takes(heuristic, passes):
 def _clocks(problem, heuristic):
     """Return what the runtime and the transcription take, None where they give up [s]."""
     times = problem.table.compute_time_s
-    reference = Simrd(problem.graph, times, problem.usable_ram_bytes, classes=heuristic == "eq")
+    reference = Simrd(
+        problem.graph, times, problem.usable_ram_bytes, uses_classes=heuristic == "eq"
+    )
     runtime = Runtime(problem, heuristic, problem.usable_ram_bytes)
     reference.limit = runtime.limit_s
     theirs = None

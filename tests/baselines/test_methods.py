@@ -12,7 +12,14 @@ from kit.baseline_checks import valid_or_refused
 from kit.instances import random_instance, random_instances, random_training_graph, seeded
 from kit.rotation import quick
 from kit.strategies import graphs
-from kit.worked import chain_costs, even_costs, skip_graph, skip_problem, training_chain, written
+from kit.worked import (
+    chain_costs,
+    even_costs,
+    parse_graph,
+    skip_graph,
+    skip_problem,
+    training_chain,
+)
 from poetmodel.baselines import METHODS, run
 from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.checkpointing import rotor
@@ -328,7 +335,7 @@ def test_no_smaller_set_spares_the_same_nodes(seed):
 
 def test_bytes_count_and_not_tensors():
     """A layer of nine bytes read by two of one byte: the two are saved, not the one."""
-    graph = written("x 1 @input; wide 9 x; a 1 wide; b 1 wide; g 1 a b @backward")
+    graph = parse_graph("x 1 @input; wide 9 x; a 1 wide; b 1 wide; g 1 a b @backward")
     saved = find_saved_tensors(graph, {graph.node_index["wide"]})
     assert {graph.tensors[i].name for i in saved} == {"a", "b"}
 

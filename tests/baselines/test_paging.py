@@ -13,11 +13,11 @@ from kit.worked import (
     comb_graph,
     even_costs,
     gap_graph,
+    make_state_node,
+    make_update_node,
+    parse_graph,
     skip_graph,
     skip_problem,
-    state,
-    update,
-    written,
 )
 from poetmodel.baselines import METHODS, StateHomes, run
 from poetmodel.baselines.capuchin import capuchin
@@ -84,7 +84,7 @@ def test_lru_hand_trace():
     f     1      c d e    `c` comes: 4 + 2; 6 + 1
     ====  =====  =======  ===================================================================
     """
-    graph = written("a 2; b 2; c 2 a; d 3; e 1 a b; f 1 c d e")
+    graph = parse_graph("a 2; b 2; c 2 a; d 3; e 1 a b; f 1 c d e")
     schedule = lru_paging(Problem(graph, even_costs(graph), ram=8))
     assert (schedule.M_in, schedule.M_out) == (((4, 1), (5, 2)), ((1, 1), (2, 2)))
     kept = {1: (0,), 2: (0, 1), 3: (0, 2), 4: (0, 3), 5: (3, 4)}
@@ -108,7 +108,7 @@ def test_offload_hand_trace():
     assert (schedule.M_out, schedule.M_in) == (((0, 0), (1, 1)), ((4, 1), (5, 0)))
     assert schedule.S_RAM == ((1, 0), (2, 1), (3, 2), (4, 3), (5, 4))
     assert simulate(graph, None, schedule).peak_ram_bytes == 8
-    graph = written("a 4; b 4 a; c 4 b; d 1 a c; g 1 d @backward")
+    graph = parse_graph("a 4; b 4 a; c 4 b; d 1 a c; g 1 d @backward")
     costs = even_costs(graph)
     assert offload_all(Problem(graph, costs, ram=12)).M_in == ()
     with pytest.raises(MethodNotApplicableError, match=r"needs 12 B at 'c'.* 11"):
@@ -214,7 +214,7 @@ def test_recomputation_that_does_not_fit_becomes_a_swap():
     is 3 bytes above it. All bytes for 3 J and 2 J of recomputation: 8 / 3 J before 4 / 2 J;
     needed are 3 bytes, and `b` saves these for less.
     """
-    graph = written("b 4+6; a 4; c 5; d 1 a b")
+    graph = parse_graph("b 4+6; a 4; c 5; d 1 a b")
     seconds = [0.0, 9.0, 1.0, 1.0]
     pages = [(9.0, 1.0)] * 4
     costs = Costs.from_arrays(
@@ -224,7 +224,7 @@ def test_recomputation_that_does_not_fit_becomes_a_swap():
     assert _left(problem) == ([0], [])
     roomy = Graph(name="roomy", nodes=(operation("b", output_bytes=4), *graph.nodes[1:]))
     assert _left(Problem(roomy, costs, ram=10)) == ([], [0])
-    graph = written("a 8; b 4; c 5; d 1 b; e 1 a")
+    graph = parse_graph("a 8; b 4; c 5; d 1 b; e 1 a")
     costs = Costs.from_arrays(
         graph, compute_time_s=[3.0, 2, 1, 1, 1], compute_energy_j=[3, 2, 1, 1, 1]
     )
@@ -236,7 +236,7 @@ def test_recomputation_that_does_not_fit_becomes_a_swap():
 @pytest.mark.parametrize(("ram", "again"), [(9, [0, 1]), (8, [0, 1, 0])])
 def test_what_is_recomputed_for_others_stays_where_there_is_room(ram, again):
     """`d` needs `b`, and `b` needs `a`: with 4 + 4 + 1 bytes `a` stays until `e` reads it."""
-    graph = written("a 4; b 4 a; c 6; d 1 b; e 1 a")
+    graph = parse_graph("a 4; b 4 a; c 6; d 1 b; e 1 a")
     problem = Problem(graph, even_costs(graph), ram=ram, paging=False)
     assert _left(problem) == ([], again)
     alone = capuchin(problem, refined=False)
@@ -315,7 +315,7 @@ def _least_overhead_j(problem):
 
 def test_storage_limit_is_heeded_where_it_can_be():
     """With room for `b` alone the search takes `b`, though `a` is cheaper to move."""
-    graph = written("a 6; b 4; c 5; d 1 a b")
+    graph = parse_graph("a 6; b 4; c 5; d 1 a b")
     ones = [1.0] * 4
     pages = [(1.0, 1.0), (1.0, 5.0), (1.0, 1.0), (1.0, 1.0)]
     costs = Costs.from_arrays(
@@ -376,13 +376,13 @@ def layers(*, ram="100%", mapped=False, **limits):
     graph = Graph(
         name="layers",
         nodes=(
-            state("w", 8),
+            make_state_node("w", 8),
             operation("f", output_bytes=4, inputs=("w",)),
-            state("v", 6),
+            make_state_node("v", 6),
             operation("g", output_bytes=4, inputs=("f", "v")),
             operation("df", output_bytes=4, inputs=("f", "g", "v"), phase="backward"),
-            update("uv", "df", v=6),
-            update("uw", "df", w=8),
+            make_update_node("uv", "df", v=6),
+            make_update_node("uw", "df", w=8),
         ),
     )
     costs = Costs.estimate(graph, pm.Device.load("nrf52840"))
@@ -474,9 +474,9 @@ def test_what_is_needed_after_its_state_was_replaced_is_refused():
     graph = Graph(
         name="late",
         nodes=(
-            state("w", 2),
+            make_state_node("w", 2),
             operation("a", output_bytes=4, inputs=("w",)),
-            update("u", w=2),
+            make_update_node("u", w=2),
             operation("b", output_bytes=6),
             operation("c", output_bytes=1, inputs=("a", "b")),
         ),
@@ -487,7 +487,7 @@ def test_what_is_needed_after_its_state_was_replaced_is_refused():
         kept = checkpoint_all(plain.graph)
         return replace(kept, R=(*kept.R, (4, 1)), S_RAM=((4, 3),))
 
-    with pytest.raises(MethodNotApplicableError, match="has 'a' again at 'c', after state that"):
+    with pytest.raises(MethodNotApplicableError, match="pages in 'a' at 'c', after an update"):
         all_in_ram(recompute)(problem)
 
     def page_in(plain):
@@ -515,11 +515,11 @@ def step_of(*nodes, ram="100%", name="step"):
 def test_nodes_stay_recomputable_as_long_as_what_they_need_has_not_been_replaced():
     """`f` is read before `w` is replaced. `g`, and `d` which needs `f`, are read after it."""
     problem = step_of(
-        state("w", 2),
+        make_state_node("w", 2),
         operation("f", output_bytes=4, inputs=("w",)),
         operation("g", output_bytes=3, inputs=("f", "w"), phase="backward"),
         operation("d", output_bytes=2, inputs=("f",), phase="backward"),
-        update("uw", "d", "g", w=2),
+        make_update_node("uw", "d", "g", w=2),
         operation("e", output_bytes=1, inputs=("d", "g"), phase="backward"),
     )
     home = problem.graph.state_tensors
@@ -550,10 +550,10 @@ def kept_behind_an_update(**limits):
     ====  =========  ===============
     """
     return step_of(
-        state("w", 2),
+        make_state_node("w", 2),
         operation("m", output_bytes=4, flops=9_000_000),
         operation("g", output_bytes=4, inputs=("w",), phase="backward", flops=1_000),
-        update("uw", "g", w=2),
+        make_update_node("uw", "g", w=2),
         operation("k", output_bytes=8, phase="backward", recomputable=False),
         operation("e", output_bytes=1, inputs=("k",), phase="backward", recomputable=False),
         operation("z", output_bytes=1, inputs=("g", "m", "e"), phase="backward"),
@@ -745,9 +745,9 @@ def test_resident_has_all_state_in_ram():
 def test_segments_end_before_the_first_update_even_where_forward_nodes_follow(name):
     """Forward nodes after an update, one of them on every path, belong to no segment."""
     nodes = (
-        state("w", 2),
+        make_state_node("w", 2),
         operation("a", output_bytes=7, inputs=("w",)),
-        update("u", "a", w=2),
+        make_update_node("u", "a", w=2),
         operation("b", output_bytes=1, inputs=("a",)),
         operation("c", output_bytes=9, inputs=("b",)),
     )

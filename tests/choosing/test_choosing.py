@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import poetmodel as pm
 import poetmodel.torch as pmt
-from kit.kernel_calls import executed
+from kit.kernel_calls import execute_steps
 from kit.rotation import quick
 from kit.traced_models import Through
 from poetmodel.choosing.freezing import Freezable, graph_signature
@@ -403,7 +403,7 @@ def test_tiles_let_more_layers_train():
         optimizer.zero_grad()
         functional.cross_entropy(twin(x.double()), labels).backward()
         optimizer.step()
-    found = executed(choice.step, *inputs, steps=2)
+    found = execute_steps(choice.step, *inputs, steps=2)
     expected = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
     for value in choice.step.states:
         mine = np.concatenate([found[ref.buffer] for ref in value.pieces])

@@ -11,7 +11,7 @@ import pytest
 
 from kit.commands import BOARD, CHAIN, chain, invoke, refused, write_graph
 from kit.report_subjects import subject
-from kit.worked import skip_problem, state, update
+from kit.worked import make_state_node, make_update_node, skip_problem
 from poetmodel.cli.options import StateName
 from poetmodel.device import Costs, Device
 from poetmodel.device.hardware import device_quantities
@@ -217,12 +217,12 @@ def test_tables_of_shipped_models_fit_80_columns(name):
 STEP = Graph(
     name="step",
     nodes=(
-        state("w", 100),
-        state("v", 40),
+        make_state_node("w", 100),
+        make_state_node("v", 40),
         operation("x", output_bytes=30),
         operation("y", output_bytes=20, inputs=("x", "w", "v")),
         operation("dw", output_bytes=100, inputs=("y",), phase="backward", workspace_bytes=5),
-        update("u", "dw", w=100),
+        make_update_node("u", "dw", w=100),
     ),
 )
 """Keep-all: 140 of state beside `y`, `dw` and 5 of workspace, 265 B; floor 200 B at `u`, or 125 B
@@ -284,9 +284,9 @@ def test_state_options_make_the_graph_of_the_zoo(told):
 def test_minimum_ram_says_what_takes_no_room_of_its_own(told):
     """A replacement and an output in place lie in other tensors; mapped state on storage."""
     pair = {"inputs": ("x", "w"), "in_place": (("dw", "x"),), "workspace_bytes": 1}
-    nodes = (operation("x", output_bytes=400, phase="input"), state("w", 400))
+    nodes = (operation("x", output_bytes=400, phase="input"), make_state_node("w", 400))
     path = Path("step.graph.json")
-    for last in (update("u", "x", w=400), operation("dw", output_bytes=400, **pair)):
+    for last in (make_update_node("u", "x", w=400), operation("dw", output_bytes=400, **pair)):
         Graph(name="step", nodes=(*nodes, last)).save(path)
         told(invoke("inspect", path).lines_from("minimum RAM"), last.name)
     mapped = invoke("inspect", path, "--device", "nano33ble")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kit.commands import BOARD_FILE, invoke, training_step, write_graph
-from kit.worked import state, update
+from kit.worked import make_state_node, make_update_node
 from poetmodel.graph import Graph, operation
 from poetmodel.schedule import GraphIdentity, Schedule
 
@@ -17,9 +17,9 @@ def step():
         name="step",
         nodes=(
             operation("x", output_bytes=1000),
-            state("w", 800),
+            make_state_node("w", 800),
             operation("y", output_bytes=600, inputs=("x", "w"), in_place={"y": "x"}),
-            update("u", "y", w=800),
+            make_update_node("u", "y", w=800),
         ),
     )
 

@@ -14,7 +14,7 @@ from kit.digits import STEP, digit_batches
 from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps
 from kit.programs import done, needs
 from kit.traced_models import Through
-from kit.worked import state, update
+from kit.worked import make_state_node, make_update_node
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
@@ -194,8 +194,13 @@ def test_a_kernel_that_replaces_state_before_the_loss_is_torn(tmp_path):
     """Where the loss is made of what the same node makes, the step cannot take that back."""
     real, y = DataType.REAL, Tensor(name="y", bytes=4)
     new = Tensor(name="s+", bytes=4, replaces="s")
-    seen = replace(update("seen", "w", s=4), inputs=("s",), outputs=(y, new))
-    nodes = (state("s", 4), state("w", 4), replace(update("first", w=4), inputs=("w",)), seen)
+    seen = replace(make_update_node("seen", "w", s=4), inputs=("s",), outputs=(y, new))
+    nodes = (
+        make_state_node("s", 4),
+        make_state_node("w", 4),
+        replace(make_update_node("first", w=4), inputs=("w",)),
+        seen,
+    )
     rate = (1, ScaledLearningRate(), 1.0, 0.0)
     calls = (
         (),

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import poetmodel.torch as pmt
 from kit.export_agreement import QUICK_BUILD
-from kit.kernel_calls import Memory, kernels
+from kit.kernel_calls import Memory, list_kernels
 from kit.programs import needs
 from kit.rotation import rotating
 from kit.shared_objects import build
@@ -257,7 +257,7 @@ def test_inference_is_the_forward_pass_alone():
     assert [module.training for module in model.modules()] == before
     assert {node.phase for node in inference.graph.nodes} == {"forward"}
     assert [value.name for value in inference.inputs] == ["inputs[0]"]
-    found = set(kernels(inference))
+    found = set(list_kernels(inference))
     assert "pm_batch_norm_fixed" in found
     assert not found & {"pm_dropout", "pm_log_softmax", "pm_batch_norm"}
 

@@ -5,7 +5,7 @@ import torch
 
 from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps
 from kit.export_agreement import lowered as lowered_step
-from kit.kernel_calls import built, lowered
+from kit.kernel_calls import build_kernel, lower_operation
 from kit.programs import done, needs
 from kit.random_masks import kept, normal, uniform, words
 from kit.traced_models import Through
@@ -23,7 +23,7 @@ def ones(*shape):
 
 def executed(operation, *, step=0):
     """Return what an operation makes in a step."""
-    built("pm_dropout").random_step.value = step
+    build_kernel("pm_dropout").random_step.value = step
     return operation.execute()
 
 
@@ -38,7 +38,9 @@ def test_generator():
 def test_masks(ratio, step):
     """A mask is that of the documented generator, in each step another; the rest is scaled up."""
     x = torch.arange(1.0, 1003.0, dtype=torch.float64)
-    out, mask = executed(lowered(aten.native_dropout.default, x, ratio, True), step=step).values()
+    out, mask = executed(
+        lower_operation(aten.native_dropout.default, x, ratio, True), step=step
+    ).values()
     want = torch.from_numpy(kept(step, 0, len(x), ratio))
     assert torch.equal(mask.bool(), want)
     torch.testing.assert_close(out, x * want / (1 - ratio), rtol=1e-15, atol=0)
@@ -133,14 +135,16 @@ def test_a_second_start_draws_the_masks_of_the_first(tmp_path):
 def test_all_or_nothing():
     """Ratio 1 drops all, ratio 0 and evaluation nothing; permuted, or drawn as numbers."""
     for ratio, train, value in ((1.0, True, 0), (0.0, True, 1), (0.5, False, 1)):
-        out, mask = executed(lowered(aten.native_dropout.default, ones(9), ratio, train)).values()
+        out, mask = executed(
+            lower_operation(aten.native_dropout.default, ones(9), ratio, train)
+        ).values()
         assert torch.equal(out, value * ones(9))
         assert torch.equal(mask.double(), value * ones(9))
     x = ones(5, 7).t()
-    out, mask = executed(lowered(aten.native_dropout.default, x, 0.5, True)).values()
+    out, mask = executed(lower_operation(aten.native_dropout.default, x, 0.5, True)).values()
     assert torch.equal(mask.t().reshape(-1).bool(), torch.from_numpy(kept(0, 0, 35, 0.5)))
     assert torch.equal(out, 2 * mask.double())
-    found = lowered(aten.bernoulli.p, ones(2, 500), 0.3).execute()[0]
+    found = lower_operation(aten.bernoulli.p, ones(2, 500), 0.3).execute()[0]
     want = torch.from_numpy(kept(0, 0, 1000, 0.7)).view(2, 500)
     assert torch.equal(found, want.double())
 
@@ -148,7 +152,7 @@ def test_all_or_nothing():
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
 def test_in_place(ratio):
     """The result may lie where the operand lay."""
-    operation = lowered(aten.native_dropout.default, ones(9), ratio, True, in_place_of=0)
+    operation = lower_operation(aten.native_dropout.default, ones(9), ratio, True, in_place_of=0)
     assert operation.operation.is_elementwise
     out, mask = executed(operation).values()
     assert torch.equal(out, mask / (1 - ratio))
@@ -162,8 +166,8 @@ def test_normal_and_uniform_numbers(count):
         (aten.randn_like.default, normal),
         (aten.rand_like.default, uniform),
     ):
-        operation = lowered(operator, like)
-        built(operation.operation.calls[0].kernel).random_step.value = step
+        operation = lower_operation(operator, like)
+        build_kernel(operation.operation.calls[0].kernel).random_step.value = step
         found, want = operation.execute()[0], torch.from_numpy(reference(step, 0, count))
         torch.testing.assert_close(found, want, rtol=1e-14, atol=1e-15)
         if count > 20000:
@@ -186,8 +190,8 @@ def test_scaled_and_shifted_numbers(shape):
         (aten.normal_functional.default, (a, 3.0, 2.0), 3 + 2 * z),
         (aten.uniform.default, (a, -1.0, 3.0), 4 * u - 1),
     ):
-        operation = lowered(operator, *arguments)
-        built(operation.operation.calls[0].kernel).random_step.value = 0
+        operation = lower_operation(operator, *arguments)
+        build_kernel(operation.operation.calls[0].kernel).random_step.value = 0
         torch.testing.assert_close(operation.execute()[0], want, rtol=1e-13, atol=1e-13)
 
 

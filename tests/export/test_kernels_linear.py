@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kit.kernel_calls import check, check_call, real
+from kit.kernel_calls import check, check_call, random_reals
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
@@ -12,10 +12,10 @@ NONE, MEAN, SUM = 0, 1, 2
 def lying(rows, columns, how):
     """Return a matrix that lies by rows, by columns, or with gaps."""
     if how == "rows":
-        return real(rows, columns)
+        return random_reals(rows, columns)
     if how == "columns":
-        return real(columns, rows).t()
-    return real(2 * rows, 3 * columns + 1)[::2, 1::3]
+        return random_reals(columns, rows).t()
+    return random_reals(2 * rows, 3 * columns + 1)[::2, 1::3]
 
 
 SIZES = [
@@ -39,38 +39,42 @@ def test_products(sizes, a, b):
     m, k, n = sizes
     left, right = lying(m, k, a), lying(k, n, b)
     check(aten.mm.default, left, right)
-    check(aten.addmm.default, real(n), left, right)
-    check(aten.addmm.default, real(m, n), left, right)
+    check(aten.addmm.default, random_reals(n), left, right)
+    check(aten.addmm.default, random_reals(m, n), left, right)
 
 
-A, C, THREE = real(5, 3), real(3, 6), (real(2, 5, 3), real(2, 3, 6))
-IMAGE, PLACES = real(1, 5, 3, 4).permute(0, 3, 1, 2), torch.arange(15).view(1, 3, 5) % 4
+A, C, THREE = random_reals(5, 3), random_reals(3, 6), (random_reals(2, 5, 3), random_reals(2, 3, 6))
+IMAGE, PLACES = random_reals(1, 5, 3, 4).permute(0, 3, 1, 2), torch.arange(15).view(1, 3, 5) % 4
 CALLS = [
     # an output that lies by columns, or with gaps, is written as it lies
     (aten.mm.default, A, C, {"strides": {0: (1, 5)}}),
     (aten.mm.default, A, C, {"strides": {0: (20, 3)}}),
-    (aten.addmm.default, real(6), A, C, {"strides": {0: (1, 5)}}),
+    (aten.addmm.default, random_reals(6), A, C, {"strides": {0: (1, 5)}}),
     (aten.bmm.default, *THREE, {"strides": {0: (30, 1, 5)}}),
     # what is added and what is multiplied may have factors
-    (aten.addmm.default, real(6), A, C, {"beta": 0.5}),
-    (aten.addmm.default, real(5, 6), A, C, {"alpha": -2.0}),
-    (aten.addmm.default, real(5, 6), A, C, {"beta": 0, "alpha": 0.3}),
-    (aten.baddbmm.default, real(2, 5, 6), *THREE, {"beta": 0.5, "alpha": 0.3}),
+    (aten.addmm.default, random_reals(6), A, C, {"beta": 0.5}),
+    (aten.addmm.default, random_reals(5, 6), A, C, {"alpha": -2.0}),
+    (aten.addmm.default, random_reals(5, 6), A, C, {"beta": 0, "alpha": 0.3}),
+    (aten.baddbmm.default, random_reals(2, 5, 6), *THREE, {"beta": 0.5, "alpha": 0.3}),
     # several matrices, permuted and repeated ones among them
-    (aten.bmm.default, real(3, 4, 5), real(3, 5, 6)),
-    (aten.bmm.default, real(4, 3, 5).transpose(0, 1), real(3, 6, 5).transpose(1, 2)),
-    (aten.bmm.default, real(1, 4, 5).expand(3, 4, 5), real(3, 5, 1)),
-    (aten.bmm.default, real(1, 4, 5), real(1, 5, 6)),
-    (aten.baddbmm.default, real(4, 6), real(3, 4, 5), real(3, 5, 6)),
+    (aten.bmm.default, random_reals(3, 4, 5), random_reals(3, 5, 6)),
+    (
+        aten.bmm.default,
+        random_reals(4, 3, 5).transpose(0, 1),
+        random_reals(3, 6, 5).transpose(1, 2),
+    ),
+    (aten.bmm.default, random_reals(1, 4, 5).expand(3, 4, 5), random_reals(3, 5, 1)),
+    (aten.bmm.default, random_reals(1, 4, 5), random_reals(1, 5, 6)),
+    (aten.baddbmm.default, random_reals(4, 6), random_reals(3, 4, 5), random_reals(3, 5, 6)),
     # vectors
-    (aten.mv.default, real(5, 7), real(7)),
-    (aten.mv.default, real(7, 5).t(), real(14)[::2]),
-    (aten.addmv.default, real(5), real(5, 7), real(7)),
-    (aten.dot.default, real(7), real(14)[::2]),
+    (aten.mv.default, random_reals(5, 7), random_reals(7)),
+    (aten.mv.default, random_reals(7, 5).t(), random_reals(14)[::2]),
+    (aten.addmv.default, random_reals(5), random_reals(5, 7), random_reals(7)),
+    (aten.dot.default, random_reals(7), random_reals(14)[::2]),
     # losses of classes that lie apart, and of targets in any order
     (
         aten.nll_loss_forward.default,
-        real(4, 3).t(),
+        random_reals(4, 3).t(),
         torch.tensor([0, 9, 3, 9, 1])[::2],
         None,
         MEAN,
@@ -92,28 +96,28 @@ def test_calls(operation):
 )
 def test_regression(name, numbers, reduction):
     """Losses of distances, and their gradients; targets lie alike, otherwise, or repeat."""
-    x = real(3, 4)
+    x = random_reals(3, 4)
     forward, backward = (getattr(aten, n).default for n in (name, f"{name}_backward"))
-    gradient = real(3, 4) if reduction == NONE else torch.tensor(1.3, dtype=torch.float64)
-    for y in (real(3, 4) - 1, real(4, 3).t(), x.clone()):
+    gradient = random_reals(3, 4) if reduction == NONE else torch.tensor(1.3, dtype=torch.float64)
+    for y in (random_reals(3, 4) - 1, random_reals(4, 3).t(), x.clone()):
         check(forward, x, y, reduction, *numbers)
         assert check(backward, gradient, x, y, reduction, *numbers).is_elementwise
     if name == "mse_loss":
-        check(forward, x, real(4), reduction)
+        check(forward, x, random_reals(4), reduction)
 
 
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_binary_cross_entropy(reduction, *, weighted):
     """The cross entropy of probabilities, the certain ones among them, and of logits."""
-    x, y = real(3, 4).sigmoid(), real(4, 3).t().abs().clamp(max=1)
+    x, y = random_reals(3, 4).sigmoid(), random_reals(4, 3).t().abs().clamp(max=1)
     x[0, 0], x[0, 1] = 0, 1
-    weight = real(4).abs() if weighted else None
-    gradient = real(3, 4) if reduction == NONE else torch.tensor(1.3, dtype=torch.float64)
+    weight = random_reals(4).abs() if weighted else None
+    gradient = random_reals(3, 4) if reduction == NONE else torch.tensor(1.3, dtype=torch.float64)
     check(aten.binary_cross_entropy.default, x, y, weight, reduction)
     check(aten.binary_cross_entropy_backward.default, gradient, x, y, weight, reduction)
-    positive = real(1, 4).abs() if weighted else None
-    logits = 20 * real(3, 4)
+    positive = random_reals(1, 4).abs() if weighted else None
+    logits = 20 * random_reals(3, 4)
     operator = aten.binary_cross_entropy_with_logits.default
     check(operator, logits, y, weight, positive, reduction)
 
@@ -123,17 +127,19 @@ def test_binary_cross_entropy(reduction, *, weighted):
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 4, 3, 5)], ids=str)
 def test_negative_log_likelihood(shape, reduction, *, weighted):
     """The loss of classes of vectors, batches and images; some targets are ignored."""
-    x = real(*shape)
+    x = random_reals(*shape)
     places = shape[:1] + shape[2:] if len(shape) > 1 else ()
     target = torch.arange(2, 2 + max(1, torch.Size(places).numel())).view(places) % 4
-    weight = real(8)[::2].abs() if weighted else None
+    weight = random_reals(8)[::2].abs() if weighted else None
     name = "nll_loss2d" if len(shape) > 2 else "nll_loss"
     for ignored in (-100, 3):
         arguments = (target, weight, reduction, ignored)
         forward = getattr(aten, f"{name}_forward").default
         check(forward, x, *arguments)
         _, total = forward(x, *arguments)
-        gradient = real(*places) if reduction == NONE else torch.tensor(1.3, dtype=torch.float64)
+        gradient = (
+            random_reals(*places) if reduction == NONE else torch.tensor(1.3, dtype=torch.float64)
+        )
         check(getattr(aten, f"{name}_backward").default, gradient, x, *arguments, total)
 
 

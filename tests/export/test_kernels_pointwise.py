@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, data, integers, lists, permutations
 
-from kit.kernel_calls import check, check_call, lowered
+from kit.kernel_calls import check, check_call, lower_operation
 from poetmodel.torch.errors import CaptureError
 
 aten = torch.ops.aten
@@ -148,7 +148,7 @@ def test_many_dimensions():
         aten.clone.default, x.permute(6, 0, 1, 4, 5, 2, 3).contiguous().permute(0, 2, 1, 3, 5, 4, 6)
     )
     with pytest.raises(CaptureError, match="at most 6 dimensions that cannot be merged, got 7"):
-        lowered(
+        lower_operation(
             aten.clone.default,
             x.permute(6, 4, 2, 0, 5, 3, 1),
             memory_format=torch.contiguous_format,
@@ -158,7 +158,7 @@ def test_many_dimensions():
 def test_log_sigmoid():
     """The log of a sigmoid, and its gradient; what PyTorch keeps for that is not needed."""
     x, gradient = real(3, 5), torch.randn(3, 5, dtype=torch.float64)
-    found = lowered(aten.log_sigmoid_forward.default, x).execute()[0]
+    found = lower_operation(aten.log_sigmoid_forward.default, x).execute()[0]
     torch.testing.assert_close(found, torch.nn.functional.logsigmoid(x), rtol=1e-12, atol=1e-12)
     check(aten.log_sigmoid_backward.default, gradient, x, torch.exp(-x.abs()))
 
@@ -182,7 +182,7 @@ def test_bytes_are_not_taken_for_truth_values():
     bytes_ = torch.tensor([0, 1, 7, 255], dtype=torch.uint8)
     for numbers in (real(4), torch.arange(4)):
         with pytest.raises(CaptureError, match="converts numbers to bytes"):
-            lowered(aten._to_copy.default, numbers, dtype=torch.uint8)
+            lower_operation(aten._to_copy.default, numbers, dtype=torch.uint8)
     check(aten._to_copy.default, bytes_, dtype=torch.int64)
     check(aten.mul.Tensor, bytes_, real(4))
     check(aten.clone.default, bytes_)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.kernel_calls import Memory, lowered
+from kit.kernel_calls import Memory, lower_operation
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
 from poetmodel.lowered.fusing import FUSED_INT8_KERNELS
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits
@@ -59,7 +59,7 @@ def out_size(window, geometry):
 
 def same(name, *args):
     """Compare a kernel with its operator: each bit."""
-    (found,) = lowered(find_operator(name), *args).execute().values()
+    (found,) = lower_operation(find_operator(name), *args).execute().values()
     wanted = find_operator(name)(*args)
     assert found.shape == wanted.shape
     assert torch.equal(found.to(wanted.dtype), wanted), name
@@ -130,7 +130,7 @@ def test_masks_and_starts():
     gradient, y = gradients(3, 4, 5), integers(3, 4, 5)
     gradient[0, 0] = torch.nan
     for low, high in ((-128, 127), (-3, 90)):
-        (found,) = lowered(find_operator("mask"), gradient, y, low, high).execute().values()
+        (found,) = lower_operation(find_operator("mask"), gradient, y, low, high).execute().values()
         wanted = find_operator("mask")(gradient, y, low, high)
         assert torch.equal(found.isnan(), wanted.isnan())
         assert torch.equal(found.nan_to_num(), wanted.nan_to_num().double())

@@ -11,10 +11,10 @@ from kit.kernel_calls import (
     WARNINGS,
     check,
     check_call,
-    included,
-    lowered,
-    parameters,
-    real,
+    include_options,
+    lower_operation,
+    parse_parameters,
+    random_reals,
 )
 from kit.programs import done, needs
 from kit.rotation import rotating
@@ -38,11 +38,11 @@ INDICES = {
 @pytest.mark.parametrize("name", INDICES)
 def test_indices(name):
     """Elements are read, written and summed where one or several indices say."""
-    for x in (real(3, 4, 5), real(5, 4, 3).permute(2, 1, 0)):
+    for x in (random_reals(3, 4, 5), random_reals(5, 4, 3).permute(2, 1, 0)):
         check(aten.index.Tensor, x, INDICES[name])
         check(aten._unsafe_index.Tensor, x, INDICES[name])
         found = aten.index.Tensor(x, INDICES[name])
-        check(aten.index_put.default, x, INDICES[name], real(*found.shape), True)
+        check(aten.index_put.default, x, INDICES[name], random_reals(*found.shape), True)
         check(aten.index_put.default, x, INDICES[name], torch.ones((), dtype=torch.float64))
     check(aten.index.Tensor, torch.arange(60).view(3, 4, 5), INDICES[name])
 
@@ -52,13 +52,13 @@ def test_indices(name):
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_bags(mode, weighted, padding):
     """Sums, means and maxima of bags of rows, also of none, and the gradient of the table."""
-    table, index = real(6, 3), torch.tensor([1, 4, 4, 0, 5, 4, 2, 1, 3])
-    weights = real(9) if weighted and mode == 0 else None
+    table, index = random_reals(6, 3), torch.tensor([1, 4, 4, 0, 5, 4, 2, 1, 3])
+    weights = random_reals(9) if weighted and mode == 0 else None
     for offsets, last in (([0, 3, 3, 5], False), ([0, 2, 5, 6, 9], True), ([0], False)):
         bags = (index, torch.tensor(offsets))
         options = (False, mode, False, weights, last, padding)
         made = aten._embedding_bag.default(table, *bags, *options)
-        found = lowered(aten._embedding_bag.default, table, *bags, *options).execute()
+        found = lower_operation(aten._embedding_bag.default, table, *bags, *options).execute()
         torch.testing.assert_close(found[0], made[0], rtol=1e-12, atol=1e-12)
         most = found[3] if mode == 2 else made[3]
         trained = table.clone().requires_grad_()
@@ -67,10 +67,10 @@ def test_bags(mode, weighted, padding):
             index, trained, bags[1], mode=("sum", "mean", "max")[mode], per_sample_weights=weights,
             include_last_offset=last, padding_idx=None if padding < 0 else padding,
         )  # fmt: skip
-        gradient = real(*out.shape[::-1]).t()
+        gradient = random_reals(*out.shape[::-1]).t()
         out.backward(gradient)
         arguments = (gradient, *bags, made[1], made[2], most.long(), 6, *options[:4], padding)
-        graph = lowered(aten._embedding_bag_backward.default, *arguments)
+        graph = lower_operation(aten._embedding_bag_backward.default, *arguments)
         torch.testing.assert_close(graph.execute()[0], trained.grad, rtol=1e-12, atol=1e-12)
 
 
@@ -89,7 +89,7 @@ REDUCTIONS = {
 @pytest.mark.parametrize("kept", [False, True])
 def test_reductions(name, dimensions, *, kept):
     """Some dimensions become one element, of tensors in order, permuted, and with gaps."""
-    x = real(3, 4, 5)
+    x = random_reals(3, 4, 5)
     check(REDUCTIONS[name], x, dimensions, kept)
     check(REDUCTIONS[name], x.permute(2, 0, 1), dimensions, kept)
     check(REDUCTIONS[name], x[:, 1:, ::2], dimensions, kept)
@@ -99,7 +99,7 @@ def test_reductions(name, dimensions, *, kept):
 def test_all_elements(name):
     """All elements become one; a tensor without dimensions has one."""
     operator = getattr(aten, name).default
-    for x in (real(3, 4), real(4, 3).t(), real()):
+    for x in (random_reals(3, 4), random_reals(4, 3).t(), random_reals()):
         given = x > 0 if name in ("any", "all") else x
         check(operator, given)
         if name in ("any", "all"):
@@ -111,27 +111,30 @@ def test_all_elements(name):
 def test_distances_of_all_pairs(order):
     """Distances and their gradients, of batches too and of tensors that do not lie in order."""
     for x, y in (
-        (real(4, 3), real(3, 5).t()),
-        (real(2, 4, 3), -real(2, 5, 3)),
-        (real(4, 3), torch.cat((real(4, 3)[1:], 2 * real(1, 3)))),  # some are 0
+        (random_reals(4, 3), random_reals(3, 5).t()),
+        (random_reals(2, 4, 3), -random_reals(2, 5, 3)),
+        (
+            random_reals(4, 3),
+            torch.cat((random_reals(4, 3)[1:], 2 * random_reals(1, 3))),
+        ),  # some are 0
     ):
         check(aten._cdist_forward.default, x, y, order, None)
         distances = torch.cdist(x, y, order)
-        gradient = real(*distances.shape)
+        gradient = random_reals(*distances.shape)
         check(aten._cdist_backward.default, gradient, x, y, order, distances)
 
 
 def test_long_sums_lose_nothing():
     """A long sum is as good as a short one."""
     x = torch.cat([torch.full((1,), 1e8, dtype=torch.float64), torch.full((100_000,), 1e-9)])
-    found = lowered(aten.sum.default, x).execute()[0]
+    found = lower_operation(aten.sum.default, x).execute()[0]
     assert abs(found.item() - 1e8 - 1e-4) <= 2e-8
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4, 5), ()])
 def test_softmax(shape):
     """Softmax, its logarithm, and their gradients, along each dimension."""
-    x, gradient = 5 * real(*shape), real(*shape) + 0.5
+    x, gradient = 5 * random_reals(*shape), random_reals(*shape) + 0.5
     for dimension in range(-1, len(shape)):
         for name in ("_softmax", "_log_softmax"):
             forward = getattr(aten, name).default
@@ -141,10 +144,10 @@ def test_softmax(shape):
             y = forward(x, dimension, False)
             assert check(backward, gradient, y, dimension, torch.float64).is_elementwise
             if len(shape) == 2:
-                check(backward, real(4, 3).t(), y, dimension, torch.float64)
+                check(backward, random_reals(4, 3).t(), y, dimension, torch.float64)
 
 
-X, DEEP, FLOATS = real(4, 3).t(), real(3, 4, 5), {"dtype": torch.float64}
+X, DEEP, FLOATS = random_reals(4, 3).t(), random_reals(3, 4, 5), {"dtype": torch.float64}
 NOT_ALL_NUMBERS = torch.tensor([[1.0, float("nan"), -3.0], [1.0, -2.0, 0.5]], **FLOATS)
 MASKED_ROW = torch.tensor([[-INFINITY] * 3, [1.0, -INFINITY, 2.0]], **FLOATS)
 WORDS = [torch.tensor(i) for i in ([4, 0, 4, 1], [[4, 0, 4], [1, 2, 4]], 4)]
@@ -152,28 +155,36 @@ EACH = torch.tensor([[0, 2, 1], [1, 0, 2]])
 EQUAL = torch.tensor([[1.0, 3.0, 3.0], [-1.0, -1.0, 2.0]], **FLOATS)
 NANS = torch.tensor([1.0, float("nan"), 7.0, float("nan")], **FLOATS)
 PIECES = (
-    [real(3, 4), real(4, 3).t(), real(3, 4)],
-    [real(3, 4), torch.zeros(0, **FLOATS), real(4, 3).t()],
+    [random_reals(3, 4), random_reals(4, 3).t(), random_reals(3, 4)],
+    [random_reals(3, 4), torch.zeros(0, **FLOATS), random_reals(4, 3).t()],
     [torch.arange(6).view(2, 3), torch.arange(6).view(2, 3)],
 )
-PLANES = (real(3, 5), real(2, 5, 3).transpose(1, 2), torch.ones(4, 4, dtype=torch.bool))
+PLANES = (
+    random_reals(3, 5),
+    random_reals(2, 5, 3).transpose(1, 2),
+    torch.ones(4, 4, dtype=torch.bool),
+)
 CALLS = [
     # gradients of parts, and parts of copies replaced
-    (aten.slice_backward.default, real(3, 2), [3, 6], 1, 1, 5, 2),
-    (aten.slice_backward.default, real(2, 6), [3, 6], 0, 1, 9223372036854775807, 1),
-    (aten.slice_backward.default, real(2, 6), [3, 6], 0, -2, 3, 1),
-    (aten.select_backward.default, real(6), [3, 6], 0, -1),
-    (aten.select_backward.default, real(3), [3, 6], 1, 2),
-    (aten.slice_scatter.default, real(3, 6), real(3, 2), 1, 1, 5, 2),
-    (aten.slice_scatter.default, real(3, 6), real(1, 6), 0, None, 1),
-    (aten.select_scatter.default, real(3, 6), real(3), 1, -1),
+    (aten.slice_backward.default, random_reals(3, 2), [3, 6], 1, 1, 5, 2),
+    (aten.slice_backward.default, random_reals(2, 6), [3, 6], 0, 1, 9223372036854775807, 1),
+    (aten.slice_backward.default, random_reals(2, 6), [3, 6], 0, -2, 3, 1),
+    (aten.select_backward.default, random_reals(6), [3, 6], 0, -1),
+    (aten.select_backward.default, random_reals(3), [3, 6], 1, 2),
+    (aten.slice_scatter.default, random_reals(3, 6), random_reals(3, 2), 1, 1, 5, 2),
+    (aten.slice_scatter.default, random_reals(3, 6), random_reals(1, 6), 0, None, 1),
+    (aten.select_scatter.default, random_reals(3, 6), random_reals(3), 1, -1),
     *((aten.cat.default, pieces, d) for pieces in PIECES for d in (0, 1, -1)),
-    *((aten.stack.default, [real(3, 4), real(4, 3).t()], d) for d in (0, 1, -1)),
+    *((aten.stack.default, [random_reals(3, 4), random_reals(4, 3).t()], d) for d in (0, 1, -1)),
     *((o.default, x, d) for o in (aten.tril, aten.triu) for x in PLANES for d in (-2, 0, 1, 9)),
     # rows that indices say, and their gradients, but not that of the padding
-    *((aten.embedding.default, w, i) for w in (real(5, 6), real(6, 5).t()) for i in WORDS),
     *(
-        (aten.embedding_dense_backward.default, real(*i.shape, 6), i, 5, padding, False)
+        (aten.embedding.default, w, i)
+        for w in (random_reals(5, 6), random_reals(6, 5).t())
+        for i in WORDS
+    ),
+    *(
+        (aten.embedding_dense_backward.default, random_reals(*i.shape, 6), i, 5, padding, False)
         for i in WORDS
         for padding in (-1, 4)
     ),
@@ -181,37 +192,43 @@ CALLS = [
     *(
         (operator, x, d, EACH, *more)
         for d in (0, -1)
-        for x in (real(3, 4), real(4, 3).t())
+        for x in (random_reals(3, 4), random_reals(4, 3).t())
         for operator, *more in (
             (aten.gather.default,),
-            (aten.scatter.src, real(2, 3)),
-            (aten.scatter.src, real(5, 4).t()),
+            (aten.scatter.src, random_reals(2, 3)),
+            (aten.scatter.src, random_reals(5, 4).t()),
             (aten.scatter.value, 2.5),
         )
     ),
-    *((aten.scatter_add.default, real(3, 4), d, EACH % 2, real(2, 3)) for d in (0, -1)),
-    *((aten.scatter_add.default, real(4, 3).t(), d, EACH % 2, real(2, 3)) for d in (0, -1)),
+    *(
+        (aten.scatter_add.default, random_reals(3, 4), d, EACH % 2, random_reals(2, 3))
+        for d in (0, -1)
+    ),
+    *(
+        (aten.scatter_add.default, random_reals(4, 3).t(), d, EACH % 2, random_reals(2, 3))
+        for d in (0, -1)
+    ),
     *((aten.gather.default, torch.arange(12).view(3, 4), d, EACH) for d in (0, -1)),
     # the position of an extreme is that of the first of several, or of what is no number
     *(
         (operator, x, *dimension)
         for operator in (aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default)
-        for x in (EQUAL, EQUAL.t(), real(4, 6)[:, ::2])
+        for x in (EQUAL, EQUAL.t(), random_reals(4, 6)[:, ::2])
         for dimension in ((1,), (0, True))
     ),
     *((o.default, x) for o in (aten.argmax, aten.argmin) for x in (EQUAL, EQUAL.t())),
     *((o, NANS, 0) for o in (aten.max.dim, aten.min.dim)),
     *((o.default, NANS, 0) for o in (aten.argmax, aten.argmin)),
     # repeated, in another order, chosen by indices
-    (aten.repeat.default, real(2, 3), [1, 2]),
-    (aten.repeat.default, real(3, 2).t(), [2, 3, 2]),
+    (aten.repeat.default, random_reals(2, 3), [1, 2]),
+    (aten.repeat.default, random_reals(3, 2).t(), [2, 3, 2]),
     (aten.flip.default, DEEP, [1]),
     (aten.flip.default, DEEP.transpose(0, 2), [0, -1]),
     (aten.roll.default, DEEP, [1], [-1]),
     (aten.roll.default, DEEP, [-2, 6], [0, 1]),
     (aten.roll.default, DEEP, [7]),
     (aten.roll.default, DEEP, [5], [2]),
-    (aten.index_select.default, real(3, 4), -1, torch.tensor([3, 3, 0])),
+    (aten.index_select.default, random_reals(3, 4), -1, torch.tensor([3, 3, 0])),
     # new tensors
     (aten.zeros.default, [2, 3], FLOATS),
     (aten.zeros.default, [2, 3], {"dtype": torch.bool}),
@@ -234,11 +251,14 @@ CALLS = [
     # rows made one
     (aten.var_mean.correction, DEEP, [0, 2], {"correction": 0, "keepdim": True}),
     (aten.linalg_vector_norm.default, NOT_ALL_NUMBERS, INFINITY, [1]),
-    (aten.linalg_vector_norm.default, real(3, 4), 2, [1], True),
-    (aten.linalg_vector_norm.default, real(3, 4)),
-    (aten.norm.Scalar, real(3, 4)),
+    (aten.linalg_vector_norm.default, random_reals(3, 4), 2, [1], True),
+    (aten.linalg_vector_norm.default, random_reals(3, 4)),
+    (aten.norm.Scalar, random_reals(3, 4)),
     *((aten.linalg_vector_norm.default, X, order, [1]) for order in (1, 0.5, 3, INFINITY)),
-    *((aten.norm.ScalarOpt_dim, real(3, 4, 2), o, [2, 0], True) for o in (1, 0.5, 3, INFINITY)),
+    *(
+        (aten.norm.ScalarOpt_dim, random_reals(3, 4, 2), o, [2, 0], True)
+        for o in (1, 0.5, 3, INFINITY)
+    ),
     *(
         (operator.correction, *operands, {"correction": correction, **keywords})
         for operator in (aten.var, aten.std)
@@ -249,14 +269,14 @@ CALLS = [
             ((DEEP + 1000).transpose(0, 1), {}),
         )
     ),
-    (aten.prod.dim_int, real(3, 4), 1),
-    *((operator.dim, real(3, 4) > 0, 1) for operator in (aten.any, aten.all)),
-    *((operator.dims, real(3, 4) > 0, [0, 1], True) for operator in (aten.any, aten.all)),
+    (aten.prod.dim_int, random_reals(3, 4), 1),
+    *((operator.dim, random_reals(3, 4) > 0, 1) for operator in (aten.any, aten.all)),
+    *((operator.dims, random_reals(3, 4) > 0, [0, 1], True) for operator in (aten.any, aten.all)),
     (aten.sum.default, torch.arange(12).view(3, 4).t()),
-    (aten.sum.dim_IntList, real(3, 4) > 0, [1]),
-    (aten.sum.dim_IntList, real(3, 4) > 0, [1], FLOATS),
-    (aten.cumsum.default, real(3, 4), 0),
-    (aten.cumsum.default, real(4, 3).t(), -1),
+    (aten.sum.dim_IntList, random_reals(3, 4) > 0, [1]),
+    (aten.sum.dim_IntList, random_reals(3, 4) > 0, [1], FLOATS),
+    (aten.cumsum.default, random_reals(3, 4), 0),
+    (aten.cumsum.default, random_reals(4, 3).t(), -1),
     # the safe softmax of a row of -infinity is 0; the other has no number
     (aten._safe_softmax.default, MASKED_ROW, -1),
     (aten._softmax.default, MASKED_ROW, -1, False),
@@ -272,7 +292,7 @@ def test_calls(operation):
 
 def test_empty_tensors():
     """A tensor that nobody has written needs no call."""
-    assert not lowered(aten.empty_like.default, X).operation.calls
+    assert not lower_operation(aten.empty_like.default, X).operation.calls
 
 
 # -- how kernels are written, and what has none ----------------------------------------------------
@@ -293,7 +313,7 @@ def test_kernels_build_without_warnings(compiler, level, tmp_path):
     needs(compiler)
     board = BOARD if compiler.startswith("arm") else ()
     flags = [*board, *WARNINGS, "-std=c11", level]
-    done([compiler, *flags, "-c", *included(), *SOURCE_FILES], tmp_path)
+    done([compiler, *flags, "-c", *include_options(), *SOURCE_FILES], tmp_path)
 
 
 @pytest.mark.parametrize("path", SOURCE_FILES, ids=lambda path: path.stem)
@@ -304,15 +324,15 @@ def test_kernels_are_written_as_the_exporter_reads_them(path):
     """
     kinds = [
         0 if re.match(r"(pm_real|int32_t|u?int8_t) \*", p) else 1 if "*" in p else 2
-        for p in parameters(path.stem)
+        for p in parse_parameters(path.stem)
     ]
-    assert kinds == sorted(kinds), parameters(path.stem)
+    assert kinds == sorted(kinds), parse_parameters(path.stem)
     assert 0 in kinds or f"\nint {path.stem}(" in path.read_text()
 
 
 NUMBERS, BYTES = torch.arange(6).view(2, 3), torch.tensor([0, 7, 255], dtype=torch.uint8)
-TRUTH, X, IMAGE = torch.tensor([[True], [False]]), real(3, 4), real(1, 2, 3, 2)
-INDEX, BAG = torch.tensor([4, 0, 1]), (real(6, 3), torch.tensor([1, 2]), torch.tensor([0]))
+TRUTH, X, IMAGE = torch.tensor([[True], [False]]), random_reals(3, 4), random_reals(1, 2, 3, 2)
+INDEX, BAG = torch.tensor([4, 0, 1]), (random_reals(6, 3), torch.tensor([1, 2]), torch.tensor([0]))
 REFUSED = [
     ("real numbers, got integers", aten.abs.default, NUMBERS),
     ("real numbers, got integers", aten.relu.default, NUMBERS),
@@ -328,15 +348,16 @@ REFUSED = [
     ("expected truth values", aten.bitwise_not.default, BYTES),
     ("integers as indices", aten.index.Tensor, X, [X > 0]),
     (r"aten\.convolution.*one or two dimensions, got 3", aten.convolution.default,
-     real(1, 2, 4, 4, 4), real(3, 2, 2, 2, 2), None, *([k] * 3 for k in (1, 0, 1)), False, [0] * 3,
-     1),
+     random_reals(1, 2, 4, 4, 4), random_reals(3, 2, 2, 2, 2), None, *([k] * 3 for k in (1, 0, 1)),
+     False, [0] * 3, 1),
     ("order above 0, got 0", aten.linalg_vector_norm.default, X, 0, [1]),
     ("order above 0, got -1", aten.linalg_vector_norm.default, X, -1, [1]),
-    ("order 1 or 2, got 3", aten._cdist_forward.default, real(4, 3), real(5, 3), 3.0, None),
+    ("order 1 or 2, got 3", aten._cdist_forward.default,
+     random_reals(4, 3), random_reals(5, 3), 3.0, None),
     (r"equal batch dimensions, got \[2\] and \[1\]", aten._cdist_forward.default,
-     real(2, 4, 3), real(1, 5, 3), 2.0, None),
+     random_reals(2, 4, 3), random_reals(1, 5, 3), 2.0, None),
     ("scale_grad_by_freq=True", aten.embedding_dense_backward.default,
-     real(3, 6), INDEX, 5, -1, True),
+     random_reals(3, 6), INDEX, 5, -1, True),
     ("scale_grad_by_freq=True", aten._embedding_bag.default,
      *BAG, True, 0, False, None, False, -1),
     ("sparse=True", aten._embedding_bag.default, *BAG, False, 0, True, None, False, -1),
@@ -348,7 +369,7 @@ REFUSED = [
     # the running variance of one value is not defined
     ("_native_batch_norm_legit.*more than one value",
      aten._native_batch_norm_legit_functional.default,
-     real(1, 4, 1, 1), None, None, real(4), real(4).abs(), True, 0.1, 1e-5),
+     random_reals(1, 4, 1, 1), None, None, random_reals(4), random_reals(4).abs(), True, 0.1, 1e-5),
 ]  # fmt: skip
 
 
@@ -357,4 +378,4 @@ def test_what_has_no_kernel_is_refused(given):
     """A kernel of other types would not compile, or would compute something else."""
     words, operator, *operands = given
     with pytest.raises(CaptureError, match=words):
-        lowered(operator, *operands)
+        lower_operation(operator, *operands)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kit.kernel_calls import executed
+from kit.kernel_calls import execute_steps
 from kit.rotation import quick
 from kit.traced_models import Through
 from poetmodel.torch.errors import CaptureError
@@ -165,7 +165,7 @@ SEVERAL = {
 def check(model, loss, *inputs, tolerance=1e-12):
     """Hold loss and gradients of a step to PyTorch's, both in double from the same numbers."""
     step = lower(model, loss, inputs)
-    memory = executed(step, *inputs)
+    memory = execute_steps(step, *inputs)
     given = [t.double() if t.is_floating_point() else t for t in inputs]
     targets = [] if loss is None else [given.pop()]
     expected = model.double()(*given)

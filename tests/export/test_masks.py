@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import poetmodel as pm
-from kit.kernel_calls import executed, kernels
+from kit.kernel_calls import execute_steps, list_kernels
 from kit.networks import trainings
 from kit.random_masks import kept
 from kit.traced_models import Through
@@ -57,8 +57,8 @@ def bits(step, memory):
 
 def check(before, after, *inputs):
     """Hold losses and state of two steps to each other, bit by bit, after three steps."""
-    expected = bits(before, executed(before, *inputs, steps=3))
-    assert bits(after, executed(after, *inputs, steps=3)) == expected
+    expected = bits(before, execute_steps(before, *inputs, steps=3))
+    assert bits(after, execute_steps(after, *inputs, steps=3)) == expected
 
 
 def layers():
@@ -84,9 +84,9 @@ def test_training_has_the_same_bits(which):
     """Whatever is trained, dropout included."""
     training = layers()
     before, after = steps(training, which)
-    assert "pm_dropout_bits" in kernels(after)
+    assert "pm_dropout_bits" in list_kernels(after)
     assert not any(
-        kernel.startswith(("pm_max_pool2d_back", "pm_mask")) for kernel in kernels(after)
+        kernel.startswith(("pm_max_pool2d_back", "pm_mask")) for kernel in list_kernels(after)
     )
     check(before, after, *training[2])
 
@@ -137,9 +137,11 @@ def test_special_numbers_have_the_same_gradients(name, turned):
 
     model = Through(activated, bias=nn.Parameter(torch.zeros(7, len(SPECIAL))))
     before, after = (lower(model, None, (x,), masks=masks) for masks in (False, True))
-    assert asks in kernels(after)
+    assert asks in list_kernels(after)
     (gradient,) = after.gradients
-    found = [executed(step, x)[gradient.pieces[0].buffer].tobytes() for step in (before, after)]
+    found = [
+        execute_steps(step, x)[gradient.pieces[0].buffer].tobytes() for step in (before, after)
+    ]
     assert found[0] == found[1]
 
 
@@ -221,7 +223,7 @@ def test_indices_that_are_returned_stay():
 
     inputs = (torch.randn(1, 1, 8, 8), torch.randn(1, 2, 3, 3))
     before, after = steps((model, loss, inputs))
-    assert "pm_max_pool2d_places" not in kernels(after)
+    assert "pm_max_pool2d_places" not in list_kernels(after)
     check(before, after, *inputs)
 
 
@@ -230,7 +232,7 @@ def test_dropout_draws_its_documented_mask_into_bits():
     model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.4))
     inputs = (torch.randn(7, 4), torch.randn(7, 5))
     _, after = steps((model, functional.mse_loss, inputs))
-    memory = executed(after, *inputs, steps=3)
+    memory = execute_steps(after, *inputs, steps=3)
     packed = memory["1/native_dropout:1"]
     assert (packed.dtype, len(packed)) == ("uint8", 5)
     unpacked = torch.from_numpy(packed.copy()).unsqueeze(1).bitwise_right_shift(torch.arange(8))
@@ -254,5 +256,5 @@ def test_masks_are_paged_and_made_again():
     )
     result = pm.solve(problem, gap=0.5)
     plan = make_plan(problem.graph, problem.costs, result.require_schedule(), mode="blocking")
-    found = executed(after, *training[2], steps=3, program=plan.program)
-    assert bits(after, found) == bits(before, executed(before, *training[2], steps=3))
+    found = execute_steps(after, *training[2], steps=3, program=plan.program)
+    assert bits(after, found) == bits(before, execute_steps(before, *training[2], steps=3))

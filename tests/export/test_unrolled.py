@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps
 from kit.instances import seeded
-from kit.kernel_calls import TOLERANCE, Memory, executed
+from kit.kernel_calls import TOLERANCE, Memory, execute_steps
 from kit.rotation import parts, quick
 from kit.traced_models import Through
 from poetmodel.export.unrolled import unroll_weight_gradients
@@ -59,8 +59,8 @@ def left(step, memory):
 
 def check(before, after, *inputs, steps=2):
     """Hold losses, gradients and state of two steps to each other."""
-    expected = left(before, executed(before, *inputs, steps=steps))
-    found = left(after, executed(after, *inputs, steps=steps))
+    expected = left(before, execute_steps(before, *inputs, steps=steps))
+    found = left(after, execute_steps(after, *inputs, steps=steps))
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(

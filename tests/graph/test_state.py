@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kit.instances import random_step, seeded
-from kit.worked import state, update
+from kit.worked import make_state_node, make_update_node
 from poetmodel.device import Costs
 from poetmodel.errors import CostError, GraphError
 from poetmodel.graph import (
@@ -27,10 +27,10 @@ def step(*changed):
     """Return x, w, y = f(x, w), g, w+ = u(w, g), with nodes of these names changed."""
     nodes = {
         "x": operation("x", output_bytes=10, phase="input", on_aux=True),
-        "w": state("w", 8),
+        "w": make_state_node("w", 8),
         "y": operation("y", output_bytes=6, inputs=("x", "w"), in_place={"y": "x"}),
         "g": operation("g", output_bytes=8, inputs=("y",), phase="backward"),
-        "u": update("u", "g", w=8),
+        "u": make_update_node("u", "g", w=8),
     }
     return Graph(name="step", nodes=tuple({**nodes, **{n.name: n for n in changed}}.values()))
 
@@ -253,7 +253,7 @@ def test_nobody_reads_a_replaced_state_or_a_replacement(told):
     assert "must be its last reader" in str(e.value)
     with told.raises(GraphError, "second"):
         step(replace(late, inputs=("w+",)))
-    chained = update("v", "w+", **{"w+": 8})
+    chained = make_update_node("v", "w+", **{"w+": 8})
     with told.raises(GraphError, "third"):
         step(chained)
 
@@ -269,7 +269,7 @@ def test_pairs_that_share_an_output_are_no_object():
 def test_state_made_in_python_computes_nothing(name, told):
     """The rule of files holds of nodes made in Python, and recomputable is false by itself."""
     with told.raises(GraphError):
-        step(replace(state("w", 8), **{name: True if name == "on_aux" else 3}))
+        step(replace(make_state_node("w", 8), **{name: True if name == "on_aux" else 3}))
 
 
 def test_version_1_has_no_key_of_version_2():

@@ -18,7 +18,7 @@ from kit.instances import (
 )
 from kit.oracle import optimum
 from kit.rotation import parts
-from kit.worked import even_costs, in_time_problem, skip_graph, skip_problem
+from kit.worked import even_costs, recompute_before_update_problem, skip_graph, skip_problem
 from layered import random_layered
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device
@@ -205,7 +205,7 @@ def test_what_reads_state_is_computed_again_before_that_is_replaced():
 
     At its next need, `d`, that would be too late.
     """
-    problem = in_time_problem()
+    problem = recompute_before_update_problem()
     schedule = construct(problem)
     assert [(t, k) for t, k in schedule.R if k < t] == [(4, 2)]
     assert not schedule.M_in

@@ -50,7 +50,7 @@ RESOLVED = 1e-6
 """Tolerance of optimal values, relative to the costs of decisions."""
 LIMIT_S = 60.0
 """Time limit of every solve [s], which no tiny problem may meet."""
-MOST_LABELS = 30_000
+MAX_LABELS = 30_000
 """Maximum labels of an exhaustive search; few problems with rewards or user constraints need
 millions."""
 GAPS = (0.0, 1e-6, 1e-4, 0.05)
@@ -413,7 +413,7 @@ def examine(seed, *, ways=4):
     schedules = [one.schedule for _, _, one in results if one.schedule is not None]
     if kind not in UNSEARCHED:
         with suppress(TooManyLabelsError):
-            best = optimum(problem, most_labels=MOST_LABELS)
+            best = optimum(problem, max_labels=MAX_LABELS)
             schedules = [] if best is None else [best.schedule]
             counts["searched"] += 1
     values = [

@@ -11,7 +11,7 @@ import numpy as np
 
 from kit.programs import needs
 from kit.shared_objects import STORE, build, digest
-from kit.worked import state, update
+from kit.worked import make_state_node, make_update_node
 from poetmodel.export import board
 from poetmodel.export.board import Target, run_program
 from poetmodel.export.exporting import export_step
@@ -109,10 +109,10 @@ def linear_step():
     y, g = Tensor(name="y", bytes=4 * ROWS), Tensor(name="g", bytes=weight_bytes)
     gradient = {"op": "mm", "phase": Phase.BACKWARD, "inputs": ("y",), "outputs": (g,)}
     nodes = (
-        state("w", weight_bytes),
+        make_state_node("w", weight_bytes),
         Node(name="linear", op="mm", phase=Phase.FORWARD, inputs=("w",), outputs=(y,)),
         Node(name="gradient", **gradient),
-        replace(update("update", "g", w=weight_bytes), inputs=("w", "g")),
+        replace(make_update_node("update", "g", w=weight_bytes), inputs=("w", "g")),
     )
     w, x, y, g = map(Ref, "wxyg")
     calls = (

@@ -7,7 +7,7 @@ in *scaled* instances.
 import random
 from dataclasses import replace
 
-from kit.worked import bench_device, making, state
+from kit.worked import bench_device, make_node, make_state_node
 from poetmodel.device import Cost, Costs, PageCost, StorageMode
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor, operation
@@ -60,7 +60,7 @@ def random_graph(
             for made in names
         )
         nodes.append(
-            making(
+            make_node(
                 f"n{k}",
                 inputs,
                 outputs,
@@ -95,7 +95,7 @@ def random_costs(rng, graph, *, zero_cost=True, storage=True, idle=True, mode=St
         compute_energy_j=[0 if node.is_state else draw(dear) for node in graph.nodes],
         page_in=pages[0] if storage else None,
         page_out=pages[1] if storage else None,
-        device=bench_device(idle_power_w=power, mode=mode, storage=storage),
+        device=bench_device(idle_power_w=power, mode=mode, has_storage=storage),
     )
 
 
@@ -393,7 +393,7 @@ def varied_graph(rng, n):
         names = [f"n{k}", *(f"n{k}.b" for _ in range(rng.random() < several))]
         sizes = [0 if rng.random() < empty else rng.randint(1, most) for _ in names]
         nodes.append(
-            making(
+            make_node(
                 f"n{k}",
                 inputs,
                 [Tensor(name=n, bytes=b) for n, b in zip(names, sizes, strict=True)],
@@ -475,7 +475,7 @@ def random_step(rng, n=(3, 7), *, max_bytes=9, flops=0):
         k = len(nodes)
         if rng.random() < 0.3:
             held[f"w{k}"] = size()
-            nodes.append(state(f"w{k}", held[f"w{k}"]))
+            nodes.append(make_state_node(f"w{k}", held[f"w{k}"]))
             continue
         read = [name for name in plain if rng.random() < chance]
         reads_state = [name for name in held if rng.random() < chance]

@@ -1,4 +1,4 @@
-"""Kernels of the exported C, built for this machine in double and called on numpy arrays."""
+"""Kernels of the exported C, built for this machine in double precision, called on numpy arrays."""
 
 import ctypes
 import importlib
@@ -44,17 +44,17 @@ _TYPES = {"pm_real": ctypes.c_double, "int32_t": ctypes.c_int32, "uint32_t": cty
 _DEFINITION = re.compile(r"^(?:void|int) (pm_\w+)\(([^)]*)\)\n\{", re.MULTILINE)
 
 
-def parameters(kernel):
-    """Return the parameters of a kernel as its source has them."""
+def parse_parameters(kernel):
+    """Return the C parameters of a kernel, read from its source."""
     source = (KERNELS / f"{kernel}.c").read_text(encoding="utf-8")
-    found = dict(_DEFINITION.findall(source))
-    assert list(found) == [kernel], "a file has one external function, of the same name"
-    return tuple(" ".join(part.split()) for part in found[kernel].split(","))
+    parameters_of = dict(_DEFINITION.findall(source))
+    assert list(parameters_of) == [kernel], "a file has one external function, of the same name"
+    return tuple(" ".join(parameter.split()) for parameter in parameters_of[kernel].split(","))
 
 
 @cache
-def included():
-    """Return the options of a compiler for what kernels include, the header of all among it."""
+def include_options():
+    """Return the compiler options for the include folders of kernels; write their common header."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c"))}
     text = make_kernel_header(texts)
     header = STORE.keep("pm_kernels.h", lambda path: path.write_text(text, encoding="utf-8"))
@@ -62,18 +62,18 @@ def included():
 
 
 @cache
-def built(kernel):
-    """Return a kernel, built in double; what C leaves undefined ends the process."""
+def build_kernel(kernel):
+    """Return a kernel as a function, built in double; undefined behaviour ends the process."""
     needs("cc")
     options = ("-std=c11", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-DPM_REAL=double")
-    checks = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
-    # What generated code defines: the number of the step, which random numbers depend on.
-    text = f'#include "{kernel}.c"\n#include <stdint.h>\nuint32_t pm_random_step;\n'
-    paths = (*included(), "-xc", "-", "-lm", "-o")
-    command = ["cc", *options, *WARNINGS, *checks, *paths]
+    sanitizer_options = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
+    # Generated code defines the step number, on which random numbers depend.
+    source = f'#include "{kernel}.c"\n#include <stdint.h>\nuint32_t pm_random_step;\n'
+    paths = (*include_options(), "-xc", "-", "-lm", "-o")
+    command = ["cc", *options, *WARNINGS, *sanitizer_options, *paths]
     library = STORE.keep(
         f"{kernel}.so",
-        lambda path: subprocess.run([*command, path], input=text, text=True, check=True),
+        lambda path: subprocess.run([*command, path], input=source, text=True, check=True),
     )
     loaded = ctypes.CDLL(str(library))
     function = getattr(loaded, kernel)
@@ -81,13 +81,13 @@ def built(kernel):
     function.restype = None
     function.argtypes = [
         ctypes.c_void_p if "*" in parameter else _TYPES[parameter.split()[0]]
-        for parameter in parameters(kernel)
+        for parameter in parse_parameters(kernel)
     ]
     return function
 
 
-def real(*shape):
-    """Return random numbers in double."""
+def random_reals(*shape):
+    """Return random float64 numbers of a shape; the shape is the seed."""
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -104,35 +104,40 @@ class Memory:
         }
 
     def __getitem__(self, name):
-        """Return the elements of a buffer, which may be written."""
+        """Return the elements of a buffer as a writable view."""
         return self._arrays[name][_GUARD:-_GUARD]
 
     def execute(self, calls, *, workspace_bytes=0):
-        """Execute calls, with their workspace of the build for the device [B]."""
-        size = math.ceil(workspace_bytes / DataType.REAL.itemsize)
-        self.buffers[WORKSPACE] = Buffer(elements=size, type=DataType.REAL)
-        self._arrays[WORKSPACE] = np.full(size + 2 * _GUARD, np.nan)
+        """Execute kernel calls with a workspace; fail if a kernel writes outside its buffers.
+
+        `workspace_bytes` is the size in the build for the device [B].
+        """
+        n_elements = math.ceil(workspace_bytes / DataType.REAL.itemsize)
+        self.buffers[WORKSPACE] = Buffer(elements=n_elements, type=DataType.REAL)
+        self._arrays[WORKSPACE] = np.full(n_elements + 2 * _GUARD, np.nan)
         for call in calls:
             if call.condition and self[call.condition.counter.buffer][0] != call.condition.value:
                 continue
-            kept = []
-            arguments = [self._argument(a, kept) for a in call.arguments]
-            function = built(call.kernel)
+            constant_arrays = []
+            arguments = [
+                self._to_c_argument(argument, constant_arrays) for argument in call.arguments
+            ]
+            function = build_kernel(call.kernel)
             assert len(arguments) == len(function.argtypes), call
             function(*arguments)
         self._check_guards()
 
-    def _argument(self, argument, kept):
+    def _to_c_argument(self, argument, constant_arrays):
         if isinstance(argument, Ref):
             array = self._arrays[argument.buffer]
             assert 0 <= argument.offset <= len(array) - 2 * _GUARD, argument
             return array.ctypes.data + (_GUARD + argument.offset) * array.itemsize
         if isinstance(argument, tuple):
-            kept.append(np.asarray(argument, np.int32))
-            return kept[-1].ctypes.data
+            constant_arrays.append(np.asarray(argument, np.int32))
+            return constant_arrays[-1].ctypes.data
         if isinstance(argument, ScaledLearningRate):
             return argument.factor * self.learning_rate
-        # A pointer that is not there is the number 0.
+        # A null pointer is the number 0.
         return argument
 
     def _check_guards(self):
@@ -140,94 +145,98 @@ class Memory:
             poison = np.asarray(_POISON[self.buffers[name].type], array.dtype)
             for side in (array[:_GUARD], array[-_GUARD:]):
                 assert np.array_equal(side, np.broadcast_to(poison, side.shape), equal_nan=True), (
-                    f"buffer {name}: a kernel wrote beside it"
+                    f"buffer {name}: a kernel wrote outside it"
                 )
 
 
-def executed(step, *inputs, steps=1, program=None):
-    """Return all buffers after some steps on the same batch.
+def execute_steps(step, *inputs, steps=1, program=None):
+    """Return the memory after `steps` steps on the same batch.
 
-    Nodes run in order, or as a program of a plan says: what that frees is lost, and what it pages
-    in is what it paged out.
+    Nodes are executed in order, or by the (op, index) pairs of a plan's `program`. Freed buffers
+    are poisoned, and page-ins restore the values that page-outs stored.
     """
     memory = Memory(step.buffers, learning_rate=step.learning_rate or 0.0)
     for name, values in step.values.items():
         memory[name][...] = values
     for value, tensor in zip(step.inputs, inputs, strict=True):
         memory[value.pieces[0].buffer][...] = tensor.reshape(-1).numpy()
-    stays = {*step.values, step.loss.buffer}
-    in_order = tuple((Op.COMPUTE, k) for k in range(len(step.graph.nodes)))
-    for number in range(steps):
-        stored = {}
-        for op, index in in_order if program is None else program:
+    permanent_buffers = {*step.values, step.loss.buffer}
+    default_program = tuple((Op.COMPUTE, k) for k in range(len(step.graph.nodes)))
+    for step_number in range(steps):
+        stored_values = {}
+        for op, index in default_program if program is None else program:
             if op is Op.COMPUTE:
                 for call in step.calls[index]:
-                    built(call.kernel).random_step.value = number
-                size = step.graph.nodes[index].workspace_bytes
-                memory.execute(step.calls[index], workspace_bytes=size)
-            elif step.graph.tensors[index].name not in stays:
-                _move(memory, stored, op, step.graph.tensors[index])
+                    build_kernel(call.kernel).random_step.value = step_number
+                size_bytes = step.graph.nodes[index].workspace_bytes
+                memory.execute(step.calls[index], workspace_bytes=size_bytes)
+            elif step.graph.tensors[index].name not in permanent_buffers:
+                _transfer_or_free(memory, stored_values, op, step.graph.tensors[index])
     return memory
 
 
-def _move(memory, stored, op, tensor):
-    """Page a tensor, or free it; a replacement lies where what it replaces does."""
+def _transfer_or_free(memory, stored_values, op, tensor):
+    """Page a tensor in or out, or free it; replacements share the memory of their state."""
     if tensor.replaces is not None:
         return
     if op is Op.PAGE_OUT:
-        stored[tensor.name] = memory[tensor.name].copy()
+        stored_values[tensor.name] = memory[tensor.name].copy()
     elif op is Op.PAGE_IN:
-        memory[tensor.name][...] = stored[tensor.name]
+        memory[tensor.name][...] = stored_values[tensor.name]
     elif op is Op.FREE:
         memory[tensor.name][...] = _POISON[memory.buffers[tensor.name].type]
 
 
-def kernels(step):
-    """Return the kernels that a step calls."""
+def list_kernels(step):
+    """Return the kernel of each call of a step."""
     return [call.kernel for calls in step.calls for call in calls]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """An operation on tensors that was lowered, and what it needs to be executed."""
+    """A lowered operation, with its operands and outputs."""
 
     operation: Lowering
     tensors: Mapping[str, torch.Tensor]
-    """For each buffer of an operand a tensor that lies in it."""
-    looks: tuple[StridedView, ...]
-    """Of the operands."""
+    """Tensor of each operand, by name of its placeholder."""
+    operands: tuple[StridedView, ...]
+    """Views of the operands."""
     outputs: Mapping[int, StridedView]
+    """View of each output, by position."""
 
     def execute(self, calls=None, *, learning_rate=0.0):
-        """Return the outputs; other calls may stand for those that it was lowered to."""
-        found = [*self.looks, *self.outputs.values()]
-        sizes = {}
-        for look in found:
-            sizes[look.buffer] = max(sizes.get(look.buffer, 0), _extent(look))
-        types = {look.buffer: look.type for look in found}
+        """Execute `calls`, by default those of the operation; return the outputs by position."""
+        views = [*self.operands, *self.outputs.values()]
+        n_elements = {}
+        for view in views:
+            n_elements[view.buffer] = max(n_elements.get(view.buffer, 0), _n_elements(view))
+        types = {view.buffer: view.type for view in views}
         memory = Memory(
-            {name: Buffer(elements=size, type=types[name]) for name, size in sizes.items()},
+            {name: Buffer(elements=size, type=types[name]) for name, size in n_elements.items()},
             learning_rate=learning_rate,
         )
-        for look, tensor in zip(self.looks, self.tensors.values(), strict=True):
-            _view_of(memory, look)[...] = tensor.detach().numpy()
+        for view, tensor in zip(self.operands, self.tensors.values(), strict=True):
+            _array_of_view(memory, view)[...] = tensor.detach().numpy()
         memory.execute(
             self.operation.calls if calls is None else calls,
             workspace_bytes=self.operation.workspace_bytes,
         )
-        return {p: torch.from_numpy(_view_of(memory, o).copy()) for p, o in self.outputs.items()}
+        return {
+            position: torch.from_numpy(_array_of_view(memory, output).copy())
+            for position, output in self.outputs.items()
+        }
 
 
-def lowered(operator, *args, strides=None, in_place_of=None, **kwargs):
-    """Lower one operation on tensors, in which float64 stands for ``pm_real``.
+def lower_operation(operator, *args, strides=None, in_place_of=None, **kwargs):
+    """Lower one operation on tensors; float64 stands for ``pm_real``.
 
-    `strides` are those of outputs where they are not PyTorch's; with `in_place_of` the output 0
-    lies where the operand of that number lies.
+    `strides` are those of outputs, by position, if they differ from PyTorch's. With `in_place_of`,
+    output 0 uses the memory of the operand of that number.
     """
     for module in pkgutil.iter_modules(lowering.__path__):
         importlib.import_module(f"{lowering.__name__}.{module.name}")
     tensors = {}
-    looks = {}
+    view_of_node = {}
     graph = fx.Graph()
 
     def placeholder(tensor):
@@ -235,69 +244,78 @@ def lowered(operator, *args, strides=None, in_place_of=None, **kwargs):
         tensors[node.name] = tensor
         pointers = {t.untyped_storage().data_ptr(): n for n, t in reversed(tensors.items())}
         buffer = pointers[tensor.untyped_storage().data_ptr()]
-        looks[node] = _look(tensor, buffer, tensor.storage_offset())
+        view_of_node[node] = _make_view(tensor, buffer, tensor.storage_offset())
         node.meta["val"] = tensor
         return node
 
     with_nodes = partial(tree_map_only, torch.Tensor, placeholder)
     node = graph.call_function(operator, *with_nodes((args, kwargs)))
     node.meta["val"] = results = operator(*args, **kwargs)
-    several = results if isinstance(results, tuple | list) else (results,)
+    result_list = results if isinstance(results, tuple | list) else (results,)
     outputs = {
-        position: _look(result, f"output_{position}", 0, (strides or {}).get(position))
-        for position, result in enumerate(several)
+        position: _make_view(result, f"output_{position}", 0, (strides or {}).get(position))
+        for position, result in enumerate(result_list)
         if isinstance(result, torch.Tensor) and result.numel()
     }
     if in_place_of is not None:
-        outputs[0] = tuple(looks.values())[in_place_of]
+        outputs[0] = tuple(view_of_node.values())[in_place_of]
     lower = find_lowering(operator)
     assert lower is not None, f"nothing lowers {operator}"
-    operation = Lowering(node, looks.__getitem__, outputs)
+    operation = Lowering(node, view_of_node.__getitem__, outputs)
     lower(operation)
     return Lowered(
-        operation=operation, tensors=tensors, looks=tuple(looks.values()), outputs=outputs
+        operation=operation, tensors=tensors, operands=tuple(view_of_node.values()), outputs=outputs
     )
 
 
 def check(operator, *args, tolerance=TOLERANCE, strides=None, **kwargs):
-    """Hold an operation, lowered and executed, to what PyTorch returns.
+    """Assert that a lowered operation returns the results of PyTorch; return the operation.
 
-    One that is elementwise is also executed in place of each operand that lies like its output.
+    An elementwise operation is also executed in place of each operand with the output's layout.
     """
-    ours = lowered(operator, *args, strides=strides, **kwargs)
+    lowered_operation = lower_operation(operator, *args, strides=strides, **kwargs)
     results = operator(*args, **kwargs)
     expected = results if isinstance(results, tuple | list) else (results,)
-    _compare(ours.execute(), expected, tolerance)
-    if ours.operation.is_elementwise:
-        own = ours.outputs[0]
-        for number, look in enumerate(ours.looks):
-            if look.has_layout_of(own) and look.type is own.type:
-                again = lowered(operator, *args, strides=strides, in_place_of=number, **kwargs)
-                _compare(again.execute(), expected, tolerance)
-    return ours.operation
+    _compare(lowered_operation.execute(), expected, tolerance)
+    if lowered_operation.operation.is_elementwise:
+        output = lowered_operation.outputs[0]
+        for number, operand in enumerate(lowered_operation.operands):
+            if operand.has_layout_of(output) and operand.type is output.type:
+                in_place_operation = lower_operation(
+                    operator, *args, strides=strides, in_place_of=number, **kwargs
+                )
+                _compare(in_place_operation.execute(), expected, tolerance)
+    return lowered_operation.operation
 
 
 def check_call(operation, *tensors):
-    """Check a row of a table: an operator, what it takes behind `tensors`, and its keywords."""
-    operator, *rest = operation
-    keywords = rest.pop() if rest and isinstance(rest[-1], dict) else {}
-    return check(operator, *tensors, *rest, **keywords)
+    """Check an operation of a table: (operator, arguments after `tensors`, keywords if any)."""
+    operator, *arguments = operation
+    keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
+    return check(operator, *tensors, *arguments, **keywords)
 
 
-def _compare(found, expected, tolerance):
-    for position, tensor in found.items():
-        want = expected[position]
-        assert tensor.shape == want.shape
-        if not want.is_floating_point():
-            assert torch.equal(tensor.to(want.dtype), want), f"output {position}"
+def _compare(outputs, expected, tolerance):
+    for position, tensor in outputs.items():
+        expected_tensor = expected[position]
+        assert tensor.shape == expected_tensor.shape
+        if not expected_tensor.is_floating_point():
+            assert torch.equal(tensor.to(expected_tensor.dtype), expected_tensor), (
+                f"output {position}"
+            )
             continue
-        scale = max(1.0, float(want[want.isfinite()].abs().max()) if want.isfinite().any() else 1.0)
+        scale = max(
+            1.0,
+            float(expected_tensor[expected_tensor.isfinite()].abs().max())
+            if expected_tensor.isfinite().any()
+            else 1.0,
+        )
         torch.testing.assert_close(
-            tensor, want, rtol=tolerance, atol=tolerance * scale, equal_nan=True
+            tensor, expected_tensor, rtol=tolerance, atol=tolerance * scale, equal_nan=True
         )
 
 
-def _look(tensor, buffer, offset, strides=None):
+def _make_view(tensor, buffer, offset, strides=None):
     kind = DataType.REAL if tensor.dtype is torch.float64 else data_type(tensor.dtype)
     assert kind is not None, f"{tensor.dtype} is not exported"
     return StridedView(
@@ -309,14 +327,16 @@ def _look(tensor, buffer, offset, strides=None):
     )
 
 
-def _extent(look):
-    """Return how many elements a buffer needs for a look."""
-    ends = ((size - 1) * step for size, step in zip(look.shape, look.strides, strict=True))
-    return look.offset + sum(ends) + 1 if look.elements else look.offset
+def _n_elements(view):
+    """Return the number of elements that a buffer needs for a view."""
+    last_offsets = (
+        (size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True)
+    )
+    return view.offset + sum(last_offsets) + 1 if view.elements else view.offset
 
 
-def _view_of(memory, look):
-    array = memory[look.buffer][look.offset :]
+def _array_of_view(memory, view):
+    array = memory[view.buffer][view.offset :]
     return np.lib.stride_tricks.as_strided(
-        array, look.shape, tuple(step * array.itemsize for step in look.strides)
+        array, view.shape, tuple(stride * array.itemsize for stride in view.strides)
     )

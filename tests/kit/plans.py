@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kit.instances import random_costs, random_graph, random_schedule, random_step, seeded
-from kit.worked import bench_device, state, update
+from kit.worked import bench_device, make_state_node, make_update_node
 from poetmodel.device import Costs, StorageMode
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Instruction, Op, Plan, check_plan
@@ -103,11 +103,11 @@ def state_step():
         name="step",
         nodes=(
             operation("x", output_bytes=10),
-            state("w", 8),
+            make_state_node("w", 8),
             operation("y", output_bytes=6, inputs=("x", "w"), in_place={"y": "x"}),
-            state("v", 3),
+            make_state_node("v", 3),
             operation("g", output_bytes=9, inputs=("y", "w", "v")),
-            update("u", "g", w=8),
+            make_update_node("u", "g", w=8),
         ),
     )
 

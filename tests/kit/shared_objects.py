@@ -70,13 +70,13 @@ def build(folder, target, *, settings=()):
     shutil.rmtree(objects, ignore_errors=True)
     flags = flags_of(folder, target, settings)
     if not flags:
-        return board.build(folder, target, settings=settings)
+        return board.build_program(folder, target, settings=settings)
     names = _names(folder, objects, flags)
     for path, name in names.items():
         if STORE.path(name).exists():
             path.parent.mkdir(exist_ok=True)
             shutil.copyfile(STORE.path(name), path)
-    program = board.build(folder, target, settings=settings)
+    program = board.build_program(folder, target, settings=settings)
     for path, name in names.items():
         if path.exists():
             STORE.keep(name, lambda copy, path=path: shutil.copyfile(path, copy))

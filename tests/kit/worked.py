@@ -1,4 +1,4 @@
-"""Small graphs whose schedules can be worked out by hand, and problems over them."""
+"""Small graphs whose optimal schedules can be found by hand, and problems with these graphs."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ from poetmodel.graph import Graph, Node, Phase, Tensor, operation
 from poetmodel.problem import Problem
 
 
-def skip_graph(*, mask=False, workspace=False, **of_a):
-    """Make four nodes in a row and one tensor that skips two of them.
+def skip_graph(*, mask=False, workspace=False, **attributes_of_a):
+    """Return a graph of four nodes in a row; the last one also reads the output of the first.
 
     ====  ====== ===== ========= =============================
     node  reads  bytes workspace RAM when all is kept
@@ -19,36 +19,37 @@ def skip_graph(*, mask=False, workspace=False, **of_a):
     d     a, c   3               4 + 5 + 3 = 12, the floor
     ====  ====== ===== ========= =============================
 
-    With `mask`, `c` makes two tensors, of 4 and 1 bytes, both read by `d`; with `workspace`, `b`
-    needs 1 byte. Other attributes are of the node `a`.
+    With `mask`, `c` makes two tensors, of 4 and 1 bytes, both read by `d`. With `workspace`, `b`
+    has a workspace of 1 byte. Keywords are attributes of node `a`.
     """
-    parts = (Tensor(name="c", bytes=4), Tensor(name="c.mask", bytes=1))
+    outputs_of_c = (Tensor(name="c", bytes=4), Tensor(name="c.mask", bytes=1))
     return Graph(
         name="skip",
         nodes=(
-            operation("a", output_bytes=4, **of_a),
+            operation("a", output_bytes=4, **attributes_of_a),
             operation("b", output_bytes=6, inputs=("a",), workspace_bytes=int(workspace)),
-            making("c", ("b",), parts if mask else (Tensor(name="c", bytes=5),)),
+            make_node("c", ("b",), outputs_of_c if mask else (Tensor(name="c", bytes=5),)),
             operation("d", output_bytes=3, inputs=("a", "c", "c.mask") if mask else ("a", "c")),
         ),
     )
 
 
-def written(*lines):
-    """Make a graph of lines ``name[!] bytes[+workspace] [inputs] [@phase]``.
+def parse_graph(*lines):
+    """Return a graph from lines ``name[!] bytes[+workspace] [inputs] [@phase]``.
 
-    ``!`` is computed once, and the phase is forward unless it is stated; ``;`` parts lines too.
+    ``!`` marks a node that is not recomputable; the default phase is forward. ``;`` also separates
+    lines.
     """
     nodes = []
     for line in "; ".join(lines).split("; "):
         name, size, *words = line.split()
-        taken, _, space = size.partition("+")
+        size_text, _, workspace_text = size.partition("+")
         nodes.append(
             operation(
                 name.rstrip("!"),
-                output_bytes=int(taken),
+                output_bytes=int(size_text),
                 inputs=tuple(word for word in words if word[0] != "@"),
-                workspace_bytes=int(space or 0),
+                workspace_bytes=int(workspace_text or 0),
                 phase=next((word[1:] for word in words if word[0] == "@"), "forward"),
                 recomputable=not name.endswith("!"),
             )
@@ -56,61 +57,62 @@ def written(*lines):
     return Graph(name="written", nodes=tuple(nodes))
 
 
-def renamed(graph):
-    """Return a graph in which nodes and tensors have other names, in the same order."""
+def rename_graph(graph):
+    """Return the graph with ``_`` before each name of a node or tensor."""
     nodes = (
         replace(
             node,
             name=f"_{node.name}",
             inputs=tuple(f"_{name}" for name in node.inputs),
-            outputs=tuple(replace(made, name=f"_{made.name}") for made in node.outputs),
+            outputs=tuple(replace(tensor, name=f"_{tensor.name}") for tensor in node.outputs),
         )
         for node in graph.nodes
     )
     return replace(graph, name="renamed", nodes=tuple(nodes))
 
 
-def making(name, inputs, outputs, **more):
-    """Return a node of the forward pass that reads tensors by name and makes some."""
-    given = {"inputs": tuple(inputs), "outputs": tuple(outputs), **more}
-    return Node(name=name, op="op", phase="forward", **given)
+def make_node(name, inputs, outputs, **attributes):
+    """Return a forward node with the given inputs and outputs; keywords are further attributes."""
+    all_attributes = {"inputs": tuple(inputs), "outputs": tuple(outputs), **attributes}
+    return Node(name=name, op="op", phase="forward", **all_attributes)
 
 
-def costs_of(graph, times_s, energies_j=None, pages=None, out=None, *, device=None):
-    """Make costs; energies are the times and page-outs the page-ins unless they are given."""
+def costs_of(graph, times_s, energies_j=None, page_ins=None, page_outs=None, *, device=None):
+    """Return costs; by default, energies equal times and page-outs equal page-ins."""
     return Costs.from_arrays(
         graph,
         compute_time_s=times_s,
         compute_energy_j=times_s if energies_j is None else energies_j,
-        page_in=pages,
-        page_out=pages if out is None else out,
+        page_in=page_ins,
+        page_out=page_ins if page_outs is None else page_outs,
         device=device,
     )
 
 
 def even_costs(graph, *, page_in=(1.0, 1.0), page_out=(1.0, 1.0), device=None):
-    """Make costs of 1 s and 1 J for the first node, 2 and 2 for the second and so on.
+    """Return costs of 1 s and 1 J for the first node, 2 s and 2 J for the second, and so on.
 
-    Every page-in and page-out costs the same, (time, energy); None takes the storage away.
+    All page-ins cost `page_in`, (time, energy), and all page-outs `page_out`; None for a device
+    without storage.
     """
-    rising = [1.0 + k for k in range(len(graph.nodes))]
-    tensors = len(graph.tensors)
+    times = [1.0 + k for k in range(len(graph.nodes))]
+    n_tensors = len(graph.tensors)
     return costs_of(
         graph,
-        rising,
-        pages=None if page_in is None else [page_in] * tensors,
-        out=None if page_out is None else [page_out] * tensors,
+        times,
+        page_ins=None if page_in is None else [page_in] * n_tensors,
+        page_outs=None if page_out is None else [page_out] * n_tensors,
         device=device,
     )
 
 
 def skip_problem(**limits):
-    """State the problem of `skip_graph` with `even_costs`; by default 13 bytes of RAM.
+    """Return the problem of `skip_graph` with `even_costs`; by default 13 bytes of RAM.
 
-    Something must leave RAM while `c` is computed, and only `a` can. The baseline is 10 J.
+    While `c` is computed, `a` must not be in RAM. The baseline is 10 J.
 
     ========================== =========================================== ========
-    best schedules             how `a` is had again in stage 3             overhead
+    best schedules             how `a` is restored in stage 3               overhead
     ========================== =========================================== ========
     recomputation and paging   recomputed: 1 J                             1 J
     paging only                paged out and in: 1 J + 1 J                 2 J
@@ -121,7 +123,7 @@ def skip_problem(**limits):
 
 
 def comb_graph(teeth=3):
-    """Make a forward chain of `teeth` nodes and a backward chain that reads it in reverse.
+    """Return a forward chain of `teeth` nodes and a backward chain that reads it in reverse.
 
     Forward ``f0 f1 ...`` of 4 bytes each read their predecessor; backward ``g2 g1 g0`` of 1 byte
     each read their predecessor and the forward tensor of their number.
@@ -142,37 +144,42 @@ def comb_graph(teeth=3):
 
 
 def gap_graph():
-    """Return a, b, c, d = d(b), e = e(a): a and b wait while c, the largest, is computed."""
-    return written("a 4", "b 4", "c 5", "d 1 b", "e 1 a")
+    """Return a, b, c, d(b), e(a): a and b are idle while c, the largest, is computed."""
+    return parse_graph("a 4", "b 4", "c 5", "d 1 b", "e 1 a")
 
 
-def early_recomputation(number):
-    """State one of two problems in which a small tensor must be recomputed early.
+def early_recomputation_problem(number):
+    """Return problem 1 or 2, in which a small tensor must be recomputed before it is used.
 
-    That is in a stage where nothing uses it, because its large input is in RAM just then, and the
-    stages of its uses have no room for that. Recomputation only, every cost is 1 (baseline 5, 6).
+    Its large input is in RAM in an earlier stage, and does not fit in the stages of its uses. There
+    is no paging, and every computation costs 1 (baselines 5 and 6).
 
     1. budget 21: ``n1`` (2 B) is recomputed once, while ``n0`` (10 B) is in RAM: overhead 1.
-    2. budget 23: the same before ``n4`` and ``n5`` fill the RAM: overhead 1.
+    2. budget 23: the same, before ``n4`` and ``n5`` fill the RAM: overhead 1.
     """
     if number == 1:
-        first = written("n0 10", "n1 2 n0", "n2! 9+2 n0", "n3 9 n2", "n4 1 n1 n3")
-        return unit_problem(first, ram=21)
-    second = written("n0 10", "n1 2 n0", "n2 9+4 n0", "n3 1", "n4 9 n3", "n5 0 n1 n2 n4")
-    return unit_problem(second, ram=23)
+        first_graph = parse_graph("n0 10", "n1 2 n0", "n2! 9+2 n0", "n3 9 n2", "n4 1 n1 n3")
+        return unit_problem(first_graph, ram=21)
+    second_graph = parse_graph("n0 10", "n1 2 n0", "n2 9+4 n0", "n3 1", "n4 9 n3", "n5 0 n1 n2 n4")
+    return unit_problem(second_graph, ram=23)
 
 
 def unit_problem(graph, **limits):
-    """State a problem without paging in which every computation costs 1."""
+    """Return a problem without paging in which every computation costs 1."""
     ones = [1.0] * len(graph.nodes)
     costs = costs_of(graph, ones)
     return Problem(graph, costs, **limits)
 
 
-def comb_problem(teeth=10, ram=13, page=3.0, **limits):
-    """State a problem that takes several rounds: a comb, with pages at a middling price."""
+def comb_problem(teeth=10, ram=13, transfer_cost=3.0, **limits):
+    """Return a comb problem that takes several rounds of row generation.
+
+    Each page-in and page-out costs `transfer_cost` s and J.
+    """
     graph = comb_graph(teeth)
-    costs = even_costs(graph, page_in=(page, page), page_out=(page, page))
+    costs = even_costs(
+        graph, page_in=(transfer_cost, transfer_cost), page_out=(transfer_cost, transfer_cost)
+    )
     return Problem(graph, costs, ram=ram, **limits)
 
 
@@ -180,22 +187,22 @@ def bench_device(
     *,
     idle_power_w=0.0,
     mode=StorageMode.BLOCKING,
-    storage=True,
+    has_storage=True,
     ram_bytes=2**20,
     aux_bytes=None,
     memory_mapped=False,
 ):
-    """Make a device of round figures: 1 FLOP/s and 1 B/s at 1 W each, no latency."""
-    way = Transfer(latency_s=0.0, bytes_per_s=1.0, power_w=1.0)
+    """Return a device with 1 FLOP/s and 1 B/s at 1 W each, without latency."""
+    transfer = Transfer(latency_s=0.0, bytes_per_s=1.0, power_w=1.0)
     return Device(
         name="bench",
         ram_bytes=ram_bytes,
         aux_bytes=aux_bytes,
         compute=Compute(flops_per_s=1.0, power_w=1.0),
         storage=Storage(
-            mode=StorageMode(mode), page_in=way, page_out=way, memory_mapped=memory_mapped
+            mode=StorageMode(mode), page_in=transfer, page_out=transfer, memory_mapped=memory_mapped
         )
-        if storage
+        if has_storage
         else None,
         idle_power_w=idle_power_w,
     )
@@ -204,11 +211,12 @@ def bench_device(
 def training_chain(
     sizes, *, reads_own=True, tapes=None, workspaces=(), gradient_bytes=1, loss=True
 ):
-    """Make ``x -> f1 -> ... -> fL [-> loss] [-> gl] -> gL -> ... -> g1``.
+    """Return ``x -> f1 -> ... -> fL [-> loss -> gl] -> gL -> ... -> g1``.
 
-    Sizes are bytes of the sample and of what each layer makes. ``gk`` reads what ``fk`` read, and
-    what it made, if `reads_own`, or a second output ``fk.tape`` in its place, of the bytes in
-    `tapes`. The loss of one byte has a gradient of its own, which reads it and the last layer.
+    `sizes` are the bytes of the sample and of the output of each layer. ``gk`` reads the input of
+    ``fk`` and, if `reads_own`, the output of ``fk``; with `tapes`, its second output ``fk.tape``
+    with these bytes instead. The loss of one byte has a gradient node ``gl``, which reads the loss
+    and the output of the last layer.
     """
     layers = range(1, len(sizes))
     nodes = [operation("x", output_bytes=sizes[0], phase="input", recomputable=False)]
@@ -216,14 +224,17 @@ def training_chain(
         outputs = [Tensor(name=f"f{k}", bytes=sizes[k])]
         if tapes is not None:
             outputs.append(Tensor(name=f"f{k}.tape", bytes=tapes[k - 1]))
-        read = f"f{k - 1}" if k > 1 else "x"
+        input_name = f"f{k - 1}" if k > 1 else "x"
         nodes.append(
-            making(
-                f"f{k}", (read,), outputs, workspace_bytes=workspaces[k - 1] if workspaces else 0
+            make_node(
+                f"f{k}",
+                (input_name,),
+                outputs,
+                workspace_bytes=workspaces[k - 1] if workspaces else 0,
             )
         )
-    own = "f{}" if tapes is None else "f{}.tape"
-    before = ()
+    own_output = "f{}" if tapes is None else "f{}.tape"
+    previous_gradient = ()
     if loss:
         nodes.append(operation("loss", output_bytes=1, phase="loss", inputs=(nodes[-1].name,)))
         nodes.append(
@@ -234,39 +245,43 @@ def training_chain(
                 inputs=("loss", f"f{len(sizes) - 1}"),
             )
         )
-        before = ("gl",)
+        previous_gradient = ("gl",)
     for k in reversed(layers):
-        inputs = (f"f{k - 1}" if k > 1 else "x", *((own.format(k),) if reads_own else ()))
+        inputs = (f"f{k - 1}" if k > 1 else "x", *((own_output.format(k),) if reads_own else ()))
         node = operation(
-            f"g{k}", output_bytes=gradient_bytes, phase="backward", inputs=(*before, *inputs)
+            f"g{k}",
+            output_bytes=gradient_bytes,
+            phase="backward",
+            inputs=(*previous_gradient, *inputs),
         )
         nodes.append(node)
-        before = (node.name,)
+        previous_gradient = (node.name,)
     return Graph(name="chain", nodes=tuple(nodes))
 
 
 def chain_costs(graph, *, seconds=None, page_s=1, mode="dma"):
-    """Return costs of a graph: a second and a joule per node, or `seconds`; `page_s` per byte."""
+    """Return costs of 1 s per node, or `seconds`, and `page_s` per byte of a transfer; 1 W each."""
     times = [1] * len(graph.nodes) if seconds is None else list(seconds)
-    moves = [(page_s * tensor.bytes, page_s * tensor.bytes) for tensor in graph.tensors]
-    return costs_of(graph, times, pages=moves, device=bench_device(mode=mode))
+    transfer_costs = [(page_s * tensor.bytes, page_s * tensor.bytes) for tensor in graph.tensors]
+    return costs_of(graph, times, page_ins=transfer_costs, device=bench_device(mode=mode))
 
 
-def recomputations(problem, pairs):
-    """Return how many computations of a schedule are not the first of their node."""
+def count_recomputations(problem, pairs):
+    """Return the number of recomputations among the (stage, node) pairs of a schedule."""
     return len(pairs) - len(problem.graph.nodes)
 
 
-def state(name, size):
-    """Return a node that holds a state tensor of its own name."""
+def make_state_node(name, size):
+    """Return a node with a state tensor of the same name."""
     outputs = (Tensor(name=name, bytes=size),)
     return Node(name=name, op="parameter", phase=Phase.STATE, outputs=outputs)
 
 
-def update(name, *inputs, **replaced):
-    """Return a node that replaces state tensors, given by name with their bytes."""
+def make_update_node(name, *inputs, **replaced):
+    """Return a node that replaces state tensors; keywords are their names and bytes."""
     outputs = tuple(
-        Tensor(name=f"{old}+", bytes=size, replaces=old) for old, size in replaced.items()
+        Tensor(name=f"{state_name}+", bytes=size, replaces=state_name)
+        for state_name, size in replaced.items()
     )
     return Node(
         name=name,
@@ -278,22 +293,22 @@ def update(name, *inputs, **replaced):
     )
 
 
-def in_time_problem():
-    """State a step in which `a`, read by `d`, must be made again before `w` is replaced by `u`.
+def recompute_before_update_problem():
+    """Return a problem in which `a`, read by `d`, must be recomputed before `u` replaces `w`.
 
-    `a` reads `w`, and has no room beside the workspace of `b`. The best schedule makes it again in
-    stage 4, that of `u`, for 1 J; pages are dearer.
+    `a` reads `w`, and does not fit beside the workspace of `b`. The best schedule recomputes `a` in
+    stage 4, that of `u`, for 1 J; transfers cost more.
     """
     graph = Graph(
         name="in time",
         nodes=(
             operation("c", output_bytes=1, phase="input"),
-            state("w", 1),
+            make_state_node("w", 1),
             operation("a", output_bytes=10, inputs=("c", "w")),
             operation("b", output_bytes=1, inputs=("c",), workspace_bytes=10),
-            update("u", "b", w=1),
+            make_update_node("u", "b", w=1),
             operation("d", output_bytes=1, inputs=("a",)),
         ),
     )
-    costs = costs_of(graph, [1, 0, 1, 1, 1, 1], pages=[(9, 9)] * len(graph.tensors))
+    costs = costs_of(graph, [1, 0, 1, 1, 1, 1], page_ins=[(9, 9)] * len(graph.tensors))
     return Problem(graph, costs, ram=14)

@@ -7,7 +7,7 @@ import torch
 
 from kit.digits import state_after
 from kit.export_agreement import batches_like
-from kit.kernel_calls import kernels
+from kit.kernel_calls import list_kernels
 from kit.programs import needs
 from kit.rotation import rotating
 from kit.traced_models import Through
@@ -83,8 +83,8 @@ def test_gradients_of_weights_are_no_tensors(model, batch, made):
     gone = set(two.graph.tensor_index) - set(joined.graph.tensor_index)
     weights = [p.numel() for p in model().parameters() if p.dim() > 1]
     assert sorted(two.buffers[name].elements for name in gone) == sorted(weights)
-    assert {kernel: kernels(joined).count(kernel) for kernel in made} == made
-    assert not {"pm_conv2d_dw", "pm_depthwise_dw"} & set(kernels(joined))
+    assert {kernel: list_kernels(joined).count(kernel) for kernel in made} == made
+    assert not {"pm_conv2d_dw", "pm_depthwise_dw"} & set(list_kernels(joined))
     assert len(joined.graph.nodes) == len(two.graph.nodes) - len(weights)
     assert not gone & joined.buffers.keys()
     assert checkpoint_all_peak_bytes(joined.graph) < checkpoint_all_peak_bytes(two.graph)
@@ -101,8 +101,8 @@ def test_small_gradients_of_large_images_stay():
     model(inputs[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     step = lower(model, torch.nn.functional.cross_entropy, inputs, optimizer=optimizer)
-    assert "pm_conv2d_dw" in kernels(step)
-    assert "pm_conv2d_dw_sgd" not in kernels(step)
+    assert "pm_conv2d_dw" in list_kernels(step)
+    assert "pm_conv2d_dw_sgd" not in list_kernels(step)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_parting_is_undone_by_fusing(model, kernel):
     assert again.graph == joined.graph
     assert fuse_updates(joined) is joined
     tiles = divide_step(joined, 640)
-    assert kernels(tiles).count(kernel) > kernels(joined).count(kernel)
+    assert list_kernels(tiles).count(kernel) > list_kernels(joined).count(kernel)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_parting_is_undone_by_fusing(model, kernel):
 def test_gradients_that_something_else_reads_stay(model, rule):
     """Another rule, a norm of all gradients, the caller, a sum over two uses: nothing changes."""
     step, _ = captured(model(), **rule)
-    assert "pm_mm" in kernels(step)
-    assert "pm_mm_sgd" not in kernels(step)
+    assert "pm_mm" in list_kernels(step)
+    assert "pm_mm_sgd" not in list_kernels(step)
     assert split_fused_updates(step).graph == step.graph
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kit.commands import invoke, refused
 from kit.export_agreement import QUICK_BUILD, Exported
-from kit.kernel_calls import executed, kernels
+from kit.kernel_calls import execute_steps, list_kernels
 from kit.programs import needs
 from kit.rotation import rotating
 from kit.shared_objects import build
@@ -104,7 +104,10 @@ def pair(look, kind=torch.uint8, *, infer=False):
 
 def same(step, x, other, y):
     """Hold loss and state of two steps after some batches to each other, bit by bit."""
-    found, expected = executed(step, x, LABELS, steps=2), executed(other, y, LABELS, steps=2)
+    found, expected = (
+        execute_steps(step, x, LABELS, steps=2),
+        execute_steps(other, y, LABELS, steps=2),
+    )
     np.testing.assert_array_equal(found[step.loss.buffer], expected[other.loss.buffer])
     states = {value.name: value for value in other.states}
     for value in step.states:
@@ -130,8 +133,8 @@ def test_a_table_has_the_bits_of_what_a_model_makes_of_bytes(look, kind):
     """One call takes the place of the formula: the step is that of real numbers, bit by bit."""
     (x, step), (y, plain) = pair(look, kind)
     assert rows_of(step) == [LOOKS[look][0]]
-    assert kernels(step).count("pm_lookup") == 1
-    assert kernels(step).count("pm_mul") == kernels(plain).count("pm_mul")
+    assert list_kernels(step).count("pm_lookup") == 1
+    assert list_kernels(step).count("pm_mul") == list_kernels(plain).count("pm_mul")
     assert [value.type for value in step.inputs] == [str(x.dtype).removeprefix("torch."), "int32"]
     assert input_bytes(step) == x.numel() + 8
     same(step, x, plain, y)
@@ -155,8 +158,8 @@ def test_what_depends_on_more_than_a_byte_and_its_channel_stays(rows, look):
     step = lowered(model, x)
     assert rows_of(step) == rows
     expected = functional.cross_entropy(copy.deepcopy(model)(x), LABELS)
-    found = executed(step, x, LABELS)[step.loss.buffer]
-    if "pm_dropout" not in " ".join(kernels(step)):
+    found = execute_steps(step, x, LABELS)[step.loss.buffer]
+    if "pm_dropout" not in " ".join(list_kernels(step)):
         assert found == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -167,7 +170,7 @@ def test_bytes_may_be_labels():
     x, y = torch.randn(2, 6), LABELS.to(torch.uint8)
     step = lower(model, loss, (x, y))
     expected = loss(model(x), y).item()
-    assert executed(step, x, y)[step.loss.buffer] == pytest.approx(expected, rel=1e-6)
+    assert execute_steps(step, x, y)[step.loss.buffer] == pytest.approx(expected, rel=1e-6)
     assert rows_of(step) == []
 
 
@@ -268,7 +271,7 @@ def test_an_option_says_what_bytes_mean(text, look, tmp_path):
     step = with_byte_inputs(plain, {"inputs[0]": text})
     same(step, x, plain, y)
     same(tile_step(step, 600), x, plain, y)
-    assert "pm_lookup" in kernels(step.inference)
+    assert "pm_lookup" in list_kernels(step.inference)
     save_step(step, tmp_path / "x.step.json")
     same(load_step(tmp_path / "x.step.json"), x, plain, y)
     assert reserved_bytes(plain, STACK_BYTES) - reserved_bytes(step, STACK_BYTES) == 3 * x.numel()

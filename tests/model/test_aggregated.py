@@ -18,7 +18,7 @@ from kit.oracle import optimum
 from kit.own_rows import constrained
 from kit.relaxation import CLOSE, least, random_rows, relaxation_of
 from kit.rotation import parts
-from kit.worked import costs_of, written
+from kit.worked import costs_of, parse_graph
 from poetmodel.backends.layout import to_standard_form
 from poetmodel.graph import Graph, operation
 from poetmodel.model import aggregated
@@ -47,7 +47,7 @@ def problem_of(graph, *, page=9.0, dear="", **limits):
     """State a problem in which every computation costs 1, those of the nodes in `dear` 100."""
     compute = [100.0 if node.name in dear.split() else 1.0 for node in graph.nodes]
     pages = [(page, page)] * len(graph.tensors)
-    costs = costs_of(graph, compute, pages=pages)
+    costs = costs_of(graph, compute, page_ins=pages)
     return Problem(graph, costs, **{"ram": 12, **limits})
 
 
@@ -116,7 +116,7 @@ def test_what_a_reader_makes_stays_in_place_of_what_it_alone_reads():
     Groups are stages 0-3, 4 and 5-6; `a` and `o` have two readers each. What goes and what comes
     may meet other transfers in a makespan.
     """
-    graph = written("a 6", "i 4 a", "o 4 i", "q 1", "r 1 a", "z 6 o", "y 6 o")
+    graph = parse_graph("a 6", "i 4 a", "o 4 i", "q 1", "r 1 a", "z 6 o", "y 6 o")
     problem = problem_of(graph)
     found = build_relaxation(problem, Grouping(7, frozenset({3, 4})), [True] * 7)
     i, o = 1, 2
@@ -127,7 +127,7 @@ def test_what_a_reader_makes_stays_in_place_of_what_it_alone_reads():
     assert not any(found.kept[o, a] in found.fixed for a in later)
     assert (found.events.page_in_groups[i], found.events.page_in_groups[o]) == ((), (2,))
     assert i not in found.paged_out
-    graph = written("a 6", "i 4 a", "o 4 i", "q 1", "r 1 a", "z 6 o", "y 6 o")
+    graph = parse_graph("a 6", "i 4 a", "o 4 i", "q 1", "r 1 a", "z 6 o", "y 6 o")
     problem = problem_of(graph, deadline="99 s", deadline_counts="overlap")
     found = build_relaxation(problem, Grouping(7, frozenset({3, 4})), [True] * 7)
     assert found.events.dominated_keeps == frozenset()
@@ -137,7 +137,7 @@ def test_what_a_reader_makes_stays_in_place_of_what_it_alone_reads():
 NOT_DOMINATED = {
     # Row 2 has room for `i` and not for `o`.
     "more bytes": (
-        written("i 2", "o 4 i", "q 9", "z 1 o"),
+        parse_graph("i 2", "o 4 i", "q 9", "z 1 o"),
         "i",
         12,
         Grouping(4, frozenset({2})),
@@ -146,7 +146,7 @@ NOT_DOMINATED = {
     # Stage 4 computes `x` again, for `y`, so that `i` can be. `o` has no room beside both, nor in
     # stage 5, beside `y`.
     "no room at the step": (
-        written("x 6", "i 4 x", "o 4+3 i", "q 11", "y 4 x", "r 5 y", "z 1 o"),
+        parse_graph("x 6", "i 4 x", "o 4+3 i", "q 11", "y 4 x", "r 5 y", "z 1 o"),
         "x",
         14,
         Grouping(7, frozenset({2, 3, 5}), frozenset({(4, 2), (5, 2)})),
@@ -154,7 +154,7 @@ NOT_DOMINATED = {
     ),
     # Stage 6 has `x` for `i` and stage 8 `y` for `j`: only there is `o` made of both.
     "another input": (
-        written("x 6", "i 4 x", "y 6", "j 4 y", "o 4 i j", "q 10", "s 1 x", "r 8", "z 1 y o"),
+        parse_graph("x 6", "i 4 x", "y 6", "j 4 y", "o 4 i j", "q 10", "s 1 x", "r 8", "z 1 y o"),
         "x y",
         12,
         Grouping(9, frozenset({4, 5, 7})),

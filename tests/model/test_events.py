@@ -87,7 +87,7 @@ def one_node(
         [compute[0], 1, 1],
         [compute[1], 1, 1],
         pages if storage else None,
-        device=bench_device(idle_power_w=idle_power_w, storage=storage),
+        device=bench_device(idle_power_w=idle_power_w, has_storage=storage),
     )
     return Problem(graph, costs, **{"ram": 20, **limits})
 

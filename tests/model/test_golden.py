@@ -24,7 +24,7 @@ import pyomo.environ as pyo
 import pytest
 from pyomo.repn import generate_standard_repn
 
-from kit.worked import costs_of, even_costs, skip_graph, state, update
+from kit.worked import costs_of, even_costs, make_state_node, make_update_node, skip_graph
 from poetmodel.graph import Graph, operation
 from poetmodel.model import FORMULATIONS, build
 from poetmodel.model.arrays import Model
@@ -110,12 +110,12 @@ def state_problem():
         name="step",
         nodes=(
             operation("x", output_bytes=10),
-            state("w", 8),
-            state("v", 3),
+            make_state_node("w", 8),
+            make_state_node("v", 3),
             operation("h", output_bytes=6, inputs=("x", "w"), in_place={"h": "x"}),
             operation("g", output_bytes=7, inputs=("h", "v"), in_place={"g": "h"}),
             operation("z", output_bytes=5, inputs=("h",)),
-            update("u", "g", w=8),
+            make_update_node("u", "g", w=8),
         ),
     )
     costs = costs_of(

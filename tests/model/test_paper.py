@@ -12,7 +12,7 @@ from kit.instances import random_instance, random_instances, seeded
 from kit.oracle import optimum
 from kit.own_rows import own_rows_problem
 from kit.rotation import parts
-from kit.worked import costs_of, even_costs, making, skip_graph, skip_problem, written
+from kit.worked import costs_of, even_costs, make_node, parse_graph, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import ModelError
 from poetmodel.graph import Graph, Node, Tensor, operation
@@ -95,7 +95,7 @@ def several_outputs():
         name="several",
         nodes=(
             operation("a", output_bytes=4),
-            making("b", ("a",), made),
+            make_node("b", ("a",), made),
             operation("c", output_bytes=1, inputs=("b", "mask")),
             Node(name="log", op="op", phase="forward", inputs=("c",)),
             operation("d", output_bytes=1, inputs=("a", "b", "mask", "c")),
@@ -110,7 +110,7 @@ def test_outputs_of_a_node_are_one_tensor():
     """
     graph = several_outputs()
     pages = [(float(i), 10.0 * i) for i in range(len(graph.tensors))]
-    costs = costs_of(graph, [1] * 5, pages=pages)
+    costs = costs_of(graph, [1] * 5, page_ins=pages)
     problem = Problem(graph, costs, ram="90%", deadline="150%")
     reduced = merge_outputs(problem)
     assert reduced.graph.tensor_bytes == (4, 6, 1, 0, 1)
@@ -139,7 +139,7 @@ def test_rules_of_a_users_own_hold_on_a_reduced_model():
         graph, nodes=(*graph.nodes[:3], operation("big", output_bytes=6), graph.nodes[-1])
     )
     pages = [(5.0, 5.0)] + [(0.1, 0.1)] * (len(graph.tensors) - 1)
-    costs = costs_of(graph, [1] * 5, pages=pages)
+    costs = costs_of(graph, [1] * 5, page_ins=pages)
     problem = Problem(graph, costs, ram=13, recompute=False)
     mask = graph.outputs_of[1][1]
     paged = []
@@ -258,12 +258,12 @@ def admitted():
 @pytest.mark.parametrize("deadline", [None, 6.0, 7.0])
 def test_it_states_algorithm_1(ram, deadline):
     """The optimum is that of an independent, exhaustive reading of the paper."""
-    graph = written("a 3", "b 2 a", "c 1 a b")
+    graph = parse_graph("a 3", "b 2 a", "c 1 a b")
     costs = costs_of(
         graph,
         COMPUTE_J,
-        pages=[(1.0, into) for into, _ in PAGE_J],
-        out=[(1.0, out) for _, out in PAGE_J],
+        page_ins=[(1.0, into) for into, _ in PAGE_J],
+        page_outs=[(1.0, out) for _, out in PAGE_J],
     )
     problem = Problem(graph, costs, ram=ram, deadline=deadline, deadline_counts="compute")
     expected = [
@@ -328,7 +328,7 @@ def late_page_out(**limits):
     ``z`` is computed beside ``x`` (9 + 5 B of 20), so ``y`` (7 B) must be out of RAM before; it can
     go to storage when it is made, but ``paper`` pages out only what a stage begins with.
     """
-    graph = written("x 9", "y 7 x", "z 5 x", "w 2 x y")
+    graph = parse_graph("x 9", "y 7 x", "z 5 x", "w 2 x y")
     cheap = (0.25, 0.25)
     return Problem(graph, even_costs(graph, page_in=cheap, page_out=cheap), ram=20, **limits)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kit.plans import PAGED, plan, state_step
-from kit.worked import even_costs, skip_graph, state, update
+from kit.worked import even_costs, make_state_node, make_update_node, skip_graph
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
@@ -170,10 +170,10 @@ def pair_step():
         name="step",
         nodes=(
             operation("x", output_bytes=10),
-            state("w", 8),
+            make_state_node("w", 8),
             operation("y", output_bytes=6, inputs=("x", "w"), in_place={"y": "x"}),
-            state("v", 3),
-            update("u", "y", w=8),
+            make_state_node("v", 3),
+            make_update_node("u", "y", w=8),
         ),
     )
 

@@ -7,7 +7,7 @@ import pytest
 from kit.instances import random_costs, random_graph, random_schedule, seeded
 from kit.least_makespan import least_makespan_s
 from kit.plans import bus_costs, lower_bound_s, plan, plan_cases, random_state_case
-from kit.worked import comb_graph, even_costs, skip_graph, state, update
+from kit.worked import comb_graph, even_costs, make_state_node, make_update_node, skip_graph
 from poetmodel.device import Costs
 from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
@@ -249,9 +249,9 @@ def layers():
     nodes = [operation("x", output_bytes=1)]
     for layer, before in enumerate(("x", "y0", "y1")):
         nodes += [
-            state(f"w{layer}", 10),
+            make_state_node(f"w{layer}", 10),
             operation(f"y{layer}", output_bytes=1, inputs=(before, f"w{layer}")),
-            update(f"u{layer}", f"y{layer}", **{f"w{layer}": 10}),
+            make_update_node(f"u{layer}", f"y{layer}", **{f"w{layer}": 10}),
         ]
     graph = Graph(name="layers", nodes=tuple(nodes))
     times = [0.0, *([0.0, 4.0, 1.0] * 3)]

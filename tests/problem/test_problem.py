@@ -196,7 +196,7 @@ def test_device_gives_ram_storage_and_idle_power(graph, costs):
     assert (stated.deadline_s, stated.energy_budget_j) == (None, None)
     assert (stated.ram_budget_bytes, stated.aux_limit_bytes) == (60, 7)
     assert Problem(graph, costs, ram=50).deadline_counts is DeadlineCounts.SERIAL
-    device = bench_device(storage=False)
+    device = bench_device(has_storage=False)
     assert Problem(graph, replace(costs, device=device)).deadline_counts is DeadlineCounts.SERIAL
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.commands import invoke  # noqa: E402
-from kit.kernel_calls import executed  # noqa: E402
+from kit.kernel_calls import execute_steps  # noqa: E402
 from kit.quantized_networks import (  # noqa: E402
     Inverted,
     converted,
@@ -108,7 +108,7 @@ def test_exported_c_has_the_bytes_of_the_definition():
         logits = net(inputs[0])
     found = dict(found)
     step = with_inference(lower(net, loss_fn, inputs), net, loss_fn, inputs)
-    memory = executed(step, *inputs)
+    memory = execute_steps(step, *inputs)
     kinds = {name for name, buffer in step.buffers.items() if buffer.type is DataType.INT8}
     made = kinds & found.keys()
     assert len(made) == len(found) - 1  # all but what dequantizes

@@ -10,7 +10,7 @@ from kit.closed_form import simulated_bluntly
 from kit.instances import random_schedule, random_step, seeded
 from kit.rotation import parts
 from kit.strategies import graphs
-from kit.worked import bench_device, renamed, state, update
+from kit.worked import bench_device, make_state_node, make_update_node, rename_graph
 from poetmodel.device import Costs, Device
 from poetmodel.errors import CostError
 from poetmodel.graph import (
@@ -293,7 +293,7 @@ def test_checkpoint_all_has_the_profile_of_the_graph(graph):
 def test_names_change_nothing(graph, seed):
     """Other names in the same order give the same figures."""
     schedule = random_schedule(seeded(seed), graph)
-    assert simulate(renamed(graph), None, schedule) == simulate(graph, None, schedule)
+    assert simulate(rename_graph(graph), None, schedule) == simulate(graph, None, schedule)
 
 
 # -- size --------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_a_step_has_all_four_kinds():
     and made again: 2 * 7 B of activations beside 4 of the step before.
     """
     nodes = (
-        state("w", 100),
+        make_state_node("w", 100),
         operation("x", output_bytes=10),
         operation("y", output_bytes=8, inputs=("x", "w")),
         Node(
@@ -390,7 +390,7 @@ def test_a_step_has_all_four_kinds():
             workspace_bytes=20,
             in_place=(("dw", "y"),),
         ),
-        update("u", "dw", w=100),
+        make_update_node("u", "dw", w=100),
     )
     schedule = Schedule(
         R=tuple((t, t) for t in range(5)), S_RAM=((2, 1), (3, 2), (4, 3)), resident=(0,)

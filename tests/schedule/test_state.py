@@ -9,7 +9,7 @@ import pytest
 from kit.closed_form import simulated_bluntly
 from kit.instances import random_graph, random_schedule, random_step, seeded
 from kit.rotation import parts
-from kit.worked import bench_device, state, update
+from kit.worked import bench_device, make_state_node, make_update_node
 from poetmodel.device import Costs, Device, Storage, StorageMode
 from poetmodel.errors import ScheduleError
 from poetmodel.graph import (
@@ -30,11 +30,11 @@ def step():
         name="step",
         nodes=(
             operation("x", output_bytes=10),
-            state("w", 8),
-            state("v", 3),
+            make_state_node("w", 8),
+            make_state_node("v", 3),
             operation("y", output_bytes=6, inputs=("x", "w"), in_place={"y": "x"}),
             operation("g", output_bytes=8, inputs=("y", "w")),
-            update("u", "g", w=8),
+            make_update_node("u", "g", w=8),
             operation("z", output_bytes=1, inputs=("x",)),
         ),
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.instances import random_graph, random_instance, random_schedule, random_step, seeded
-from kit.worked import bench_device, even_costs, skip_graph, skip_problem, state
+from kit.worked import bench_device, even_costs, make_state_node, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph import Graph, operation
@@ -498,7 +498,7 @@ def test_outputs_are_in_place_where_the_simulator_has_them_so():
 
 def test_state_on_storage_has_ram_at_its_limit():
     """Steps with less room than a state tensor on storage takes are those that keep it there."""
-    w, v = state("w", 8), state("v", 3)
+    w, v = make_state_node("w", 8), make_state_node("v", 3)
     nodes = (
         w,
         v,

@@ -45,7 +45,7 @@ from kit.oracle import optimum
 from kit.own_rows import larger_own_rows_problem, own_rows_problem, stage_rows_problem
 from kit.relaxation import run_rounds
 from kit.rotation import parts
-from kit.worked import bench_device, costs_of, early_recomputation
+from kit.worked import bench_device, costs_of, early_recomputation_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import LicenceError
 from poetmodel.graph import Graph, floor
@@ -424,7 +424,7 @@ def test_early_recomputations_are_found(number, way):
 
     Both graphs have overhead 1; stages with uses, and what they draw in, give 2 and 3.
     """
-    problem = early_recomputation(number)
+    problem = early_recomputation_problem(number)
     assert optimum(problem).value == problem.baseline_energy_j + 1.0
     assert not fault(problem, way)
 

@@ -7,7 +7,7 @@ import pytest
 from kit.claims import faults
 from kit.instances import seeded, state_problem
 from kit.own_rows import state_rows_problem
-from kit.worked import state, update
+from kit.worked import make_state_node, make_update_node
 from poetmodel import planner
 from poetmodel.device import Costs, Device
 from poetmodel.device.generation import GenerationLayout
@@ -74,11 +74,11 @@ def test_commits_are_exact(way, make, seeds):
 def small_step():
     """Return a step that updates a weight of 100 B and a counter of 4 B, and reads one of 40 B."""
     nodes = (
-        state("w", 100),
-        state("n", 4),
-        state("f", 40),
+        make_state_node("w", 100),
+        make_state_node("n", 4),
+        make_state_node("f", 40),
         operation("y", output_bytes=20, inputs=("w", "f"), flops=1000),
-        update("step", "y", w=100, n=4),
+        make_update_node("step", "y", w=100, n=4),
     )
     return Graph(name="small", nodes=nodes)
 

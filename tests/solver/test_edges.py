@@ -255,7 +255,9 @@ def transfers(time_s, energy_j, *, sizes=(4, 4, 8), ram=12, **limits):
             operation("d", output_bytes=1, inputs=("a", "b")),
         ),
     )
-    costs = costs_of(graph, [1] * 4, pages=[(time_s, energy_j), *[(1, 1)] * 3], out=[(1, 1)] * 4)
+    costs = costs_of(
+        graph, [1] * 4, page_ins=[(time_s, energy_j), *[(1, 1)] * 3], page_outs=[(1, 1)] * 4
+    )
     return Problem(graph, costs, ram=ram, **limits)
 
 

@@ -20,7 +20,7 @@ from kit.worked import (
     comb_problem,
     costs_of,
     even_costs,
-    renamed,
+    rename_graph,
     skip_graph,
     skip_problem,
 )
@@ -605,7 +605,7 @@ def test_the_result_carries_what_was_requested_and_what_was_solved():
     by_default = solve(skip_problem())
     assert (by_default.formulation, by_default.backend) == ("lazy", "highs")
     for problem in random_instances(20, (3, 5), seed=32, minimize="energy", switches=False):
-        table, graph = problem.table, renamed(problem.graph)
+        table, graph = problem.table, rename_graph(problem.graph)
         costs = costs_of(
             graph,
             table.compute_time_s,

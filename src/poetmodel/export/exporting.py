@@ -253,7 +253,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     tile_choice = parse_tile(tile)
     may_page = paging and _load_costs(step, board, profile).pages is not None
     budget_bytes = ram_bytes - reserved_ram_bytes
-    undivided_step, first_weights = step, Weights.from_step(step)
+    undivided_step, initial_weights = step, Weights.from_step(step)
     smallest_plan, zero_offsets = make_smallest_program(step)
     deployment = Deployment(
         step=step,
@@ -275,7 +275,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     )
     if board.flash is not None and min_weight_bytes(step) > board.flash.size_bytes:
         # Tiles need more flash than the whole step.
-        check_flash(_with_program_bytes(deployment, first_weights), are_lower_bounds=True)
+        check_flash(_with_program_bytes(deployment, initial_weights), are_lower_bounds=True)
 
     def make_problem(step: LoweredStep) -> Problem:
         return Problem(
@@ -303,10 +303,10 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     )
     tile_bytes, step = chosen_tiles.tile_bytes, chosen_tiles.step
     if tile_bytes is not None:
-        first_weights = Weights.from_step(step)
+        initial_weights = Weights.from_step(step)
         deployment = replace(deploy_tiles(tile_bytes, step), tile_trials=chosen_tiles.trials)
         sample_storage = deployment.replay
-    check_flash(_with_program_bytes(deployment, first_weights), are_lower_bounds=True)
+    check_flash(_with_program_bytes(deployment, initial_weights), are_lower_bounds=True)
     min_bytes = needed_bytes(step, board, paging=may_page)
     if min_bytes > budget_bytes:
         hints = _ram_hints(
@@ -367,7 +367,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         commit=bool(deployment.rotating_state),
         has_more_ram=ram_bytes < board.ram_bytes,
     )
-    deployment = _with_program_bytes(deployment, first_weights)
+    deployment = _with_program_bytes(deployment, initial_weights)
     check_flash(deployment)
     write_folder(deployment, folder, command=command)
     return deployment

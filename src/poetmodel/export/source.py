@@ -201,9 +201,8 @@ class StepSource:
 
     def _program_values(self) -> TemplateValues:
         """Return the template values of ``pm_step.c``: arena map, tables, lists and programs."""
-        tables = "\n\n".join(
-            self._generate_tables()
-        )  # before the lists, because tables add to these
+        # Tables precede lists, because they add lists.
+        tables = "\n\n".join(self._generate_tables())
         lists = [
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
             for values, name in self.program.lists.items()
@@ -230,8 +229,8 @@ class StepSource:
     def _describe_arena(self) -> Iterator[str]:
         """Yield a comment line for each copy of a tensor and each workspace in the arena.
 
-        A line has offset, size, and the first and last node during its lifetime; `-` is the time
-        between steps.
+        A line has the offset, the size, and the first and last node of the lifetime; ``-`` stands
+        for the time between steps.
         """
         graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
@@ -262,15 +261,15 @@ class StepSource:
 
     def _generate_tables(self) -> Iterator[str]:
         """Yield the C tables of slots, buffers, state, samples, migrated state and gradients."""
-        slots = self.deployment.page_bytes
+        slot_bytes = self.deployment.page_bytes
         if self.deployment.generation_names:
-            slots = (*slots, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
-        yield _define_table("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
+            slot_bytes = (*slot_bytes, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
+        yield _define_table("const uint32_t pm_slot_bytes[]", map(str, slot_bytes), empty="0")
         yield _define_table("const pm_buffer_t pm_buffers[]", map(self._buffer_row, self._buffers))
-        pieces: list[str] = []
-        states = [self._tensor_row(tensor, pieces) for tensor in self.step.states]
-        yield _define_table("const pm_piece_t pm_pieces[]", pieces)
-        yield _define_table("const pm_pieces_t pm_state_pieces[]", states)
+        piece_rows: list[str] = []
+        state_rows = [self._tensor_row(tensor, piece_rows) for tensor in self.step.states]
+        yield _define_table("const pm_piece_t pm_pieces[]", piece_rows)
+        yield _define_table("const pm_pieces_t pm_state_pieces[]", state_rows)
         tensors_by_kind = {"inputs": self.step.inputs, "states": self.step.states}
         for kind, tensors in (tensors_by_kind | {"gradients": self.step.gradients}).items():
             yield _define_table(f"const pm_tensor_t pm_{kind}_info[]", map(_make_info_row, tensors))
@@ -281,8 +280,8 @@ class StepSource:
             yield _define_table("const uint32_t pm_saved[]", saved_rows)
         replay = self.deployment.replay
         if replay is not None:
-            sizes = map(str, replay.tensor_bytes)
-            yield _define_table("const uint32_t pm_sample_parts[]", sizes)
+            tensor_sizes = map(str, replay.tensor_bytes)
+            yield _define_table("const uint32_t pm_sample_parts[]", tensor_sizes)
             input_indices = map(str, replay.front.inputs)
             yield _define_table("const uint32_t pm_sample_inputs[]", input_indices, empty="0")
         migration = self.deployment.migration

@@ -130,8 +130,8 @@ def _find_inner_sizes(arguments: Mapping[str, Any]) -> list[int]:
 
 def _loop_sizes(shape: tuple[int, ...]) -> list[int]:
     """Return the sizes of a shape table, the innermost first, as in ``pm_each.h``."""
-    rank, *sizes_and_steps = shape
-    return sizes_and_steps[:: len(sizes_and_steps) // rank]
+    rank, *sizes_and_strides = shape
+    return sizes_and_strides[:: len(sizes_and_strides) // rank]
 
 
 def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:

@@ -217,17 +217,17 @@ class _IndexPredictor:
         """Nodes in the order of their first computations."""
         self.n_computed = 0
         """Number of nodes of `new_nodes` that were computed."""
-        self._last = dict.fromkeys(_OPS_BY_CODE, 0)
-        self._last[Op.COMPUTE] = -1
-        self._computed = 0
+        self._last_index_of = dict.fromkeys(_OPS_BY_CODE, 0)
+        self._last_index_of[Op.COMPUTE] = -1
+        self._last_computed = 0
 
     def predict(self, op: Op) -> int:
         """Return the predicted index of an operation."""
         if op == Op.COMPUTE:
-            return self._last[op] + 1
+            return self._last_index_of[op] + 1
         if op == Op.PAGE_OUT:
-            return bisect_left(self.node_of, self._computed)
-        return self._last[op]
+            return bisect_left(self.node_of, self._last_computed)
+        return self._last_index_of[op]
 
     def is_due(self, k: int, *, n_unregistered: int) -> bool:
         """Return whether node `k` is the next first computation.
@@ -241,13 +241,13 @@ class _IndexPredictor:
         """Mark the next `count` nodes of `new_nodes` as computed."""
         if count:
             self.n_computed += count
-            self._computed = self.new_nodes[self.n_computed - 1]
+            self._last_computed = self.new_nodes[self.n_computed - 1]
 
     def register(self, op: Op, index: int) -> None:
         """Update the prediction with a record."""
-        self._last[op] = index
+        self._last_index_of[op] = index
         if op == Op.COMPUTE:
-            self._computed = index
+            self._last_computed = index
 
 
 def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:

@@ -44,13 +44,13 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
     given_steps = [step for step in steps if mode == StorageMode.DMA or step.op != Op.WAIT]
     freed_after = last_uses_by_position(homes, given_steps)
     program: list[Instruction] = []
-    pending: dict[
+    pending_transfers: dict[
         int, Op
     ] = {}  # Transfers without a wait, by tensor, in the order of their starts.
 
     def insert_wait(i: int, position: int) -> None:
         """Insert a wait for tensor `i` at a position of the program, if a transfer is pending."""
-        if pending.pop(i, None) is not None:
+        if pending_transfers.pop(i, None) is not None:
             program.insert(position, Instruction(Op.WAIT, i))
 
     for position, step in enumerate(given_steps):
@@ -58,17 +58,19 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
         if op == Op.COMPUTE:
             inputs = homes.inputs[index]
             for i in [
-                i for i, pending_op in pending.items() if pending_op == Op.PAGE_IN and i in inputs
+                i
+                for i, pending_op in pending_transfers.items()
+                if pending_op == Op.PAGE_IN and i in inputs
             ]:
                 insert_wait(i, _wait_position(program, i))
         elif op == Op.PAGE_OUT:
             insert_wait(index, len(program))
         elif op == Op.WAIT:
-            pending.pop(index, None)
+            pending_transfers.pop(index, None)
         program.append(step)
         if mode == StorageMode.DMA and op in _TRANSFERS:
-            pending[index] = op
-        for i in _order_frees(homes, step, freed_after.get(position, []), pending):
+            pending_transfers[index] = op
+        for i in _order_frees(homes, step, freed_after.get(position, []), pending_transfers):
             insert_wait(i, len(program))
             program.append(Instruction(Op.FREE, i))
     return homes.from_steps(program)

@@ -292,10 +292,10 @@ class _ConstraintReader:
             )
         limits: dict[str, float] = {}
         for key in keys:
-            amount = self._parse_amount(
+            bound = self._parse_amount(
                 table[key], unit, f"{label}.{key}", is_unit_known=is_unit_known
             )
-            limits |= dict.fromkeys(_BOUNDS_OF_KEY[key], amount)
+            limits |= dict.fromkeys(_BOUNDS_OF_KEY[key], bound)
         return limits
 
     def _parse_amount(self, value: object, unit: str, label: str, *, is_unit_known: bool) -> float:

@@ -51,11 +51,11 @@ class Job:
             faults.append(f"samples: expected a whole number from 1, got {shown(samples)}")
         for name in ("within", "battery"):
             try:
-                amount = getattr(self, f"{name}_{'s' if name == 'within' else 'j'}")
+                number = getattr(self, f"{name}_{'s' if name == 'within' else 'j'}")
             except BudgetError as error:
                 faults.extend(error.faults)
                 continue
-            if amount == 0:
+            if number == 0:
                 faults.append(f"{name}: expected more than 0, got {shown(getattr(self, name))}")
         if faults:
             raise BudgetError(faults)

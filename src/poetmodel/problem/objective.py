@@ -118,9 +118,9 @@ class UserSum:
 
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
         """Return the excess of the sum over its baseline: a single pass plus `rewards`."""
-        extra = simulation.total(self.graph, self.terms, only_excess=True)
-        overhead = extra - self.rewards
-        scale = max(abs(extra), abs(self.rewards))
+        excess = simulation.total(self.graph, self.terms, only_excess=True)
+        overhead = excess - self.rewards
+        scale = max(abs(excess), abs(self.rewards))
         return overhead if overhead > ROUNDING_ERROR * scale else 0.0
 
 

@@ -62,29 +62,29 @@ class _PresenceTracker:
         """Tensors of the spans that begin with each stage."""
         self.tensors_until: Rows = defaultdict(list)
         """Tensors of the spans that end with each stage."""
-        for i, first, last in spans:
-            self.tensors_from[first].append(i)
-            self.tensors_until[last].append(i)
-        self.listed: set[int] = set()
+        for i, first_stage, last_stage in spans:
+            self.tensors_from[first_stage].append(i)
+            self.tensors_until[last_stage].append(i)
+        self.listed_tensors: set[int] = set()
         """Tensors that the schedule lists in the current stage."""
-        self.missing: list[int] = []
+        self.missing_tensors: list[int] = []
         """Listed tensors that are absent, ascending."""
 
     def enter_stage(self, t: int, present_tensors: Container[int]) -> list[int]:
         """Move to stage `t` and return the listed tensors that are not in `present_tensors`."""
-        self.listed.difference_update(self.tensors_until.get(t - 1, ()))
+        self.listed_tensors.difference_update(self.tensors_until.get(t - 1, ()))
         new_tensors = self.tensors_from.get(t)
         # A listed tensor that is present is not freed. So only tensors of new spans, and tensors
         # that were missing before, can be missing.
-        if new_tensors or self.missing:
-            self.listed.update(new_tensors or ())
-            candidates = {*self.missing, *(new_tensors or ())} & self.listed
-            self.missing = sorted(i for i in candidates if i not in present_tensors)
-        return self.missing
+        if new_tensors or self.missing_tensors:
+            self.listed_tensors.update(new_tensors or ())
+            candidates = {*self.missing_tensors, *(new_tensors or ())} & self.listed_tensors
+            self.missing_tensors = sorted(i for i in candidates if i not in present_tensors)
+        return self.missing_tensors
 
     def is_listed_next(self, t: int, i: int) -> bool:
         """Return whether stage ``t + 1`` lists tensor `i`; `t` is the current stage."""
-        continues = i in self.listed and i not in self.tensors_until.get(t, ())
+        continues = i in self.listed_tensors and i not in self.tensors_until.get(t, ())
         return continues or i in self.tensors_from.get(t + 1, ())
 
 
@@ -101,8 +101,10 @@ class _Compiler:
         for entry, fault in state_faults.items():
             self._add_fault(entry, fault)
         self.computed = self._valid_rows("R", schedule.R, {})
-        self.kept = _PresenceTracker(self._valid_spans("S_RAM", schedule.kept, state_faults))
-        self.stored = _PresenceTracker(self._valid_spans("S_AUX", schedule.stored, state_faults))
+        self.ram_tracker = _PresenceTracker(self._valid_spans("S_RAM", schedule.kept, state_faults))
+        self.storage_tracker = _PresenceTracker(
+            self._valid_spans("S_AUX", schedule.stored, state_faults)
+        )
         self.paged_in = self._valid_rows("M_in", schedule.M_in, state_faults)
         self.paged_out = self._valid_rows("M_out", schedule.M_out, state_faults)
         self.in_ram: set[int] = set()
@@ -206,10 +208,10 @@ class _Compiler:
         Adds a fault for each tensor that the schedule lists in RAM or on storage when the stage
         begins, but that is absent from RAM or storage.
         """
-        for i in self.kept.enter_stage(t, self.in_ram):
+        for i in self.ram_tracker.enter_stage(t, self.in_ram):
             fault = f"{self._tensor_label(i)} is not in RAM when stage {t} begins"
             self._add_fault(("S_RAM", t, i), fault)
-        for i in self.stored.enter_stage(t, self.on_storage):
+        for i in self.storage_tracker.enter_stage(t, self.on_storage):
             fault = f"{self._tensor_label(i)} is not on storage when stage {t} begins"
             self._add_fault(("S_AUX", t, i), fault)
 
@@ -224,8 +226,8 @@ class _Compiler:
         for k in sorted(computed_nodes):  # Ascending, so that later uses overwrite earlier ones.
             paged_in_tensors += self.homes.outputs[k]
             last_use_of.update(dict.fromkeys(self.homes.inputs[k], k))
-        freed_tensors = {i for i in paged_in_tensors if not self.kept.is_listed_next(t, i)}
-        freed_tensors.update(self.in_ram.intersection(self.kept.tensors_until.get(t, ())))
+        freed_tensors = {i for i in paged_in_tensors if not self.ram_tracker.is_listed_next(t, i)}
+        freed_tensors.update(self.in_ram.intersection(self.ram_tracker.tensors_until.get(t, ())))
         self.in_ram.update(paged_in_tensors)
         frees_after: dict[int, list[int]] = {}
         for i in sorted(freed_tensors):
@@ -273,7 +275,7 @@ class _Compiler:
                 append(Instruction(Op.FREE, i))
 
     def _page_in_fault(self, t: int, i: int) -> str:
-        if i not in self.on_storage or i not in self.stored.listed:
+        if i not in self.on_storage or i not in self.storage_tracker.listed_tensors:
             return f"{self._tensor_label(i)} is not on storage when stage {t} begins"
         return f"{self._tensor_label(i)} is in RAM already" if i in self.in_ram else ""
 

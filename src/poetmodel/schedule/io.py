@@ -290,9 +290,9 @@ def validate_schedule(values: object, *, source: str) -> ScheduleFile:
         raise ScheduleError(
             f"{source}: R: the file contains no schedule (status {file.status or 'unknown'})"
         )
-    missing = [name for name in RELATIONS if getattr(file, name) is None]
-    if missing:
-        raise ScheduleError(f"{name}: missing" for name in missing).with_prefix(source)
+    missing_relations = [name for name in RELATIONS if getattr(file, name) is None]
+    if missing_relations:
+        raise ScheduleError(f"{name}: missing" for name in missing_relations).with_prefix(source)
     return file
 
 

@@ -112,7 +112,7 @@ class Fault(NamedTuple):
     """Message for users."""
     position: int
     """Position of the instruction; the length of the program for violations at its end."""
-    missing: int | None = None
+    missing_input: int | None = None
     """The input of a computation that is not in RAM; None for other violations."""
 
 

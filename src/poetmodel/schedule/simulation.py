@@ -164,19 +164,19 @@ class Simulation:
             kind, stage, name = Key.parse(key)
             if stage is not None:
                 index = graph.node_index if kind == Count.RECOMPUTATIONS else graph.tensor_index
-                amount: Fraction | float = int((kind, stage, index[name]) in self.stage_entries)
+                term_value: Fraction | float = int((kind, stage, index[name]) in self.stage_entries)
             elif kind == Count.RECOMPUTATIONS:
-                amount = self.recomputations.get(graph.node_index[name], 0)
+                term_value = self.recomputations.get(graph.node_index[name], 0)
             elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
                 counts = self.page_ins if kind == Count.PAGE_INS else self.page_outs
-                amount = counts.get(graph.tensor_index[name], 0)
+                term_value = counts.get(graph.tensor_index[name], 0)
             elif kind == Count.RESIDENT:
                 is_resident = graph.tensor_index[name] in self.resident
-                amount = is_resident - only_excess  # In a single pass, all state is in RAM.
+                term_value = is_resident - only_excess  # In a single pass, all state is in RAM.
             else:
-                amount = self._total_value(key, only_excess=only_excess)
-            is_integer = is_integer and isinstance(coefficient, int) and isinstance(amount, int)
-            value += Fraction(coefficient) * Fraction(amount)
+                term_value = self._total_value(key, only_excess=only_excess)
+            is_integer = is_integer and isinstance(coefficient, int) and isinstance(term_value, int)
+            value += Fraction(coefficient) * Fraction(term_value)
         return int(value) if is_integer else float(value)
 
     def _total_value(self, key: str, *, only_excess: bool) -> Fraction | float:
@@ -366,8 +366,10 @@ def _collect_violations(
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
     missing_inputs: dict[int, list[str]] = {}
     for fault in machine.faults:
-        if fault.missing is not None:
-            missing_inputs.setdefault(fault.position, []).append(repr(tensors[fault.missing].name))
+        if fault.missing_input is not None:
+            missing_inputs.setdefault(fault.position, []).append(
+                repr(tensors[fault.missing_input].name)
+            )
     violations = list(faults)
     for position, names in missing_inputs.items():
         t, k = steps[position]

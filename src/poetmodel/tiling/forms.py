@@ -289,7 +289,7 @@ _PLANE_KERNELS: Final = {
     "pm_bilinear2d": ("out", "x"),
     "pm_bilinear2d_backward": ("dx", "dy"),
 }
-"""Kernels on channels, with the tensors whose strides are in ``strides``; other tensors have one
+"""Kernels on planes, with the parameters whose strides are in ``steps``; other tensors have one
 number per channel."""
 _SCALAR_PARAMETERS: Final = frozenset(("steps", "product"))
 """Parameters of updates that point to one element."""

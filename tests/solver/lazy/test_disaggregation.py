@@ -14,7 +14,7 @@ from kit.relaxation import (
     whole_points,
 )
 from kit.rotation import parts
-from kit.worked import comb_graph, in_time_problem
+from kit.worked import comb_graph, recompute_before_update_problem
 from poetmodel.model.events import Events
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
@@ -87,7 +87,7 @@ def test_what_comes_back_does_so_at_its_first_reader():
 
 def test_readers_of_state_are_recomputed_before_replacement():
     """And stays to its reader, in the same group."""
-    problem = in_time_problem()
+    problem = recompute_before_update_problem()
     relaxation = relaxation_of(problem, Grouping(6, frozenset({3})))
     raw = solved(relaxation)
     placement = placed(relaxation, raw.x)

@@ -183,8 +183,8 @@ def test_the_budget_is_what_a_point_keeps_within():
     assert relaxation.claimed_ram_bytes(point) == 13
     least = relaxation_of(skip_problem(minimize="ram"), Grouping(4, frozenset({2})))
     point = [0.0] * least.form.n_columns
-    point[least.peak] = 12 / 13
+    point[least.peak_column] = 12 / 13
     assert least.claimed_ram_bytes(point) == pytest.approx(12, rel=2 * ROUNDING)
     assert least.claimed_ram_bytes(point) > 12
-    point[least.peak] = 1.0
+    point[least.peak_column] = 1.0
     assert least.claimed_ram_bytes(point) == 13  # never above the budget

@@ -73,9 +73,9 @@ class Weight(Array):
             replace(
                 self,
                 name=f"{self.name}.{number}",
-                shape=(min(channels_per_tile, channels - first), *self.shape[1:]),
+                shape=(min(channels_per_tile, channels - first_channel), *self.shape[1:]),
             )
-            for number, first in enumerate(range(0, channels, channels_per_tile))
+            for number, first_channel in enumerate(range(0, channels, channels_per_tile))
         )
 
 

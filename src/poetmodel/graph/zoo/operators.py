@@ -249,21 +249,21 @@ def add(name: str, *terms: Value) -> Declaration:
     term of that shape, so the backward pass needs no node and no copy. A term that lacks leading
     dimensions is broadcast along them; a node sums its gradient over them.
     """
-    first = terms[0]
+    first_term = terms[0]
     for term in terms[1:]:
-        if term.shape != first.shape[len(first.shape) - len(term.shape) :]:
-            raise InputError(f"{name}: shapes {first.shape} and {term.shape} cannot be added")
-    broadcast_indices = [k for k, term in enumerate(terms) if term.shape != first.shape]
-    y = first.new_value(name, *first.shape)
+        if term.shape != first_term.shape[len(first_term.shape) - len(term.shape) :]:
+            raise InputError(f"{name}: shapes {first_term.shape} and {term.shape} cannot be added")
+    broadcast_indices = [k for k, term in enumerate(terms) if term.shape != first_term.shape]
+    y = first_term.new_value(name, *first_term.shape)
     return Declaration(
         name=name,
         op="add",
         inputs=terms,
         outputs=(y,),
         in_place=y,
-        other_flops=(len(terms) - 1) * first.size,
+        other_flops=(len(terms) - 1) * first_term.size,
         parts=tuple(
-            Gradient(suffix=f"input{k}", target=terms[k], flops=first.size)
+            Gradient(suffix=f"input{k}", target=terms[k], flops=first_term.size)
             for k in broadcast_indices
         ),
         same_gradient_inputs=tuple(

@@ -245,7 +245,7 @@ class StateOptions:
 def _split_amount(amount: int, tiles: Sequence[Weight]) -> list[int]:
     """Divide `amount` among tiles in proportion to their channels; the integers sum to it."""
     ends = list(accumulate((tile.shape[0] for tile in tiles), initial=0))
-    return [amount * end // ends[-1] - amount * first // ends[-1] for first, end in pairwise(ends)]
+    return [amount * end // ends[-1] - amount * begin // ends[-1] for begin, end in pairwise(ends)]
 
 
 def _omit_untrained_gradients(

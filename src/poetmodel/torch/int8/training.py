@@ -62,9 +62,9 @@ class TrainedLayer(QuantizedLayer):
     """
 
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
-        """Copy a layer with scales coarser by `headroom`, and residuals if `rounding` has them.
+        """Copy a layer with scales coarser by `headroom`, and residuals if `rounding` stores them.
 
-        Registers the layer with the check of optimizers.
+        Registers the layer for the check that refuses its weights in PyTorch's optimizers.
         """
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
@@ -140,16 +140,18 @@ def subtract_gradient(
     for first_row in range(0, len(weight), block_rows):  # blocks keep temporary memory small
         block = slice(first_row, first_row + block_rows)
         scale = weight_scale if weight.ndim == _DEPTHWISE else weight_scale[block]
-        weights = [tensor[block] for tensor in state]
+        block_state = [tensor[block] for tensor in state]
         change = -gradient[block] if maximize else gradient[block]
         if weight_decay:
-            change = change + real_weight(weights, scale) * weight_decay
+            change = change + real_weight(block_state, scale) * weight_decay
         change = change * lr / broadcast_per_output(scale, weight)
-        if len(weights) > 1:
-            update_16_bits(weights[0], weights[1], change)
+        if len(block_state) > 1:
+            update_16_bits(block_state[0], block_state[1], change)
         elif draws is not None:
             first_element = first_row * weight[0].numel()
-            update_stochastic(weights[0], draws.uniform(weights[0], first=first_element), change)
+            update_stochastic(
+                block_state[0], draws.uniform(block_state[0], first=first_element), change
+            )
 
 
 def real_weight(state: Sequence[Tensor], weight_scale: Tensor) -> Tensor:

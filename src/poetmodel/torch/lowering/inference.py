@@ -184,7 +184,7 @@ def _capture_forward(
 
 @contextmanager
 def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Set a model to evaluation mode inside, and restore the mode of each module."""
+    """Set a model to evaluation mode inside the context, then restore the mode of each module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -370,7 +370,7 @@ def _lower_batch_count(op: Lowering) -> None:
     op.call("pm_count_to", op.value(count), 1, op.node.target.batches)
 
 
-def _update_sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, rate: Rate) -> None:
+def _lower_sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, rate: Rate) -> None:
     constants = (rate, -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
     if not rule.momentum:
         op.call("pm_sgd", *state, gradient, gradient.elements, *constants)
@@ -387,8 +387,8 @@ def _update_sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, ra
     )
 
 
-def _update_adam(op: Lowering, rule: Adam, state: Views, gradient: StridedView, rate: Rate) -> None:
-    """Call the kernel of Adam or AMSGrad, and count the step."""
+def _lower_adam(op: Lowering, rule: Adam, state: Views, gradient: StridedView, rate: Rate) -> None:
+    """Add the calls of Adam or AMSGrad and of its step count."""
     parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     op.call(
@@ -399,10 +399,10 @@ def _update_adam(op: Lowering, rule: Adam, state: Views, gradient: StridedView, 
     op.call("pm_add_one", step_count, 1)
 
 
-def _update_nadam(
+def _lower_nadam(
     op: Lowering, rule: NAdam, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Call the kernel of NAdam, and update step count and momentum product."""
+    """Add the calls of NAdam, and of its step count and momentum product."""
     parameter, step_count, product, *moments = state
     beta1, beta2 = map(float, rule.betas)
     momentum_constants = (beta1, rule.momentum_decay * math.log(NADAM_DECAY))
@@ -415,10 +415,10 @@ def _update_nadam(
     op.call("pm_nadam_count", step_count, product, 1, *momentum_constants)
 
 
-def _update_rmsprop(
+def _lower_rmsprop(
     op: Lowering, rule: RmsProp, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Call the RMSprop kernel with or without momentum and centring, and count the step."""
+    """Add the calls of RMSprop, with or without momentum and centring, and of its step count."""
     parameter, step_count, *moments = state
     momentum_constants = (float(rule.momentum),) if rule.momentum > 0 else ()
     sign, decay, _ = _decay_constants(rule)
@@ -431,10 +431,10 @@ def _update_rmsprop(
     op.call("pm_add_one", step_count, 1)
 
 
-def _update_adagrad(
+def _lower_adagrad(
     op: Lowering, rule: Adagrad, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Call the kernel of Adagrad, and count the step."""
+    """Add the calls of Adagrad and of its step count."""
     parameter, step_count, total = state
     sign, decay, _ = _decay_constants(rule)
     op.call(
@@ -445,10 +445,10 @@ def _update_adagrad(
     op.call("pm_add_one", step_count, 1)
 
 
-def _update_adamax(
+def _lower_adamax(
     op: Lowering, rule: Adamax, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Call the kernel of Adamax, and count the step."""
+    """Add the calls of Adamax and of its step count."""
     parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     sign, decay, _ = _decay_constants(rule)
@@ -460,10 +460,10 @@ def _update_adamax(
     op.call("pm_add_one", step_count, 1)
 
 
-def _update_radam(
+def _lower_radam(
     op: Lowering, rule: RAdam, state: Views, gradient: StridedView, rate: Rate
 ) -> None:
-    """Call the kernel of RAdam, and count the step."""
+    """Add the calls of RAdam and of its step count."""
     parameter, step_count, *moments = state
     beta1, beta2 = map(float, rule.betas)
     max_length, scale = 2.0 / (1.0 - beta2) - 1.0, -2.0 / _safe_log(beta2)
@@ -477,14 +477,14 @@ def _update_radam(
 
 
 _UPDATES: Final[dict[type[Rule], Callable[..., None]]] = {
-    Sgd: _update_sgd,
-    Adam: _update_adam,
-    AdamW: _update_adam,
-    NAdam: _update_nadam,
-    RmsProp: _update_rmsprop,
-    Adagrad: _update_adagrad,
-    Adamax: _update_adamax,
-    RAdam: _update_radam,
+    Sgd: _lower_sgd,
+    Adam: _lower_adam,
+    AdamW: _lower_adam,
+    NAdam: _lower_nadam,
+    RmsProp: _lower_rmsprop,
+    Adagrad: _lower_adagrad,
+    Adamax: _lower_adamax,
+    RAdam: _lower_radam,
 }
 
 

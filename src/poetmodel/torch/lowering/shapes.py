@@ -39,7 +39,7 @@ _MAX_MODE: Final = 2
 
 @lowers(aten.cat.default)
 def _lower_cat(op: Lowering) -> None:
-    """Copy each nonempty tensor to its slice of the output."""
+    """Lower a concatenation to copies of all nonempty tensors to slices of the output."""
     out = op.output()
     pieces = [op.value(argument) for argument in op.args[0]]
     pieces = [piece for piece in pieces if piece.shape != (0,)]
@@ -83,7 +83,7 @@ def _lower_slice_backward(op: Lowering) -> None:
 
 @lowers(aten.select_backward.default)
 def _lower_select_backward(op: Lowering) -> None:
-    """Fill the output with 0, then copy the gradient to the selected index."""
+    """Lower to a fill with 0 and a copy of the gradient to the selected index."""
     gradient, _, dimension, index = op.args
     out = op.output()
     fill(op, out, 0)
@@ -111,7 +111,7 @@ def _lower_select_scatter(op: Lowering) -> None:
 
 @lowers(aten.repeat.default)
 def _lower_repeat(op: Lowering) -> None:
-    """Copy the input to each tile of the output."""
+    """Lower a repetition to a copy of the input for each tile of the output."""
     x, out = op.value(op.args[0]), op.output()
     x = x.broadcast((1,) * (len(out.shape) - len(x.shape)) + x.shape)
     tile_indices = product(*(range(count) for count in op.args[1]))
@@ -172,7 +172,7 @@ def _roll_pieces(
 
 @lowers(aten.tril.default, aten.triu.default)
 def _lower_tril(op: Lowering) -> None:
-    """Copy the lower or upper triangle of each matrix, and set the other elements to 0."""
+    """Lower the lower or upper triangle of each matrix; its other elements become 0."""
     x, out = op.value(op.args[0]), op.output()
     *_, row, column = range(len(x.shape))
     if x.type is DataType.INT32:
@@ -300,7 +300,7 @@ def _lower_embedding(op: Lowering) -> None:
 
 @lowers(aten.embedding_dense_backward.default)
 def _lower_embedding_dense_backward(op: Lowering) -> None:
-    """Fill the gradient of the table with 0, then add the gradient of each index to its row."""
+    """Lower the gradient of a table: fill with 0, then add each index's gradient to its row."""
     gradient, indices, row_count, padding_index, scales_by_frequency = op.args
     if scales_by_frequency:
         op.refuse("scale_grad_by_freq=True has no kernel; leave it out")
@@ -330,7 +330,7 @@ def _lower_embedding_bag(op: Lowering) -> None:
 
 @lowers(aten._embedding_bag_backward.default)
 def _lower_embedding_bag_backward(op: Lowering) -> None:
-    """Fill the table's gradient with 0, then add the gradients of all bags."""
+    """Lower the gradient of a table: fill with 0, then add the gradients of all bags."""
     (
         gradient,
         *bags,
@@ -409,7 +409,7 @@ def _lower_indexing(
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def _lower_index_put(op: Lowering) -> None:
-    """Copy the tensor, then write or add values at indices of some dimensions."""
+    """Lower a copy of the tensor, and a scatter of values at indices of some dimensions."""
     x, indices, values, accumulate = op.args
     out = op.output()
     copy(op, out, op.value(x))
@@ -520,7 +520,7 @@ def _lower_gather(op: Lowering) -> None:
 
 @lowers(aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
 def _lower_scatter(op: Lowering) -> None:
-    """Copy the tensor, then write or add values at indices along a dimension."""
+    """Lower a copy of the tensor, and a scatter of values at indices along a dimension."""
     x, dimension, index, values = op.args
     out, index = op.output(), op.value(index)
     copy(op, out, op.value(x))

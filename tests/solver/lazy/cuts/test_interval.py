@@ -13,7 +13,7 @@ from kit.oracle import optimum
 from kit.own_rows import with_random_rows
 from kit.relaxation import CLOSE, activity, least, random_rows, relaxation_of, solved, whole_points
 from kit.rotation import parts
-from kit.worked import comb_graph, even_costs, unit_problem, written
+from kit.worked import comb_graph, even_costs, parse_graph, unit_problem
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.heuristics.partial_schedule import PartialSchedule
@@ -56,7 +56,7 @@ def spread_problem():
     `a` (1 B) is read by `k` (4 B), and that by the last three nodes. Between them lie stages that
     fill the RAM.
     """
-    graph = written("a! 1", "k 4 a", "x! 4", "y! 4 x", "u! 0 k", "z! 4 y", "v! 0 k z")
+    graph = parse_graph("a! 1", "k 4 a", "x! 4", "y! 4 x", "u! 0 k", "z! 4 y", "v! 0 k z")
     return unit_problem(graph, ram=9)
 
 
@@ -316,7 +316,7 @@ def test_rows_of_a_graph_by_hand():
     With the peak minimized the budget of a row is a column, and there are none.
     """
     large = [f"{name} 10" for name in "abcd"]
-    graph = written(*large, "small 1", "full 1", "end 1 a b small", "last 1 c d end")
+    graph = parse_graph(*large, "small 1", "full 1", "end 1 a b small", "last 1 c d end")
     relaxation = relaxation_of(unit_problem(graph, ram=26), Grouping(8, frozenset({5})))
     rows = {
         tuple(sorted((-value for value in cut.values), reverse=True)): -cut.lower
