@@ -166,7 +166,7 @@ def test_a_page_is_written(step, tmp_path):
     for key, value in shown.items():
         assert value_at_path({"step": found}, key) == value
     assert "Equal" in page.text
-    assert "Kept" in page.text
+    assert "Met" in page.text
     assert found["call"] in page.text
     assert "estimated for device rpi4b" in page.text
     assert page.values["A", "valid"] is True
