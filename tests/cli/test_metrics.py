@@ -29,7 +29,7 @@ def added(monkeypatch, key, of, unit=MetricUnit.COUNT, group=Group.MEMORY):
         unit=unit,
         meaning="made up for a test",
         group=group,
-        read=of,
+        value_of=of,
         files=frozenset(Display),
         tables=frozenset(Display),
     )
@@ -110,7 +110,7 @@ def _of_plans(metric):
     plans = frozenset({Display.PLAN_FILE, Display.PLAN, Display.VERIFY_PLAN})
     return Metric(
         **{name: getattr(metric, name) for name in ("key", "name", "unit", "meaning", "group")},
-        read=metric.value_of,
+        value_of=metric.value_of,
         files=plans,
         tables=plans,
     )

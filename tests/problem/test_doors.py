@@ -68,7 +68,7 @@ def test_options_of_commands_reach_the_problem():
 
 def test_entries_of_files_reach_the_problem():
     """Each key of the problem in a schedule file."""
-    problem = ProblemEntry(**LIMITS).problem(stated().graph, stated().costs)
+    problem = ProblemEntry(**LIMITS).to_problem(stated().graph, stated().costs)
     assert problem.to_dict() == LIMITS
 
 

@@ -667,7 +667,7 @@ def test_state_moves_where_another_plan_has_other_homes(tmp_path, rollback):
     with twins.compiled(storage=tmp_path, ram="60%", rollback=rollback) as step:
         assert not twins.trained(step, 2)
         now, before = step.compiled, on_storage(step)
-        paged = page_everything(now._problem())
+        paged = page_everything(now._build_problem())
         assert paged is not None
         now.plan, now.check = now._make_plan(replace(now.result, schedule=paged))
         old, now.runner = now.runner, now._make_runner(now.plan)

@@ -49,7 +49,7 @@ def test_a_fact_is_said_once_for_json_and_for_people():
 def constraint(name, value, key="page_ins:a", **limits):
     """Return the value of a constraint on one total."""
     row = Constraint(name=name, terms={key: 1}, **limits)
-    return ConstraintValue(row=row, value=value, slack=0)
+    return ConstraintValue(row=row, value=value, tolerance=0)
 
 
 def test_constraints_are_told_with_value_and_limits():

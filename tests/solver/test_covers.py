@@ -183,8 +183,8 @@ def test_no_point_that_keeps_a_signed_row_is_lost(part, whole):
             assert (found is None) == (sum(values * x) <= limit), (values, limit, x)
             if found is not None:
                 excluded += 1
-                assert found.violation(x) >= 1.0
-                assert all(found.violation(y) == 0.0 for y in kept)
+                assert found.max_violation(x) >= 1.0
+                assert all(found.max_violation(y) == 0.0 for y in kept)
     assert excluded > part.share(100)
 
 
