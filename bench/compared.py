@@ -173,11 +173,6 @@ def in_own_order(problem: Problem) -> dict[str, Any]:
 SAME: Final = "recompute-only"
 """A method that is left out: it is equal to ``checkmate``, because energy is proportional to time
 in all problems here."""
-UNRECORDED: Final = ("checkmate-rounding", "lower-sets")
-"""Methods newer than the record, left out unless ``--set own=NAME`` names them.
-
-Emptied by the next record of all methods.
-"""
 OF_STATE: Final = ("resident", "zero-offload")
 """Methods that only differ from others on graphs with state."""
 WITHOUT_BACKWARD: Final = (OPTIMAL, GREEDY, "dtr", "capuchin", "chen-sqrt")
@@ -188,7 +183,7 @@ def methods_of(kind: str) -> tuple[str, ...]:
     """Return the methods for a kind of problems, the optimum first."""
     if kind == LAYERED:
         return WITHOUT_BACKWARD
-    left_out = (SAME, *UNRECORDED, *(() if kind == STEPS else OF_STATE))
+    left_out = (SAME, *(() if kind == STEPS else OF_STATE))
     shipped = (name for name in METHODS if name not in left_out)
     others = (PAPER,) if kind == PUBLISHED else ()
     return (*shipped, GREEDY, SELECTIVE, *VARIANTS, OWN_ORDER, *others)
