@@ -58,10 +58,10 @@ class Events:
             if e in groups
         )
 
-    def segment(self, i: int, first_group: int, group: int) -> int | None:
-        """Return the segment `a` whose keep has tensor `i` in RAM at the beginning of `group`.
+    def keep_index(self, i: int, first_group: int, group: int) -> int | None:
+        """Return the index `a` of the keep that has tensor `i` in RAM when `group` begins.
 
-        None if no segment of the tensor spans that. `first_group` is the group of the tensor's
+        None if no keep of the tensor spans that. `first_group` is the group of the tensor's
         first computation.
         """
         events = self.event_groups[i]

@@ -41,8 +41,8 @@ class StepView:
         group_of = self.m.events.group_of
         if t >= len(group_of):
             return None
-        segment = self.m.events.segment(i, group_of[self.graph.node_of[i]], group_of[t])
-        return None if segment is None else self.m.kept[i, segment]
+        a = self.m.events.keep_index(i, group_of[self.graph.node_of[i]], group_of[t])
+        return None if a is None else self.m.kept[i, a]
 
     def recompute_column(self, t: int, k: int) -> int | None:
         """Return the column of ``R[t,k]``, ``k < t``; None if it is zero."""

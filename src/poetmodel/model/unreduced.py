@@ -136,7 +136,7 @@ def _add_storage_rows(m: Model) -> None:
 
     ::
 
-        sum(bytes[i] * stored[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_bytes
+        sum(bytes[i] * stored[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_limit_bytes
         stored[i] >= M_out[t,i]
     """
     problem = m.problem

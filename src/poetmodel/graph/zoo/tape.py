@@ -261,7 +261,7 @@ class Tape:
                 continue
             yield from builder.make_missing_nodes(*declaration.weights)
             yield _forward_node(declaration, declaration.weights)
-            yield from builder.make_renewal_nodes(declaration)
+            yield from builder.make_statistics_nodes(declaration)
         yield from (node for _, node in inputs)
 
 
