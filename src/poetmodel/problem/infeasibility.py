@@ -55,7 +55,11 @@ def infeasibility_proof(problem: Problem, ending: str = "together", *, ram: bool
 
 
 def describe_limits(problem: Problem, *, ram: bool = True) -> str:
-    """Return the limits of a problem as a phrase; without `ram`, omit the RAM budget."""
+    """Return the limits and user-defined constraints of a problem as a phrase.
+
+    Forbidden recomputation or paging is listed; storage that holds all tensors is not, nor, without
+    `ram`, the RAM budget.
+    """
     phrases = [f"the RAM budget of {problem.ram_budget_bytes:,} B"] if ram else []
     if problem.deadline_s is not None:
         phrases.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")

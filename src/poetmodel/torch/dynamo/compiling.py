@@ -208,9 +208,10 @@ class Backend(GraphPlanner):
     def _compile_graph(
         self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
     ) -> Callable[..., Any]:
-        """Compile a graph whose calls may have different plans.
+        """Compile a graph; with a frontier, its calls may have different plans.
 
-        `backward` compiles the backward pass.
+        Without one, or for a prediction, all calls execute the only variant. `backward` compiles
+        the backward pass.
         """
         first_variant = self._compile_variant(module, inputs, backward, **options)
         frontier = self._frontier
