@@ -260,6 +260,7 @@ INPUTS = Component(
 def _add_storage_rows(m: Model) -> None:
     """Limit the auxiliary storage, whose space is not reused.
 
+    Adds no row without a storage limit. Tensors that start on storage do not count as paged out.
     State that is not resident uses storage; its replacement uses the same space::
 
         sum(bytes[i] * paged_out[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_limit_bytes

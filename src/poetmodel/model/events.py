@@ -401,7 +401,8 @@ class _EventFinder:
     def _select_useful_groups(self, k: int, candidates: Sequence[int]) -> tuple[int, ...]:
         """Return the `candidates` in which a recomputation of node `k` can help.
 
-        An output may then be absent, and is used in the same group or later.
+        An output may then be absent, and is used in the same group or later. Returns all candidates
+        if `is_free` is None.
         """
         if self.is_free is None:
             return tuple(candidates)

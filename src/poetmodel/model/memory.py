@@ -253,8 +253,9 @@ class _StageTerms:
         return ~is_counted_as_copy
 
     def _output_terms(self, k: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the terms of outputs and workspace of step `k`, and their constant bytes.
+        """Return terms (bytes, column) of outputs and workspace of step `k`, and constant bytes.
 
+        These are 0 for a recomputation (`k` before the stage), whose bytes are terms.
         An output counts its bytes minus those of an input that it overwrites. If the input is
         needed after the step, terms add the subtracted bytes again.
         """

@@ -57,9 +57,9 @@ def infeasibility_proof(problem: Problem, ending: str = "together", *, ram: bool
 
 
 def describe_limits(problem: Problem, *, ram: bool = True) -> str:
-    """Return the limits of a problem, and the forbidden decisions, as a phrase.
+    """Return the limits, user-defined constraints and forbidden decisions as a phrase.
 
-    Without `ram`, the phrase omits the RAM budget.
+    Storage that holds all tensors is omitted, and without `ram` the RAM budget.
     """
     return ", ".join(_limit_phrases(problem, ram=ram)) + _forbidden_text(problem)
 

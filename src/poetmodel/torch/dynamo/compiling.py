@@ -213,9 +213,10 @@ class Backend(GraphPlanner):
         backward_compiler: Any,
         **options: Any,
     ) -> Callable[..., Any]:
-        """Compile a graph whose calls may have different plans.
+        """Compile a graph; with a frontier, its calls may have different plans.
 
-        `backward_compiler` compiles the backward pass.
+        Without one, or for a prediction, all calls execute the only variant. `backward_compiler`
+        compiles the backward pass.
         """
         first_variant = self._compile_variant(module, inputs, backward_compiler, **options)
         frontier = self._frontier

@@ -67,9 +67,10 @@ def _convert_pass_through(reader: Reader, node: fx.Node) -> Any:
 
 @_register_conversion(aten.conv2d.default, aten.conv2d.padding, aten.convolution.default)
 def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a convolution; a 1x1 convolution becomes a linear layer at each pixel.
+    """Convert a convolution.
 
-    Its rescaling constants are the initial sum, scale and bias of each output.
+    A 1x1 one with stride 1, no padding and one group becomes a linear layer at each pixel. Its
+    rescaling constants are the initial sum, scale and bias of each output.
     """
     x, weight, bias, stride, padding, dilation, *other_arguments = arguments_of(node)
     if node.target is aten.convolution.default:
