@@ -47,7 +47,7 @@ def shown(value: object) -> str:
 
 
 def listed(names: Iterable[str], *, max_names: int = 5) -> str:
-    """Join the first `max_names` names, and append the number of further ones.
+    """Join the names; if there are two or more beyond `max_names`, replace these by their number.
 
     Examples
     --------

@@ -384,7 +384,10 @@ class SolveResult:
         return self.problem.objective.format(value)
 
     def _objective_entry(self) -> dict[str, Any]:
-        """Return the value of ``objective`` in a schedule file."""
+        """Return the entry ``objective`` of a schedule file: quantity, value, bound and gap.
+
+        A user's objective adds its name and sense.
+        """
         model_objective = self.model_objective
         return {
             "minimize": str(self.problem.minimize) if model_objective is None else USER_OBJECTIVE,

@@ -17,7 +17,7 @@ from poetmodel.baselines.checkpointing import (
     revolve,
     rotor,
 )
-from poetmodel.baselines.paging import Overhead
+from poetmodel.baselines.paging import CostRule
 from poetmodel.baselines.pofo import (
     Action,
     ActionPrefix,
@@ -315,7 +315,7 @@ def test_no_choice_of_actions_is_quicker(seed):
         every = itertools.product(STAYING, repeat=len(table.chain.steps) - 1)
         times = [planned_s(problem, table, (*actions, Action.KEEP)) for actions in every]
         least = min((time for time in times if time is not None), default=None)
-        layers = tuple(build_layers(problem, table.chain, Overhead.PUBLISHED))
+        layers = tuple(build_layers(problem, table.chain, CostRule.PUBLISHED))
         found = search_actions(layers, ram, STAYING, lambda *_: math.inf)
         if found is None:
             assert least is None

@@ -45,7 +45,7 @@ def test_infeasible_says_what_would_do():
     """
     outcome = solve("--ram", "350", "--deadline", "100%", "--json", status=3)
     first, *more = outcome.err.splitlines()
-    assert first.startswith("error: infeasible: proved: no schedule keeps")
+    assert first.startswith("error: infeasible: proved: no schedule meets")
     assert more == [
         "hint: feasible from 404 bytes of RAM, which 'g2' takes with x, h1, h2 and 2 more in RAM",
         "hint: feasible from 6.004 s as the deadline",

@@ -302,7 +302,7 @@ def test_saved_profiles_have_one_row_per_name(tmp_path, board):
         ("", "expected the columns name, compute_time_s, compute_energy_j, page_in_time_s,"),
         ("\n\n", "expected the columns name"),
         ("name,compute_time_s\n", "line 1: missing compute_energy_j, page_in_time_s, page_in_ener"),
-        (HEADER.replace("name", "node,name"), "line 1: unknown column 'node'; expected are name, "),
+        (HEADER.replace("name", "node,name"), "line 1: unknown column 'node'; expected name, "),
         (HEADER.replace("name", "name,name"), "line 1: the column name comes 2 times"),
         (HEADER, "expected a row for every node, got no rows"),
         ('"name', "line 1: not valid CSV (unexpected end of data)"),

@@ -143,8 +143,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
     assert fault == (
         f"flash: code {known['code']:,} B, constants {known['constants']:,} B, first weights "
         f"{known['first weights']:,} B and storage {known['storage']:,} B are {used:,} B, and "
-        f"device Arduino Nano 33 BLE has {used - 1:,} B; leave commit out or take a device whose "
-        "storage is a card"
+        f"device Arduino Nano 33 BLE has {used - 1:,} B; leave out the option commit "
+        "or take a device whose storage is a card"
     )
     assert not (tmp_path / "refused").exists()
     with pytest.raises(FlashError, match=r"has 4,096 B; take a smaller network$"):

@@ -509,10 +509,10 @@ def test_limits_in_words():
     )  # fmt: skip
     assert describe_limits(problem) == (
         "the RAM budget of 12,345 B, the deadline of 20 s (compute), the energy budget of 30 J, "
-        "the storage of 7 B, no recomputation"
+        "the storage of 7 B, without recomputation"
     )
     unpaged = skip_problem(paging=False, aux_bytes=7)
-    assert describe_limits(unpaged) == "the RAM budget of 13 B, no paging"
+    assert describe_limits(unpaged) == "the RAM budget of 13 B, without paging"
     problem = skip_problem().subject_to(few=lambda v: v.bytes_written <= 8)
     assert describe_limits(problem).endswith("the constraint 'few' (at most 8 B)")
     many = problem.subject_to(each=lambda v: [v.page_ins[i] <= 1 for i in range(4)] * 2)
@@ -583,7 +583,7 @@ def test_what_the_least_ram_is_needed_for_adds_up(tmp_path):
     graph = Graph.load(write_graph(tmp_path / "step.graph.json", training_step()))
     costs = Costs.estimate(graph, bench_device())
     sentence = infeasibility_reason(Problem(graph, costs, ram=599))
-    assert sentence.endswith("step 'u2' needs for w2 (300 B), dw2 (300 B)")
+    assert sentence.endswith("node 'u2' needs for w2 (300 B), dw2 (300 B)")
     sentence = infeasibility_reason(Problem(graph, costs, ram=900, paging=False))
     assert "the minimum RAM is 940 B" in sentence
     assert sentence.endswith(

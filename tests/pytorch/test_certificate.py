@@ -113,8 +113,14 @@ def test_a_difference_is_plain_values():
     found = ResultDifference(name="loss", largest=float("nan"), op="")
     assert found.to_dict() == {"name": "loss", "largest": None, "told": "by up to nan", "op": ""}
     assert replace(found, largest=0.5).to_dict()["largest"] == 0.5
-    assert replace(found, largest=None, op="mm").to_dict()["told"] == "only one of both has it"
-    assert str(replace(found, largest=None, op="mm")) == "loss (only one of both has it, from mm)"
+    assert (
+        replace(found, largest=None, op="mm").to_dict()["told"]
+        == "only one of both has it, or the shapes differ"
+    )
+    assert (
+        str(replace(found, largest=None, op="mm"))
+        == "loss (only one of both has it, or the shapes differ, from mm)"
+    )
 
 
 @pytest.mark.parametrize(("most_s", "runs"), [(0.0, 2), (60.0, certificate.REPEATS)])

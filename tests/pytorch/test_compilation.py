@@ -225,7 +225,7 @@ def test_budgets_that_cannot_be_kept_are_told(ram, kind):
     assert least <= share / 100 * keep_all_bytes(traced) < least * 1.01
     for budget in (least, int(share / 100 * keep_all_bytes(traced))):
         assert floor_bytes(scheduled_graph(traced, budget_bytes=budget)) <= budget
-    words = rf"no schedule keeps .*; that RAM budget is ram={least:,} B minus the [\d,]+ B"
+    words = rf"no schedule meets .*; that RAM budget is ram={least:,} B minus the [\d,]+ B"
     with pytest.raises(NoScheduleError, match=words):
         pmt.compile(*own, ram=least, recompute=False, device="rpi4b")
 

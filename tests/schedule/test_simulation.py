@@ -137,7 +137,7 @@ ONCE = ((0, 0), (1, 1), (2, 2), (3, 3))
     ("relations", "violation"),
     [
         ({"R": ONCE[:3]}, "R[3,3]: node 'd' is not computed in its own stage"),
-        ({"R": (*ONCE, (1, 2))}, "R[1,2]: node 'c' is first made in stage 2"),
+        ({"R": (*ONCE, (1, 2))}, "R[1,2]: node 'c' is first computed in stage 2"),
         ({"R": (*ONCE, (3, 4))}, "R[3,4]: the graph has no such stage or index"),
         ({"R": (*ONCE, (4, 0))}, "R[4,0]: the graph has no such stage or index"),
         ({"R": (*ONCE, (-1, 0))}, "R[-1,0]: the graph has no such stage or index"),

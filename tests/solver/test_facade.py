@@ -255,7 +255,7 @@ def test_a_user_s_own_variables_need_values_before_a_start_counts():
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"ram": 11}, "RAM budget 11 B: the minimum RAM is 12 B, which step 'd' needs for a (4 B)"),
+        ({"ram": 11}, "RAM budget 11 B: the minimum RAM is 12 B, which node 'd' needs for a (4 B)"),
         ({"deadline": 9}, "deadline 9 s: .* 10 s, without any transfer"),
         ({"deadline": 9, "deadline_counts": "compute"}, "deadline 9 s: .* 10 s; no schedule"),
         ({"energy_budget": 9.5}, "energy budget 9.5 J: .* 10 J; no schedule needs less"),
@@ -278,10 +278,10 @@ def test_what_no_schedule_can_keep_is_reported_without_a_solver(make, limits, wo
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"recompute": False, "paging": False}, ["13 B", "no recomputation", "no paging"]),
+        ({"recompute": False, "paging": False}, ["13 B", "without recomputation or paging"]),
         ({"deadline": 10.5}, ["RAM budget of 13 B", "deadline of 10.5 s (serial)"]),
         ({"energy_budget": 10.5}, ["RAM budget of 13 B", "energy budget of 10.5 J"]),
-        ({"aux_bytes": 3, "recompute": False}, ["storage of 3 B", "no recomputation"]),
+        ({"aux_bytes": 3, "recompute": False}, ["storage of 3 B", "without recomputation"]),
     ],
 )
 def test_what_a_solver_proves_infeasible_names_the_limits(formulation, limits, words):
@@ -290,7 +290,7 @@ def test_what_a_solver_proves_infeasible_names_the_limits(formulation, limits, w
     assert optimum(problem) is None
     result = solve(problem, formulation=formulation)
     assert (result.status, result.termination) == (Status.INFEASIBLE, Termination.PROVED)
-    assert result.reason.startswith("proved: no schedule keeps")
+    assert result.reason.startswith("proved: no schedule meets")
     assert all(word in result.reason for word in words)
 
 

@@ -239,7 +239,8 @@ class Solver(ABC):
         """Return INFEASIBLE or UNBOUNDED for a model with the status INFEASIBLE_OR_UNBOUNDED.
 
         A model whose bounds limit the objective is infeasible. Any other model is solved again
-        without objective; if that solve does not finish, return its status.
+        without objective; if that solve does not finish, return its status. If the call is stopped
+        or has no time left, return INTERRUPTED or TIME_LIMIT without a solve.
         """
         form, remaining_s = call.form, call.remaining_s
         if form.is_bounded():

@@ -60,9 +60,10 @@ def run_interruptibly(
         running_lock.release()
 
     def wait_for_thread() -> None:
-        """Wait for the thread, and restore the handler of Ctrl-C, which Gurobi replaces.
+        """Wait until the thread has a result or the deadline passes.
 
-        The handler of Gurobi prints to standard output, which may carry JSON.
+        Meanwhile, the main thread restores the handler of Ctrl-C repeatedly, because Gurobi
+        replaces it: the handler of Gurobi prints to standard output, which may carry JSON.
         """
         sigint_handler = signal.getsignal(signal.SIGINT)
         is_main_thread = (

@@ -11,9 +11,9 @@ import numpy as np
 
 from poetmodel.baselines.homes import schedule_with_best_homes
 from poetmodel.baselines.paging import (
+    CostRule,
     EvictionExecution,
     IdleInterval,
-    Overhead,
     StorageSpace,
     eviction_costs,
     execute_evictions,
@@ -79,12 +79,12 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
     The method takes O(intervals) choices, each of which examines every interval and its
     recomputations.
     """
-    rules = [Overhead(rule)] if rule else list(Overhead)
+    rules = [CostRule(rule)] if rule else list(CostRule)
     searches = [
         partial(_plan_with_rule, rule=cost_rule, keeps_recomputed=refined) for cost_rule in rules
     ]
     if refined:
-        adapted_rules = (cost_rule for cost_rule in rules if cost_rule != Overhead.PUBLISHED)
+        adapted_rules = (cost_rule for cost_rule in rules if cost_rule != CostRule.PUBLISHED)
         searches += [
             partial(_plan_with_rule, rule=cost_rule, caps_savings=True)
             for cost_rule in adapted_rules
@@ -93,7 +93,7 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
 
 
 def _plan_with_rule(
-    problem: Problem, rule: Overhead, *, keeps_recomputed: bool = True, caps_savings: bool = False
+    problem: Problem, rule: CostRule, *, keeps_recomputed: bool = True, caps_savings: bool = False
 ) -> Schedule:
     return _EvictionPlanner(problem, rule, caps_savings=caps_savings).plan(
         keeps_recomputed=keeps_recomputed
@@ -103,7 +103,7 @@ def _plan_with_rule(
 class _EvictionPlanner:
     """Plans swaps and recomputations by one rule."""
 
-    def __init__(self, problem: Problem, rule: Overhead, *, caps_savings: bool = False) -> None:
+    def __init__(self, problem: Problem, rule: CostRule, *, caps_savings: bool = False) -> None:
         """Find idle intervals and the excess of keep-all; start with an empty plan."""
         graph = problem.graph
         self.problem = problem
@@ -131,9 +131,9 @@ class _EvictionPlanner:
         """End of each node on the timeline of keep-all [s]."""
         self.rule = rule
         deadline_counts = (
-            DeadlineCounts.OVERLAP if rule == Overhead.PUBLISHED else problem.deadline_counts
+            DeadlineCounts.OVERLAP if rule == CostRule.PUBLISHED else problem.deadline_counts
         )
-        self.hides_transfers = rule != Overhead.ENERGY and deadline_counts == DeadlineCounts.OVERLAP
+        self.hides_transfers = rule != CostRule.ENERGY and deadline_counts == DeadlineCounts.OVERLAP
         """Whether computations hide transfers."""
         self.compute_costs, self.page_in_costs, self.page_out_costs = eviction_costs(problem, rule)
         self.busy_times: list[tuple[float, float]] = []
@@ -231,7 +231,7 @@ class _EvictionPlanner:
                     interval.tensor
                 ]
         self.evictions[interval] = is_swap
-        if is_swap and self.hides_transfers and self.rule != Overhead.PUBLISHED:
+        if is_swap and self.hides_transfers and self.rule != CostRule.PUBLISHED:
             begin, end = self.node_end_s[interval.before], self.node_end_s[interval.after - 1]
             out_s, in_s = self._transfer_costs(interval)
             self.busy_times += [(begin, begin + out_s), (end - in_s, end)]
@@ -242,7 +242,7 @@ class _EvictionPlanner:
         """Return the costs of page-out and page-in in an interval [s or J]."""
         i = interval.tensor
         stored_tensors = (
-            self.graph.on_aux if self.rule == Overhead.PUBLISHED else self.storage.stored
+            self.graph.on_aux if self.rule == CostRule.PUBLISHED else self.storage.stored
         )
         return 0.0 if i in stored_tensors else self.page_out_costs[i], self.page_in_costs[i]
 

@@ -51,7 +51,11 @@ class Chain:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Divide the forward pass at its articulation points, and the backward pass into parts."""
+        """Divide the forward pass at its articulation points, and the backward pass into parts.
+
+        Raises `MethodNotApplicableError` for a single step, no backward pass, or a forward node
+        after a backward one.
+        """
         first_backward = first_backward_node(graph)
         self.graph = graph
         self.recomputable = evictable_tensors(graph)

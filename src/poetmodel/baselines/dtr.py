@@ -131,7 +131,11 @@ class Runtime(Execution):
     """
 
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
-        """Start with no tensor in RAM; find the node after which each tensor is freed."""
+        """Start with no tensor in RAM; find the node after which each tensor is freed.
+
+        This is its last reader; for a tensor that cannot be recomputed, the last node after which
+        a recomputation may still read it.
+        """
         graph, self.compute_time_s = problem.graph, problem.table.compute_time_s
         super().__init__(graph, ram_bytes)
         self.scores = Scores(graph, self.compute_time_s, heuristic, counts_nodes_once=False)
@@ -371,7 +375,10 @@ class _PagingExecution(_LivenessExecution):
         return p in self.ram or p in self.paged_out
 
     def _recomputation_cost(self, i: int) -> float:
-        """Return the cost of recomputing tensor `i`, with the page-ins that this needs."""
+        """Return the cost of recomputing tensor `i` and its evicted ancestors, with page-ins.
+
+        If `counts_neighbourhood`, adds the cost of recomputing its evicted descendants.
+        """
         ancestors = self.scores.evicted_ancestors(i)
         paged_inputs = {
             p
@@ -413,7 +420,10 @@ class Scores:
     def __init__(
         self, graph: Graph, node_costs: Sequence[float], heuristic: str, *, counts_nodes_once: bool
     ) -> None:
-        """Start with no evicted tensor; `heuristic` selects the score of `dtr`."""
+        """Start with no evicted tensor; `heuristic` selects the score of `dtr`.
+
+        If `counts_nodes_once`, a total cost counts a node once for all of its outputs.
+        """
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.node_costs = node_costs

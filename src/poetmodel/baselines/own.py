@@ -37,11 +37,11 @@ _SUFFIX: Final = ".py"
 _PREFIX: Final = "poetmodel_own_"
 """Prefix of the module names under which files of methods are imported."""
 _FORBIDDEN_CHARACTERS: Final = frozenset(":,")
-"""Characters that names must not contain: a colon separates variants and functions, a comma
-names."""
+"""Characters that names must not contain: a colon precedes a variant or a function, a comma
+separates names."""
 
 _registered_methods: dict[str, Method] = {}
-"""Methods registered in this process, by name."""
+"""Methods registered in this process with `method`, by name."""
 
 
 def method(
@@ -93,7 +93,7 @@ def method(
 def find_user_method(name: str) -> Method | None:
     """Return the user-defined method of a name, or None.
 
-    The name is a registered name, or ``FILE.py:FUNCTION``.
+    The name is one registered with `method`, or ``FILE.py:FUNCTION``.
 
     Raises
     ------
@@ -113,12 +113,12 @@ def find_user_method(name: str) -> Method | None:
 
 
 def registered_names() -> tuple[str, ...]:
-    """Return the names of all registered methods."""
+    """Return the names of all methods registered with `method`."""
     return tuple(_registered_methods)
 
 
 def is_found_by_other_processes(name: str) -> bool:
-    """Return whether other processes can find a method by its name; False if it is registered."""
+    """Return whether other processes can find a method by name; False if `method` registered it."""
     return name not in _registered_methods
 
 
@@ -253,8 +253,9 @@ def _raise_method_error(
 ) -> NoReturn:
     """Raise `UserMethodError` for an exception of a file or function, with file name and line.
 
-    If no frame of the traceback is in the file, for example after a call with wrong arguments, the
-    line is that of the function's definition.
+    `origin` is the path of the file, or the function. The line is that of the last frame in the
+    file. If no frame is in it, for example after a call with wrong arguments, the line is that of
+    the function's definition; for a path, the file and line are those of the last frame.
     """
     file = origin if isinstance(origin, str) else _find_file(origin)
     if isinstance(error, SyntaxError):

@@ -1,6 +1,6 @@
 """Paging methods: LRU, `offload_all` and `zero_offload`; common code of all methods that page.
 
-An `IdleInterval` is the interval between two uses of a tensor that are not in adjacent stages.
+An `IdleInterval` is the interval between two consecutive uses of a tensor.
 Offline methods choose the idle intervals in which a tensor is evicted from RAM.
 """
 
@@ -34,7 +34,7 @@ def lru_paging(problem: Problem) -> Schedule:
     A tensor is used when a node computes or reads it; ties go to the lowest index. Tensors do not
     change, so each is written at most once, within the storage limit; later evictions only free it,
     like a clean page. Tensors without a further user are freed at once. Tensors of 0 bytes stay.
-    The run time is O(n) evictions of O(n) candidates.
+    The time is O(n^2): O(n) evictions, each among O(n) candidates.
     """
     return _LeastRecentlyUsed(problem).execute_stages()
 
@@ -49,7 +49,7 @@ def offload_all(problem: Problem) -> Schedule:
     ``torch.autograd.graph.save_on_cpu``, the tensor is paged in for each node that reads it, and
     stays longer only if the next node also reads it: more transfers, less RAM. The method ignores
     the budget. Gradients stay in RAM from the first to the last use, as do tensors of 0 bytes.
-    Samples that are on storage initially are not written. The run time is linear.
+    Samples that are on storage initially are not written. The time is linear.
 
     State is in RAM, or on storage with the rule of `zero_offload`, whichever is better. Raises
     `MethodNotApplicableError` without storage, without backward nodes, or if no schedule meets the
@@ -69,7 +69,7 @@ def offload_all(problem: Problem) -> Schedule:
         """Return the better schedule of both rules, for the graph without state."""
         saved_intervals = _find_saved_intervals(stateless.graph)
         first_intervals = {interval.tensor: interval for interval in reversed(saved_intervals)}
-        state_evictions = _find_state_intervals(problem, stateless.graph)
+        state_evictions = _make_state_evictions(problem, stateless.graph)
         rules = (
             dict.fromkeys(evicted_intervals, True) | state_evictions
             for evicted_intervals in (first_intervals.values(), saved_intervals)
@@ -104,7 +104,7 @@ def zero_offload(problem: Problem) -> Schedule:
     The home of all state is storage: parameters, moments and running statistics. Each state tensor
     is paged in for its first reader, stays only if the next node reads it, too, and is paged in
     again for each later use. Its update writes it back. All other tensors are kept until their last
-    use. The method ignores the budget. The run time is linear.
+    use. The method ignores the budget. The time is linear.
 
     ZeRO-Offload keeps master copies and moments in the memory of the host, updates them there, and
     moves gradients out as soon as they are computed. Here storage replaces the host but cannot
@@ -114,12 +114,12 @@ def zero_offload(problem: Problem) -> Schedule:
 
     @all_on_storage
     def schedule(stateless: Problem) -> Schedule:
-        return execute_evictions(stateless, _find_state_intervals(problem, stateless.graph))
+        return execute_evictions(stateless, _make_state_evictions(problem, stateless.graph))
 
     return require_within_budget(problem, schedule(problem))
 
 
-def _find_state_intervals(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
+def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
     """Return evictions, with page-ins, of state in all idle intervals after its first read."""
     state_tensors = frozenset(problem.graph.state_tensors)
     return {
@@ -130,7 +130,7 @@ def _find_state_intervals(problem: Problem, graph: Graph) -> dict[IdleInterval, 
 
 
 class StorageSpace:
-    """The tensors with a copy on storage, and the free bytes of storage."""
+    """The tensors on storage, and the free bytes of storage."""
 
     def __init__(self, problem: Problem) -> None:
         """Start with the tensors that are initially on storage; without paging, with none."""
@@ -138,24 +138,24 @@ class StorageSpace:
         self.sizes = graph.tensor_bytes
         self.can_page = problem.can_page
         self.stored = set(graph.on_aux) if problem.can_page else set[int]()
-        """Tensors with a copy on storage."""
+        """Tensors on storage."""
         limit = problem.aux_limit_bytes
         self.free_bytes = math.inf if limit is None else limit
         """Free bytes of storage; inf without a limit."""
 
     def has_space_for(self, i: int) -> bool:
-        """Return whether tensor `i` has a copy on storage, or fits in the free space."""
+        """Return whether tensor `i` is on storage, or may be paged out and fits."""
         return i in self.stored or (self.can_page and self.sizes[i] <= self.free_bytes)
 
     def write(self, i: int) -> None:
-        """Record a write of tensor `i` to storage, unless it has a copy on storage."""
+        """Record a write of tensor `i` to storage, unless it is already there."""
         if i not in self.stored:
             self.stored.add(i)
             self.free_bytes -= self.sizes[i]
 
 
-class Overhead(StrEnum):
-    """Cost of an eviction: a rule of `capuchin` or `pofo`."""
+class CostRule(StrEnum):
+    """How `capuchin` and `pofo` measure the cost of an eviction."""
 
     PUBLISHED = "published"
     """Time that computations do not hide, as on the paper's machine."""
@@ -166,14 +166,14 @@ class Overhead(StrEnum):
 
 
 def eviction_costs(
-    problem: Problem, rule: Overhead
+    problem: Problem, rule: CostRule
 ) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Return the costs of nodes, and of page-ins and page-outs of tensors, by a rule [s or J]."""
     table, energy = problem.table, problem.energy.coefficients
-    if rule == Overhead.ENERGY:
+    if rule == CostRule.ENERGY:
         return energy.compute, energy.page_in, energy.page_out
     if not table.has_storage or (
-        rule == Overhead.TIME and problem.deadline_counts == DeadlineCounts.COMPUTE
+        rule == CostRule.TIME and problem.deadline_counts == DeadlineCounts.COMPUTE
     ):
         zeros = (0.0,) * len(problem.graph.tensors)
         return table.compute_time_s, zeros, zeros
@@ -185,7 +185,7 @@ def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
 
     Time is 0 if the deadline counts only computations.
     """
-    rule = Overhead.TIME if problem.minimize == Quantity.TIME else Overhead.ENERGY
+    rule = CostRule.TIME if problem.minimize == Quantity.TIME else CostRule.ENERGY
     _, page_in, page_out = eviction_costs(problem, rule)
     return page_in, page_out
 
@@ -223,7 +223,11 @@ class _LeastRecentlyUsed(StagedExecution):
 
 @dataclass(frozen=True, slots=True)
 class IdleInterval:
-    """Interval between two consecutive uses of a tensor that are not in adjacent stages."""
+    """Interval between two consecutive uses of a tensor, usually not in adjacent stages.
+
+    Intervals between adjacent stages are possible if the tensor may be overwritten in the first
+    one: see `find_idle_intervals`.
+    """
 
     tensor: int
     before: int
@@ -233,7 +237,7 @@ class IdleInterval:
 
 
 def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> list[IdleInterval]:
-    """Return all idle intervals of a graph, by tensor and stage.
+    """Return all intervals between uses in stages that are not adjacent, by tensor and stage.
 
     With `includes_overwritten`, intervals between adjacent stages are included if the first node
     may overwrite the tensor and overwriting is allowed.

@@ -15,7 +15,7 @@ import numpy as np
 from poetmodel.baselines.checkpointing import MARGIN_DIVISOR, ChainTable, best_rotor_schedule
 from poetmodel.baselines.engine import bisect_budget, select_best_schedule
 from poetmodel.baselines.homes import forward_only, in_best_homes
-from poetmodel.baselines.paging import Overhead, eviction_costs, require_within_budget
+from poetmodel.baselines.paging import CostRule, eviction_costs, require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.problem import DeadlineCounts, Quantity
@@ -95,16 +95,16 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     """
     table = ChainTable(problem)
     if rule:
-        return _schedule_with_rule(problem, Overhead(rule), table)
-    minimized_rule = Overhead.TIME if problem.minimize == Quantity.TIME else Overhead.ENERGY
-    rules = [Overhead.PUBLISHED, minimized_rule]
+        return _schedule_with_rule(problem, CostRule(rule), table)
+    minimized_rule = CostRule.TIME if problem.minimize == Quantity.TIME else CostRule.ENERGY
+    rules = [CostRule.PUBLISHED, minimized_rule]
     rule_searches = (partial(_schedule_with_rule, problem, cost_rule, table) for cost_rule in rules)
     return select_best_schedule(
         problem, (*rule_searches, partial(best_rotor_schedule, problem, table))
     )
 
 
-def _schedule_with_rule(problem: Problem, rule: Overhead, table: ChainTable) -> Schedule:
+def _schedule_with_rule(problem: Problem, rule: CostRule, table: ChainTable) -> Schedule:
     """Return the better schedule of the narrow and the wide beam search with one rule."""
     compute_costs, _, _ = eviction_costs(problem, rule)
     cost_per_second = sum(compute_costs) / (problem.pass_time_s or 1.0)
@@ -441,11 +441,11 @@ def _expected_total_cost(prefix: ActionPrefix) -> float:
     return prefix.total_cost + waiting_s + prefix.sequence_cost + prefix.sequence_backward_cost
 
 
-def build_layers(problem: Problem, chain: ChainMemory, rule: Overhead) -> Iterator[Layer]:
+def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterator[Layer]:
     """Yield a `Layer` for each step of a chain, with costs by a rule."""
     compute_costs, page_in_costs, page_out_costs = eviction_costs(problem, rule)
-    overlaps = rule == Overhead.PUBLISHED or (
-        rule == Overhead.TIME and problem.deadline_counts == DeadlineCounts.OVERLAP
+    overlaps = rule == CostRule.PUBLISHED or (
+        rule == CostRule.TIME and problem.deadline_counts == DeadlineCounts.OVERLAP
     )
     state_before: Collection[int] = ()
     for s, step in enumerate(chain.steps):

@@ -1,4 +1,7 @@
-"""Registry of methods. A new method is a function and a `Method` here, which cites its source."""
+"""Registry of the shipped methods.
+
+A new method is a function and a `Method` here, which cites its source.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,8 @@ class Method:
     state_homes: StateHomes = StateHomes.RAM
     """Homes of the state of a graph with state."""
     not_for: str = ""
-    """Graphs and devices to which the method does not apply; empty if it always applies."""
+    """Graphs and devices to which the method does not apply, or for which it is pointless; empty if
+    there are none."""
     pages: bool = False
     """Whether the method may page tensors."""
     recomputes: bool = False
@@ -95,8 +99,8 @@ class Method:
 
 
 _NO_STORAGE: Final = "Devices without storage, where the budget is below the keep-all peak."
-_NO_CHAIN: Final = "Graphs whose backward pass does not go through those steps in reverse."
-_NO_BACKWARD: Final = "Graphs without backward nodes: the schedule is keep-all."
+_NO_CHAIN: Final = "Graphs whose backward pass is not the reverse of a chain of forward segments."
+_NO_BACKWARD: Final = "Graphs without backward nodes, for which it returns keep-all."
 
 _METHODS: Final = (
     Method(
@@ -117,7 +121,7 @@ _METHODS: Final = (
     ),
     Method(
         name="paging-only",
-        summary="the same program without recomputation",
+        summary="the MILP of optimal without recomputation",
         source="Patil et al., POET, ICML 2022, section 6.2 (ablation)",
         assumptions="as optimal",
         not_for=_NO_STORAGE,
@@ -132,7 +136,7 @@ _METHODS: Final = (
     ),
     Method(
         name="recompute-only",
-        summary="the same program without paging",
+        summary="the MILP of optimal without paging",
         source="Patil et al., POET, ICML 2022, section 6.2 (ablation)",
         assumptions="as optimal",
         function_path="poetmodel.baselines.running:recompute_only",
@@ -145,7 +149,7 @@ _METHODS: Final = (
     ),
     Method(
         name="resident",
-        summary="the same program with all state in RAM",
+        summary="the MILP of optimal with all state in RAM",
         source="this package (ablation); PyTorch, Checkmate and POET treat parameters in this way",
         assumptions="as optimal",
         function_path="poetmodel.baselines.running:resident",
@@ -243,8 +247,8 @@ _METHODS: Final = (
         summary="revolve: binomial checkpointing, optimal on chains of unit cost",
         source="Griewank and Walther, ACM TOMS 26(1), 2000, Algorithm 799, section 2, "
         "doi 10.1145/347837.347846",
-        assumptions="a chain of steps of equal time and size; other graphs are cut into steps at "
-        "their articulation points",
+        assumptions="a chain of segments of equal time and size; other graphs are cut into "
+        "segments at their articulation points",
         not_for=_NO_CHAIN,
         function_path="poetmodel.baselines.checkpointing:griewank_walther",
         recomputes=True,
@@ -254,7 +258,7 @@ _METHODS: Final = (
         summary="optimal persistent checkpointing of chains with unequal layers",
         source="Beaumont et al., Optimal checkpointing for heterogeneous chains, 2019, "
         "arXiv:1911.13214, section 4",
-        assumptions="a chain of steps, as griewank-walther; a checkpoint stays until its use",
+        assumptions="a chain of segments, as griewank-walther; a checkpoint stays until its use",
         not_for=_NO_CHAIN,
         function_path="poetmodel.baselines.checkpointing:rotor",
         compute_aware=Aware.YES,
@@ -266,7 +270,7 @@ _METHODS: Final = (
         summary="keep, recompute or offload each layer of a chain, transfers overlap computations",
         source="Beaumont et al., Efficient combination of rematerialization and offloading, "
         "NeurIPS 2021, section 4",
-        assumptions="a chain of steps; one action per layer; page-outs end before the loss, "
+        assumptions="a chain of segments; one action per layer; page-outs end before the loss, "
         "page-ins begin after it",
         not_for=_NO_CHAIN,
         function_path="poetmodel.baselines.pofo:pofo",
@@ -369,9 +373,9 @@ _METHODS: Final = (
 )
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType({entry.name: entry for entry in _METHODS})
-"""All methods by name, the default one first."""
+"""All shipped methods by name, the default one first."""
 
 
 def method_names() -> tuple[str, ...]:
-    """Return the names of all methods, the default one first."""
+    """Return the names of all shipped methods, the default one first."""
     return tuple(METHODS)

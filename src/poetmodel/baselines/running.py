@@ -110,7 +110,8 @@ def _solve_by_method(
 ) -> SolveResult:
     """Return the result of a method, verified with the original problem.
 
-    A problem that is infeasible by inspection is not solved.
+    The default method returns the result of `solver.solve`. Other methods do not solve a problem
+    that is infeasible by inspection.
     """
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)

@@ -182,6 +182,7 @@ class _GeneticSearch:
         ]
 
     def _make_child(self, population: list[Mask], fitness: list[Fitness]) -> Mask:
+        """Cross two parents, selected by tournament, at a random stage; mutate the result."""
         first_parent, second_parent = (
             self._select_by_tournament(population, fitness) for _ in range(2)
         )

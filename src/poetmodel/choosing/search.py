@@ -457,7 +457,8 @@ class _LayerSearch:
         """Return a lower bound on the time beyond a single pass of steps that train `subset` [s].
 
         `other_state_bytes` is the RAM of the state of other layers, which is subtracted from the
-        budget [B]. Returns the deadline if no schedule fits.
+        budget [B]; without paging, the common state is subtracted too. If no schedule fits, returns
+        the deadline, or 0 without one.
         """
         ram = self.problem.ram_budget_bytes - other_state_bytes
         if not self.problem.can_page:

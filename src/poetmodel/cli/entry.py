@@ -32,7 +32,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)  # Ctrl-C during a class definition or the import of a C module
     except SystemExit as exit_error:
         if any(thread.name == SOLVER_THREAD for thread in threading.enumerate()):
-            # An abandoned solver thread may never end. All output is written, so exit without it.
+            # An abandoned solver thread may never end. All output is written: do not wait for it.
             os._exit(exit_error.code if isinstance(exit_error.code, int) else 1)
         raise
 

@@ -321,6 +321,7 @@ def _run_method(
 ) -> SolveResult:
     """Solve a problem by the method and return the result, also after Ctrl-C.
 
+    Only the default method uses `start`. After Ctrl-C outside the search the status is UNKNOWN.
     `on_progress` gets the progress in addition to the live line, and stops the solve by returning
     False. If the method does not apply, its partial result is returned; raises
     `MethodNotApplicableError` if it has none.

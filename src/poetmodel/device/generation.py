@@ -20,26 +20,26 @@ SEAL_BYTES: Final = 8
 """Size of the seal at the end of a generation [B]; a power cut leaves it unwritten or complete."""
 CHECKSUM_BYTES: Final = 4
 """Size of a tensor's checksum [B]."""
-BLOCK_BYTES: Final = 4096
-"""Erase block assumed if the device states none [B]."""
+DEFAULT_ERASE_BLOCK_BYTES: Final = 4096
+"""Size of an erase block if the device states none [B]."""
 MIN_WRITE_UNIT_BYTES: Final = 4
 """Minimum alignment of tensors, checksums and records [B]."""
 
 
 FLASH_PAGE_BYTES: Final = 256
 """Generations in one erase block share no page of this size, that of usual NOR flash [B]."""
-PADDING_BYTES: Final = 64
-"""Spare bytes for each generation that shares an erase block, for drivers with larger write units
-[B]."""
+WRITE_PADDING_BYTES: Final = 64
+"""Spare bytes for each write (record, tensor, seal) of a generation that shares an erase block, for
+drivers with larger write units [B]."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationLayout:
-    """Alignment and overhead of generations on a storage."""
+    """Alignment and extra bytes of generations on storage."""
 
     write_unit_bytes: int = 1
     """Write unit of the storage [B]."""
-    erase_block_bytes: int = BLOCK_BYTES
+    erase_block_bytes: int = DEFAULT_ERASE_BLOCK_BYTES
     """Erase block; a generation begins at a multiple of it [B]."""
     checksums: bool = True
     """Whether a checksum follows each tensor."""
@@ -55,40 +55,47 @@ class GenerationLayout:
             return cls(flash.write_unit_bytes, flash.erase_block_bytes, checksums)
         storage = None if device is None else device.storage
         block_bytes = None if storage is None else storage.erase_block_bytes
-        return cls(erase_block_bytes=block_bytes or BLOCK_BYTES, checksums=checksums)
+        return cls(erase_block_bytes=block_bytes or DEFAULT_ERASE_BLOCK_BYTES, checksums=checksums)
 
     @property
     def record_and_seal_bytes(self) -> tuple[int, int]:
         """Storage of the record and of the seal, each of which is one write [B]."""
         return self._round_to_units(RECORD_BYTES), self._round_to_units(SEAL_BYTES)
 
-    def stored_bytes(self, size_bytes: int) -> int:
-        """Return the storage of a tensor of `size_bytes`, including its checksum [B]."""
+    def stored_bytes(self, tensor_bytes: int) -> int:
+        """Return the storage of a tensor of `tensor_bytes`, including its checksum [B]."""
         checksum_bytes = self._round_to_units(CHECKSUM_BYTES) if self.checksums else 0
-        return self._round_to_units(size_bytes) + checksum_bytes
+        return self._round_to_units(tensor_bytes) + checksum_bytes
 
     def size_bytes(self, sizes: Iterable[int]) -> int:
-        """Return the storage of a generation: record, tensors of these sizes, and seal [B]."""
+        """Return the storage of a generation: record, tensors of `sizes`, and seal [B]."""
         return sum(self.record_and_seal_bytes) + sum(map(self.stored_bytes, sizes))
 
     def n_blocks(self, sizes: Iterable[int]) -> int:
-        """Return the number of erase blocks of a generation, all of which a commit erases."""
+        """Return the number of erase blocks of a generation.
+
+        A commit erases all of them, unless generations share a block.
+        """
         return -(-self.size_bytes(sizes) // self.erase_block_bytes)
 
     def generations_per_block(self, sizes: Sequence[int]) -> int:
-        """Return the number of generations that can share an erase block, which is even or 1.
+        """Return the number of generations that can share an erase block.
 
         A block is erased only before its first generation is written. With two such blocks, the
-        newest generation is then in the block that is not erased. ``PM_BLOCK_GENERATIONS`` of an
-        exported folder has the same value.
+        newest generation is then in the block that is not erased. The number is 1 or even, as a
+        double-precision build stores half as many generations in a block.
+        ``PM_BLOCK_GENERATIONS`` of an exported folder has the same value, but at most half of its
+        generations.
         """
-        write_unit = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
-        page_multiple = (FLASH_PAGE_BYTES - 1 + write_unit) // write_unit * write_unit
-        size = self.size_bytes(sizes) + PADDING_BYTES * (len(sizes) + 2)
+        write_unit_bytes = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
+        aligned_page_bytes = (
+            (FLASH_PAGE_BYTES - 1 + write_unit_bytes) // write_unit_bytes * write_unit_bytes
+        )
+        size = self.size_bytes(sizes) + WRITE_PADDING_BYTES * (len(sizes) + 2)
         return max(
             1,
             self.erase_block_bytes
-            // ((size + page_multiple) // page_multiple * page_multiple)
+            // ((size + aligned_page_bytes) // aligned_page_bytes * aligned_page_bytes)
             // 2
             * 2,
         )

@@ -87,7 +87,7 @@ def _quote(name: str) -> str:
 
 
 class _ProfileParser:
-    """Parses a profile to costs by name, and collects all errors."""
+    """Parses a profile to costs by name, and collects all faults."""
 
     def __init__(self, text: str) -> None:
         """Parse `text`; sets `compute`, `pages` and `faults`."""
@@ -96,7 +96,7 @@ class _ProfileParser:
         self.pages: dict[str, PageCost] = {}
         """Cost of transfers of each tensor."""
         self.faults: list[str] = []
-        """Errors, with their lines."""
+        """Descriptions of the errors in the profile, with their lines."""
         self._line_of: dict[str, int] = {}
         rows = self._read_rows(text)
         header = next(rows, None)
@@ -180,13 +180,13 @@ class _ProfileParser:
 
 
 def _header_faults(columns: list[str], line: int) -> Iterator[str]:
-    """Yield an error for each unknown, duplicate or missing column."""
+    """Yield a fault for each unknown, duplicate or missing column."""
     for column in dict.fromkeys(columns):
         if column not in COLUMNS:
-            yield f"line {line}: unknown column {shown(column)}; expected are {', '.join(COLUMNS)}"
+            yield f"line {line}: unknown column {shown(column)}; expected {', '.join(COLUMNS)}"
         elif columns.count(column) > 1:
             yield f"line {line}: the column {column} comes {columns.count(column)} times"
     missing_columns = [column for column in COLUMNS if column not in columns]
     if missing_columns:
         names = ", ".join(missing_columns)
-        yield f"line {line}: missing {names}; expected are {', '.join(COLUMNS)}"
+        yield f"line {line}: missing {names}; expected {', '.join(COLUMNS)}"

@@ -190,7 +190,10 @@ def file_stem(name: str) -> str:
 
 
 def explain_infeasibility(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: return the limits that no schedule meets, and the tensors of the minimum RAM."""
+    """Task: return each limit that no schedule meets even alone, and tensors of the minimum RAM.
+
+    Nothing is solved; there may be no such limit.
+    """
     problem = load_job_problem(job, context)
     graph, min_ram = problem.graph, problem.floor
     node = graph.nodes[min_ram.node]

@@ -357,6 +357,7 @@ class Coordinator:
     def _notify_listeners(
         self, open_problem: OpenProblem, point: Point, *, has_new_schedule: bool = False
     ) -> None:
+        """Notify sessions that requested the point; of a new schedule, all of its problem."""
         for session in self.sessions.values():
             for listener in session.listeners:
                 if session.requested_point == point.id:

@@ -117,7 +117,7 @@ class Deployment:
     """Relative path to the folder of shared kernels; None if the folder has all kernels of the
     step."""
     program_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Flash usage without storage, by use: code, constants, first weights [B]."""
+    """Flash usage, storage excluded, by use: code, constants, first weights (initial state) [B]."""
 
     def __repr__(self) -> str:
         instructions = f"{len(self.plan.program)} instructions"

@@ -1,4 +1,4 @@
-"""Flash usage of an exported step: code, constants, first weights, and storage in flash.
+"""Flash usage of an exported step: code, constants, initial state, and storage in flash.
 
 The size of code is an estimate from a table: bytes of each kernel, of the C library members that
 it needs, and of each element of the generated program (call, argument, loop, ...). The table is
@@ -56,7 +56,10 @@ def load_code_sizes() -> dict[str, Any]:
 
 
 def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
-    """Return the flash usage of a step without storage, by use [B]."""
+    """Return the flash usage of a step, storage excluded, by use [B].
+
+    ``first weights`` is the initial state in the image of the program.
+    """
     graph, buffers = deployment.step.graph, deployment.step.buffers
     state_names = {
         graph.tensors[i].name for i in graph.state_tensors
@@ -70,10 +73,11 @@ def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
 
 
 def make_smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
-    """Make the program of a step that uses the least flash; return it with its offsets.
+    """Return a plan and an arena whose program uses the least flash of all programs of a step.
 
-    All state is in RAM, every node is computed once, and no tensor is paged. All offsets are 0, so
-    that no program needs fewer copies. The program is for sizes only: it ignores the RAM limit.
+    All state is in RAM, every node is computed once, and no tensor is paged. All offsets are 0:
+    equal addresses need no copy statements, so no program has fewer. The program is for sizes only:
+    it ignores the RAM limit.
     """
     graph = step.graph
     contents = [(BEFORE, Content.OUTPUT, i) for i in graph.state_tensors]
@@ -105,7 +109,7 @@ def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> No
 
 
 def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_bytes: int) -> str:
-    """Return advice for a step that exceeds the flash by `missing_bytes`."""
+    """Return advice for a step that exceeds the flash by `missing_bytes`; `sizes` is its usage."""
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
     has_moments = any(len(node.outputs) > 1 for node in updates)
     smaller_optimizer = ["take an optimizer with fewer bytes of state"] if has_moments else []
@@ -113,9 +117,9 @@ def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_byte
         return " or ".join([*smaller_optimizer, "take a smaller network"])
     first_options = []
     if deployment.commit:
-        first_options = ["leave commit out"]
+        first_options = ["leave out the option commit"]
     elif deployment.device is not None and deployment.ram_bytes < deployment.device.ram_bytes:
-        first_options = ["give more ram"]
+        first_options = ["increase the option ram"]
     return (
         ", ".join([*first_options, *smaller_optimizer] or ["take a smaller network"])
         + " or take a device whose storage is a card"
@@ -157,8 +161,8 @@ def code_bytes(deployment: Deployment, source: StepSource) -> int:
     kernels = [sizes["kernels"].get(name, sizes["other"]) for name in source.kernels]
     members = {member for kernel in (*kernels, sizes["runtime"]) for member in kernel["library"]}
     program_bytes = sum(
-        count * sizes["program"].get(use, 0.0)
-        for use, count in count_elements(deployment, source.statements).items()
+        count * sizes["program"].get(element, 0.0)
+        for element, count in count_elements(deployment, source.statements).items()
     )
     library_bytes = sum(sizes["library"][member] for member in members)
     total_bytes: float = program_bytes + library_bytes + sum(kernel["bytes"] for kernel in kernels)

@@ -74,6 +74,7 @@ class _StepEncoder:
         return argument
 
     def _canonical_name(self, buffer: str) -> str:
+        """Return the canonical name of a buffer, and register its size and type under it."""
         if buffer == WORKSPACE:
             return buffer
         if buffer not in self._names:
@@ -83,6 +84,7 @@ class _StepEncoder:
         return name
 
     def _new_name(self, buffer: str) -> str:
+        """Return a name by kind: old name of state, number of a tensor, or hash of a constant."""
         if buffer in self._replaced_names:
             return f"state {buffer}"
         values, element_type = self._step.values.get(buffer), self._step.buffers[buffer].type

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.device.generation import PADDING_BYTES, RECORD_BYTES, SEAL_BYTES
+from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES, WRITE_PADDING_BYTES
 from poetmodel.export.deployment import WeightsFormat, gradient_slot_name, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment_text
 from poetmodel.export.identity import front_identity
@@ -116,7 +116,7 @@ class StepSource:
             "INSTANCE_ID": self.instance_id,
             "RECORD_BYTES": RECORD_BYTES if deployment.generation_names else 0,
             "SEAL_BYTES": SEAL_BYTES if deployment.generation_names else 0,
-            "PADDING_BYTES": PADDING_BYTES,
+            "WRITE_PADDING_BYTES": WRITE_PADDING_BYTES,
             "PAGES_TERMS": _storage_terms("PAGE", deployment.page_bytes),
             "STATE_TERMS": _storage_terms("TENSOR", deployment.generation_bytes),
             "TENSOR_NAMES": "\n".join(self._tensor_macros(_template_macro_names())),

@@ -33,7 +33,8 @@ class ExportedTensor:
     dtype: str
     """Element type on the device: ``float32``, ``int32``, ``uint8`` or ``int8``."""
     home: str
-    """``ram``, ``storage``, ``mapped`` or ``flash``; several, joined by +, if its tiles differ."""
+    """``ram``, ``storage``, ``mapped`` (memory-mapped storage) or ``flash``; several, joined by +,
+    if its tiles differ."""
 
     @property
     def bytes(self) -> int:
@@ -77,7 +78,10 @@ def load_state_tensors(
 
 
 def _parse_tensor(entry: Mapping[str, Any]) -> ExportedTensor:
-    """Parse a state tensor of a manifest; raise `ValueError` for an invalid type or shape."""
+    """Parse a state tensor of a manifest.
+
+    Raises `ValueError` or `TypeError` for an invalid type or shape, `KeyError` for a missing field.
+    """
     if entry["dtype"] not in _FILE_DTYPES:
         raise ValueError(entry["dtype"])
     shape = tuple(entry["shape"])
@@ -100,7 +104,9 @@ def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path
 
 
 def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.ndarray]:
-    """Read the arrays of a state file by name: doubles from a file of a double-precision build.
+    """Read the arrays of a state file, by name.
+
+    Arrays of float32 tensors are doubles in the file of a double-precision build.
 
     Raises
     ------
@@ -109,13 +115,14 @@ def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.nd
     """
     data = read_bytes(path)
     real_bytes = sum(tensor.bytes for tensor in tensors if tensor.dtype == "float32")
-    float_bytes = sum(tensor.bytes for tensor in tensors)
-    if len(data) not in {float_bytes, float_bytes + real_bytes}:
+    single_file_bytes = sum(tensor.bytes for tensor in tensors)
+    double_file_bytes = single_file_bytes + real_bytes
+    if len(data) not in {single_file_bytes, double_file_bytes}:
         raise InputError(
-            f"{path}: expected {float_bytes:,} B, all state of its folder (or "
-            f"{float_bytes + real_bytes:,} B of a build for double), got {len(data):,} B"
+            f"{path}: expected {single_file_bytes:,} B, all state of its folder (or "
+            f"{double_file_bytes:,} B from a double-precision build), got {len(data):,} B"
         )
-    is_double = len(data) != float_bytes
+    is_double = len(data) != single_file_bytes
     arrays, offset = {}, 0
     for tensor in tensors:
         dtype = np.dtype(

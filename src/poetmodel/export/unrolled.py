@@ -136,7 +136,11 @@ def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCal
 
 
 def _divide_call(call: Call, pieces: Mapping[str, _Pieces]) -> _DividedCall | None:
-    """Divide a call by the pieces of its tensors; None if it cannot be divided."""
+    """Divide a call by the pieces of its tensors; None if it cannot be divided.
+
+    A call without divided tensors is returned whole. `is_sum` is True if the results of the pieces
+    are summed.
+    """
     if not pieces.keys() & set(call.buffers):
         return _DividedCall(piece_calls=(_PieceCall(call=call),))
     loops = call_to_loops(call)
@@ -201,7 +205,11 @@ class _Division:
         return is_plain and not node.is_state and self.step.buffers[name].type is DataType.REAL
 
     def _propose_stacks(self) -> None:
-        """Propose to divide stacks for weight gradients, and tensors in the same loops."""
+        """Propose to divide stacks, then tensors that are read in slices of equal number.
+
+        A stack is the result of a node that copies equal pieces one after the other; it is divided
+        only if sums over its pieces need less memory.
+        """
         for k in range(len(self.graph.nodes)):
             name, pieces = self._parse_stack(k)
             if pieces is not None and self._saves_memory(name, pieces):

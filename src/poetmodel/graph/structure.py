@@ -79,7 +79,7 @@ class Graph:
     dtype: str = "float32"
     """Element type of the tensors, for display."""
     resident_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Memory in use during the whole step, by kind: parameters, gradients, optimizer [B]."""
+    """Memory in use during a whole training step, by kind [B]: parameters, gradients, optimizer."""
     parameters: int | None = None
     """Number of trainable parameters; None if unknown."""
     forward_macs: int | None = None
@@ -180,7 +180,7 @@ class Graph:
 
     @cached_property
     def users_of(self) -> tuple[tuple[int, ...], ...]:
-        """Indices of the nodes that read each tensor, ascending."""
+        """Indices of the nodes that read each tensor (its users), ascending."""
         users: list[list[int]] = [[] for _ in self.tensors]
         for k, inputs in enumerate(self.inputs_of):
             for i in inputs:
@@ -227,7 +227,7 @@ class Graph:
 
     @cached_property
     def starts_on_storage(self) -> tuple[bool, ...]:
-        """Whether each tensor is on storage when the step begins.
+        """Whether each tensor is on storage when the training step begins.
 
         True for samples with `Node.on_aux` and for all state, also state that a schedule makes
         resident.
@@ -310,9 +310,9 @@ class Graph:
         )
 
     def shared_bytes(self, k: int, dying_tensors: Collection[int]) -> int:
-        """Return the bytes that step `k` saves by overwriting inputs [B].
+        """Return the bytes that a step of node `k` saves by overwriting inputs [B].
 
-        Counts only inputs among `dying_tensors`, the tensors whose last use is step `k`.
+        Counts only inputs among `dying_tensors`, the tensors whose last use is that step.
         """
         return sum(size for x, size in self.shared_bytes_of[k].items() if x in dying_tensors)
 

@@ -122,7 +122,10 @@ class PenalizedObjective:
         )
 
     def score(self, partial: PartialSchedule) -> Score:
-        """Return the score of a partial schedule."""
+        """Return (excess over limits and user-defined rows, minimized quantity).
+
+        The RAM budget is not checked.
+        """
         excess = 0.0
         for prices, slack in self.limits:
             limit_use = total_price(prices, partial)

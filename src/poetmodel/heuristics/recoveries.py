@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from poetmodel.heuristics.partial_schedule import PartialSchedule
 
 MAX_CHAIN: Final = 300
-"""Maximum number of nested recomputations for one tensor. Each nests two Python calls, so a larger
-number would exceed the recursion limit."""
+"""Maximum number of nested recomputations for one tensor. Each nests three Python calls, so a much
+larger number would exceed the recursion limit."""
 
 
 class Recovery(NamedTuple):
@@ -51,14 +51,15 @@ class RecoveryRules(Protocol):
 
 
 class Recoveries:
-    """The cheapest recoveries, cached until the partial schedule changes.
+    """The cheapest recoveries in a fixed partial schedule, cached.
 
     Parameters
     ----------
     rules : RecoveryRules
         Prices, limits and the partial schedule, such as a `poetmodel.heuristics.repair.Repair`.
     relieved_stage : int
-        The stage to relieve; recomputations for it happen after it. -1 for none.
+        Stage whose RAM is to be reduced: tensors evicted there may be recomputed only in later
+        stages. -1 for no such stage.
     """
 
     def __init__(self, rules: RecoveryRules, relieved_stage: int = -1) -> None:
@@ -67,11 +68,11 @@ class Recoveries:
         self.relieved_stage = relieved_stage
         self.partial = rules.partial
         self.limit_bytes = rules.limit_bytes
-        self._compute_prices = rules.recompute_prices
+        self._recompute_prices = rules.recompute_prices
         self._last_stages = self.partial.graph.last_stages
         self._node_of = self.partial.graph.node_of
         self._inputs_of = self.partial.working_graph.inputs_of
-        self._has_rows = self.partial.rows is not None
+        self._has_limits = self.partial.rows is not None
         self._peaks = self.partial.peaks()
         self._cache: dict[tuple[int, int], tuple[Recovery | None, float]] = {}
         """By (tensor, stage): the cheapest recovery, or None if there is none below the price that
@@ -79,6 +80,7 @@ class Recoveries:
         self._page_ins: dict[int, tuple[float, int]] = {}
         """By tensor: the price of a page-in and its last possible stage; -1 for none."""
         self._readable: dict[tuple[int, int], bool] = {}
+        """By (tensor, stage): the result of `is_readable`."""
         self._full_stages: dict[int, list[int]] = {}
         """By size: the stages in which a further tensor of that size exceeds the limit."""
 
@@ -102,7 +104,7 @@ class Recoveries:
         """
         page_in_price, last_page_in_stage = self._page_in(i)
         max_price = math.inf if t > last_page_in_stage else page_in_price
-        return min(max_price, self._compute_prices[self._node_of[i]]), max_price
+        return min(max_price, self._recompute_prices[self._node_of[i]]), max_price
 
     def _page_in(self, i: int) -> tuple[float, int]:
         """Return the price of a page-in of tensor `i` and its last possible stage, cached."""
@@ -122,7 +124,7 @@ class Recoveries:
             page_in_price = math.inf
         max_price = min(max_price, page_in_price)
         recovery: Recovery | None = None
-        if self._compute_prices[k] < max_price and max_chain:
+        if self._recompute_prices[k] < max_price and max_chain:
             stage = t if t <= self._last_stages[k] else self._last_recompute_stage(i, t)
             if stage >= 0 and stage not in self.rules.paging_only_stages:
                 recovery = self.plan_recomputation(k, stage, max_chain, max_price)
@@ -155,12 +157,12 @@ class Recoveries:
         """Return the recovery that recomputes node `k` in stage `t` and restores missing inputs.
 
         Return None if limits forbid the recomputation, or the inputs cannot be restored with at
-        most ``max_chain - 1`` nested recomputations below `max_price`.
+        most ``max_chain - 1`` nested recomputations and a total price below `max_price`.
         """
         recomputation = Restoration(t, k, RECOMPUTE)
-        if self._has_rows and not self.rules.fits_limits(recomputation):
+        if self._has_limits and not self.rules.fits_limits(recomputation):
             return None
-        total_price = self._compute_prices[k]
+        total_price = self._recompute_prices[k]
         restorations: tuple[Restoration, ...] = ()
         for p in self._inputs_of[k]:
             key = (p, t)
@@ -194,9 +196,9 @@ class Recoveries:
             return True
         if need_index and needs[need_index - 1] > last_stage:
             last_stage = needs[need_index - 1]
-        first_stage, first_row_bytes = self.partial.first_counting_stage(p, last_stage)
-        if first_stage < t and first_row_bytes is not None:
-            if int(self._peaks[first_stage]) + first_row_bytes > self.limit_bytes:
+        first_stage, first_stage_bytes = self.partial.first_counting_stage(p, last_stage)
+        if first_stage < t and first_stage_bytes is not None:
+            if int(self._peaks[first_stage]) + first_stage_bytes > self.limit_bytes:
                 return False
             first_stage += 1
         return self._fits_in_stages(first_stage, t, self.partial.sizes[p])

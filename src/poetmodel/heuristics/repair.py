@@ -271,7 +271,8 @@ class Repair:
     def _replace_by_page_ins(self, t: int) -> bool:
         """Replace the recomputations of stage `t` by page-ins; return whether any was replaced.
 
-        No recomputation is added to the stage later.
+        A recomputation stays if its page-ins exceed limits. No recomputation is added to the stage
+        later, unless it had none or paging is forbidden.
         """
         partial, graph = self.partial, self.problem.graph
         if not self._can_page or not partial.recomputed[t]:

@@ -199,6 +199,7 @@ def _read_elementwise(call: Call) -> Loops:
 
 
 def _write_elementwise(loops: Loops) -> Call | None:
+    """Return the call of elementwise loops; None if no shape table holds them."""
     table, count = make_shape_table((loops.sizes, *loops.strides)), len(loops.refs)
     other_arguments = loops.call.arguments[count + 1 :]
     return (
@@ -215,6 +216,7 @@ def _read_product(call: Call) -> Loops:
 
 
 def _write_product(loops: Loops) -> Call | None:
+    """Return the call of a product's loops; None unless 3 loops, output columns of stride 1."""
     if len(loops.sizes) != len(_PRODUCT_DIMENSIONS) or (
         loops.strides[0][2] != 1 and loops.sizes[2] > 1
     ):

@@ -75,11 +75,11 @@ class ByteInput:
         is_finite = all(
             math.isfinite(number) for channel_values in parameters for number in channel_values
         )
-        channels = {len(channel_values) for channel_values in parameters} - {1}
+        channel_counts = {len(channel_values) for channel_values in parameters} - {1}
         if (
             type_name not in _TYPES
             or len(parameter_texts) > _MAX_PARAMETERS
-            or len(channels) > 1
+            or len(channel_counts) > 1
             or not is_finite
         ):
             raise InputError(
@@ -97,7 +97,10 @@ class ByteInput:
 
 
 def parse_byte_inputs(texts: Mapping[str, str]) -> dict[str, ByteInput]:
-    """Parse the text of each byte input, by input name; raise `InputError` for invalid texts."""
+    """Parse the text of each byte input, by input name.
+
+    Raises `InputError` for an invalid text, or if `texts` is no mapping.
+    """
     if not isinstance(texts, Mapping):
         raise InputError(f"byte_inputs: expected texts by the names of inputs, got {texts!r}")
     return {
@@ -112,13 +115,15 @@ def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep
     ------
     InputError
         If an input does not exist or has no real numbers, or a text does not have the format
-        ``TYPE[:SCALE[:OFFSET]]``.
+        ``TYPE[:SCALE[:OFFSET]]`` or does not fit the channels of the input.
     """
     for name, byte_input in parse_byte_inputs(texts).items():
         field = f"byte_inputs: {name}"
         real_names = [tensor.name for tensor in step.inputs if tensor.type is DataType.REAL]
         if name not in real_names:
-            raise InputError(f"{field}: expected an input of real numbers: {listed(real_names)}")
+            raise InputError(
+                f"{field}: expected one of the inputs of real numbers: {listed(real_names)}"
+            )
         table_rows = byte_input.make_table()
         table = _unused_name(f"{name} table", step.buffers)
         converted_step = _add_lookup(step, name, byte_input.type, table, len(table_rows))
@@ -146,13 +151,13 @@ def _add_lookup(
 
     Raises `InputError` if `channels`, the rows of the table, do not fit the shape of the input.
     """
-    (value,) = (value for value in step.inputs if value.name == name)
-    byte_buffer = value.pieces[0].buffer
-    shape, elements = value.shape, step.buffers[byte_buffer].elements
+    (byte_tensor,) = (tensor for tensor in step.inputs if tensor.name == name)
+    byte_buffer = byte_tensor.pieces[0].buffer
+    shape, elements = byte_tensor.shape, step.buffers[byte_buffer].elements
     real_buffer = _unused_name("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
     call = Call(
         LOOKUP_KERNEL,
-        (Ref(real_buffer), Ref(byte_buffer), Ref(table), _lookup_shape(name, shape, channels)),
+        (Ref(real_buffer), Ref(byte_buffer), Ref(table), _make_lookup_loops(name, shape, channels)),
     )
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
@@ -160,13 +165,13 @@ def _add_lookup(
     for node, node_calls in zip(step.graph.nodes, step.calls, strict=True):
         if any(byte_buffer in node_call.buffers for node_call in node_calls):
             if not has_lookup:
-                tensor = Tensor(name=real_buffer, bytes=elements * DataType.REAL.itemsize)
+                real_tensor = Tensor(name=real_buffer, bytes=elements * DataType.REAL.itemsize)
                 nodes.append(
                     Node(
                         name=real_buffer,
                         op="lookup",
                         phase=Phase.FORWARD,
-                        outputs=(tensor,),
+                        outputs=(real_tensor,),
                         flops=elements,
                     )
                 )
@@ -183,14 +188,19 @@ def _add_lookup(
         real_buffer: Buffer(elements=elements, type=DataType.REAL),
         table: Buffer(elements=channels * BYTE_VALUES, type=DataType.REAL),
     }
-    inputs = tuple(replace(v, type=byte_type) if v is value else v for v in step.inputs)
+    inputs = tuple(
+        replace(tensor, type=byte_type) if tensor is byte_tensor else tensor
+        for tensor in step.inputs
+    )
     return step.with_nodes(nodes, calls, buffers=buffers, inputs=inputs)
 
 
-def _lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
-    """Return the shape table of a lookup: strides of output, bytes, and rows of the table.
+def _make_lookup_loops(name: str, shape: Numbers, channels: int) -> Numbers:
+    """Return the loops of a lookup, as `poetmodel.lowered.loops.make_shape_table` does.
 
-    Raises `InputError` if the input has no dimension of `channels`.
+    They are the number of loops, then for each loop its size and its strides of output, input and
+    lookup table. `name` and `shape` are those of the input. Raises `InputError` if the channel
+    dimension does not have `channels` elements.
     """
     candidate_dimensions = {1: (0,), _IMAGE_RANK: (0, 1)}.get(len(shape), (1,))
     fitting_dimensions = (
@@ -206,6 +216,6 @@ def _lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
     inner_size, outer_size = math.prod(shape[dimension + 1 :]), math.prod(shape[:dimension])
     sizes = (inner_size, math.prod(shape[dimension : dimension + 1]), outer_size)
     strides = (1, inner_size, math.prod(shape[dimension:]))
-    rows = merge_dimensions((sizes, strides, strides, (0, BYTE_VALUES if channels > 1 else 0, 0)))
-    rows = rows or [[1, 0, 0, 0]]
-    return (len(rows), *(number for row in rows for number in row))
+    loops = merge_dimensions((sizes, strides, strides, (0, BYTE_VALUES if channels > 1 else 0, 0)))
+    loops = loops or [[1, 0, 0, 0]]
+    return (len(loops), *(number for loop in loops for number in loop))

@@ -153,8 +153,8 @@ class Model:
     ) -> Family:
         """Add a family of variables, one for each key; return their columns by key.
 
-        The lower bound is 0; by default, the variables are binary. Sets the attribute of the
-        family's name.
+        The lower bound is 0; by default, the variables are binary. `upper` is one bound for all, or
+        a list (no tuple) of one for each key. Sets the attribute of the family's name.
         """
         first_column = len(self.lower)
         columns = {key: column for column, key in enumerate(keys, start=first_column)}

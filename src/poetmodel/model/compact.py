@@ -1,6 +1,7 @@
 """``compact``: the exact model with few binaries and no big-M.
 
-Decisions exist only at the groups of `Events`. Each step has a memory row of its own, without a
+Decisions exist only at events (`poetmodel.model.events.Events`), or at groups of them in a
+relaxation. Each step has a memory row of its own, without a
 recurrence from step to step; `docs/concepts/formulations.md` proves that no optimum is lost.
 """
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def declare_homes(m: Model) -> None:
     """Add the variables and rows of the homes of state; without paging, all state is resident.
 
-    ::
+    For each state tensor `w`::
 
         resident[w] + storage_home[w] = 1
     """
@@ -88,12 +89,12 @@ VARIABLES = Component(
 def source_columns(m: Model, t: int, i: int) -> list[int]:
     """Return the columns of the keep, recomputation and page-in of tensor `i` at `t`.
 
-    One of them is 1 if the tensor, unless resident, is in RAM at `t`: an event of the tensor, a
-    stage or (in a relaxation) a group of stages.
+    One of them is 1 if the tensor, unless resident, is in RAM at `t`. `t` is an event of the
+    tensor: a stage, or a group of stages in a relaxation.
     """
     k = m.problem.working_graph.node_of[i]
-    segment = m.events.segment(i, m.events.group_of[k], t)
-    columns = [] if segment is None else [m.kept[i, segment]]
+    a = m.events.keep_index(i, m.events.group_of[k], t)
+    columns = [] if a is None else [m.kept[i, a]]
     if (t, k) in m.recomputed:
         columns.append(m.recomputed[t, k])
     if (t, i) in m.paged_in:
@@ -170,10 +171,10 @@ def _add_keeping_rows(m: Model) -> None:
             )
 
 
-def _add_home_rows(m: Model) -> None:
-    """Forbid keeps of resident state, which needs no copy.
+def _add_resident_keep_rows(m: Model) -> None:
+    """Forbid keeps of resident state, which is in RAM anyway.
 
-    ::
+    The name ``homes_kept`` stands for the homes that limit keeps. For each state tensor `w`::
 
         kept[w,0] <= 1 - resident[w]
     """
@@ -186,8 +187,11 @@ def _add_home_rows(m: Model) -> None:
             m.fixed[m.kept[i, 0]] = 0.0
 
 
-HOMES_KEPT = Component(
-    "homes_kept", _add_home_rows, "poetmodel: resident state needs no copy", AFTER_VARIABLES
+NO_RESIDENT_KEEPS = Component(
+    "homes_kept",
+    _add_resident_keep_rows,
+    "poetmodel: resident state is in RAM anyway",
+    AFTER_VARIABLES,
 )
 
 
@@ -256,9 +260,10 @@ INPUTS = Component(
 def _add_storage_rows(m: Model) -> None:
     """Limit the auxiliary storage, whose space is not reused.
 
+    Adds no row without a storage limit. Tensors that start on storage do not count as paged out.
     State that is not resident uses storage; its replacement uses the same space::
 
-        sum(bytes[i] * paged_out[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_bytes
+        sum(bytes[i] * paged_out[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_limit_bytes
     """
     problem = m.problem
     limit = problem.aux_limit_bytes
@@ -304,7 +309,7 @@ def add_stage_limit_rows(m: Model, view: StepView, positions: Iterable[int]) -> 
     m.begin_rows("stage_limits")
     for position in sorted(positions):
         row = m.problem.stage_limits[position]
-        if row.upper < 0:
+        if row.upper < 0:  # all terms are >= 0
             m.add_infeasible_row(position)
             continue
         all_terms = (
@@ -333,7 +338,7 @@ COMPACT = Formulation(
         VARIABLES,
         ONCE,
         KEEPING,
-        HOMES_KEPT,
+        NO_RESIDENT_KEEPS,
         FROM_STORAGE,
         INPUTS,
         MEMORY,

@@ -58,10 +58,10 @@ class Events:
             if e in groups
         )
 
-    def segment(self, i: int, first_group: int, group: int) -> int | None:
-        """Return the segment `a` whose keep has tensor `i` in RAM at the beginning of `group`.
+    def keep_index(self, i: int, first_group: int, group: int) -> int | None:
+        """Return the index `a` of the keep that has tensor `i` in RAM when `group` begins.
 
-        None if no segment of the tensor spans that. `first_group` is the group of the tensor's
+        None if no keep of the tensor spans that. `first_group` is the group of the tensor's
         first computation.
         """
         events = self.event_groups[i]
@@ -401,7 +401,8 @@ class _EventFinder:
     def _select_useful_groups(self, k: int, candidates: Sequence[int]) -> tuple[int, ...]:
         """Return the `candidates` in which a recomputation of node `k` can help.
 
-        An output may then be absent, and is used in the same group or later.
+        An output may then be absent, and is used in the same group or later. Returns all candidates
+        if `is_free` is None.
         """
         if self.is_free is None:
             return tuple(candidates)

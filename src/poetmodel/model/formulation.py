@@ -20,7 +20,7 @@ class Component:
     """One family of variables or constraints."""
 
     name: str
-    """Name of the component, unique in a formulation; often also of the family."""
+    """Name of the component, unique in a formulation; often also the name of its family."""
     build: Callable[[Any], None]
     """Adds the family to a model; its docstring states the inequality. Shipped components receive a
     `poetmodel.model.arrays.Model`; user-defined components receive the Pyomo model."""
@@ -74,10 +74,10 @@ class Formulation:
         )
         return replace(self, name=name, components=tuple(components))
 
-    def without(self, component: str, *, name: str) -> Formulation:
-        """Return a formulation called `name`, without the component named `component`."""
-        self._require_component(component, "leave out")
-        components = tuple(member for member in self.components if member.name != component)
+    def without(self, component_name: str, *, name: str) -> Formulation:
+        """Return a formulation called `name`, without the component `component_name`."""
+        self._require_component(component_name, "leave out")
+        components = tuple(member for member in self.components if member.name != component_name)
         return replace(self, name=name, components=components)
 
     def _require_component(self, component_name: str, verb: str) -> None:

@@ -41,8 +41,8 @@ class StepView:
         group_of = self.m.events.group_of
         if t >= len(group_of):
             return None
-        segment = self.m.events.segment(i, group_of[self.graph.node_of[i]], group_of[t])
-        return None if segment is None else self.m.kept[i, segment]
+        a = self.m.events.keep_index(i, group_of[self.graph.node_of[i]], group_of[t])
+        return None if a is None else self.m.kept[i, a]
 
     def recompute_column(self, t: int, k: int) -> int | None:
         """Return the column of ``R[t,k]``, ``k < t``; None if it is zero."""
@@ -253,8 +253,9 @@ class _StageTerms:
         return ~is_counted_as_copy
 
     def _output_terms(self, k: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the terms of outputs and workspace of step `k`, and their constant bytes.
+        """Return terms (bytes, column) of outputs and workspace of step `k`, and constant bytes.
 
+        These are 0 for a recomputation (`k` before the stage), whose bytes are terms.
         An output counts its bytes minus those of an input that it overwrites. If the input is
         needed after the step, terms add the subtracted bytes again.
         """

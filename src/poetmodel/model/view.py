@@ -39,6 +39,9 @@ def to_pyomo(
     The result has the attributes `arrays`, which is `model`; `variables`, the Pyomo variable of
     each column; `stated_rows`, the expressions of the rows of each constraint, by key; and
     `stated_objective`, the expression of the objective.
+
+    If `memory_rows` is False, a row that solvers reject replaces the memory rows; if it is None,
+    raises `TooLargeError` if these have more than `MAX_TERMS` terms.
     """
     m = pyo.ConcreteModel(name=model.name)
     for name in ("problem", "formulation", "exact", "events"):

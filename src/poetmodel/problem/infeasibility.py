@@ -1,4 +1,4 @@
-"""Reasons for which a problem is infeasible that need no solver, as messages."""
+"""Messages on the reasons of infeasibility that are found without a solver."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_BYTES_WITHOUT_UNIT: Final = 10_000
-"""A budget below this number of bytes probably lacks its unit."""
+"""Number of bytes below which a budget may lack its unit."""
 MISSING_UNIT_RATIO: Final = 20
-"""A budget smaller than the minimum by this factor probably lacks its unit."""
+"""Ratio of the minimum to a budget above which the budget may lack its unit. Both limits must be
+exceeded for the hint."""
 
 
 def infeasibility_reason(problem: Problem) -> str | None:
@@ -51,11 +52,26 @@ def infeasibility_proof(problem: Problem, ending: str = "together", *, ram: bool
 
     `ending` follows the list of limits. Without `ram`, the list omits the RAM budget.
     """
-    return f"proved: no schedule keeps {describe_limits(problem, ram=ram)} {ending}"
+    limits_text = ", ".join(_limit_phrases(problem, ram=ram))
+    return f"proved: no schedule meets {limits_text} {ending}{_forbidden_text(problem)}"
 
 
 def describe_limits(problem: Problem, *, ram: bool = True) -> str:
-    """Return the limits of a problem as a phrase; without `ram`, omit the RAM budget."""
+    """Return the limits, user-defined constraints and forbidden decisions as a phrase.
+
+    Storage that holds all tensors is omitted, and without `ram` the RAM budget.
+    """
+    return ", ".join(_limit_phrases(problem, ram=ram)) + _forbidden_text(problem)
+
+
+def _forbidden_text(problem: Problem) -> str:
+    """Return a phrase on the forbidden recomputation or paging; "" if both are permitted."""
+    names = ["recomputation"] * (not problem.recompute) + ["paging"] * (not problem.can_page)
+    return f", without {' or '.join(names)}" if names else ""
+
+
+def _limit_phrases(problem: Problem, *, ram: bool) -> list[str]:
+    """Return a phrase for each limit of a problem; without `ram`, omit the RAM budget."""
     phrases = [f"the RAM budget of {problem.ram_budget_bytes:,} B"] if ram else []
     if problem.deadline_s is not None:
         phrases.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")
@@ -71,11 +87,7 @@ def describe_limits(problem: Problem, *, ram: bool = True) -> str:
     rows = [f"{row.name!r} ({row.describe_limits()})" for row in problem.constraints]
     if rows:
         phrases.append(f"the constraint{'s' * (len(rows) > 1)} {listed(rows)}")
-    if not problem.recompute:
-        phrases.append("no recomputation")
-    if not problem.can_page:
-        phrases.append("no paging")
-    return ", ".join(phrases)
+    return phrases
 
 
 def _ram_fault(problem: Problem) -> str | None:
@@ -97,7 +109,7 @@ def _ram_fault(problem: Problem) -> str | None:
         resident_text = f", of which parameters, gradients and optimizer take {resident_bytes:,} B"
     return (
         f"RAM budget {problem.ram_budget_bytes:,} B{resident_text}: the minimum RAM is "
-        f"{floor.bytes:,} B{rounded_text}, which step {node.name!r} needs for {listed(contents)}"
+        f"{floor.bytes:,} B{rounded_text}, which node {node.name!r} needs for {listed(contents)}"
         f"{total_text}{missing_unit_hint(problem.ram_budget_bytes, floor.bytes)}"
     )
 
@@ -106,16 +118,16 @@ def insufficient_ram_message(
     computation: str,
     budget_bytes: int,
     *,
-    enough_bytes: int | None,
+    sufficient_bytes: int | None,
     needed_bytes: int = 0,
     base_bytes: int | None = None,
     is_proved: bool = True,
 ) -> str:
     """Return a message that a RAM budget is too small, with a sufficient budget if known.
 
-    `computation` is a phrase for the computation that must fit. Budgets below `needed_bytes` are
-    never sufficient. `enough_bytes` is None if no sufficient budget is known. `base_bytes` is 100 %
-    of a budget that was stated as a percentage, else None. If not `is_proved`, the message
+    `computation` is a phrase that names the computation that must fit. Budgets below `needed_bytes`
+    are never sufficient. `sufficient_bytes` is None if no sufficient budget is known. `base_bytes`
+    is 100 % of a budget that was stated as a percentage, else None. If not `is_proved`, the message
     suggests a longer search.
     """
     message = f"ram: {format_bytes(budget_bytes)} is too little for {computation}"
@@ -125,12 +137,12 @@ def insufficient_ram_message(
             f"ram: nothing was found in time for {computation} within {format_bytes(budget_bytes)}"
         )
         hint = "; a longer time_limit may find it"
-    if enough_bytes is None:
+    if sufficient_bytes is None:
         return message + hint
-    ram_argument = f"ram={enough_bytes}"
+    ram_argument = f"ram={sufficient_bytes}"
     if base_bytes:
-        ram_argument += f" ({enough_bytes / base_bytes:.1%})"
-    if needed_bytes >= enough_bytes:
+        ram_argument += f" ({sufficient_bytes / base_bytes:.1%})"
+    if needed_bytes >= sufficient_bytes:
         return f"{message}: the minimum is {ram_argument}{hint}"
     return f"{message}: {ram_argument} is enough, and less than {needed_bytes:,} B never is{hint}"
 
@@ -144,7 +156,7 @@ def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
 
 
 def _floor_contents(problem: Problem) -> Iterator[str]:
-    """Yield a phrase for each item in RAM at the step with the largest working set."""
+    """Yield a phrase for each item in RAM at the node with the largest working set."""
     graph, k = problem.graph, problem.floor.node
     omitted_tensors = set(graph.state_of)  # Replacements use the memory of their state tensors.
     resident_state_bytes = not problem.can_page and graph.state_bytes
@@ -200,8 +212,8 @@ def _commit_hint(problem: Problem, amount_text: str) -> str:
         return ""
     interval = 2 * (problem.commit or 1)
     return (
-        f"; {amount_text} of it commit state: commit only in every {interval}-th step, or less "
-        "often"
+        f"; commits of state take {amount_text} of it: commit only once in {interval} steps, or "
+        "less often"
     )
 
 
@@ -219,7 +231,8 @@ def _energy_fault(problem: Problem) -> str | None:
 def _constraint_faults(problem: Problem) -> Iterator[str]:
     """Yield a message for each user constraint that no schedule meets.
 
-    Adds the maximum of all rewarded decisions to the value of a single pass.
+    Compares the limit with the value of a single pass in which every rewarded decision is made as
+    often as possible.
     """
     constraints = {row.name: row for row in problem.constraints}
     for limit in problem.linear_limits:

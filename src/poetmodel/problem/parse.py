@@ -1,4 +1,4 @@
-"""Parse and validate the limits and choices of a problem; report all errors at once."""
+"""Parse and validate the limits and options of a problem; report all errors at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poetmodel.problem.problem import Problem
 
 COMMIT_CONSTRAINT: Final = "replaced state stays in RAM between commits"
-"""Name of the constraint of problems that do not commit in every step."""
+"""Name of the constraint of problems that commit, but not in every training step."""
 Limit = TypeVar("Limit")
 """Type of a parsed limit."""
 MIN_POSITIVE_COST: Final = 1e-300
@@ -31,7 +31,7 @@ MIN_POSITIVE_COST: Final = 1e-300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedProblem:
-    """The values of a problem, parsed and validated: choices as enum members, limits as numbers."""
+    """The values of a problem, parsed and validated: options as enum members, limits as numbers."""
 
     costs: Costs
     """Costs, with the commits of the problem."""
@@ -59,7 +59,7 @@ def resolve_problem(problem: Problem) -> ResolvedProblem:
     Raises
     ------
     InputError
-        If a choice, a cost or a user-defined sum is invalid; lists all errors.
+        If an option, a cost or a user-defined sum is invalid; lists all errors.
     BudgetError
         If limits are invalid; lists all errors.
     CostError
@@ -130,7 +130,7 @@ def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCount
 
 
 def _switch_faults(problem: Problem) -> Iterator[str]:
-    """Yield an error for each Boolean choice that is not a bool or conflicts with the graph."""
+    """Yield an error for each Boolean option that is not a bool or conflicts with the graph."""
     switches: dict[str, object] = {
         "recompute": problem.recompute,
         "paging": problem.paging,
@@ -142,7 +142,7 @@ def _switch_faults(problem: Problem) -> Iterator[str]:
     if problem.count_parameters is True and problem.graph.state_tensors:
         yield (
             f"count_parameters: graph {shown(problem.graph.name)} has its state in the graph, "
-            "where the RAM budget counts it; leave --count-parameters out"
+            "where the RAM budget counts it; leave count_parameters out"
         )
 
 
@@ -156,7 +156,8 @@ def _costs_with_commits(problem: Problem) -> Costs:
 def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
     """Return the problem's constraints, and the one that keeps replaced state in RAM.
 
-    That constraint is added if a commit does not follow every step, unless storage is volatile.
+    That constraint is added if the problem commits, but not in every training step, unless storage
+    is volatile.
     """
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
@@ -337,5 +338,5 @@ def _cost_range_faults(single_pass: SinglePass) -> Iterator[str]:
             cost, name, column = max(costs)
             yield (
                 f"{source}{name}: {column}: {cost:g} is too large: with the other costs, over "
-                f"{n_stages} stages, it exceeds the largest number; use smaller costs"
+                f"{n_stages} stages, it exceeds the largest float; use smaller costs"
             )

@@ -115,10 +115,11 @@ def format_terms(terms: Terms, *, max_terms: int = 4) -> str:
     'energy_j + 2e-06 bytes_written - page_ins:a + 3'
     """
     text = ""
-    for key, weight in terms[:max_terms]:
-        sign = "-" if weight < 0 else "+"
-        factor = "" if abs(weight) == 1 and key != CONSTANT else f"{abs(weight):.6g} "
-        term = factor.strip() if key == CONSTANT else f"{factor}{key}"
+    for key, coefficient in terms[:max_terms]:
+        sign = "-" if coefficient < 0 else "+"
+        magnitude = abs(coefficient)
+        prefix = "" if magnitude == 1 and key != CONSTANT else f"{magnitude:.6g} "
+        term = prefix.strip() if key == CONSTANT else f"{prefix}{key}"
         text += f" {sign} {term}" if text else f"{sign.strip('+')}{term}"
     n_omitted = len(terms) - max_terms
     return f"{text} and {n_omitted:,} more" if n_omitted > 0 else text
@@ -129,13 +130,13 @@ class Constraint:
     """A constraint ``lower <= sum of coefficient * total <= upper`` on the totals of a schedule.
 
     ``Problem.subject_to`` makes constraints from functions. A per-stage constraint contains only
-    counts in stages, and has only an upper limit and no negative coefficients.
+    counts in stages, and has an upper limit, no lower limit above 0 and no negative coefficients.
 
     Raises
     ------
     InputError
         If the constraint has no name, no limit or a number that is not finite, if its limits
-        contradict each other, or if a per-stage constraint has a lower limit, a negative
+        contradict each other, or if a per-stage constraint has a lower limit above 0, a negative
         coefficient or a total that does not count by stage.
 
     Examples
@@ -170,9 +171,9 @@ class Constraint:
             )
         terms = {key: to_int_if_whole(value) for key, value in dict(self.terms).items()}
         object.__setattr__(self, "terms", terms)
-        for bound in ("lower", "upper"):
-            limit = getattr(self, bound)
-            object.__setattr__(self, bound, None if limit is None else to_int_if_whole(limit))
+        for side in ("lower", "upper"):
+            limit = getattr(self, side)
+            object.__setattr__(self, side, None if limit is None else to_int_if_whole(limit))
         if self.is_per_stage:
             self._check_stages(label)
 
@@ -184,8 +185,8 @@ class Constraint:
     def _check_stages(self, label: str) -> None:
         """Check the terms and limits of a per-stage constraint.
 
-        Raises `InputError` for a total that does not count by stage, a lower limit, or a negative
-        coefficient. `label` is the prefix of the message.
+        Raises `InputError` for a total that does not count by stage, no upper limit, a lower
+        limit above 0, or a negative coefficient. `label` is the prefix of the message.
         """
         other_terms = [key for key in self.terms if Key.parse(key).stage is None]
         hint = "a model of pm.build(problem, reductions=False) can state it"
@@ -232,9 +233,9 @@ class Constraint:
 
 def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) -> Iterator[str]:
     """Yield an error for each invalid term of an expression, such as an unknown node."""
-    for key, weight in terms:
-        if not is_number(weight):
-            yield f"{label}: {shown(key)}: expected a finite number, got {shown(weight)}"
+    for key, coefficient in terms:
+        if not is_number(coefficient):
+            yield f"{label}: {shown(key)}: expected a finite number, got {shown(coefficient)}"
         kind, stage, name = Key.parse(key)
         if key in tuple(Total) or key == CONSTANT:
             continue
@@ -249,7 +250,7 @@ def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) ->
         elif kind != Count.RECOMPUTATIONS and name not in graph.tensor_index:
             yield f"{label}: {shown(key)}: the graph has no tensor {shown(name)}"
         elif kind == Count.RESIDENT and name not in _state_index(graph):
-            yield f"{label}: {shown(key)}: tensor {shown(name)} is no state"
+            yield f"{label}: {shown(key)}: tensor {shown(name)} is no state tensor"
 
 
 def _state_index(graph: Graph) -> dict[str, int]:
@@ -266,10 +267,10 @@ class _CountVariables(Mapping[Any, Any]):
     The key (stage, index or name) returns the variable of one stage.
     """
 
-    def __init__(self, variables: Any, index: Mapping[str, int], stage_variable: Any) -> None:
+    def __init__(self, variables: Any, index: Mapping[str, int], variable_in_stage: Any) -> None:
         self._variables = variables
         self._index = index
-        self._in_stage = stage_variable
+        self._variable_in_stage = variable_in_stage
 
     def __getitem__(self, key: Any) -> Any:
         """Return a variable by name, index, or (stage, name or index).
@@ -278,14 +279,17 @@ class _CountVariables(Mapping[Any, Any]):
         """
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
-        is_stage_key = self._in_stage is not None and isinstance(key, tuple) and len(key) == 2  # noqa: PLR2004
+        is_pair = isinstance(key, tuple) and len(key) == 2  # noqa: PLR2004 - (stage, item)
+        is_stage_key = self._variable_in_stage is not None and is_pair
         if is_stage_key and key[1] in self:
             stage, item = key
-            return self._in_stage(stage, self._index[item] if isinstance(item, str) else item)
+            return self._variable_in_stage(
+                stage, self._index[item] if isinstance(item, str) else item
+            )
         hint = f"expected a name, or a position from 0 to {len(self) - 1}"
         if self._variables.local_name == Count.RESIDENT:
             hint = "expected the name, or the position, of a state tensor"
-        if isinstance(key, tuple) and self._in_stage is None:
+        if isinstance(key, tuple) and self._variable_in_stage is None:
             hint = f"only {' and '.join(STAGE_COUNTS)} can be counted by stage"
         if isinstance(key, str) and (similar_names := get_close_matches(key, self._index, n=1)):
             hint = f"did you mean {shown(similar_names[0])}?"
@@ -328,16 +332,18 @@ class TotalsBlock:
         ):
             variables = pyo.Var(list(index.values()), domain=pyo.NonNegativeIntegers)
             self.block.counted.add_component(str(count), variables)
-            stage_variable = (
-                None if count not in STAGE_COUNTS else self._stage_variables(count, index)
+            variable_in_stage = (
+                None if count not in STAGE_COUNTS else self._make_stage_lookup(count, index)
             )
-            setattr(self.block, count, _CountVariables(variables, index, stage_variable))
+            setattr(self.block, count, _CountVariables(variables, index, variable_in_stage))
             self._key |= {id(variables[i]): f"{count}:{name}" for name, i in index.items()}
         for total in Total:
             self.block.add_component(str(total), pyo.Var(domain=pyo.NonNegativeReals))
             self._key[id(self.block.component(total))] = str(total)
 
-    def _stage_variables(self, count: Count, index: Mapping[str, int]) -> Callable[[Any, int], Any]:
+    def _make_stage_lookup(
+        self, count: Count, index: Mapping[str, int]
+    ) -> Callable[[Any, int], Any]:
         """Return a function of (stage, item) that returns the variable of the count in a stage."""
         import pyomo.environ as pyo
 
@@ -345,7 +351,7 @@ class TotalsBlock:
         variables = pyo.Var(pyo.Any, dense=False, domain=pyo.Binary)
         self.block.counted.add_component(f"{count}_in_stage", variables)
 
-        def in_stage(stage: Any, item: int) -> Any:
+        def variable_in_stage(stage: Any, item: int) -> Any:
             """Return the variable of an item in a stage, creating it if needed."""
             stage_index = self._nodes.get(stage) if isinstance(stage, str) else stage
             if not isinstance(stage_index, int) or not 0 <= stage_index < len(self._nodes):
@@ -357,7 +363,7 @@ class TotalsBlock:
             self._key[id(variable)] = f"{count}@{stage_index}:{names[item]}"
             return variable
 
-        return in_stage
+        return variable_in_stage
 
     def expression(self, rule: Any, label: str) -> Terms:
         """Return the linear expression that a rule returns, with its constant under `CONSTANT`.
@@ -448,17 +454,19 @@ class TotalsBlock:
             ) from None
         if not representation.is_linear():
             raise InputError(f"{label}: the expression is not linear in the totals")
-        weight_of_key: defaultdict[str, float] = defaultdict(int)
+        coefficient_of_key: defaultdict[str, float] = defaultdict(int)
         for coefficient, variable in zip(
             representation.linear_coefs, representation.linear_vars, strict=True
         ):
             if id(variable) not in self._key:
                 raise InputError(f"{label}: {variable.name} is none of the totals of a schedule")
-            weight_of_key[self._key[id(variable)]] += coefficient
-        weight_of_key[CONSTANT] += representation.constant
-        if not all(map(is_number, weight_of_key.values())):
+            coefficient_of_key[self._key[id(variable)]] += coefficient
+        coefficient_of_key[CONSTANT] += representation.constant
+        if not all(map(is_number, coefficient_of_key.values())):
             raise InputError(f"{label}: expected finite numbers, got {shown(str(expression))}")
-        return tuple((key, to_int_if_whole(value)) for key, value in weight_of_key.items() if value)
+        return tuple(
+            (key, to_int_if_whole(value)) for key, value in coefficient_of_key.items() if value
+        )
 
 
 def _list_relations(result: Any) -> Any:

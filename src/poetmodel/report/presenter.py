@@ -144,6 +144,9 @@ def metric_facts(
 ) -> Iterator[Fact]:
     """Yield the metrics of a display as facts, in the order of the display.
 
+    Metrics without a value function are skipped. A fact has no name if the table of the display
+    does not list its metric.
+
     Parameters
     ----------
     display : Display

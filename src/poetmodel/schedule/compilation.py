@@ -40,11 +40,11 @@ def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
     stage, or at its node's step if the stage does not use it.
 
     Invalid entries become faults and are omitted from the program: entries with unknown stages or
-    indices, entries before the first computation, entries that state forbids, and transfers or kept
-    tensors that are absent. A forbidden recomputation becomes a fault too, but is not omitted. The
-    program of a valid schedule has the energy, time and peak RAM of its simulation. The machine
-    checks that inputs of computations are in RAM. The time of a compilation is proportional to the
-    number of changes between stages.
+    indices, entries before the first computation, entries that are forbidden for state tensors, and
+    transfers or kept tensors that are absent. A forbidden recomputation becomes a fault too, but is
+    not omitted. The program of a valid schedule has the energy, time and peak RAM of its
+    simulation. `schedule.machine` checks that inputs of computations are in RAM when it executes
+    the program. The time of a compilation is proportional to the number of changes between stages.
     """
     compiler = _Compiler(homes, schedule)
     for t in range(len(homes.graph.nodes)):
@@ -121,16 +121,16 @@ class _Compiler:
         """
         rows: Rows = defaultdict(list)
         nodes, lists_nodes = self.graph.nodes, relation == "R"
-        for t, k in iterate_in_time(pairs):
-            if state_faults and (relation, t, k) in state_faults:
+        for t, index in iterate_in_time(pairs):
+            if state_faults and (relation, t, index) in state_faults:
                 continue
-            fault = self._entry_fault(relation, t, k)
+            fault = self._entry_fault(relation, t, index)
             if not fault:
-                rows[t].append(k)
-                if lists_nodes and k < t and not nodes[k].recomputable:
-                    fault = f"node {nodes[k].name!r} must not be computed again"
+                rows[t].append(index)
+                if lists_nodes and index < t and not nodes[index].recomputable:
+                    fault = f"node {nodes[index].name!r} must not be computed again"
             if fault:
-                self._add_fault((relation, t, k), fault)
+                self._add_fault((relation, t, index), fault)
         return rows
 
     def _valid_spans(
@@ -156,15 +156,19 @@ class _Compiler:
                     pairs.append((t, i))
         return [*valid_spans, *spans_of_pairs(pairs)]
 
-    def _entry_fault(self, relation: str, t: int, k: int) -> str:
-        """Return the reason for which an entry is invalid by itself; "" if it is valid."""
+    def _entry_fault(self, relation: str, t: int, index: int) -> str:
+        """Return the reason for which an entry is invalid by itself; "" if it is valid.
+
+        `index` is that of a node in the relation ``R``, otherwise that of a tensor.
+        """
         nodes, node_of, lists_nodes = self.graph.nodes, self.node_of, relation == "R"
-        if not (0 <= t < len(nodes) and 0 <= k < len(nodes if lists_nodes else node_of)):
+        if not (0 <= t < len(nodes) and 0 <= index < len(nodes if lists_nodes else node_of)):
             return "the graph has no such stage or index"
-        first_stage = k if lists_nodes else node_of[k]
+        first_stage = index if lists_nodes else node_of[index]
         if t < first_stage or (t == first_stage and relation not in _POSSIBLE_IN_FIRST_STAGE):
-            label = f"node {nodes[k].name!r}" if lists_nodes else self._tensor_label(k)
-            return f"{label} is first made in stage {first_stage}"
+            if lists_nodes:
+                return f"node {nodes[index].name!r} is first computed in stage {first_stage}"
+            return f"{self._tensor_label(index)} is first made in stage {first_stage}"
         return ""
 
     # -- stages ------------------------------------------------------------------------------
@@ -223,12 +227,13 @@ class _Compiler:
         Adds `paged_in_tensors` and the outputs of `computed_nodes` to `in_ram`.
         """
         last_use_of: dict[int, int] = {}
+        new_tensors = list(paged_in_tensors)
         for k in sorted(computed_nodes):  # Ascending, so that later uses overwrite earlier ones.
-            paged_in_tensors += self.homes.outputs[k]
+            new_tensors += self.homes.outputs[k]
             last_use_of.update(dict.fromkeys(self.homes.inputs[k], k))
-        freed_tensors = {i for i in paged_in_tensors if not self.ram_tracker.is_listed_next(t, i)}
+        freed_tensors = {i for i in new_tensors if not self.ram_tracker.is_listed_next(t, i)}
         freed_tensors.update(self.in_ram.intersection(self.ram_tracker.tensors_until.get(t, ())))
-        self.in_ram.update(paged_in_tensors)
+        self.in_ram.update(new_tensors)
         frees_after: dict[int, list[int]] = {}
         for i in sorted(freed_tensors):
             frees_after.setdefault(last_use_of.get(i, self.node_of[i]), []).append(i)
@@ -245,8 +250,8 @@ class _Compiler:
     ) -> None:
         """Append a step: its computation if `is_computed`, then its page-outs and frees.
 
-        Tensors that the step uses are freed first. Adds the paged-out tensors to `on_storage`, and
-        a fault for each that is not in RAM.
+        Inputs and outputs of the computation are freed before the page-outs, unless they are paged
+        out. Adds the paged-out tensors to `on_storage`, and a fault for each that is not in RAM.
         """
         homes, append = self.homes, self.program.append
         if is_computed:
@@ -286,8 +291,8 @@ class _Compiler:
         return tensors_of_node
 
     def _add_fault(self, entry: Entry, fault: str) -> None:
-        relation, t, k = entry
-        self.faults.append((len(self.program), f"{relation}[{t},{k}]: {fault}"))
+        relation, t, index = entry
+        self.faults.append((len(self.program), f"{relation}[{t},{index}]: {fault}"))
 
     def _tensor_label(self, i: int) -> str:
         return f"tensor {self.graph.tensors[i].name!r}"

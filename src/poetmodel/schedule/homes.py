@@ -225,7 +225,11 @@ class Homes:
         return ""
 
     def _replacement_fault(self, op: Op, new: int, access: StateAccess) -> str:
-        """Return the reason why an instruction on replacement `new` is forbidden; "" if allowed."""
+        """Return why an instruction on replacement `new` is forbidden; "" if it is allowed.
+
+        If its state is resident, all are forbidden. Otherwise a page-in, a second page-out, and a
+        free before the page-out are.
+        """
         old = self.graph.state_of[new]
         if old in self.resident:
             label = self._tensor_label(old)

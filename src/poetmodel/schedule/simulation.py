@@ -201,7 +201,10 @@ class Simulation:
 
     @cached_property
     def _excess_over_pass(self) -> dict[str, Fraction | float]:
-        """Exact energy, compute and transfer time beyond a single pass [J, s, s]."""
+        """Exact energy, compute and transfer time beyond a single pass [J, s, s].
+
+        All are 0 without cost parameters. The energy includes the idle power.
+        """
         if self.cost_parameters is None:
             return dict.fromkeys((Total.ENERGY, Total.COMPUTE, Total.TRANSFER), 0.0)
         table, cost_parameters = self.cost_parameters.table, self.cost_parameters

@@ -1,7 +1,7 @@
 """Cover cuts: exact rows that exclude points which only a solver's tolerance permitted.
 
-They are no family of `solver.lazy.cuts`, because the proof needs them with any parameters, and they
-apply to the standard form of any model, including ``compact`` and users' models.
+They are not a family of `solver.lazy.cuts`, because the proof needs them with any parameters, and
+they apply to the standard form of any model, including ``compact`` and users' models.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Literal(NamedTuple):
 
 
 def limit_rows(form: StandardForm) -> list[int]:
-    """Return the indices of the rows for which the layout has an exact limit.
+    """Return the indices of the rows whose label has an exact limit in the form's layout.
 
     The verifier checks these limits exactly.
     """
@@ -111,7 +111,7 @@ def _find_cover(
     sorted_literals = sorted(literals, key=lambda literal: -literal.size)
     true_literals = [literal for literal in sorted_literals if literal.is_one(x)]
     sums = list(accumulate((literal.size for literal in true_literals), initial=Fraction(0)))
-    cover_size = next((u for u, total in enumerate(sums) if total > limit), 0)
+    cover_size = next((n_literals for n_literals, total in enumerate(sums) if total > limit), 0)
     if not cover_size or any(form.upper[literal.column] > 1 for literal in literals):
         return None
     begin = 0  # take the smallest literals that exceed the limit: more columns can join the cut
@@ -129,10 +129,11 @@ def _find_cover(
 def _exact_row(
     form: StandardForm, row: int, min_excess_ratio: Fraction
 ) -> tuple[list[_Literal], Fraction]:
-    """Return the literals of a row and its exact limit plus `allowance`.
+    """Return the literals of a row, and its limit plus the excess that `min_excess_ratio` permits.
 
-    Both are in the limit's unit if the layout has the exact limit of the row. Otherwise they have
-    the form's coefficients.
+    If the label of the row has an exact limit, both are in the unit of that limit, and the excess
+    is relative to the limit; limits in whole numbers permit none. Otherwise both are in the units
+    of the form, and `min_excess_ratio` itself is added, because models scale the rows of a form.
     """
     label, layout = form.rows[row], form.layout
     exact_limit = layout.limits.get(label) if layout and isinstance(label, Label) else None

@@ -37,7 +37,7 @@ FIRST_SOLVE_RATIO: Final = 0.6
 """Fraction of the time limit for the first solve. The rest is for its plan and arena, and for
 further solves if the arena is too large, each with half of the remaining time."""
 QUICK_S: Final = 5.0
-"""Maximum time for a greedy schedule if no arena fits before the time limit [s]."""
+"""Maximum time of one quick heuristic, and of its overrun [s]."""
 QUICK_DIVISORS: Final = (48, 12)
 """Divisors of the RAM by which the quick heuristics reduce it: to repair the first schedule, and to
 construct a new one."""
@@ -185,8 +185,8 @@ def plan_and_place(
             ram_budget_bytes=budget_bytes,
             time_limit=end_s - time.monotonic(),
         )
-        planning_s = min(MAX_PLACING_S, end_s - time.monotonic())
-        arena = place(graph, plan, alignment=alignment, seed=seed, time_limit=planning_s)
+        placing_limit_s = min(MAX_PLACING_S, end_s - time.monotonic())
+        arena = place(graph, plan, alignment=alignment, seed=seed, time_limit=placing_limit_s)
         if limit_bytes is None or budget_bytes is None:
             return plan, arena
         fits_limit = arena.bytes <= limit_bytes
@@ -225,7 +225,7 @@ class _FittingSearch:
         """Maximum RAM for tensors that a hint may recommend; None if unknown."""
         self.smallest_arena_bytes: int | None = None
         """Size of the smallest arena so far; None before the first."""
-        self.planning_s = 0.0
+        self.plan_and_place_s = 0.0
         """Time to plan and place the last schedule [s]."""
 
     def find_fitting(self, max_solves: int) -> Fitted:
@@ -270,7 +270,7 @@ class _FittingSearch:
                 or result.termination == Termination.INTERRUPTED
             ):
                 break
-            if self.request.remaining_s() <= 2 * self.planning_s:
+            if self.request.remaining_s() <= 2 * self.plan_and_place_s:
                 quick_fit = self._fit_quickly(first_result, aligned_problem, too_large_bytes)
                 return quick_fit or Fitted(self._no_fit_result(first_result), None, None)
             result = self._solve_from_first(first_result, _with_ram(aligned_problem, budget_bytes))
@@ -302,7 +302,7 @@ class _FittingSearch:
         was_cut_short = (
             first_result.method == "optimal" and first_result.termination == Termination.TIME_LIMIT
         )
-        if not was_cut_short or self.request.remaining_s() <= 2 * self.planning_s:
+        if not was_cut_short or self.request.remaining_s() <= 2 * self.plan_and_place_s:
             return Fitted(first_result, plan, arena)
         result = self._solve_within(self.problem, 1.0, start=first_result.schedule)
         first_result = _with_status(
@@ -334,10 +334,11 @@ class _FittingSearch:
     ) -> Fitted | None:
         """Build schedules with less RAM by fast heuristics; return the first whose arena fits.
 
-        Return None if none fits, and for methods of `poetmodel.baselines`, whose schedules no other
-        heuristic may replace.
+        Return None if none fits, and if the result is that of a published method (of
+        `poetmodel.baselines`), whose schedule no other heuristic may replace.
         """
-        if first_result.method != "optimal":  # a baseline's schedule must come from its own method
+        # The schedule of a published method must come from that method.
+        if first_result.method != "optimal":
             return None
         slightly_smaller, clearly_smaller = (
             _with_ram(aligned_problem, too_large_bytes - too_large_bytes // divisor)
@@ -364,7 +365,7 @@ class _FittingSearch:
         self, problem: Problem, time_ratio: float, start: Schedule | None = None
     ) -> SolveResult:
         """Solve within a fraction of the remaining time less the time to plan and place."""
-        limit_s = max(time_ratio * (self.request.remaining_s() - self.planning_s), 1e-3)
+        limit_s = max(time_ratio * (self.request.remaining_s() - self.plan_and_place_s), 1e-3)
         keywords: SearchKeywords = {} if start is None else {"start": start}
         result = self.solve(problem, time_limit=limit_s, **{**self.options, **keywords})
         return replace(result, time_limit_s=self.request.time_limit_s)
@@ -388,7 +389,7 @@ class _FittingSearch:
 
         No bound is computed, because a bound for less RAM does not hold for the problem.
         """
-        max_s = max((self.request.remaining_s() - self.planning_s) / 2, 1e-3)
+        max_s = max((self.request.remaining_s() - self.plan_and_place_s) / 2, 1e-3)
         schedule, seed = None, self.options.get("seed", 0)
         with limit_execution(max_s + QUICK_S), suppress(TimeLimitError):
             schedule = improve_schedule(
@@ -401,7 +402,7 @@ class _FittingSearch:
         return replace(result, schedule=candidate.schedule, simulation=candidate.simulation)
 
     def _plan_and_place(self, schedule: Schedule, budget_bytes: int) -> tuple[Plan, Arena]:
-        """Plan a schedule within `budget` bytes and place its tensors in an arena.
+        """Plan a schedule within `budget_bytes` and place its tensors in an arena.
 
         Stores the time that this takes, and the size of the smallest arena so far.
         """
@@ -418,7 +419,7 @@ class _FittingSearch:
             may_delay_transfers=not self.problem.is_overlapping,
             time_limit=self.request.remaining_s() / 2,
         )
-        self.planning_s = self.request.elapsed_s() - started_s
+        self.plan_and_place_s = self.request.elapsed_s() - started_s
         if self.smallest_arena_bytes is None or arena.bytes < self.smallest_arena_bytes:
             self.smallest_arena_bytes = arena.bytes
         return plan, arena
@@ -432,7 +433,7 @@ class _FittingSearch:
         """
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
-        fitted = replace(
+        stated_result = replace(
             result,
             problem=self.problem,
             schedule=schedule,
@@ -443,7 +444,7 @@ class _FittingSearch:
             build_s=first_result.build_s + result.build_s,
             solve_s=first_result.solve_s + result.solve_s,
         )
-        return Fitted(_with_status(fitted), plan, arena)
+        return Fitted(_with_status(stated_result), plan, arena)
 
     def _infeasible_result(self, result: SolveResult) -> SolveResult:
         """Convert the infeasibility proof for rounded sizes to a result of the stated problem."""
@@ -462,7 +463,7 @@ class _FittingSearch:
     def _no_fit_result(self, first_result: SolveResult) -> SolveResult:
         """Return the first result without its schedule, with the reason and hints."""
         excess_bytes = self._min_excess_bytes()
-        is_late = self.request.remaining_s() <= 2 * self.planning_s
+        is_late = self.request.remaining_s() <= 2 * self.plan_and_place_s
         reason = f"no schedule was found{' in time' if is_late else ''} whose addresses fit "
         reason += f"{self._usable_ram_text()}: "
         hints = ["raise the time limit"] if is_late else []

@@ -99,8 +99,9 @@ class TransferWeightSearch:
     def _minimize_time(self) -> None:
         """Solve surrogates that minimize time, with growing weights, without the deadline.
 
-        A plan may meet a deadline that the surrogate's sum misses. If another quantity is
-        minimized, the first schedule whose plan meets all limits ends the loop.
+        A plan may meet a deadline that the surrogate's sum misses. If the task cannot restate its
+        problem, objective and deadline stay. If another quantity is minimized, the first schedule
+        whose plan meets all limits ends the loop; if one is known, nothing is solved.
         """
         problem, minimizes_time = self.problem, self.problem.minimize == Quantity.TIME
         if self.task.can_restate:

@@ -298,6 +298,7 @@ def _with_known_progress(request: Request, known_candidate: Candidate, bound: fl
     """Return a request that never reports a worse schedule or bound than the known ones."""
 
     def report_best(progress: SolveProgress) -> bool | None:
+        """Report the better of the progress and the known schedule, and the higher bound."""
         overhead, overhead_bound = progress.overhead, progress.overhead_bound
         overhead_bound = bound if overhead_bound is None else max(overhead_bound, bound)
         if overhead is not None and overhead < known_candidate.value:

@@ -194,7 +194,10 @@ class _LibraryWriter:
         return self._graph_files[digest]
 
     def _write_costs(self, graph: Graph, costs: Costs) -> str:
-        """Write the costs of a graph once, and return the name of their file."""
+        """Write the costs of a graph, and return the name of their file.
+
+        Later costs of the same graph and device, or measured ones, are not written.
+        """
         source = "measured" if costs.device is None else costs.device.short_name
         key = graph.sha256, source
         if key not in self._cost_files:
@@ -405,7 +408,10 @@ def _read_solution(path: Path, graph: Graph) -> Schedule:
 def _check_solution(
     line: Mapping[str, Any], path: Path, problem_reader: _ProblemReader
 ) -> CheckedSolution:
-    """Verify a solution file and compare its overhead with the best known results."""
+    """Verify a solution file and compare its overhead with the best known overhead and bound.
+
+    An unreadable or invalid schedule is a finding; errors of the problem are raised.
+    """
     name, best = str(line["name"]), line["best"]
     known_values = {
         "name": name,

@@ -194,6 +194,7 @@ def _peak_time_overhead(row: Row) -> tuple[str, str, str]:
 
 
 def _peak_and_savings(row: Row, smallest_row: Row | None) -> tuple[str, str]:
+    """Format the peak of `smallest_row`, and its savings relative to `row`; "none" without it."""
     if smallest_row is None:
         return "none", ""
     ram_saving, time_saving = (

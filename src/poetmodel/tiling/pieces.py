@@ -114,6 +114,7 @@ class Slices:
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
+        """Return the bytes of each undivided tensor and of each slice, by name."""
         sizes = {tensor.name: tensor.bytes for tensor in self.undivided_step.graph.tensors}
         for name, slice_ranges in self.ranges_of.items():
             sizes.update(

@@ -225,7 +225,10 @@ class _Tiling:
                     self._propagate_layouts(channel_loops)
 
     def _propagate_layouts(self, channel_loops: ChannelLoops) -> None:
-        """Find the layouts of tensors that a call reads or writes with a tensor of known layout."""
+        """Find, in one pass over one call, layouts of its tensors from those that are known.
+
+        The caller repeats this until no layout is new.
+        """
         refs = channel_loops.loops.refs
         for index, ref in enumerate(refs):
             layout = self._layouts.get(ref.buffer)

@@ -341,7 +341,9 @@ def _choose_tiles(
     """Choose the tile size of a step; return (step in tiles, limits).
 
     With tiles, the returned limits have the RAM in bytes, because a percentage of RAM refers to the
-    step without tiles.
+    step without tiles. If `choice.is_whole`, step and limits are unchanged. Otherwise, each
+    candidate is solved for a fraction of the time, and the best value decides; a single candidate
+    is not solved. Raises `InputError` without a device.
     """
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), dict(limits)

@@ -219,12 +219,12 @@ def test_own_constraints_are_named(whole):
         model.no_work = pyo.ConstraintList()
         model.no_work.add(sum(model.recomputed.values()) <= 0.5)
     found = explain_infeasible(solve(model), model=model)
-    assert set(found.constraints) == ({"few_pages", "no_work[1]"} if whole else {"few_pages"})
+    assert set(found.added_constraints) == ({"few_pages", "no_work[1]"} if whole else {"few_pages"})
     assert "the RAM budget" in found.limits
     text = " ".join(found.sentences())
     assert "these added constraints cannot be met together with" in text
     assert "without the additions to the model, a schedule exists" in text
-    assert found.to_dict()["constraints"] == list(found.constraints)
+    assert found.to_dict()["constraints"] == list(found.added_constraints)
 
 
 def at_most(rows, upper):
@@ -258,12 +258,12 @@ def test_no_added_constraint_is_blamed_where_none_takes_part():
     model.R[3, 0].fix(0)
     model.M_in[3, 0].fix(0)
     found = explain_infeasible(solve(model), model=model)
-    assert found.constraints == ()
+    assert found.added_constraints == ()
     assert any("variables that are fixed" in sentence for sentence in found.sentences())
     model = build(skip_problem(deadline=10.5))
     model.few = pyo.Constraint(expr=sum(model.recomputed.values()) <= 1)
     found = explain_infeasible(solve(model), model=model)
-    assert found.constraints == ()
+    assert found.added_constraints == ()
     assert [remedy.change for remedy in found.working_remedies] == [Change.RAM, Change.TIME]
 
 
@@ -414,7 +414,7 @@ def test_rows_are_left_out_and_named_as_a_whole():
     model = build(with_rows(WEAR))
     model.mine = pyo.Constraint(expr=sum(model.R[t, 0] for t in range(1, 4)) <= 0)
     found = explain_infeasible(solve(model), model=model)
-    assert found.constraints == ("mine",)
+    assert found.added_constraints == ("mine",)
     assert "constraint 'wear'" in found.limits
 
 
@@ -459,9 +459,9 @@ def test_no_harmless_constraint_is_named_when_time_ends(monkeypatch, solves):
     undecided_after(monkeypatch, solves)
     found = explain_infeasible(result)
     needed, unchecked = {"wear", "once[...]"}, set(found.unchecked)
-    assert set(found.rows) <= needed | {"once[a]"}
+    assert set(found.user_constraints) <= needed | {"once[a]"}
     if not unchecked:
-        assert {row.partition("[")[0] for row in found.rows} == {"wear", "once"}
+        assert {row.partition("[")[0] for row in found.user_constraints} == {"wear", "once"}
     named = [*found.sentences(), found.reason]
     told = [sentence for sentence in named if "harmless" in sentence or "idle" in sentence]
     apart = [sentence for sentence in named if sentence.startswith("not decided in time")]

@@ -28,11 +28,11 @@ Work, memory traffic and memory are counted as follows:
 Differences with `state`:
 
 - Every parameter, every moment of the optimizer and every running statistic is a state tensor,
-  placed before its first reader. Every weight gradient is a tensor with its bytes. No bytes are
-  resident.
+  whose node comes before its first reader. Every weight gradient is a tensor of its full size. No
+  bytes are resident.
 - For each operator, the input gradient comes first, since it reads the weight. Then the update
-  follows each weight gradient, so that both can be freed early. If several operators share a
-  weight, the gradients are summed and the update follows the last.
+  follows each weight gradient, so that the gradient and the weight can be freed early. If several
+  operators share a weight, the gradients are summed and the update follows the last.
 - The backward of a norm is one node with all its gradients, which need the same sums.
 - A node after each batch norm updates the running statistics from the batch statistics. The batch
   norm does not read running statistics, so it is recomputable; the update of the statistics is not.

@@ -104,7 +104,10 @@ def transformer(
 
 
 def _record_encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
-    """Record embeddings and encoder blocks; return the last block's output."""
+    """Record embeddings and encoder blocks; return the last block's output.
+
+    Raises `InputError` if `seq_len` exceeds the positions, or heads do not divide the hidden size.
+    """
     if seq_len > sizes.positions:
         raise InputError(f"seq_len: expected at most {sizes.positions}, got {seq_len}")
     if sizes.hidden % sizes.heads:

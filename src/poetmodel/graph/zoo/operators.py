@@ -355,7 +355,8 @@ def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
 def mean_squared_error(name: str, x: Value, target: Value) -> Declaration:
     """Declare the mean of squared differences; its backward pass reads `x` and `target`.
 
-    The forward pass subtracts, squares and adds; the backward pass subtracts and scales.
+    The forward pass subtracts, squares and adds; the backward pass subtracts and scales. Raises
+    `InputError` if the shapes differ.
     """
     if x.shape != target.shape:
         raise InputError(f"{name}: shapes {x.shape} and {target.shape} cannot be compared")

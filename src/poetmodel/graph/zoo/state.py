@@ -103,10 +103,11 @@ ALL: Final = "all"
 _PATTERNS: Final = {ALL: "*", "biases": "*.bias"}
 """Named values of `train`, with the patterns of parameter names that they stand for."""
 
-_RENEWAL_FLOPS: Final = 10
+_STATISTICS_UPDATE_FLOPS: Final = 10
 """Work of updating running statistics, per channel [FLOP].
 
-Square and invert the deviation, subtract epsilon, remove the bias: 4; update both averages: 6."""
+Square the inverse deviation and invert the result, subtract epsilon, remove the bias: 4; update
+both averages: 6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +281,7 @@ class StateNodeBuilder:
     def make_missing_nodes(self, *weights: Weight, op: str = "parameter") -> list[Node]:
         """Return new nodes that hold those `weights` that have no node yet; record these weights.
 
-        `op` is the operator of nodes that hold trainable weights.
+        `op` is the operator of nodes that hold trainable weights or their moments.
         """
         missing_weights = [weight for weight in weights if weight.name not in self._names_with_node]
         self._names_with_node.update(weight.name for weight in missing_weights)
@@ -327,26 +328,26 @@ class StateNodeBuilder:
         )
         return [*self.make_missing_nodes(*moments, op="moment"), update]
 
-    def make_renewal_nodes(self, declaration: Declaration) -> list[Node]:
-        """Return the node that updates an operator's running statistics.
+    def make_statistics_nodes(self, declaration: Declaration) -> list[Node]:
+        """Return the node that updates an operator's running statistics, after missing nodes.
 
-        Nodes that hold the statistics precede it, if they are missing. Returns [] if the operator
-        has no running statistics.
+        The missing nodes are those that hold the statistics. Returns [] if the operator has no
+        running statistics.
         """
         statistics = declaration.running_statistics
         if not statistics:
             return []
         inputs = (*declaration.outputs[1:], *statistics)
-        renewal = Node(
+        update = Node(
             name=f"{declaration.name}.running",
             op="running_statistics",
             phase=Phase.UPDATE,
             inputs=tuple(tensor.name for tensor in inputs),
             outputs=tuple(map(_replacement_tensor, statistics)),
-            flops=_RENEWAL_FLOPS * statistics[0].size,
+            flops=_STATISTICS_UPDATE_FLOPS * statistics[0].size,
             recomputable=False,
         )
-        return [*self.make_missing_nodes(*statistics), renewal]
+        return [*self.make_missing_nodes(*statistics), update]
 
 
 def _replacement_tensor(weight: Weight) -> Tensor:

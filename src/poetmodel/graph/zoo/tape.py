@@ -261,7 +261,7 @@ class Tape:
                 continue
             yield from builder.make_missing_nodes(*declaration.weights)
             yield _forward_node(declaration, declaration.weights)
-            yield from builder.make_renewal_nodes(declaration)
+            yield from builder.make_statistics_nodes(declaration)
         yield from (node for _, node in inputs)
 
 
@@ -419,7 +419,10 @@ class BackwardPass:
     def _make_outputs(
         self, declaration: Declaration, parts: tuple[Gradient, ...], node_name: str
     ) -> dict[str, Tensor]:
-        """Return the output tensors of a backward node, by part, and register their gradients."""
+        """Return the output tensors of a backward node, by part, and register their gradients.
+
+        Without an update, omits the part of all weights, unless it is the only one.
+        """
         output_parts = [
             part for part in parts if part.target is not None or self._has_update or len(parts) == 1
         ]

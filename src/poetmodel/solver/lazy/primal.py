@@ -81,7 +81,11 @@ class PrimalHeuristic:
             self.improve()
 
     def improve(self) -> None:
-        """Search locally until several iterations find no better schedule; offer the best one."""
+        """Search locally until several iterations find no better schedule; offer the best one.
+
+        Ends early after the due time or a quarter of the remaining time. Does nothing without the
+        heuristic `local_search`. Adapts the number of idle iterations, and adds the time spent.
+        """
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
             return

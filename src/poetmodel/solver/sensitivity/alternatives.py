@@ -222,7 +222,9 @@ def find_ram_step(
 
     First, RAM is minimized subject to a value below that of the schedule by more than the gap. Then
     the problem is solved again within the found budget, or its present budget if that is larger.
-    `time_limit` is the time for both solves [s]. Returns None if RAM itself is minimized.
+    `time_limit` is the time for both solves [s]. Returns None if RAM itself is minimized. If no
+    better schedule is found, the result has no `ram_bytes`; its status is INFEASIBLE if a better
+    one is proved not to exist.
 
     Raises
     ------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from poetmodel.errors import InputError, listed
 from poetmodel.problem import DEADLINE_ROWS, USER_CONSTRAINTS, Problem
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     import pyomo.environ as pyo
 
+    from poetmodel.problem import Constraint
     from poetmodel.result import SolveResult
 
 
@@ -65,9 +66,9 @@ class Explanation:
     """Messages on each limit that no schedule meets, even without the other limits."""
     remedies: tuple[Remedy, ...]
     """Result of each change of a single limit."""
-    constraints: tuple[str, ...] = ()
+    added_constraints: tuple[str, ...] = ()
     """Names of constraints added to a model that contradict each other or the limits."""
-    rows: tuple[str, ...] = ()
+    user_constraints: tuple[str, ...] = ()
     """Names of the problem's user-defined constraints that contradict each other or the limits."""
     limits: tuple[str, ...] = ()
     """Names of the limits that take part in the conflict."""
@@ -99,7 +100,7 @@ class Explanation:
         return "; ".join(obstacle for obstacle in (self.reason, *other_obstacles) if obstacle)
 
     def sentences(self) -> Iterator[str]:
-        """Yield the obstacles except the reason, and then the hints, as sentences for users."""
+        """Yield the obstacles that are not equal to the reason, then the hints, as sentences."""
         yield from (obstacle for obstacle in self.obstacles if obstacle != self.reason)
         yield from self.hints()
 
@@ -109,17 +110,17 @@ class Explanation:
         Changes that do not suffice are only stated if no change does.
         """
         context = f" together with {' and '.join(self.limits)}" if self.limits else ""
-        if self.rows:
-            subject = _list_names(self.rows, "constraint")
-            is_plural = len(self.rows) > 1
+        if self.user_constraints:
+            subject = _list_names(self.user_constraints, "constraint")
+            is_plural = len(self.user_constraints) > 1
             predicate = "cannot be met"
             if self.unchecked:
                 predicate = "take part in a conflict" if is_plural else "takes part in a conflict"
             yield f"{subject} {predicate}{context}"
-        if self.constraints:
-            rows = listed(self.constraints)
+        if self.added_constraints:
+            names_text = listed(self.added_constraints)
             predicate = "take part in a conflict" if self.unchecked else "cannot be met"
-            yield f"these added constraints {predicate}{context}: {rows}"
+            yield f"these added constraints {predicate}{context}: {names_text}"
         if self.unchecked:
             yield f"not decided in time whether in the conflict: {listed(self.unchecked)}"
         yield from (remedy.sentence() for remedy in self.working_remedies)
@@ -145,7 +146,7 @@ class Explanation:
             "sentences": list(self.sentences()),
             "obstacles": list(self.obstacles),
             "changes": [remedy.to_dict() for remedy in self.remedies],
-            "constraints": [*self.constraints, *self.rows],
+            "constraints": [*self.added_constraints, *self.user_constraints],
             "limits": list(self.limits),
             "unchecked": list(self.unchecked),
         }
@@ -229,7 +230,7 @@ def explain_infeasible(
     )
     if model is None:
         remedies = tuple(remedy.raise_bound_above_stated() for remedy in remedies)
-    unchecked_names = {constraint_name(member) for member in unchecked if isinstance(member, tuple)}
+    unchecked_names = {constraint_name(member) for member in unchecked if _is_constraint(member)}
     remedies = tuple(r for r in remedies if r.works or r.constraint not in unchecked_names)
     obstacles = tuple(infeasibility_reasons(problem))
     is_joint_conflict = members and result.reason not in obstacles
@@ -239,8 +240,8 @@ def explain_infeasible(
         else result.reason,
         obstacles=obstacles,
         remedies=remedies,
-        rows=tuple(
-            constraint_name(member) for member in needed_members if isinstance(member, tuple)
+        user_constraints=tuple(
+            constraint_name(member) for member in needed_members if _is_constraint(member)
         ),
         limits=tuple(LIMITS[limit] for limit in LIMITS if limit in needed_members),
         unchecked=tuple(_describe_limit(member) for member in unchecked),
@@ -248,11 +249,16 @@ def explain_infeasible(
     )
 
 
+def _is_constraint(limit: StatedLimit) -> TypeGuard[tuple[Constraint, ...]]:
+    """Return whether a limit is a user-defined constraint: a tuple of the rows of one name."""
+    return isinstance(limit, tuple)
+
+
 def _describe_limit(limit: StatedLimit) -> str:
     """Return the name of a limit or user-defined constraint for messages."""
-    if isinstance(limit, tuple):
-        return f"constraint {constraint_name(limit)!r}"
-    return LIMITS[limit]
+    if isinstance(limit, Change):
+        return LIMITS[limit]
+    return f"constraint {constraint_name(limit)!r}"
 
 
 def _describe_conflict(problem: Problem, conflict: Conflict[StatedLimit]) -> str:
@@ -265,7 +271,7 @@ def _describe_conflict(problem: Problem, conflict: Conflict[StatedLimit]) -> str
         return infeasibility_proof(
             replace(problem, constraints=()), f"and all {n_rows} constraints together"
         )
-    members = {row for member in conflict.needed if isinstance(member, tuple) for row in member}
+    members = {row for member in conflict.needed if _is_constraint(member) for row in member}
     other_members: list[StatedLimit] = [
         limit for limit in stated_limits(problem) if limit not in conflict.needed
     ]
@@ -282,7 +288,10 @@ def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
         nearest_bytes = remedy.nearest if remedy.change == Change.RAM else None
         if device is not None and nearest_bytes is not None and nearest_bytes > device.ram_bytes:
             ram = format_bytes(device.ram_bytes)
-            yield f"that RAM is more than the {ram} of RAM that device {device.short_name} has"
+            yield (
+                f"{format_bytes(int(nearest_bytes))} is more than the {ram} of RAM that device "
+                f"{device.short_name} has"
+            )
     resident_bytes = problem.resident_bytes
     if resident_bytes:
         yield (
@@ -290,14 +299,15 @@ def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
             "parameters, gradients and optimizer state"
         )
     if _has_gradient_at_min_ram(problem):
+        node = problem.graph.nodes[problem.floor.node]
         yield (
-            "that step holds the whole gradient of a parameter; where a graph splits larger "
-            "parameters, as --tile 32KiB does for built-in networks, it takes less RAM"
+            f"node {node.name!r} holds the whole gradient of a parameter; where a graph splits "
+            "larger parameters, as --tile 32KiB does for built-in networks, it takes less RAM"
         )
     batch_size = problem.graph.batch_size
     if batch_size > 1 and infeasibility_reason(problem) is not None:
         yield (
-            f"a step trains on a batch of {batch_size}; a graph made for a smaller batch takes "
+            f"a training step has a batch of {batch_size}; a graph made for a smaller batch takes "
             "less RAM"
         )
 
@@ -349,7 +359,7 @@ def _explain_added_rows(
         reason=result.reason,
         obstacles=(),
         remedies=(),
-        constraints=tuple(dict.fromkeys(added_rows)),
+        added_constraints=tuple(dict.fromkeys(added_rows)),
         limits=tuple(dict.fromkeys(limit_texts)),
         unchecked=tuple(dict.fromkeys(unchecked_rows)),
         notes=tuple(notes),

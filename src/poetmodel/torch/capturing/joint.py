@@ -118,6 +118,7 @@ def capture(
     uses_keywords = takes_keywords(
         model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
     )
+    # A list for the structure of the output, which the captured module fills.
     output_structures: list[OutputStructure] | None = [] if isinstance(inputs, Mapping) else None
     checks = FiniteChecks()
     captured_module, assigned_buffers = _wrap_with_loss(
@@ -140,7 +141,7 @@ def capture(
         snapshot.restore(is_capturing=True)
         leftovers.empty_holders()
 
-    module_trail: list[str] = []
+    module_trail: list[str] = []  # paths of the modules that are being called, for messages
     uses_onednn = torch.backends.mkldnn.enabled
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     has_lstm = any(isinstance(module, torch.nn.LSTM) for module in captured_module.modules())
@@ -217,7 +218,7 @@ def capture(
         input_spec=spec,
         inputs=tuple(flat_inputs),
         value_guards=ValueGuards(tuple(values.reads.values())),
-        python_guards=python_reads.make_guards(name, state_changes.alternatives),
+        python_guards=python_reads.make_guards(name, state_changes.first_pass_keys),
         output=output,
         finite_check_lines=tuple(checks.lines),
     )

@@ -228,7 +228,11 @@ class FollowingCode:
     def _keys_by_attribute(
         self, name: str, following_code: FollowingCode, value: Any
     ) -> list[tuple[Any, FollowingCode]] | None:
-        """Return the keys that a container's attribute `name` reads; None if all may be read."""
+        """Return the keys that a container's attribute `name` reads; None if all may be read.
+
+        An attribute of a namespace is its own key. Methods that write, and attributes of a
+        subclass, read no key.
+        """
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):  # UserDict, UserList
             return [(name, following_code)]  # an attribute of a namespace

@@ -54,14 +54,15 @@ class _WatchedHolder:
     """The container, object, Python module, class, globals or cell."""
     old_content: Any
     """Copy of the content before the first forward pass."""
-    has_attributes: bool = False
-    """Whether the content is the attributes of the holder, even of a container with items."""
+    ignores_items: bool = False
+    """Whether the content is the attributes, not the items, of a container. Other objects have only
+    attributes."""
 
     @property
     def content(self) -> Any:
         """The dict, list, set or deque with the items or attributes; None without attributes."""
         holder = self.holder
-        if self.has_attributes:
+        if self.ignores_items:
             attributes = attributes_of(holder)
             # A weak proxy has attributes, but `attributes_of` returns None for it.
             return vars(holder) if attributes is None else attributes
@@ -74,7 +75,7 @@ class _WatchedHolder:
     @property
     def is_namespace(self) -> bool:
         """Whether the keys are names of attributes."""
-        return self.has_attributes or not isinstance(self.holder, dict | UserDict)
+        return self.ignores_items or not isinstance(self.holder, dict | UserDict)
 
     def copy_current(self) -> Any:
         """Return a copy of the current content."""
@@ -223,8 +224,9 @@ class StateChanges:
             self._snapshot_ids.add(id(watched_holder.content))
             if key not in OWN_ATTRIBUTES:
                 self._watched[id(watched_holder.content), None] = watched_holder
-        self.alternatives: dict[ItemId, Any] = {}
-        """Comparison keys of the values that the first forward pass sets, by `ItemId`."""
+        self.first_pass_keys: dict[ItemId, Any] = {}
+        """Comparison keys of the values that the first forward pass sets, by `ItemId`. Guards
+        accept these values too, besides the captured ones."""
         reads.set_callbacks(
             on_holder=self._watch, on_forgotten=self._unwatch, on_class=self._watch_class
         )
@@ -237,8 +239,8 @@ class StateChanges:
         Objects of packages and objects that are already watched are ignored.
         """
         kind = type(value)
-        is_plain = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
-        if not is_plain and not is_user_defined(kind):
+        is_builtin = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
+        if not is_builtin and not is_user_defined(kind):
             return False  # packages may set attributes of their objects around a call
         watched_holder = _WatchedHolder(name, value, None)
         content = watched_holder.content
@@ -307,7 +309,7 @@ class StateChanges:
         """
         self._watch_variables()
         first_keys = self._changed_keys()
-        self.alternatives = first_keys
+        self.first_pass_keys = first_keys
         if not first_keys:
             return
         changed_item_by_id = {
@@ -320,14 +322,14 @@ class StateChanges:
             changed_item_by_id.setdefault(
                 watched_holder.item_id(key), (watched_holder, key, old_value)
             )
-        changing_ids = [
+        differing_ids = [
             item_id
             for item_id in changed_item_by_id
             if first_keys.get(item_id) != second_keys.get(item_id)
         ]
-        if changing_ids:
+        if differing_ids:
             restore()
-            holder_ids = {item_id[0] for item_id in changing_ids}
+            holder_ids = {item_id[0] for item_id in differing_ids}
             items = [
                 item[:2] for item_id, item in changed_item_by_id.items() if item_id[0] in holder_ids
             ]

@@ -87,7 +87,8 @@ class _StrideCorrector:
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the fake outputs of an operation, or the known value that Python reads.
 
-        Raises `ForbiddenError` if Python reads a random number.
+        Records reads and asserts. Raises `ForbiddenError` if Python reads a random number, or if
+        one determines a shape.
         """
         keywords = kwargs or {}
         if not isinstance(func, OpOverload):
@@ -126,7 +127,10 @@ class _StrideCorrector:
         return outputs
 
     def _predict_outputs(self, func: Any, types: Any, args: Any, keywords: Any) -> Any:
-        """Return PyTorch's predicted outputs, or for some operators those of a call on zeros."""
+        """Return PyTorch's predicted outputs, or for some operators those of a call on zeros.
+
+        If that call has no outputs, PyTorch's prediction is returned.
+        """
         if func.overloadpacket.__name__ in _UNPREDICTED_OPERATORS:
             leaves, spec = _pytree.tree_flatten((args, keywords))
             outputs = _execute_on_zeros(func, leaves, spec, uses_onednn=self._uses_onednn)

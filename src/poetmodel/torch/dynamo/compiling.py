@@ -79,7 +79,8 @@ def _find_refusal_recorder(back_end: object) -> Callable[[str], object] | None:
     """Return a function that records a refusal of a back end; None for a foreign back end."""
     if isinstance(back_end, Backend):
         return back_end._live.record_refusal  # noqa: SLF001 - of this module
-    return str if any(back_end is function for function in BACK_END_FUNCTIONS) else None
+    has_no_recorder = any(back_end is function for function in BACK_END_FUNCTIONS)
+    return str if has_no_recorder else None  # `str` stands for a recorder without an effect
 
 
 class Backend(GraphPlanner):
@@ -107,8 +108,8 @@ class Backend(GraphPlanner):
     ) -> list[PlanRecord]:
         """Plan the graphs that ``torch.compile`` would capture of a call, without executing them.
 
-        Tensors have no memory, so a model may be larger than this machine, and have the sizes that
-        PyTorch predicts. Workspaces of kernels are unknown and not part of the peak.
+        Tensors have no memory, and their sizes are those that PyTorch predicts, so a model may
+        exceed the RAM of this machine. Workspaces of kernels are unknown and not part of the peak.
 
         Parameters
         ----------
@@ -148,7 +149,7 @@ class Backend(GraphPlanner):
         """Compile a graph; ``torch.compile`` calls this."""
         with self.record_refusals():
             require_whole_model(has_one_plan=self._has_one_plan)
-            title = self._make_title(module, inputs)
+            title = self._make_name_suffix(module, inputs)
             with self.plan_call(inputs, title=title, **self._register_wrappers()) as call:
                 if not self._settings.loss_only:
                     return self._compile_call(module, inputs, call, **options)
@@ -169,10 +170,10 @@ class Backend(GraphPlanner):
         self._fsdp_modules.update(sharded_modules)
         if ddp is not None:
             self._replicas.add(ddp)
-        is_concurrent = has_ddp_buckets() or any(map(has_compiled_siblings, _local_modules()))
+        waits_with_others = has_ddp_buckets() or any(map(has_compiled_siblings, _local_modules()))
         return {
             "is_sharded": bool(sharded_modules),
-            "is_concurrent": is_concurrent and not self._has_one_plan,
+            "waits_with_others": waits_with_others and not self._has_one_plan,
             "wrapped_bytes": self._wrapped_bytes(),
         }
 
@@ -180,7 +181,7 @@ class Backend(GraphPlanner):
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
     ) -> Any:
         """Compile a graph of a call; with ``outside="auto"`` a later call compiles it again."""
-        if self._settings.outside == AUTO and call.is_concurrent:
+        if self._settings.outside == AUTO and call.waits_with_others:
             raise InputError(_AUTO_ERROR)
         if self._settings.outside != AUTO:
             return self._compile_graph(module, inputs, self._compiler, **options)
@@ -189,7 +190,7 @@ class Backend(GraphPlanner):
 
         def compile_again(outside: OutsideMemory, arguments: Sequence[Any]) -> Callable[..., Any]:
             """Compile the graph again with the measured memory, and replace its first plan."""
-            if is_first_shape:  # a percentage also refers to the measured memory
+            if is_first_shape:  # a percentage of keep-all counts the measured memory too
                 del self._first_keep_all_bytes[call.function]
             with self.plan_call(earlier_call=call, outside=outside):
                 compiled_function = self._compile_graph(module, arguments, self._compiler)
@@ -199,42 +200,54 @@ class Backend(GraphPlanner):
             return compiled_function
 
         remeasured_graph = RemeasuredGraph(compile_again)
-        backward = remeasured_graph.wrap_backward_compiler(self._compiler)
+        backward_compiler = remeasured_graph.wrap_backward_compiler(self._compiler)
         remeasured_graph.compiled_function = self._compile_graph(
-            module, inputs, backward, **options
+            module, inputs, backward_compiler, **options
         )
         return remeasured_graph
 
     def _compile_graph(
-        self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        backward_compiler: Any,
+        **options: Any,
     ) -> Callable[..., Any]:
-        """Compile a graph whose calls may have different plans.
+        """Compile a graph; with a frontier, its calls may have different plans.
 
-        `backward` compiles the backward pass.
+        Without one, or for a prediction, all calls execute the only variant. `backward_compiler`
+        compiles the backward pass.
         """
-        first_variant = self._compile_variant(module, inputs, backward, **options)
+        first_variant = self._compile_variant(module, inputs, backward_compiler, **options)
         frontier = self._frontier
         if frontier is None or self._is_predicted:
             return first_variant.execute
         return GraphCalls(self, module, frontier, first_variant)
 
     def _compile_variant(
-        self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        backward_compiler: Any,
+        **options: Any,
     ) -> CompiledVariant:
-        """Compile a graph by the plan of the current `FirstCall`, or by a new plan without one."""
+        """Compile a graph by the plan of the current `FirstCall`, or by a new plan without one.
+
+        `backward_compiler` compiles the backward pass.
+        """
         is_sharded = self._call is not None and self._call.is_sharded
         counted_graph = CountedGraph(self._live, is_sharded=is_sharded)
-        forward, inference = self._compiler, self._compile_inference
+        forward_compiler, inference_compiler = self._compiler, self._compile_inference
         adds_gradients = self._settings.add_gradients
         self._added_parameters = trained_parameters(inputs, self.names) if adds_gradients else {}
         if not self._is_predicted:
-            forward = _count_passes(forward, counted_graph.count_forward)
-            backward = _count_passes(backward, counted_graph.count_backward)
-            inference = _count_passes(inference, counted_graph.count_inference)
+            forward_compiler = _count_passes(forward_compiler, counted_graph.count_forward)
+            backward_compiler = _count_passes(backward_compiler, counted_graph.count_backward)
+            inference_compiler = _count_passes(inference_compiler, counted_graph.count_inference)
         compile_ = aot_autograd(
-            fw_compiler=forward,
-            bw_compiler=backward,
-            inference_compiler=inference,
+            fw_compiler=forward_compiler,
+            bw_compiler=backward_compiler,
+            inference_compiler=inference_compiler,
             partition_fn=self._partition,
         )
         # The Python code of lazy modules is not generated, because it is never executed.
@@ -246,8 +259,8 @@ class Backend(GraphPlanner):
             return CompiledVariant(compiled_function, counted_graph)
         counted_graph.set_plan(self._graph_plans[-1])
         counted_graph.frontier = self._frontier
-        if counted_graph.is_concurrent and self._settings.stated_bytes is None:
-            counted_graph.budget_bytes = 0  # a percentage refers to all calls of the step
+        if counted_graph.waits_with_others and self._settings.stated_bytes is None:
+            counted_graph.budget_bytes = 0  # a budget in percent is that of all calls of the step
         execute = counted_graph.record_nodes(compiled_function)
         if self._added_parameters:
             execute = AdditionChecks(self._added_parameters).add_checks(execute, find_compiled_node)
@@ -274,7 +287,8 @@ class Backend(GraphPlanner):
         """Return the plan of the next call of a graph; None for the first compiled plan.
 
         Before the first call of a step the plans of all its calls are chosen. With `is_pinned`, the
-        call has no choice of plans.
+        call has the first compiled plan. Stores in the live state whether the call `is_pinned`, and
+        whether it has the plan chosen for it in the step (`is_expected`).
         """
         self._live.is_pinned, self._live.is_expected = is_pinned, False
         if is_pinned:
@@ -285,7 +299,7 @@ class Backend(GraphPlanner):
             last_step = self._live.last_step
             if last_step is not None and any(event.frontier is not None for event in last_step):
                 has_many_calls = len(find_frontiers(last_step)) > 1
-                if has_many_calls or frontier.graph_problem.call.is_concurrent:
+                if has_many_calls or frontier.graph_problem.call.waits_with_others:
                     with self.record_refusals():
                         self._steps.begin_step(last_step, self._share, self._gather)
                     self._live.budget_bytes = self._steps.budget_bytes
@@ -293,9 +307,11 @@ class Backend(GraphPlanner):
         self._live.is_expected = graph_plan is not None
         if graph_plan is not None:
             return graph_plan
-        return frontier.tight_plan if number or frontier.graph_problem.call.is_concurrent else None
+        return (
+            frontier.tight_plan if number or frontier.graph_problem.call.waits_with_others else None
+        )
 
-    def _make_title(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
         """Return a suffix of a graph's name: its function and first input shapes. Set `names`."""
         self.names, shapes = {}, []
         for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
@@ -309,8 +325,11 @@ class Backend(GraphPlanner):
         shapes_text = f" of {', '.join(shapes[:_MAX_SHAPES])}{suffix}" if shapes else ""
         return f", {_function_name()}{shapes_text}"
 
-    def _build_joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
-        """Prepare an FX graph in place for planning; return it as a `JointGraph`."""
+    def _build_joint_graph(self, graph: fx.Graph, n_forward_outputs: int | None) -> JointGraph:
+        """Prepare an FX graph in place for planning; return it as a `JointGraph`.
+
+        `n_forward_outputs` is None for a graph without a backward pass.
+        """
         if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
             raise CaptureError(
                 "oneDNN's LSTM cannot be run apart from its graph: set "
@@ -322,9 +341,9 @@ class Backend(GraphPlanner):
                 node.meta[ARGUMENT_NAME] = name
         graph.eliminate_dead_code()
         split_dropout(graph)
-        if forward_outputs is not None and self._added_parameters:
+        if n_forward_outputs is not None and self._added_parameters:
             insert_additions(graph, self._added_parameters)
-        return JointGraph(graph, forward_outputs)
+        return JointGraph(graph, n_forward_outputs)
 
     def _partition(
         self,
@@ -386,7 +405,7 @@ class GraphCalls:
         self._first_variant = first_variant
         self.variants: dict[int, CompiledVariant] = {}
         """Compiled variants of the graph, by the ``id`` of their plan."""
-        if first_variant.counted_graph.is_concurrent:
+        if first_variant.counted_graph.waits_with_others:
             self.variants[id(frontier.tight_plan)] = first_variant
 
     def __call__(self, *arguments: Any) -> Any:

@@ -142,7 +142,10 @@ class Frontier:
         if min_bytes > budget_bytes:
             raise BudgetError(
                 insufficient_ram_message(
-                    self.graph_problem.name, budget_bytes, enough_bytes=min_bytes, is_proved=False
+                    self.graph_problem.name,
+                    budget_bytes,
+                    sufficient_bytes=min_bytes,
+                    is_proved=False,
                 )
             )
 

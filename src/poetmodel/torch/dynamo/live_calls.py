@@ -142,7 +142,7 @@ class CountedGraph:
         self.name = ""
         """Name in the summary."""
         self.budget_bytes = 0
-        self.is_concurrent = False
+        self.waits_with_others = False
         """Whether the plan is for a call that waits together with other calls."""
         self.peaks = PassPeaks(0)
         self.results_count = 0
@@ -156,7 +156,7 @@ class CountedGraph:
     def set_plan(self, graph_plan: GraphPlan) -> None:
         """Set name, budget, peaks and number of results to those of a plan."""
         self.name = graph_plan.record.name
-        self.is_concurrent = graph_plan.middle_node is not None
+        self.waits_with_others = graph_plan.middle_node is not None
         self.budget_bytes = graph_plan.record.ram_budget_bytes
         self.peaks = graph_plan.peaks
         self.results_count = graph_plan.forward_outputs
@@ -609,7 +609,7 @@ class LiveCalls:
             if (
                 has_later_backward
                 and not self.is_expected
-                and (len(graphs) > 1 or graph.is_concurrent)
+                and (len(graphs) > 1 or graph.waits_with_others)
             ):
                 middle_bytes = held_bytes + graph.held_bytes + self.outside_bytes
                 needed_bytes = max(needed_bytes, middle_bytes)

@@ -43,9 +43,10 @@ class RemeasuredGraph:
         self._tangents_bytes = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        """Execute the forward pass; the first time start a measurement of the memory after it.
+        """Execute the forward pass; start one measurement of the memory after it.
 
-        The next call ends the measurement, and compiles the graph again with the measured memory.
+        The first call with gradients enabled and without a profiler starts it. The next call ends
+        the measurement, and compiles the graph again with the measured memory.
         """
         measured_memory = self.end_measurement()
         if self._compile_again is not None and measured_memory is not None:

@@ -259,7 +259,7 @@ class FirstCall:
     """Whether FSDP2 shards parameters of the function."""
     show_phase: Callable[[str], None] = lambda _: None
     """Called with the description of each phase of planning at its beginning."""
-    is_concurrent: bool = False
+    waits_with_others: bool = False
     """Whether other calls are expected to wait for their backward pass together with this one."""
     graph_plan: GraphPlan | None = None
     """The plan to use; None to solve for a plan."""
@@ -484,7 +484,9 @@ class GraphProblem:
         if regions:
             return BudgetError(_regions_refusal(regions, self.name, budget_bytes))
         return BudgetError(
-            insufficient_ram_message(self.name, budget_bytes, enough_bytes=None, is_proved=False)
+            insufficient_ram_message(
+                self.name, budget_bytes, sufficient_bytes=None, is_proved=False
+            )
         )
 
     def make_plan(
@@ -755,12 +757,14 @@ def _budget_refusal(
     min_ram_result = _find_cached_min_ram(problem, settings, call)
     is_proved = is_proved or (min_ram_result.bound or 0.0) > problem.usable_ram_bytes
     if min_ram_result.simulation is None:
-        return insufficient_ram_message(name, budget_bytes, enough_bytes=None, is_proved=is_proved)
+        return insufficient_ram_message(
+            name, budget_bytes, sufficient_bytes=None, is_proved=is_proved
+        )
     is_fraction = settings.budget is not None and settings.budget.fraction is not None
     return insufficient_ram_message(
         name,
         budget_bytes,
-        enough_bytes=min_ram_result.simulation.peak_ram_bytes + extra_bytes,
+        sufficient_bytes=min_ram_result.simulation.peak_ram_bytes + extra_bytes,
         needed_bytes=ceil(min_ram_result.bound or 0.0) + extra_bytes,
         base_bytes=call.first_keep_all_bytes.get(call.function) if is_fraction else None,
         is_proved=is_proved,

@@ -369,7 +369,7 @@ class GraphPlanner:
             self._frontier = Frontier(
                 GraphProblem.from_joint(joint, profiles, self._settings, **graph_options)
             )
-        if self._frontier is None or not call.is_concurrent:
+        if self._frontier is None or not call.waits_with_others:
             return plan(joint, profiles, self._settings, **options)
         stated_bytes = self._settings.stated_bytes
         if stated_bytes is not None:

@@ -276,14 +276,14 @@ def _solve_min_ram(
             reason="",
         )
         return result, plan, arena
-    enough_bytes, needed_bytes = (
+    sufficient_bytes, needed_bytes = (
         size + step_graph.resident_bytes
         for size in (arena.bytes, ceil(min_ram_result.bound or 0.0))
     )
     subject = f"the arena of {step_graph.name}"
     raise BudgetError(
         insufficient_ram_message(
-            subject, budget_bytes, enough_bytes=enough_bytes, needed_bytes=needed_bytes
+            subject, budget_bytes, sufficient_bytes=sufficient_bytes, needed_bytes=needed_bytes
         )
     )
 

@@ -142,7 +142,10 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, output_gradient: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the proxies of one or two inputs."""
+        """Return the gradients of the one or two input proxies, and None for other arguments.
+
+        They follow from the gradient of the proxy; for a dequantization, from `output_gradient`.
+        """
         layer, no_gradients = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
         if layer.operator == "dequantize":
             channels_last = (0, *range(2, output_gradient.ndim), 1)

@@ -35,7 +35,7 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     weight_scale : Tensor, optional
         Scale of the weights of each output; None for operators without weights.
     input_levels : Levels, optional
-        Levels of the input; None for operators without weights.
+        Scale and zero of the input; None for operators without weights.
     """
 
     def __init__(
@@ -63,7 +63,9 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(
         self, *inputs: torch.Tensor, proxies: Sequence[torch.Tensor | None] | None = None
     ) -> Any:
-        """Return the int8 result of the operator for one or two int8 tensors.
+        """Return the result of the operator for one or two tensors.
+
+        Tensors are int8, except the input of ``quantize`` and the result of ``dequantize``.
 
         With `proxies`, the proxies of the inputs' real values, return the result and its proxy. A
         proxy is a tensor without memory that has the gradient of the real value.
@@ -95,10 +97,10 @@ class Wire:
 
 
 class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A frozen int8 part of a model with real input and output, without parameters.
+    """Frozen int8 layers of a model, with real input and output, without parameters.
 
-    Create it with `poetmodel.torch.quantized`. ``train()`` and ``eval()`` do not change it, and
-    converting the model to double does not either.
+    Create it with `poetmodel.torch.quantized`. ``train()`` and ``eval()`` do not change it. If
+    the model is converted to double, the layers still compute in int8.
     """
 
     def __init__(

@@ -34,6 +34,8 @@ PATTERNS: Final[dict[Any, Convert]] = {}
 aten: Final = torch.ops.aten
 _IMAGE_RANK = 4
 """Number of dimensions of batches of images, and of their weights."""
+_N_SIDES = 4
+"""Number of sides of an image that a padding of rows and columns extends."""
 
 
 def _register_conversion(*targets: Any) -> Callable[[Convert], Convert]:
@@ -65,7 +67,11 @@ def _convert_pass_through(reader: Reader, node: fx.Node) -> Any:
 
 @_register_conversion(aten.conv2d.default, aten.conv2d.padding, aten.convolution.default)
 def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a convolution; a 1x1 convolution becomes a linear layer at each pixel."""
+    """Convert a convolution.
+
+    A 1x1 one with stride 1, no padding and one group becomes a linear layer at each pixel. Its
+    rescaling constants are the initial sum, scale and bias of each output.
+    """
     x, weight, bias, stride, padding, dilation, *other_arguments = arguments_of(node)
     if node.target is aten.convolution.default:
         transposed, _, groups = other_arguments
@@ -74,7 +80,7 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     else:
         (groups,) = other_arguments
     source, outer_padding = _split_padding(reader, node, x)
-    weight_bytes, sum_constants = reader.read_weight_and_constants(node, weight, bias, source)
+    weight_bytes, rescaling_constants = reader.read_weight_and_constants(node, weight, bias, source)
     if weight_bytes.ndim != _IMAGE_RANK:
         reader.refuse(node, "expected a convolution of two dimensions, which has a kernel in int8")
     strides = _to_pair(stride)
@@ -90,17 +96,19 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     pads = tuple(a + b for a, b in zip(node_padding, outer_padding, strict=True))
     has_plain_window = not any(pads) and strides == (1, 1)
     window_arguments = (strides, pads, dilations)
-    channels_last = weight_bytes.permute(0, 2, 3, 1).contiguous()
+    channels_last_weight = weight_bytes.permute(0, 2, 3, 1).contiguous()
     if weight_bytes.shape[2:] == (1, 1) and has_plain_window and groups == 1:
-        return _make_linear_layer(reader, node, source, channels_last.flatten(1), sum_constants)
+        return _make_linear_layer(
+            reader, node, source, channels_last_weight.flatten(1), rescaling_constants
+        )
     if groups > 1 and weight_bytes.shape[1] == 1 and weight_bytes.shape[0] == groups:
-        operator, constant = "depthwise", weight_bytes[:, 0].permute(1, 2, 0).contiguous()
+        operator, kernel_weight = "depthwise", weight_bytes[:, 0].permute(1, 2, 0).contiguous()
         numbers: tuple[Any, ...] = (*window_arguments, source.levels.zero)
     else:
-        operator, constant = "conv2d", channels_last
+        operator, kernel_weight = "conv2d", channels_last_weight
         numbers = (*window_arguments, groups, source.levels.zero)
 
-    constants = {"weight": constant, **sum_constants}
+    constants = {"weight": kernel_weight, **rescaling_constants}
     _, scales = reader.read_weight(node, weight)
 
     def make_layer(levels: Levels) -> QuantizedLayer:
@@ -121,7 +129,7 @@ def _convert_linear(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a linear layer; the weight of a flattened image is reordered to channels last."""
     x, weight, bias = arguments_of(node)
     source = reader.read_quantized(node, x)
-    weight_bytes, sum_constants = reader.read_weight_and_constants(node, weight, bias, source)
+    weight_bytes, rescaling_constants = reader.read_weight_and_constants(node, weight, bias, source)
     if source.flattened_shape:
         # The elements of a flattened sample are in channels-last order.
         weight_bytes = (
@@ -132,7 +140,7 @@ def _convert_linear(reader: Reader, node: fx.Node) -> PendingLayer:
         node,
         source,
         weight_bytes.contiguous(),
-        sum_constants,
+        rescaling_constants,
         flattens=bool(source.flattened_shape),
     )
 
@@ -142,18 +150,18 @@ def _make_linear_layer(
     node: fx.Node,
     source: QuantizedValue,
     weight: Tensor,
-    sum_constants: dict[str, Tensor],
+    rescaling_constants: dict[str, Tensor],
     *,
     flattens: bool = False,
 ) -> PendingLayer:
-    """Return a pending linear layer, or 1x1 convolution, with its weight and sum constants."""
+    """Return a pending linear layer, or 1x1 convolution, with its weight and constants."""
     _, scales = reader.read_weight(node, arguments_of(node)[1])
 
     def make_layer(levels: Levels) -> QuantizedLayer:
         """Return the layer for the levels of its result."""
         return QuantizedLayer(
             "pointwise",
-            {"weight": weight, **sum_constants},
+            {"weight": weight, **rescaling_constants},
             levels.rounding,
             flattens=flattens,
             weight_scale=scales.float(),
@@ -169,7 +177,7 @@ def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
     x, pads, *options = arguments_of(node)
     value = options[-1] or 0
     mode = options[0] if node.target is aten.pad.default else "constant"
-    if value != 0 or mode != "constant" or len(pads) != _IMAGE_RANK or min(pads) < 0:
+    if value != 0 or mode != "constant" or len(pads) != _N_SIDES or min(pads) < 0:
         reader.refuse(node, "expected padding of rows and columns with zeros, before a convolution")
     left, right, above, below = pads
     operand = INPUT if reader.values.get(x) == INPUT else reader.read_quantized(node, x)
@@ -223,12 +231,12 @@ def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
     sources = tuple(reader.read_quantized(node, operand) for operand in (x, y))
     if factor != 1 or sources[0].flattened_shape != sources[1].flattened_shape:
         reader.refuse(node, "expected the sum of two quantized tensors of one shape")
-    input_levels = tuple(
+    input_scales_and_zeros = tuple(
         n for source in sources for n in (to_float32(source.levels.scale), source.levels.zero)
     )
 
     def make_layer(levels: Levels) -> QuantizedLayer:
-        return QuantizedLayer("add", {}, (*input_levels, *levels.rounding))
+        return QuantizedLayer("add", {}, (*input_scales_and_zeros, *levels.rounding))
 
     return PendingLayer(
         node=node, inputs=sources, make_layer=make_layer, flattened_shape=sources[0].flattened_shape

@@ -595,7 +595,10 @@ def _make_bias_gradient(selection: fx.Node, node: fx.Node) -> None:
 
 
 def _insert_gradient_node(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
-    """Insert a backward operator that computes only the gradient at a position, and return it."""
+    """Insert a copy of a convolution's backward node that computes only the gradient at `position`.
+
+    Return the copy; its value is a tuple with None elsewhere. The original node stays.
+    """
     output_mask = [k == position for k in range(3)]
     arguments: tuple[Any, ...] = (*node.args[:-1], output_mask)
     with graph.inserting_before(node):

@@ -206,7 +206,9 @@ def to_numbers(elements: np.ndarray) -> Numbers:
 
 
 def to_tensor(value: Any, template: torch.Tensor | None = None) -> torch.Tensor:
-    """Return numbers as a tensor; return tensors and sequences unchanged.
+    """Return a number or a tuple of numbers as a tensor.
+
+    Tensors and lists, which are ONNX sequences, are returned unchanged.
 
     Numbers get the device of `template`; floats also get its type if that is floating-point.
     """

@@ -1,4 +1,4 @@
-"""Elementwise operators: arithmetic, functions, activations, comparisons and logic."""
+"""Operators on elements: arithmetic, functions, activations, softmax, comparisons and logic."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ def _compute_remainder(node: OnnxNode, x: Any, y: Any) -> torch.Tensor:
 
 @register_operator("Where")
 def _select(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
-    """Return elements of `x` where `condition` is true, otherwise of `y`. Scalars stay numbers."""
+    """Return elements of `x` where `condition` is true, otherwise of `y`.
+
+    A scalar beside a tensor stays a number.
+    """
     values = [to_tensor(v) if isinstance(v, tuple) else v for v in (x, y)]
     if not any(map(torch.is_tensor, values)):
         values = list(to_tensors(*values))
@@ -132,13 +135,19 @@ def _select(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
 def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
     """Convert the type of elements to that of the attribute ``to`` or of `type_tensor`.
 
-    Floating-point tensors stay unchanged, because all of them have one type.
+    Casts between floating-point types change nothing, because all floating-point tensors have the
+    default type of PyTorch. Raises `node.unsupported_error` for a type that is not in `_DTYPES`.
     """
     if node.operator == "Cast":
         dtype = _DTYPES.get(node.get("to"))
         if dtype is None:
+            from onnx import TensorProto
+
+            name_of = {number: name for name, number in TensorProto.DataType.items()}
+            code = node.get("to")
             raise node.unsupported_error(
-                f"its elements are of type {node.get('to')}; expected numbers"
+                f"it casts to ONNX type {code} ({name_of.get(code, 'unknown')}); "
+                f"expected one of {', '.join(name_of[number] for number in _DTYPES)}"
             )
     else:
         dtype = to_tensor(type_tensor).dtype
@@ -171,7 +180,8 @@ _DTYPES: Final[dict[int, torch.dtype]] = {
     11: torch.float32,
     16: torch.float32,
 }
-"""Types of PyTorch by their number in files. All floating-point types become float32."""
+"""Types of PyTorch by their number in ONNX files. All floating-point types stand for the default
+floating-point type."""
 
 
 # -- activations -------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class ResultDifference:
     def text(self) -> str:
         """The size of the difference as text, for display."""
         if self.largest is None:
-            return "only one of both has it"
+            return "only one of both has it, or the shapes differ"
         return f"by up to {self.largest:.3g}"
 
     def __str__(self) -> str:
@@ -67,12 +67,14 @@ class ResultDifference:
 def check_agreement(trace: Trace, runner: Runner) -> None:
     """Compare a compiled step with eager PyTorch, on the inputs of the capture.
 
-    Restores all state. Logs differences that are as small as the rounding of sums in another order.
+    Also compares eager PyTorch with itself. Restores all state. Logs differences that are as small
+    as the rounding of sums in another order.
 
     Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch itself computes
-    other results in a second execution with the modules of the first. A capture contains the values
-    that Python code computed during the capture, such as the time, a count of calls, or a number of
-    another library's generator. The second execution of a captured step would then be wrong.
+    other results in a second execution, with the modules as the first execution left them. A
+    capture contains the values that Python code computed during the capture, such as the time, a
+    count of calls, or a number of another library's generator. The second execution of a captured
+    step would then be wrong.
     """
     joint = trace.joint
     state = StepState(joint, joint.inputs)
@@ -125,7 +127,9 @@ def _execute_eager(joint: Joint, *, backward: bool = True) -> Any:
 
 
 def _unstable_results(trace: Trace, state: StepState, expected: Results) -> list[ResultDifference]:
-    """Return the results that differ in a second eager step with the modules of the first.
+    """Return the results that differ in a second eager step.
+
+    The second step starts with the modules as the first step left them.
 
     `expected` are the results of the first step. If modules are unchanged, and loss and buffers of
     a second forward pass are equal, the backward pass is not repeated, because it executes no
@@ -326,7 +330,7 @@ def find_differences(
     }
     for name in sorted(expected.keys() | actual.keys()):
         reference, value = expected.get(name), actual.get(name)
-        largest = None
+        largest_difference = None
         if reference is not None and value is not None and reference.shape == value.shape:
             # NaN counts as equal to NaN.
             if (
@@ -334,5 +338,7 @@ def find_differences(
                 or ((reference == value) | (reference.isnan() & value.isnan())).all()
             ):
                 continue
-            largest = float((reference.double() - value.double()).abs().max())
-        yield ResultDifference(name=name, largest=largest, op=operation_names.get(name, ""))
+            largest_difference = float((reference.double() - value.double()).abs().max())
+        yield ResultDifference(
+            name=name, largest=largest_difference, op=operation_names.get(name, "")
+        )

@@ -184,7 +184,8 @@ def _moment_targets(
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
     """Yield (name, parameter, key in the optimizer's state) of each moment in `names`.
 
-    Raises `InputError` if the model lacks the parameter, or the optimizer lacks the moment.
+    Raises `InputError` if the model lacks the parameter, or the optimizer does not train it or
+    lacks the moment. Without an optimizer, checks only the model.
     """
     parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:

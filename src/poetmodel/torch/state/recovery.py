@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_HEADER_BYTES: Final = 1 << 12
+_FIRST_READ_BYTES: Final = 1 << 12
 """Number of bytes to read before the length of the header is known [B]."""
 
 
@@ -202,7 +202,7 @@ class _RecoveryTargets:
 
 
 class _AbandonedStateFile:
-    """A state file that a terminated process has left, locked by this process."""
+    """A state file that a killed process has left, locked by this process."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -238,7 +238,7 @@ class _AbandonedStateFile:
 
     def read_format(self) -> Format | None:
         """Read the format from the header; None if the header is incomplete, damaged or unknown."""
-        first_bytes = os.pread(self._descriptor, _HEADER_BYTES, 0)
+        first_bytes = os.pread(self._descriptor, _FIRST_READ_BYTES, 0)
         header_bytes = Format.header_bytes(first_bytes)
         if header_bytes is None or header_bytes > os.fstat(self._descriptor).st_size:
             return None
@@ -312,7 +312,7 @@ _LOADED_FILES: Final[WeakKeyDictionary[torch.nn.Module, _AbandonedStateFile]] = 
 
 
 def _find_abandoned_files(source: Path) -> Iterator[_AbandonedStateFile]:
-    """Yield the state files of terminated processes, and lock them.
+    """Yield the state files of killed processes, and lock them.
 
     `source` is a folder or a file. Raises `InputError` if it is a file of a running process.
     """
@@ -334,7 +334,7 @@ def _find_abandoned_files(source: Path) -> Iterator[_AbandonedStateFile]:
 
 
 def _open_locked(path: Path) -> _AbandonedStateFile | None:
-    """Open a state file and lock it; return None if another process has locked it.
+    """Open a state file and lock it; return None if any process has locked it.
 
     Raises `InputError` if the file cannot be read.
     """
@@ -352,7 +352,7 @@ def _open_locked(path: Path) -> _AbandonedStateFile | None:
 
 @contextmanager
 def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
-    """Context manager that removes the file from which `model` was recovered, unless it raises.
+    """Context manager that removes the file of a recovered `model`, unless the block raises.
 
     Yields the number of training steps of the recovered state; 0 if the model was not recovered
     from this folder. Logs a warning about each other abandoned state file in the folder.

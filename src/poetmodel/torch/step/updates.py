@@ -105,7 +105,10 @@ class GradientNorm(CustomOperation):
 
 
 def sum_gradients(gradients: Sequence[torch.Tensor], layout_example: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the gradients of one parameter, with the strides of `layout_example`."""
+    """Return the sum of the gradients of one parameter, with the strides of `layout_example`.
+
+    A single gradient that has these strides is returned itself, not copied.
+    """
     gradient_sum, *further_gradients = gradients
     for gradient in further_gradients:
         gradient_sum = gradient_sum + gradient
@@ -260,8 +263,9 @@ class QuantizedUpdate(Update):
     def overwrite_state(
         self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
     ) -> None:
-        """Overwrite the weights, or only the gradient sum before the last batch.
+        """Overwrite the weights, or only the gradient sum before the last batch, which zeroes it.
 
+        `state` is the weight, the residual if any, and the gradient sum if batches are summed.
         `operands` are the gradients of the real weights, the scales of the results and the learning
         rate. The number of summed batches follows if batches are summed, and the clipping factor
         if gradients are clipped.

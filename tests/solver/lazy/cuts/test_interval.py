@@ -98,7 +98,7 @@ def test_a_recomputation_spread_over_groups_is_cut_off():
     origin = origin_of(3, 4, 4, ((1, False), (0, False)), ends=False)
     cut = restate(relaxation, origin)
     assert cut.lower == 1.0
-    enters = {(i, relaxation.events.segment(i, 0, 2)) for i in (0, 1)}
+    enters = {(i, relaxation.events.keep_index(i, 0, 2)) for i in (0, 1)}
     assert dict(zip(cut.space, cut.values, strict=True)) == {
         relaxation.kept[index]: 1.0 for index in enters
     }

@@ -132,14 +132,12 @@ class IntervalSeparator:
             _add_term(terms, relaxation.resident.get(i))
             if i not in relaxation.resident:
                 return 1.0
-        segment = events.segment(
-            i, events.group_of[relaxation.problem.graph.node_of[i]], first_group
-        )
-        if segment is None:
+        a = events.keep_index(i, events.group_of[relaxation.problem.graph.node_of[i]], first_group)
+        if a is None:
             return 0.0
-        if (i, segment) in relaxation.events.free_keeps:
+        if (i, a) in relaxation.events.free_keeps:
             return 1.0
-        _add_term(terms, relaxation.kept.get((i, segment)))
+        _add_term(terms, relaxation.kept.get((i, a)))
         return 0.0
 
 

@@ -120,9 +120,9 @@ class RoundingSeparator:
                 return
             if i in step_tensors or not graph.tensor_bytes[i]:
                 continue
-            segment = relaxation.events.segment(i, grouping.group_of[k], next_group)
-            if segment is not None and (i, segment) in relaxation.kept:
-                yield graph.tensor_bytes[i], relaxation.kept[i, segment]
+            a = relaxation.events.keep_index(i, grouping.group_of[k], next_group)
+            if a is not None and (i, a) in relaxation.kept:
+                yield graph.tensor_bytes[i], relaxation.kept[i, a]
 
 
 def largest_sum(sizes: Sequence[int], limit: int, max_sums: int) -> int:
