@@ -284,14 +284,15 @@ KEPT = ("scaled rows/1276", "rows/4405")
 
 def problem_of(case):
     """Return the problem of a line of the file."""
-    graph, given = Graph.from_dict(case["graph"], source=case["name"]), case["device"]
+    graph, given = Graph.from_dict(case["graph"], source=case["name"]), dict(case["device"])
+    has_storage = given.pop("storage", True)
     costs = costs_of(
         graph,
         [time_s for time_s, _ in case["compute"]],
         [energy_j for _, energy_j in case["compute"]],
         case["page_in"],
         case["page_out"],
-        device=bench_device(ram_bytes=2**52, **given),
+        device=bench_device(ram_bytes=2**52, has_storage=has_storage, **given),
     )
     rows = tuple(Constraint(**row) for row in case.get("constraints", ()))
     own = tuple(case.get("own_objective", {}).items())
