@@ -24,6 +24,7 @@ from measured import (
 )
 from poetmodel.baselines import METHODS
 from poetmodel.sweeps.measurement import FAILED
+from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -349,6 +350,24 @@ def _gap_at(run: Mapping[str, Any], at_s: float) -> float:
     if run["seconds"] <= at_s and not math.isnan(run["gap"]):
         reached.append(run["gap"])
     return float(min(reached, default=1.0))
+
+
+def tiled() -> str:
+    """Return a row for each solve of a step in tiles: overhead, bound and gap at the limit."""
+    lines = [
+        (
+            code(run["network"]),
+            bytes_text(parse_size(run["ram"], field="ram")),
+            bytes_text(run["tile_bytes"]),
+            whole(run["graph_nodes"]),
+            f"{1000 * run['overhead_j']:.4g} mJ",
+            f"{1000 * run['overhead_bound_j']:.4g} mJ",
+            percent_text(run["gap"]),
+        )
+        for run in load("tiled").to_dict("records")
+    ]
+    heads = ("network", "RAM", "tiles", "nodes", "overhead", "bound", "gap")
+    return figures(lines, heads)
 
 
 def missed() -> str:

@@ -387,7 +387,7 @@ def board_steps() -> str:
             format_bytes(run["limit_bytes"]),
             f"{run['instructions'] / 1e6:.1f} M ({run['instructions'] / kept['instructions']:.2f})",
             seconds_text(run["time_s"]),
-            f"{1e3 * run['energy_j']:.3g} mJ",
+            f"{1e3 * run['energy_j']:.4g} mJ",
             percent_text(run["gap"]),
         )
         for run, kept in smallest()
@@ -695,3 +695,24 @@ def libraries() -> str:
         for library, group in models().groupby("library", sort=False)
     ]
     return figures(lines, ("library", "tried", "eager's bits", "refused", "with `pmt.backend`"))
+
+
+def trained_steps() -> str:
+    """Return whether each step fits in each budget, with its energy, gap, tiles and sizes."""
+    lines = []
+    for run in load("int8-steps").to_dict("records"):
+        cells = (str(run["status"]), *("-",) * 5)
+        if run["status"] == "yes":
+            used_bytes = sum(size for name, size in run["flash_map"].items() if name != "free")
+            cells = (
+                f"{1e3 * run['energy_j']:.4g} mJ",
+                percent_text(run["gap"]),
+                "whole" if missing(run["tile_bytes"]) else bytes_text(run["tile_bytes"]),
+                bytes_text(used_bytes),
+                f"{run['instructions'] / 1e6:.1f} M",
+                bytes_text(run["read_bytes"] + run["written_bytes"]),
+            )
+        lines.append((code(run["network"]), run["trained"], run["weights"], run["ram"], *cells))
+    heads = ("network", "trained", "weights", "RAM", "energy", "gap", "tiles", "flash",
+             "instructions", "paged")  # fmt: skip
+    return figures(lines, heads, words=4)
