@@ -185,7 +185,7 @@ def test_a_refused_batch_commits_nothing(tmp_path, target):
     whole = run(good, 2).require_success()
     (tmp_path / "pm_storage.bin").unlink()
     stopped = run([good[0], bad], 2)
-    assert (stopped.error, len(stopped.losses)) == (REFUSED, 1)
+    assert (stopped.error_number, len(stopped.losses)) == (REFUSED, 1)
     rest = run(good, 1, "resume").require_success()
     assert rest.state == whole.state
 

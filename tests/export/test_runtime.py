@@ -58,7 +58,7 @@ def test_pages_that_changed_are_caught_by_checksums(toys, tmp_path, kind):
         # What a lost write leaves is what the run before has written.
         toys.run(Target.HOST, settings, tmp_path, steps=2).require_success()
         found = toys.run(Target.HOST, settings, tmp_path, steps=2, words=(f"{kind}:{call}",))
-        assert found.error == CHECKSUM
+        assert found.error_number == CHECKSUM
 
 
 def test_checksum_is_that_of_zlib(toys, tmp_path):
@@ -167,7 +167,7 @@ COMMIT = ("FAULTS=1", "CHECKSUM=1", "EXTRA=-DPM_COMMIT=1")
 def _resumed(toys, target, folder, *, printed):
     """Return the state after all steps of a run that was interrupted; None without a generation."""
     probe = toys.run(target, COMMIT, folder, steps=0, words=("resume",))
-    if probe.error:
+    if probe.error_number:
         assert printed == 0
         return None
     done = probe.metrics["resumed"]
@@ -190,7 +190,7 @@ def test_power_cut_in_any_write_leaves_a_whole_generation(toys, tmp_path):
     # pm_init writes a record, two tensors, each with its sum, and a seal.
     assert lost == 6
     found = toys.run(Target.HOST, (), tmp_path, steps=1, words=("resume",))
-    assert found.error == 8
+    assert found.error_number == 8
 
 
 @pytest.mark.slow
@@ -250,6 +250,6 @@ def test_errors_of_the_compiler_are_shown(tmp_path):
         node_instructions={},
         messages="pm_run: step 3: error 2\n",
     )
-    assert failed.error == 2
+    assert failed.error_number == 2
     with pytest.raises(ToolchainError, match="status 12: pm_run: step 3: error 2"):
         failed.require_success()
