@@ -285,6 +285,7 @@ class _LivenessExecution(StagedExecution):
         graph, known_recomputable = self.graph, set[int]()
 
         def is_recomputable(i: int) -> bool:
+            """Return whether `i`, with all missing inputs, can be recomputed."""
             check_time_limit()
             required_nodes, todo = set[int](), [graph.node_of[i]]
             while todo:

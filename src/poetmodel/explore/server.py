@@ -153,7 +153,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
     @app.get("/api/points/{point}/answer")
     async def answer(request: Request, point: Identifier, revision: int | None = None) -> Response:
-        """Return the drawing of a point, or redirect to its newest revision."""
+        """Return the drawing of a point; redirect if `revision` is given and not its newest one."""
         _, found_point = coordinator.find_point(point)
         if (
             revision is not None
@@ -234,6 +234,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        """Answer an unknown address, or a method that an address does not accept, as JSON."""
         allowed = Headers(error.headers).get("allow")
         if allowed is None:
             return error_response(

@@ -71,7 +71,10 @@ class Events:
 
 
 def is_storage_limiting(problem: Problem) -> bool:
-    """Return whether all useful page-outs together exceed the storage limit."""
+    """Return whether state and all useful page-outs exceed the storage limit.
+
+    False without paging.
+    """
     limit = problem.aux_limit_bytes
     graph = problem.graph
     if limit is None or not problem.can_page:

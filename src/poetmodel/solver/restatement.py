@@ -116,7 +116,7 @@ class _TotalsWriter:
     """Writes linear expressions over the variables of a model as Python sums over totals."""
 
     def __init__(self, model: pyo.ConcreteModel, count_key_of: Mapping[int, _CountKey]) -> None:
-        """Count, for each item, the variables that are not fixed."""
+        """Count the variables of each node or tensor that are not fixed."""
         self.model = model
         self.graph = model.problem.graph
         self.count_key_of = count_key_of

@@ -216,7 +216,7 @@ def _warm_up(method_name: str, backend: str | None, formulation: str | None) -> 
 
 
 def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
-    """Solve the problem of a run by its method, from the schedule `start` if one is given."""
+    """Solve the problem of a run by its method; methods with a solver begin with `start`."""
     problem, settings = run.build_problem(), run.settings
     method_options: dict[str, Any] = {}
     if method(run.method).uses_solver:

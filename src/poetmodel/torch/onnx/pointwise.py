@@ -203,7 +203,10 @@ def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tenso
 
 
 def _register_activation(name: str, function: Callable[..., Any], **defaults: float) -> None:
-    """Register an activation that calls a function with its attributes, by default `defaults`."""
+    """Register an activation: `function` of the input and of the attributes named in `defaults`.
+
+    Attributes are passed by position, in the order of `defaults`, which has their default values.
+    """
 
     def compute(node: OnnxNode, x: Any) -> torch.Tensor:
         result: torch.Tensor = function(

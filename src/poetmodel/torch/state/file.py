@@ -383,7 +383,7 @@ class StateFile:
             os.close(folder)
 
     def check(self) -> None:
-        """Raise `PageError` unless the file is open, complete, and belongs to this process."""
+        """Raise `PageError` unless the file is open, in place, complete, and of this process."""
         if self._process != os.getpid():
             raise PageError(
                 f"{self.path}: the state is in a file of process {self._process}, but this is "

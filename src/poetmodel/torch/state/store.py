@@ -212,6 +212,7 @@ class StateStore:
     def commit(self, *, steps: int = 1) -> None:
         """Commit the state after a step; `steps` are added to the count of training steps.
 
+        With two generations, updated state with its home in RAM is first written to the file, too.
         Moments created by the step are mapped if their home is on storage. In a `trial`, nothing is
         committed: mappings show the written tensors until the next step.
         """

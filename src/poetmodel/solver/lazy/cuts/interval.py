@@ -324,7 +324,10 @@ class _FractionalPoint:
             i = min_input
 
     def _supply_value(self, i: int, first_group: int, last_group: int) -> float:
-        """Return ``F(i)`` for the interval of the current chain, cached in `supply_cache`."""
+        """Return how much of `i` the interval of the current chain can have; cached.
+
+        The sum of keeps at its start, page-ins and recomputations; 1 if its node is not before it.
+        """
         if i in self.supply_cache:
             return self.supply_cache[i]
         k = self.graph.node_of[i]
