@@ -387,7 +387,10 @@ class Machine:
         return start_s, self.core_s, self.ram_bytes, ()
 
     def _free(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Free a tensor; add a fault if it is not in RAM or has a pending transfer."""
+        """Free a tensor; return start, end, RAM before [B], and no tensors.
+
+        Adds a fault if it is not in RAM or has a pending transfer.
+        """
         peak_bytes = self.ram_bytes
         if i in self.pending_transfers:
             self._add_fault(Op.FREE, i, f"is still under way: its {self.pending_transfers[i]}")

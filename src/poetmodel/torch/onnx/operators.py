@@ -160,7 +160,7 @@ def evaluate_numbers(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ..
 def _evaluate_cached(
     proto: bytes, values: tuple[Numbers | None, ...], _: str
 ) -> tuple[Numbers, ...] | None:
-    """Compute a node on numbers, as `evaluate_numbers`.
+    """Compute a node on numbers, as `evaluate_numbers`; None for more than `MAX_NUMBERS` results.
 
     The third argument is only part of the cache key: it distinguishes 1, 1.0 and True, which
     compare equal.
