@@ -126,7 +126,7 @@ class PythonReads:
         return executed_code.trace_line if executed_code.is_traced else None
 
     def _register_names(self, executed_code: ExecutedCode, frame: FrameType) -> None:
-        """Register globals, closure and classes of arguments of a function before its first line."""
+        """Register a function's globals, closure and classes of arguments before its first line."""
         self._is_busy = True
         try:
             code, local_values = frame.f_code, frame.f_locals
