@@ -238,7 +238,7 @@ def compared() -> Chart:
         }
         lines = {method: line.to_numpy().tolist() for method, line in lines.items() if len(line)}
         optimum = points[points.method == OPTIMAL]
-        proof = optimum.overhead_bound.fillna(optimum.overhead_bound_j).clip(lower=0)
+        proof = optimum.overhead_bound.clip(lower=0)
         bound = optimum.assign(paid=100 * proof / optimum.single_pass)[["share", "paid"]]
         name = model.rpartition("/")[2]
         heading = f"{kind}: {name}" + ("" if device == "profile" else f" on {device}")

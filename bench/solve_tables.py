@@ -80,22 +80,22 @@ def overheads(*, layered: bool = False) -> pd.DataFrame:
     """
     runs = load("compared")
     runs = runs[(runs.kind == LAYERED) == layered]
-    value = runs.overhead.fillna(runs.overhead_j).clip(lower=0)
+    value = runs.overhead.clip(lower=0)
     # A start schedule of `paper` does not count as its result.
     value = value.mask((runs.method == PAPER) & runs.model_gap.isna())
-    runs = runs.assign(value=value, cpu_s=runs.cpu_s.fillna(runs.seconds))
+    runs = runs.assign(value=value)
     heuristics = runs[runs.method.map(is_heuristic)]
     best = heuristics.groupby(_PROBLEM, as_index=False).value.min().assign(method=BEST)
     optimum = runs[runs.method == OPTIMAL].set_index(_PROBLEM)
     proved = optimum.value.notna() & (optimum.gap <= ONE_PERCENT)
     least = runs.groupby(_PROBLEM).value.min()
-    bound = optimum.overhead_bound.fillna(optimum.overhead_bound_j).fillna(0.0).clip(lower=0)
+    bound = optimum.overhead_bound.fillna(0.0).clip(lower=0)
     facts = pd.DataFrame(
         {
             "least": least,
             "bound": bound.mask(proved, least),
             "proved": proved,
-            "single_pass": optimum.baseline.fillna(optimum.baseline_energy_j),
+            "single_pass": optimum.baseline,
         }
     )
     runs = pd.concat([runs, best]).join(facts.dropna(), on=_PROBLEM).dropna(subset=["least"])
@@ -145,8 +145,7 @@ def _method_texts(table: pd.DataFrame) -> pd.DataFrame:
 def methods() -> str:
     """Return a row for each method that solves a problem, without variants of DTR and Capuchin."""
     table = times_least(overheads())
-    texts = _method_texts(table[~table.method.isin(VARIANTS)])
-    texts = texts[~texts.solved.str.startswith("0 ")]
+    texts = _method_texts(table[(table.solved > 0) & ~table.method.isin(VARIANTS)])
     texts = texts.rename(columns={"ties": "as good as the best", "cpu_s": "median CPU time"})
     fixed = dict.fromkeys(("solved", "median", "worst"), lambda text: text)
     counts = {"as good as the best": whole, "median CPU time": seconds_text}

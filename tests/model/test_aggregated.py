@@ -52,7 +52,7 @@ def problem_of(graph, *, page=9.0, dear="", **limits):
 
 
 def events_of(problem, grouping):
-    """Return what is decided, and what is present, for the enforced rows."""
+    """Return the decisions and the tensors present, for the enforced rows."""
     return find_events(
         problem,
         grouping.group_of,

@@ -652,7 +652,7 @@ class _Program:
 def costs_for(graph: Graph, problem: Problem) -> Costs:
     """Return the costs of `graph`, a subgraph of a problem's graph.
 
-    Costs that are estimates for a device are estimated again; others are taken from the problem.
+    Costs that are estimates for a device are estimated again; all other costs are the problem's.
     """
     costs, device = problem.costs, _estimate_device(problem)
     if device is not None:

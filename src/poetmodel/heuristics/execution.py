@@ -408,7 +408,7 @@ class _Retention(StagedExecution):
 def recompute_once(
     graph: Graph, saved: Collection[int], groups: Collection[Collection[int]] = ()
 ) -> Schedule:
-    """Return the schedule that saves some tensors and recomputes all others when they are read.
+    """Return the schedule that saves some tensors and recomputes all other ones when they are read.
 
     Every node is recomputed at most once: saved and recomputed tensors stay while a later node may
     need them. `groups` are sets of nodes that are recomputed together: if the backward pass reads a

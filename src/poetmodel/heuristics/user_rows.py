@@ -44,7 +44,7 @@ class UserRows:
         for (field, _), row_amounts in amounts_of.items():
             columns[field].append(tuple(row_amounts))
         self.compute, self.page_in, self.page_out, self.storage_home = columns.values()
-        """Row amounts of each decision: by node for `compute`, by tensor for the others."""
+        """Row amounts of each decision: by node for `compute`, otherwise by tensor."""
         self.rewards: Coefficients | None = None
         """Reward of each decision by constraints or the objective; None without rewards."""
         if any(any(column) for column in problem.rewards):

@@ -246,10 +246,8 @@ def _constraint_faults(problem: Problem) -> Iterator[str]:
         best_value, direction, extreme = (
             (best_value, "less", "least") if side == "upper" else (-best_value, "more", "most")
         )
-        row, formatted_value = (
-            constraints[name],
-            constraints[name].format_value(float(f"{best_value + 0.0:.9g}")),
-        )
+        row = constraints[name]
+        formatted_value = row.format_value(float(f"{best_value + 0.0:.9g}"))
         value_text = f"{formatted_value} at {extreme}"
         if rewards == 0:
             value_text = f"{formatted_value}, as a single pass does, and never to {direction}"

@@ -348,7 +348,7 @@ def _wrap_with_loss(
 
         def forward(self, *flat_inputs: Any) -> Any:
             """Return the loss, other outputs of the model, and the result of checks."""
-            with assigned_buffers.track_pass(), checks.recording():
+            with assigned_buffers.track_pass(), checks.record_tests():
                 inputs = unflatten(flat_inputs, spec)
                 arguments = inputs if loss_fn is None else inputs[:-1]
                 output = model(**arguments[0]) if uses_keywords else model(*arguments)

@@ -482,7 +482,7 @@ class FiniteChecks:
         self._results: list[torch.Tensor] = []
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def record_tests(self) -> Iterator[None]:
         """Context manager that clears the recorded tests, and records those of a forward pass."""
         self.lines.clear()
         self._results.clear()

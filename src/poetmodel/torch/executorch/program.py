@@ -304,7 +304,7 @@ def _check_arguments(output_path: Path, storage: object, paging: object) -> None
 def _sgd_options(optimizer: torch.optim.Optimizer, *objects: object) -> dict[str, Any]:
     """Return arguments for ExecuTorch's SGD; raise `InputError` if it cannot replace `optimizer`.
 
-    The optimizer must have all trained parameters of the modules in `objects`, and no others.
+    The optimizer must have all trained parameters of the modules in `objects`, and no other ones.
     """
     for error in _sgd_errors(optimizer, objects):
         raise InputError(f"optimizer: {error}")

@@ -139,12 +139,12 @@ def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
     default type of PyTorch. Raises `node.unsupported_error` for a type that is not in `_DTYPES`.
     """
     if node.operator == "Cast":
-        dtype = _DTYPES.get(node.get("to"))
+        code = node.get("to")
+        dtype = _DTYPES.get(code)
         if dtype is None:
             from onnx import TensorProto
 
             name_of = {number: name for name, number in TensorProto.DataType.items()}
-            code = node.get("to")
             raise node.unsupported_error(
                 f"it casts to ONNX type {code} ({name_of.get(code, 'unknown')}); "
                 f"expected one of {', '.join(name_of[number] for number in _DTYPES)}"
