@@ -120,7 +120,10 @@ def model_names() -> tuple[str, ...]:
 
 
 def describe_model(name: str) -> str:
-    """Return the one-line description of a built-in network or published graph."""
+    """Return the one-line description of a built-in network or published graph.
+
+    Raises `GraphError` if no network has this name.
+    """
     check_model_name(name)
     return _DESCRIPTIONS[name]
 
@@ -129,7 +132,7 @@ def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Load a built-in network or published graph from ``graphs/``.
 
     `shape` may be a `Variant`. A built-in network with overrides is generated. Raises `GraphError`
-    if no network has this name or the network does not have such a setting.
+    if no network has this name, or if the network lacks a setting or refuses its value.
     """
     from poetmodel.graph.structure import Graph
 
@@ -140,9 +143,10 @@ def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 
 def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Load the built-in network of this name, or else the graph file at this path.
+    """Load the built-in network or published graph of this name, or else a graph file.
 
-    `name` is a path if it contains a separator, ends in ``.json`` or names an existing file.
+    Any other `name` is a path if it contains a separator, ends in ``.json`` or names an existing
+    file. Raises the errors of `load_model` or `load_file`.
     """
     has_separator = os.sep in name and not name.startswith(_PUBLISHED)
     is_file = has_separator or name.endswith(".json") or Path(name).exists()
@@ -152,7 +156,11 @@ def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 
 def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Load a graph file. Raises `InputError` if `shape` has overrides: a file has fixed sizes."""
+    """Load a graph file or the graph of a step file, as `Graph.load`.
+
+    Raises `InputError` if `shape` has overrides, because a file has fixed sizes, and `GraphError`
+    if the file is missing or invalid.
+    """
     from poetmodel.graph.structure import Graph
 
     if shape.overrides:
@@ -209,8 +217,9 @@ def _with_option_names(fault: str) -> str:
 def find_model_by_hash(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
     """Return the variant of network `name` whose graph has this SHA-256, with its settings.
 
-    Tries the default sizes, common batch sizes, and every optimizer's state in the graph, untiled
-    and fully trained. Returns None if no variant matches or no network has this name.
+    Tries the default sizes, common batch sizes without state, and at the default sizes every value
+    of `state` and of `in_place`, untiled and with all weights trained. Tries only the one size of a
+    published graph. Returns None if no variant matches or no network has this name.
     """
     if name not in _DESCRIPTIONS:
         return None

@@ -30,8 +30,8 @@ _NODE_DEFAULTS: Final = {"op": "op", "phase": "forward"}
 def to_networkx(document: Mapping[str, Any], nodes: Iterable[Node]) -> networkx.DiGraph[Any]:
     """Convert a graph to a `networkx.DiGraph`; `Graph.from_networkx` converts it back.
 
-    `document` is the content of the graph's file with all defaults. The nodes of the digraph are in
-    execution order; their keys are their names.
+    `document` is the content of the graph's file with all defaults, and `nodes` are the graph's
+    nodes. The nodes of the digraph are in execution order; their keys are their names.
 
     Examples
     --------
@@ -75,14 +75,14 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        Nodes in topological order. Ties follow ``index`` if every node has one, else the order in
-        which nodes were added.
+        The content, not validated, with nodes in topological order. Ties follow ``index`` if every
+        node has an integer there, else the order in which nodes were added.
 
     Raises
     ------
     GraphError
-        If the digraph has a cycle (the message names it), has attributes that a graph cannot hold,
-        or if the ``inputs`` of a node contradict its edges. Lists all errors.
+        If `digraph` is no `networkx.DiGraph` or a multigraph, if it has a cycle (the message names
+        the nodes), or if the ``inputs`` of nodes contradict their edges; lists all such nodes.
     """
     import networkx as nx
 

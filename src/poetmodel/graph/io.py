@@ -37,7 +37,7 @@ _NODE_DEFAULTS: Final[Mapping[str, Any]] = {
     for field in fields(Node)
     if field.name not in ("name", "op", "phase", "inputs", "outputs", "in_place")
 }
-"""Optional keys of a node with their defaults."""
+"""Optional keys of a node, except ``in_place``, with their defaults."""
 
 
 def graph_defaults(graph_type: type[Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def write_document(document: Mapping[str, Any], path: str | Path) -> None:
 def node_to_dict(node: object, *, defaults: bool = False) -> object:
     """Return a node's entry in a graph file; see `Graph.to_dict`.
 
-    Values of wrong types are passed through, so that `value_faults` reports them.
+    Values of wrong types have invalid values in the entry, so that `value_faults` reports them.
     """
     if not isinstance(node, Node):
         return _refused_value(node)
@@ -164,12 +164,15 @@ def optional_keys(
 
 
 def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) -> dict[str, Any]:
-    """Validate the content of a graph file and return the fields of its `Graph`.
+    """Validate the content of a graph file and return the fields of its `Graph`, by name.
+
+    The result lacks optional fields that the file lacks.
 
     Raises
     ------
     GraphError
-        With `faults` and every error found; if format or version is wrong, only that error.
+        If format or version is wrong: with these errors only. Else with `faults` and every error in
+        a value or, if all values are valid and `faults` is empty, between nodes.
     """
     if not isinstance(document, dict):
         raise GraphError(

@@ -18,7 +18,7 @@ class Floor:
     """Minimum RAM of a graph: the largest working set of one step. No schedule needs less."""
 
     bytes: int
-    """Inputs, outputs and workspace of that step together [B]."""
+    """Inputs, outputs and workspace of that step, and all resident state, together [B]."""
     node: int
     """Index of the node with the largest working set (the first, if several are equal)."""
 
@@ -33,14 +33,14 @@ def floor(graph: Graph, *, memory_mapped: bool = False, resident: bool = False) 
     memory_mapped : bool
         Whether the core reads state from storage in place, so that state occupies no RAM.
     resident : bool
-        Whether all state stays in RAM, because paging is impossible.
+        Whether all state stays in RAM, because paging is impossible; overrides `memory_mapped`.
 
     Notes
     -----
     ``max_k (sum of in(k) + sum of out(k) + workspace[k])``: inputs, outputs and workspace of a step
     are in RAM together, so every schedule has at least this peak. State that a step does not read
-    may be on storage and does not count. A replacement uses the memory of the state that it
-    replaces, and every output that can overwrite an input uses that input's memory.
+    may be on storage and does not count, unless `resident`. A replacement uses the memory of the
+    state that it replaces, and every output that can overwrite an input uses that input's memory.
     """
     working_sets = graph.step_bytes
     if memory_mapped or resident:
@@ -116,7 +116,7 @@ def inference_profile(graph: Graph) -> dict[int, int] | None:
 
 
 def articulation_points(graph: Graph, *, phases: Collection[str] | None = None) -> tuple[int, ...]:
-    """Return the nodes whose outputs alone carry all data to later nodes.
+    """Return the indices of nodes whose outputs alone carry all data to later nodes, ascending.
 
     Node `k` is such a node if no tensor made before `k` is read after `k`. Segmenting methods cut
     the graph at these nodes (Chen et al., 2016, section 4). With `phases`, only nodes of these

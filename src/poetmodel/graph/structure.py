@@ -125,9 +125,9 @@ class Graph:
 
     @property
     def exactness(self) -> str:
-        """Label of the graph's results if these differ from those of a float network.
+        """Label that distinguishes the results from those of a float network.
 
-        "" for float networks; networks with int8 layers have one.
+        "" for a network without int8 layers.
         """
         if any(node.op in _INT8_WEIGHT_OPERATORS for node in self.nodes):
             return INT8_WEIGHTS
@@ -172,7 +172,10 @@ class Graph:
 
     @cached_property
     def inputs_of(self) -> tuple[tuple[int, ...], ...]:
-        """Indices of the tensors that each node reads (``in(k)``), in its order, each once."""
+        """Indices of the tensors that each node reads (``in(k)``), in the order of `Node.inputs`.
+
+        Each tensor occurs once.
+        """
         index = self.tensor_index
         return tuple(
             tuple(dict.fromkeys(index[name] for name in node.inputs)) for node in self.nodes
@@ -241,7 +244,10 @@ class Graph:
 
     @cached_property
     def replacement_of(self) -> Mapping[int, int]:
-        """Index of the replacement of each state tensor that has one."""
+        """Index of the replacement, by index of its state tensor.
+
+        Omits state without a replacement.
+        """
         index = self.tensor_index
         return MappingProxyType(
             {
@@ -255,8 +261,8 @@ class Graph:
     def last_stages(self) -> tuple[int, ...]:
         """Last stage in which each node may be computed, by node.
 
-        For nodes that read or hold state, the stage in which that state is replaced; for all other
-        nodes, the last stage of the training step.
+        For nodes that read or hold state, the first stage in which any of it is replaced; for all
+        other nodes, the last stage of the training step.
         """
         last_stages = [len(self.nodes) - 1] * len(self.nodes)
         for old, new in self.replacement_of.items():
@@ -275,12 +281,12 @@ class Graph:
 
     @cached_property
     def state_of(self) -> Mapping[int, int]:
-        """Index of the state tensor that each replacement replaces."""
+        """Index of the replaced state tensor, by index of its replacement."""
         return MappingProxyType({new: old for old, new in self.replacement_of.items()})
 
     @cached_property
     def in_place_of(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Pairs (output, input) of each node in which the output may overwrite the input."""
+        """For each node, pairs (output, input) of indices: the output may overwrite the input."""
         index = self.tensor_index
         return tuple(tuple((index[y], index[x]) for y, x in node.in_place) for node in self.nodes)
 
@@ -299,9 +305,9 @@ class Graph:
 
     @cached_property
     def shared_bytes_of(self) -> tuple[Mapping[int, int], ...]:
-        """For each node, the bytes saved by overwriting an input [B], by input.
+        """For each node, the bytes saved by overwriting an input [B], by index of the input.
 
-        A node saves them only if it is the last reader of the input.
+        A node saves them only if it is the last reader of the input. Omits pairs that save nothing.
         """
         sizes = self.tensor_bytes
         return tuple(
@@ -370,9 +376,10 @@ class Graph:
         return cls.from_valid(**{**graph_defaults(cls), **graph_values})
 
     def to_dict(self, *, defaults: bool = False) -> dict[str, Any]:
-        """Return the content of a graph file; with `defaults`, include keys with default values.
+        """Return the content of a graph file.
 
-        Contains only JSON types and shares no object with the graph.
+        With `defaults`, include keys with default values other than None. The content has only
+        JSON types and shares no object with the graph.
         """
         nodes: tuple[object, ...] = self.nodes  # Not validated yet if called by __post_init__.
         needs_version_2 = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
@@ -388,7 +395,10 @@ class Graph:
         return document
 
     def save(self, path: str | Path) -> None:
-        """Write a ``*.graph.json`` file atomically: on failure, an existing file is unchanged."""
+        """Write a ``*.graph.json`` file atomically: on failure, an existing file is unchanged.
+
+        Raises `poetmodel.InputError` if the file cannot be written.
+        """
         write_document(self.to_dict(), path)
 
     @classmethod

@@ -92,7 +92,7 @@ _REQUIRED: Final = frozenset({"name", "bytes", "op", "phase", "inputs", "nodes"}
 def value_faults(document: Mapping[str, Any]) -> list[str]:
     """Return a message for each invalid key and value in the content of a graph file.
 
-    Checks each key by itself; `structure_faults` checks nodes against each other.
+    Checks the keys of each object; `structure_faults` checks nodes against each other.
     """
     faults: list[str] = []
 
@@ -144,8 +144,8 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
 def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
     """Return a message for each contradiction between nodes that are valid individually.
 
-    Checks names, execution order, cycles, state and in-place pairs, and that a file of version 1
-    uses no feature of version 2.
+    Checks names, execution order, cycles, state and in-place pairs, that a file of version 1 uses
+    no feature of version 2, and that there is a node.
     """
     version_2_nodes = [k for k, node in enumerate(nodes) if node.needs_version_2]
     faults = [] if nodes else ["nodes: expected at least 1 node, got 0"]
@@ -160,7 +160,10 @@ def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
 
 
 def _order_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a message for each input that no node makes or that is made later, and for a cycle."""
+    """Yield a message for each input that no earlier node makes, and for one cycle.
+
+    `maker_of` maps tensor names to the index of the node that makes the tensor.
+    """
     edges = []
     for k, node in enumerate(nodes):
         for name in dict.fromkeys(node.inputs):

@@ -14,7 +14,7 @@ from poetmodel.graph.zoo.declaration import (
     require_counts,
     window_output_size,
 )
-from poetmodel.graph.zoo.state import OPTIMIZERS, update_node
+from poetmodel.graph.zoo.state import OPTIMIZERS, make_update_node
 
 
 def value(name, *shape, item_bytes=4):
@@ -233,7 +233,7 @@ def test_window_too_large_is_refused(image, told):
 )
 def test_update_node(optimizer, flops, bytes_moved):
     """Ten half-precision parameters cost what the rule does to each of them."""
-    node = update_node(optimizer, ["fc.grad_weight"], parameters=10, item_bytes=2)
+    node = make_update_node(optimizer, ["fc.grad_weight"], parameters=10, item_bytes=2)
     assert (node.op, node.phase) == (f"{optimizer}_update", Phase.UPDATE)
     assert node.inputs == ("fc.grad_weight",)
     assert (node.output_bytes, node.flops, node.bytes_moved) == (0, flops, bytes_moved)

@@ -33,7 +33,7 @@ Differences with `state`:
 - For each operator, the input gradient comes first, since it reads the weight. Then the update
   follows each weight gradient, so that the gradient and the weight can be freed early. If several
   operators share a weight, the gradients are summed and the update follows the last.
-- The backward of a norm is one node with all its gradients, which need the same sums.
+- The backward pass of a norm is one node with all its gradients, which need the same sums.
 - A node after each batch norm updates the running statistics from the batch statistics. The batch
   norm does not read running statistics, so it is recomputable; the update of the statistics is not.
 - A batch norm whose weight is not trained normalizes with its running statistics, as in

@@ -31,7 +31,7 @@ _OUTPUT_HEADS: Final = ("classification", "mlm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
-    """Sizes of an encoder; the defaults are those of BERT-base."""
+    """Sizes and dropout rate of an encoder; the default sizes are those of BERT-base."""
 
     blocks: int = 12
     hidden: int = 768
@@ -56,8 +56,9 @@ def bert_base(
     ``769 * classes``. The MLM head has no pooler, but a transform and a decoder whose weight is the
     word embedding: 109,514,298 parameters in all.
 
-    A sample has at most 512 tokens. Every token attends to all tokens, so there is no attention
-    mask. Dropout is in embeddings, attention, both residual branches and the classification head.
+    Every token attends to all tokens, so there is no attention mask. Dropout is in embeddings,
+    attention, both residual branches and the classification head. Raises `InputError` for more than
+    512 tokens per sample.
 
     J. Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
     understanding", NAACL 2019, doi:10.18653/v1/N19-1423.
@@ -88,7 +89,8 @@ def transformer(
     """Return a BERT of one block, or of any size: embeddings, blocks, pooler, classification head.
 
     `seq_len` is also the number of positions that have an embedding. A block has `hidden` features,
-    divided among its `heads`, and `feedforward` inner features.
+    divided among its `heads`, and `feedforward` inner features. Raises `InputError` if `heads` does
+    not divide `hidden`.
     """
     counts = {
         "blocks": blocks,
@@ -106,7 +108,7 @@ def transformer(
 def _record_encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
     """Record embeddings and encoder blocks; return the last block's output.
 
-    Raises `InputError` if `seq_len` exceeds the positions, or heads do not divide the hidden size.
+    Raises `InputError` if `seq_len` exceeds the positions, or `heads` does not divide `hidden`.
     """
     if seq_len > sizes.positions:
         raise InputError(f"seq_len: expected at most {sizes.positions}, got {seq_len}")

@@ -1,4 +1,4 @@
-"""Declarations: how one use of an operator computes, with its arrays, weights and gradients."""
+"""Declarations: one use of an operator, with its arrays, work, weights and gradients."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Array:
 class Weight(Array):
     """A parameter tensor, or a statistic that outlives the step.
 
-    Operators that name the same weight share it. It is a state tensor if the graph contains state,
-    else resident bytes.
+    Operators that name the same weight share it. If the graph contains state, weights are state
+    tensors; else parameters are resident bytes, and statistics are not counted.
     """
 
     trainable: bool = True
-    """Whether it is a parameter; False for a running statistic."""
+    """Whether the weight is a parameter; False for a running statistic."""
 
     def split_into_tiles(self, max_bytes: int) -> tuple[Weight, ...]:
         """Return tiles of at most `max_bytes` [B]: whole output channels (first dimension).
@@ -102,7 +102,7 @@ class Value(Array):
         return self.view(self.shape[0], prod(self.shape[1:]))
 
     def new_value(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
-        """Return a new tensor with a name and shape; `item_bytes` defaults to that of this one."""
+        """Return a new tensor with a name and shape, by default with this tensor's `item_bytes`."""
         return Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
 
 
@@ -121,7 +121,8 @@ def require_counts(**counts: object) -> None:
 class Gradient:
     """One part of an operator's backward pass: the gradient of one input or weight.
 
-    Every part also reads the gradient of the operator's result, which is not listed.
+    Every part, except that of a loss, also reads the gradient of the operator's result, which is
+    not listed.
     """
 
     suffix: str
@@ -190,12 +191,14 @@ class Declaration:
     same_gradient_inputs: tuple[Value, ...] = ()
     """Inputs whose gradient equals that of the result: no node, no copy."""
     in_place: Value | None = None
-    """The output that may overwrite the first input."""
+    """The output that may overwrite the first input; None if no output may."""
     running_statistics: tuple[Weight, ...] = ()
     """Running statistics, updated from the batch statistics (all outputs except the result)."""
     untrained_variant: Declaration | None = None
-    """Declaration that replaces this one if its first weight is not trained."""
+    """Declaration that replaces this one if the graph contains state and the first weight is not
+    trained; None for operators that stay the same."""
     phase: Phase = Phase.FORWARD
+    """Phase of the forward node: forward pass or loss."""
     recomputable: bool = True
     """Whether executing the forward node again gives the same values."""
 
@@ -251,8 +254,8 @@ def window_output_size(
 ) -> tuple[int, int]:
     """Return height and width of the output of a window that slides over an image.
 
-    Padding ``"same"`` gives one position per `stride` pixels, rounded up, as in Keras. Raises
-    `InputError` if the window exceeds the padded image.
+    With padding ``"same"``, each is the image's divided by `stride`, rounded up, as in Keras.
+    Raises `InputError` if the window exceeds the padded image.
     """
     height, width = image.shape[2:]
     if padding == "same":

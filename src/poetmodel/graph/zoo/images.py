@@ -1,7 +1,7 @@
 """Networks for images: multi-layer perceptron, VGG-16, residual networks and MobileNetV2.
 
 `image_size` is the side of a square image, with three channels unless stated otherwise. `dropout`
-is a rate; 0 omits the dropout nodes. Every function also accepts the keys of `TapeOptions`.
+is a rate; 0 omits the dropout nodes. Every public function also accepts the keys of `TapeOptions`.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ def vgg16(
     dropout: float = 0.5,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Return VGG-16 (configuration D): 13 convolutions, then layers of 4096, 4096 and `classes`.
+    """Return VGG-16 (configuration D): 13 convolutions and 3 linear layers.
 
-    The first linear layer reads the last feature map without further pooling: 7 x 7 for an image of
-    224 x 224, which gives 138,357,544 parameters with 1000 classes.
+    The linear layers have 4096, 4096 and `classes` features. The first one reads the last feature
+    map without further pooling: 7 x 7 for an image of 224 x 224, which gives 138,357,544 parameters
+    with 1000 classes.
 
-    Images have at least 32 x 32 pixels. `batch_norm` adds a batch norm after each convolution.
-    Dropout follows the first and second linear layer.
+    `batch_norm` adds a batch norm after each convolution. Dropout follows the first and second
+    linear layer. Raises `InputError` for images of less than 32 x 32 pixels.
 
     K. Simonyan, A. Zisserman, "Very deep convolutional networks for large-scale image
     recognition", ICLR 2015, table 1, arXiv:1409.1556.
@@ -282,7 +283,10 @@ def _build_mobilenetv2(
 
 
 def _scale_channels(channels: int, width: float) -> int:
-    """Return `channels` times `width`, rounded to a multiple of 8, by at most 10 % downwards."""
+    """Return `channels` times `width`, rounded to a multiple of 8.
+
+    Rounds down by at most 10 %; the result is at least 8.
+    """
     scaled = channels * width
     rounded = max(8, int(scaled + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * scaled else rounded

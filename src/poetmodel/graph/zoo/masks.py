@@ -1,7 +1,8 @@
 """Bit masks for the backward pass of partly trained networks.
 
-The gradients of ReLU and ReLU6 are multiplied by 0 or 1, like those of dropout. One bit per element
-suffices, so a packed mask is saved in place of the activation.
+The backward pass of ReLU and ReLU6 multiplies each element of the gradient by 0 or 1, that of
+dropout by 0 or a constant. One bit per element suffices, so a packed mask is saved instead of the
+activation or the mask of one byte per element.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ def values_with_gradient(declarations: Sequence[Declaration]) -> frozenset[str]:
 
 
 def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
-    """Return the operators, changed to save bit masks in place of activations and dropout masks.
+    """Return the operators with bit masks saved for the backward pass.
 
-    An activation gets a mask, made by a node right after it, only if no gradient except its own
-    reads the activation. Otherwise the activation is saved anyway.
+    Every dropout mask is packed. An activation function with derivative 0 or 1 gets a mask, made by
+    an operator right after it, if its own gradient alone reads its result. Otherwise the result is
+    saved anyway.
     """
     packed_masks = {
         declaration.outputs[0].name: _make_bit_mask(
@@ -88,10 +90,10 @@ def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value])
 def _with_activation_mask(
     declaration: Declaration, reader_names: set[str] | None
 ) -> Iterator[Declaration]:
-    """Yield an operator, followed by the node of its mask if it needs one.
+    """Yield an operator; if it needs a mask, change its gradient to read the mask, and yield both.
 
-    An activation needs a mask if `reader_names`, the operators whose backward nodes read its
-    result, contains only the activation. None: no backward node reads the result.
+    An activation function needs a mask if `reader_names`, the operators whose backward nodes read
+    its result, contains only the function itself. None: no backward node reads the result.
     """
     if declaration.op not in _ON_OFF_ACTIVATIONS or reader_names != {declaration.name}:
         yield declaration

@@ -4,7 +4,8 @@ To add an operator, write a function that returns a `Declaration`: shapes, FLOP,
 workspace, weights and the parts of the backward pass. `Tape.record` makes the nodes. `name` is the
 name of the forward node. Images have the shape (batch, channels, height, width). Windows have the
 same `kernel`, `stride` and `padding` in both directions, unless stated otherwise. Flattening and
-reshaping are not operators: `Value.flatten` and `Value.view` add no node.
+reshaping are not operators: `Value.flatten` and `Value.view` add no node. Functions raise
+`InputError` for shapes that do not fit the operator.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def _declare_affine(
 ) -> Declaration:
     """Declare an operator that multiplies its input by a weight and adds a bias.
 
-    One row of the weight makes one element of the result `y`. `bias_size` 0 omits the bias.
+    Each element of the result `y` is a product with one row of the weight. `bias_size` 0 omits the
+    bias.
     """
     weights = [weight]
     macs = y.size * (weight.size // weight.shape[0])
@@ -136,8 +138,8 @@ def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = Fals
 def embedding(name: str, ids: Value, *, rows: int, features: int, item_bytes: int) -> Declaration:
     """Declare a lookup in a table of `rows` rows and `features` columns.
 
-    The gradient of the table reads the ids and the incoming gradient and is added row by row to the
-    resident buffer. The ids have no gradient.
+    The gradient of the table reads the ids and the incoming gradient and is added row by row to its
+    buffer. The ids have no gradient.
     """
     y = ids.new_value(name, *ids.shape, features, item_bytes=item_bytes)
     table = Weight(name=f"{name}.weight", shape=(rows, features), item_bytes=item_bytes)
@@ -387,7 +389,8 @@ def _declare_unary(
     """Declare an operator without weights and with a gradient for its first input only.
 
     The first output is the result; `constant_inputs` have no gradient. The output `in_place` may
-    overwrite the input; then the backward node may overwrite the incoming gradient.
+    overwrite the first input; then the backward node may overwrite the incoming gradient or, for a
+    loss, its first saved tensor.
     """
     return Declaration(
         name=outputs[0].name,
@@ -422,8 +425,9 @@ _NORM_INPUT_FLOPS = 5
 def batch_norm(name: str, x: Value) -> Declaration:
     """Declare batch normalization in training, with batch statistics per channel.
 
-    Outputs are the result and, in single precision, mean and inverse deviation. All parts of the
-    backward pass read these two, the input and the incoming gradient.
+    Outputs are the result and, in single precision, mean and inverse deviation. The gradients of
+    input and weight read these two, the input and the incoming gradient; that of the bias reads
+    only the incoming gradient.
 
     Running statistics are tensors only in graphs with state. There a node of its own updates them
     from mean and inverse deviation, so that the batch norm itself is recomputable. A batch norm

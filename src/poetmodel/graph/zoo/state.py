@@ -2,8 +2,9 @@
 
 Every weight, every moment of the optimizer and every running statistic is a state tensor, whose
 node precedes its first reader. A separate node makes its replacement and is not recomputable. All
-other nodes are recomputable until state that they read is replaced. In graphs without state, one
-node at the end of the step is the optimizer's update.
+other nodes, except inputs and dropout masks, are recomputable until state that they read is
+replaced. In graphs without state, one node at the end of the step is the optimizer's update, if an
+optimizer is chosen.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class UpdateRule:
     flops: int
     """Work per parameter [FLOP]."""
     moments: tuple[str, ...] = ()
-    """State tensors per weight, with one single-precision number per parameter."""
+    """Name suffixes of the state tensors of a weight, each one single-precision number per
+    parameter."""
 
     @property
     def state_bytes(self) -> int:
@@ -69,7 +71,7 @@ OPTIMIZERS: Final = {name: UPDATE_RULES[name] for name in ("sgd", "adam")}
 """Optimizers of graphs without state."""
 
 
-def update_node(
+def make_update_node(
     optimizer: str, weight_gradients: Sequence[str], *, parameters: int, item_bytes: int
 ) -> Node:
     """Return the node that updates all weights at the end of a step without state in the graph.
@@ -160,7 +162,10 @@ class StateOptions:
         return cls(rule=UPDATE_RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
 
     def apply_to(self, declarations: Sequence[Declaration]) -> list[Declaration]:
-        """Return the operators with gradients of trained weights only and weights in tiles."""
+        """Return the operators with gradients of trained weights only and weights in tiles.
+
+        Input gradients come first. Raises `InputError` if `train` selects no weight.
+        """
         trained_names = self._trained_weight_names(declarations)
         return [
             self._split_into_tiles(_omit_untrained_gradients(declaration, trained_names))
@@ -272,7 +277,7 @@ def _omit_untrained_gradients(
 
 
 class StateNodeBuilder:
-    """Makes the nodes that hold state tensors and the nodes that replace them."""
+    """Makes the nodes that hold state tensors and the nodes that make their replacements."""
 
     def __init__(self, rule: UpdateRule | None) -> None:
         self._rule = rule
@@ -298,10 +303,10 @@ class StateNodeBuilder:
     def make_update_nodes(
         self, name: str, weight_gradients: Sequence[tuple[Weight, str]]
     ) -> list[Node]:
-        """Return a node that updates weights from their gradients, after nodes of missing moments.
+        """Return new nodes of missing moments, then the node that updates weights; record moments.
 
-        `weight_gradients` pairs each weight with the name of its gradient. Returns [] without an
-        optimizer.
+        `weight_gradients`, which is not empty, pairs each weight with the name of its gradient.
+        Returns [] without an optimizer.
         """
         rule = self._rule
         if rule is None:
@@ -329,10 +334,9 @@ class StateNodeBuilder:
         return [*self.make_missing_nodes(*moments, op="moment"), update]
 
     def make_statistics_nodes(self, declaration: Declaration) -> list[Node]:
-        """Return the node that updates an operator's running statistics, after missing nodes.
+        """Return new nodes of missing running statistics, then the node that updates these.
 
-        The missing nodes are those that hold the statistics. Returns [] if the operator has no
-        running statistics.
+        Records the missing statistics. Returns [] if the operator has no running statistics.
         """
         statistics = declaration.running_statistics
         if not statistics:

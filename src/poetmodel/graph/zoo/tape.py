@@ -25,7 +25,13 @@ from poetmodel.graph.zoo.declaration import (
 )
 from poetmodel.graph.zoo.masks import save_bit_masks, values_with_gradient
 from poetmodel.graph.zoo.operators import batch_norm
-from poetmodel.graph.zoo.state import ALL, OPTIMIZERS, StateNodeBuilder, StateOptions, update_node
+from poetmodel.graph.zoo.state import (
+    ALL,
+    OPTIMIZERS,
+    StateNodeBuilder,
+    StateOptions,
+    make_update_node,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,11 +52,13 @@ class TapeOptions(TypedDict, total=False):
     input_on_aux: bool
     """Whether samples and labels are on auxiliary storage when the step begins."""
     state: str | None
-    """Add weights and the state of one of `STATES` to the graph; None omits them."""
+    """One of `STATES`: add weights and the moments of this optimizer to the graph; None omits
+    them."""
     in_place: bool
     """Mark operators that may overwrite an input."""
     tile: str | int | None
-    """Split larger weights along output channels into state tensors of at most this size."""
+    """Maximum size of a tile, in bytes or with a unit; larger weights are split along output
+    channels."""
     train: str | None
     """Weights to train: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of names."""
 
@@ -98,7 +106,8 @@ class Tape:
         self._on_aux = input_on_aux
         self._in_place = in_place
         self._state = StateOptions.parse(state, train=train, tile=tile, optimizer=optimizer)
-        self._recorded: list[Declaration] = []
+        self._declarations: list[Declaration] = []
+        # Each input node, with the number of operators recorded before it.
         self._inputs: list[tuple[int, Node]] = []
         self._weights: dict[str, Weight] = {}
 
@@ -121,20 +130,21 @@ class Tape:
             recomputable=False,
             on_aux=self._on_aux,
         )
-        self._inputs.append((len(self._recorded), node))
+        self._inputs.append((len(self._declarations), node))
         return value
 
     def record(self, declaration: Declaration) -> Value:
         """Append an operator to the forward pass and return its result.
 
-        Raises `InputError` if an earlier weight of the same name has another shape.
+        Raises `InputError` if an earlier weight of the same name differs in shape, element size or
+        `trainable`.
         """
         for weight in declaration.weights:
             if self._weights.setdefault(weight.name, weight) != weight:
                 raise InputError(
                     f"{declaration.name}: the weight {weight.name!r} is shared in two shapes"
                 )
-        self._recorded.append(declaration)
+        self._declarations.append(declaration)
         return declaration.outputs[0]
 
     # -- groups of operators that several networks use ----------------------------------------
@@ -162,7 +172,10 @@ class Tape:
         return self.record(operators.activation(name, x, kind=kind))
 
     def record_dropout(self, name: str, x: Value, *, rate: float) -> Value:
-        """Record the two operators of dropout and return the result; return `x` if `rate` is 0."""
+        """Record the two operators of dropout and return the result.
+
+        If `rate` is 0, record none and return `x`. Raises `InputError` unless `rate` is in [0, 1).
+        """
         value: object = rate
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise InputError(f"dropout: expected a number from 0 to below 1, got {rate!r}")
@@ -180,7 +193,8 @@ class Tape:
     def differentiate(self, loss: Declaration) -> Graph:
         """Record the loss, add the backward pass in reverse order, and return the training graph.
 
-        With an optimizer, the graph ends with the update.
+        With an optimizer, the graph ends with the update. Raises `InputError` if `loss` is no loss,
+        or if `train` selects no weight.
         """
         if loss.phase is not Phase.LOSS:
             raise InputError(f"{loss.name}: expected a loss, got phase {loss.phase.value!r}")
@@ -199,7 +213,7 @@ class Tape:
             dtype=self.dtype,
             resident_bytes=self._resident_bytes(),
             parameters=self._parameters,
-            forward_macs=sum(declaration.macs for declaration in self._recorded),
+            forward_macs=sum(declaration.macs for declaration in self._declarations),
         )
 
     @property
@@ -220,13 +234,13 @@ class Tape:
     def _nodes_without_state(self) -> list[Node]:
         """Return the nodes of a step whose weights, gradients and moments are resident bytes."""
         declarations = [
-            replace(declaration, parts=declaration.gradients) for declaration in self._recorded
+            replace(declaration, parts=declaration.gradients) for declaration in self._declarations
         ]
         has_update = self._optimizer is not None
         backward = BackwardPass(declarations, fused=self._fused, has_update=has_update)
         nodes = [*self._forward_nodes(declarations, None), *backward.nodes]
         if self._optimizer is not None:
-            update = update_node(
+            update = make_update_node(
                 self._optimizer,
                 backward.weight_gradients,
                 parameters=self._parameters,
@@ -237,7 +251,7 @@ class Tape:
 
     def _nodes_with_state(self, options: StateOptions) -> list[Node]:
         """Return the nodes of a step in which every parameter and moment is a state tensor."""
-        declarations = options.apply_to(self._recorded)
+        declarations = options.apply_to(self._declarations)
         if options.rule is not None and options.train != ALL:
             declarations = save_bit_masks(declarations)
         builder = StateNodeBuilder(options.rule)
@@ -301,8 +315,8 @@ class BackwardPass:
     """Backward nodes of a recorded forward pass: one per gradient, or one per operator if `fused`.
 
     Without state in the graph, a weight gradient is written to the resident buffer, so its node
-    outputs 0 bytes and can be recomputed. If an update node reads the weight gradients
-    (`has_update`), each has a 0-byte tensor. The gradients of a shared weight are added up in the
+    outputs 0 bytes and can be recomputed. A node with further outputs has this 0-byte tensor only
+    if an update node reads it (`has_update`). The gradients of a shared weight are added up in the
     buffer, so their nodes are not recomputable.
 
     With state in the graph (`builder` makes its nodes), a weight gradient is a tensor with its
@@ -321,7 +335,7 @@ class BackwardPass:
         has_update: bool = False,
         builder: StateNodeBuilder | None = None,
     ) -> None:
-        """Build the backward nodes of all `recorded` operators, in reverse order."""
+        """Build the backward nodes of all `declarations`, in reverse order."""
         self.nodes: list[Node] = []
         """The backward nodes, in execution order."""
         self.weight_gradients: list[str] = []
@@ -329,7 +343,7 @@ class BackwardPass:
         self._fused = fused
         self._has_update = has_update
         self._builder = builder
-        self._differentiable = values_with_gradient(declarations)
+        self._differentiable_names = values_with_gradient(declarations)
         self._gradients_of_value: dict[str, list[Value]] = {}
         self._gradients_of_weight: dict[str, list[str]] = {}
         self._n_uses = Counter(
@@ -345,7 +359,10 @@ class BackwardPass:
             self._add_backward(declaration)
 
     def _add_backward(self, declaration: Declaration) -> None:
-        """Add the backward nodes of one operator, unless its result has no gradient."""
+        """Add the backward nodes of one operator, and updates whose last gradient they make.
+
+        If the result has no gradient, add only updates that waited for this operator.
+        """
         gradient = self._incoming_gradient(declaration.outputs[0])
         if gradient is None and declaration.phase is not Phase.LOSS:
             self._add_updates(declaration, declaration.parts)
@@ -356,7 +373,7 @@ class BackwardPass:
         needed_parts = tuple(
             part
             for part in declaration.parts
-            if not isinstance(part.target, Value) or part.target.name in self._differentiable
+            if not isinstance(part.target, Value) or part.target.name in self._differentiable_names
         )
         is_joint = self._fused or (declaration.is_one_kernel and self._builder is not None)
         for parts in (
@@ -419,7 +436,7 @@ class BackwardPass:
     def _make_outputs(
         self, declaration: Declaration, parts: tuple[Gradient, ...], node_name: str
     ) -> dict[str, Tensor]:
-        """Return the output tensors of a backward node, by part, and register their gradients.
+        """Return the output tensors of a backward node by suffix of the part; register gradients.
 
         Without an update, omits the part of all weights, unless it is the only one.
         """
@@ -441,7 +458,7 @@ class BackwardPass:
         return outputs
 
     def _register_gradient(self, value: Value, gradient: Value) -> None:
-        if value.name in self._differentiable:
+        if value.name in self._differentiable_names:
             self._gradients_of_value.setdefault(value.name, []).append(gradient)
 
     def _incoming_gradient(self, result: Value) -> Value | None:
@@ -477,9 +494,9 @@ class BackwardPass:
         return name
 
     def _add_updates(self, declaration: Declaration, parts: tuple[Gradient, ...]) -> None:
-        """Add the updates of weights whose last pending gradient is among `parts`.
+        """Mark the weight gradients of `parts` as complete; add the updates that wait for no other.
 
-        Without state in the graph, adds no node.
+        Sums the gradients of a weight first. Without state in the graph, adds no node.
         """
         if self._builder is None:
             return
