@@ -33,8 +33,9 @@ _MAX_NAMED: Final = 4
 class Commit:
     """Cost per step of commits: writes of all replaced state to storage, every N steps.
 
-    In a `CostTable`, the cost of the page-out of a replacement is that of its write. If the state's
-    home is on storage, this cost occurs at the page-out; otherwise after all other actions.
+    In a `CostTable`, the page-out of each of `replacements` has the cost per step of its write. If
+    the home of its state is storage, this cost occurs at the page-out; otherwise after all other
+    actions.
     """
 
     replacements: tuple[int, ...]
@@ -43,7 +44,8 @@ class Commit:
     """Cost of commits except writes of `replacements`: erases, the record and the seal; for
     volatile storage, also the writes of all replaced state."""
     min_costs: Mapping[int, Cost]
-    """Lower bound on the cost of each replacement: its write and its fraction of the erases."""
+    """Lower bound on the cost of each replacement, by its index: the write and its fraction of the
+    erases."""
     written_bytes: int
     """Bytes written per step, including checksums and record, rounded up [B]."""
     erased_blocks: float
@@ -122,6 +124,11 @@ class CostTable:
 class Costs:
     """Costs by node and tensor name; `table` arranges them in a graph's order.
 
+    Raises
+    ------
+    CostError
+        If a time or energy is negative or not finite; lists every such value.
+
     Examples
     --------
     >>> costs = Costs(compute={"a": Cost(1.0, 2.0)}, pages={"a": PageCost(FREE, FREE)})
@@ -183,7 +190,10 @@ class Costs:
         return cls(compute=content.compute, pages=pages, device=device, source=str(path))
 
     def save(self, path: str | Path) -> None:
-        """Write a profile: a CSV file of compute and page costs that `load` reads."""
+        """Write a profile: a CSV file of compute and page costs that `load` reads.
+
+        Raises `poetmodel.InputError` if the file cannot be written.
+        """
         write_profile(path, self.compute, self.pages or {})
 
     @classmethod
@@ -200,7 +210,8 @@ class Costs:
         Returns
         -------
         Costs
-            For every node of `graph`, and for every tensor if the device has storage.
+            For every node of `graph` that does not hold state, and for every tensor if the device
+            has storage.
 
         Raises
         ------
@@ -310,16 +321,19 @@ class Costs:
     def table(self, graph: Graph) -> CostTable:
         """Arrange the costs in a graph's order.
 
+        With commits, the page-outs of `Commit.replacements` have the costs of the commits' writes.
+
         Raises
         ------
         CostError
-            If a node or tensor has no costs, or costs name a node or tensor that the graph lacks.
+            If a node or tensor has no costs, or costs name a node or tensor that the graph lacks or
+            a node that holds state.
         """
         faults = list(_graph_mismatch_faults(self, graph))
         if faults:
             raise CostError(f"{self.source}: {fault}" if self.source else fault for fault in faults)
         compute = [FREE if node.is_state else self.compute[node.name] for node in graph.nodes]
-        pages = [] if self.pages is None else [self.pages[t.name] for t in graph.tensors]
+        pages = [] if self.pages is None else [self.pages[tensor.name] for tensor in graph.tensors]
         page_outs = [page.page_out for page in pages]
         commit = None
         if self.commit is not None and self.pages is not None and graph.state_of:
@@ -372,7 +386,10 @@ def _commit_cost(
             fraction * (first_cost.energy_j + time_s * power_w),
         )
 
-    writes = {i: write_cost(layout.stored_bytes(m), page_outs[i], m) for i, m in sizes.items()}
+    writes = {
+        i: write_cost(layout.stored_bytes(tensor_bytes), page_outs[i], tensor_bytes)
+        for i, tensor_bytes in sizes.items()
+    }
     min_costs = writes
     fastest_page_out = min(page_outs, key=attrgetter("time_s"))
     record_and_seal_costs = [
@@ -389,8 +406,11 @@ def _commit_cost(
         other_cost = Cost(
             other_cost.time_s + erased_s, other_cost.energy_j + erased_s * flash.power_w
         )
-        block_s = fraction * flash.write_s(0, 1) / layout.erase_block_bytes
-        erase_times_s = {i: block_s * layout.stored_bytes(m) for i, m in sizes.items()}
+        erase_s_per_byte = fraction * flash.write_s(0, 1) / layout.erase_block_bytes
+        erase_times_s = {
+            i: erase_s_per_byte * layout.stored_bytes(tensor_bytes)
+            for i, tensor_bytes in sizes.items()
+        }
         min_costs = {
             i: Cost(
                 cost.time_s + erase_times_s[i], cost.energy_j + erase_times_s[i] * flash.power_w

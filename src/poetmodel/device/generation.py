@@ -27,7 +27,7 @@ MIN_WRITE_UNIT_BYTES: Final = 4
 
 
 FLASH_PAGE_BYTES: Final = 256
-"""Generations in one erase block share no page of this size, that of usual NOR flash [B]."""
+"""Size of a page of usual NOR flash [B]; generations in one erase block share no page."""
 WRITE_PADDING_BYTES: Final = 64
 """Spare bytes for each write (record, tensor, seal) of a generation that shares an erase block, for
 drivers with larger write units [B]."""
@@ -84,8 +84,8 @@ class GenerationLayout:
         A block is erased only before its first generation is written. With two such blocks, the
         newest generation is then in the block that is not erased. The number is 1 or even, as a
         double-precision build stores half as many generations in a block.
-        ``PM_BLOCK_GENERATIONS`` of an exported folder has the same value, but at most half of its
-        generations.
+        ``PM_BLOCK_GENERATIONS`` of an exported folder has the same value, but at most half of
+        ``PM_GENERATIONS``, unless it is 1.
         """
         write_unit_bytes = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
         aligned_page_bytes = (

@@ -227,7 +227,10 @@ class Device:
 
     @property
     def cycle_model(self) -> CycleModel | None:
-        """Model of the time of exported C, by instructions; None without a clock or an FPU."""
+        """Model of the time of exported C, by instructions.
+
+        None unless `core` names a clock and a known core with an FPU.
+        """
         core = find_core(self.core)
         if self.clock_hz is None or core is None or not core.has_fpu:
             return None
@@ -293,8 +296,8 @@ class Device:
         float or None
             Size of the storage times its endurance, divided by the bytes of all erase blocks
             written per step; if storage is volatile, commits are written to flash, and the smaller
-            result of storage and flash is returned. None if the device states no endurance or size,
-            or no bytes are written.
+            result of storage and flash is returned. None if the device has no storage or states no
+            endurance or size, or if no bytes are written.
         """
         storage, flash = self.storage, self.flash
         if storage is None:
@@ -371,7 +374,11 @@ _REQUIRED_FLASH_KEYS: Final = tuple(
 
 
 def _parse_device(document: dict[str, Any], *, key: str) -> Device:
-    """Parse the content of a device file; raise `DeviceError` with all errors."""
+    """Parse the content of a device file; raise `DeviceError` with all errors.
+
+    `key` becomes the key of the device. If its flash contains the storage, the size of the storage
+    defaults to that in the flash.
+    """
     faults: list[str] = _unknown_key_faults(document, (*_file_keys(Device), *_TABLE_NAMES), "")
     compute = _parse_table(document, "compute", "compute", _file_keys(Compute), faults)
     values = {name: document[name] for name in _file_keys(Device) if name in document}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poetmodel.graph.catalogue import InputShape
 
 DEVICE_RAM_KEYS: Final = ("resident_bytes", "device_ram_bytes", "fits_device")
-"""Keys in files and JSON of the RAM needed on a device."""
+"""Keys in files and JSON: resident bytes of a step, RAM of the device, whether the step fits."""
 GAUGE_KEY: Final = "device_ram"
 """Key of the gauge in JSON."""
 
@@ -147,8 +147,9 @@ class WholeStep:
 def find_whole_step(
     name: str, shape: InputShape, device: Device | None, *, paging: bool
 ) -> WholeStep | None:
-    """Return settings with which the step of a built-in network, state included, fits a device.
+    """Return settings with which a built-in network's step, state included, may fit a device.
 
+    Its minimum RAM is at most the device's RAM. Without `paging` or storage, all state is resident.
     None if the network is not built-in, has its state in the graph already, or exceeds the device's
     RAM even with the smallest optimizer and in-place operators. None without a device.
     """

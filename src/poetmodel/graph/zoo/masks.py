@@ -90,7 +90,7 @@ def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value])
 def _with_activation_mask(
     declaration: Declaration, reader_names: set[str] | None
 ) -> Iterator[Declaration]:
-    """Yield an operator; if it needs a mask, change its gradient to read the mask, and yield both.
+    """Yield an operator; if it needs a mask, with gradients that read the mask, then the mask.
 
     An activation function needs a mask if `reader_names`, the operators whose backward nodes read
     its result, contains only the function itself. None: no backward node reads the result.
