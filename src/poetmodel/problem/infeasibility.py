@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MAX_BYTES_WITHOUT_UNIT: Final = 10_000
 """Number of bytes below which a budget may lack its unit."""
 MISSING_UNIT_RATIO: Final = 20
-"""Ratio of the minimum to a budget above which the budget may lack its unit. Both limits must be
-exceeded for the hint."""
+"""Ratio of the minimum to a budget above which the budget may lack its unit. The hint requires this
+ratio and a budget below `MAX_BYTES_WITHOUT_UNIT`."""
 
 
 def infeasibility_reason(problem: Problem) -> str | None:
@@ -48,7 +48,7 @@ def infeasibility_reasons(problem: Problem) -> Iterator[str]:
 
 
 def infeasibility_proof(problem: Problem, ending: str = "together", *, ram: bool = True) -> str:
-    """Return a sentence: no schedule meets the limits, which is proven.
+    """Return the sentence that no schedule meets the limits; the caller has proved this.
 
     `ending` follows the list of limits. Without `ram`, the list omits the RAM budget.
     """

@@ -54,7 +54,9 @@ _EACH_EXAMPLE: Final = "a pattern such as 'recomputations:conv*'"
 
 
 def load_constraints(path: str | Path, problem: Problem) -> Problem:
-    """Return a problem with the constraints of a file and, if the file has one, its objective.
+    """Add the constraints of a file to a problem, and set the objective if the file has one.
+
+    Returns a new problem.
 
     Raises
     ------
@@ -65,9 +67,9 @@ def load_constraints(path: str | Path, problem: Problem) -> Problem:
 
 
 def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
-    """Return a problem with the constraints and objective of a file's text; see `load_constraints`.
+    """Add the constraints of a file's text to a problem; see `load_constraints`.
 
-    `source` names the text in errors.
+    `source` names the text in errors. Raises `InputError` with all errors.
     """
     with raised_as(InputError, source):
         reader = _ConstraintReader(problem)
@@ -301,9 +303,9 @@ class _ConstraintReader:
     def _parse_amount(self, value: object, unit: str, label: str, *, is_unit_known: bool) -> float:
         """Return a bound of a constraint as a number; add a fault and return 0 if it is invalid.
 
-        A text such as ``2mJ`` is parsed in `unit`, the unit of the constraint's sum. It returns 0
-        without a fault if `is_unit_known` is False, because the sum has errors that are reported
-        already.
+        A text such as ``2mJ`` is parsed in `unit`, the unit of the constraint's sum. If
+        `is_unit_known` is False, a text becomes 0 without a fault, because the errors of the sum
+        are reported already.
         """
         if isinstance(value, str) and not is_unit_known:
             return 0.0  # A text cannot be parsed without a unit.

@@ -47,7 +47,7 @@ class Quantity(StrEnum):
     RAM = "ram"
     """Peak RAM [B]."""
     WRITES = "writes"
-    """Bytes paged out [B]."""
+    """Bytes paged out, and bytes that commits write [B]."""
 
 
 class DeadlineCounts(StrEnum):
@@ -62,7 +62,7 @@ class DeadlineCounts(StrEnum):
 
 
 def transfer_mode(device: Device | None, deadline_counts: str | None) -> StorageMode:
-    """Return the transfer mode of the device's storage, else the one that the deadline implies."""
+    """Return the transfer mode of the device's storage, else the mode that the deadline implies."""
     if device is not None and device.storage is not None:
         return device.storage.mode
     overlaps = deadline_counts == DeadlineCounts.OVERLAP
@@ -149,7 +149,8 @@ class Objective:
     scale: float = 0.0
     """Scale of objectives without a baseline: useful RAM, or bytes of all tensors [B]."""
     reference: float | None = None
-    """Value of a known schedule; only better schedules matter."""
+    """Excess of a known schedule over the baseline, above 0; only better schedules matter. None if
+    no schedule is known."""
     time_sum: TimeSum | None = field(default=None, compare=False)
     """Time that replaces a makespan in a surrogate; `baseline` is then that of a single pass."""
     user_sum: UserSum | None = None
@@ -161,7 +162,7 @@ class Objective:
 
         One thousandth of the reference, else of the baseline or the scale, so that relevant gaps
         are far above a solver's absolute tolerances. If all of these are 0, the cost of the most
-        expensive transfer.
+        expensive transfer, or 1 if transfers cost 0 too.
         """
         typical_value = (
             self.scale if self.user_sum is not None or not self.is_sum else self.baseline
@@ -181,7 +182,7 @@ class Objective:
         return self.quantity != Quantity.RAM
 
     def value_of(self, simulation: SimulatedMetrics) -> float:
-        """Return the value of a simulated schedule."""
+        """Return the value of a simulated schedule; 0 if it was simulated without costs."""
         if self.user_sum is not None:
             return self.user_sum.value_of(simulation)
         value: float | None = getattr(simulation, self.metric)
@@ -202,7 +203,7 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
     """Yield a row for each limit on a sum: deadline, energy budget, user constraints.
 
     A deadline has two rows if transfers overlap computations. A lower bound becomes an upper bound
-    with all signs reversed.
+    with all signs reversed. Per-stage constraints are those of `stage_limits` instead.
     """
     if problem.deadline_s is not None:
         for name, time_sum in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):

@@ -59,7 +59,7 @@ class SurrogateOptions:
     valid for the problem. With 1 it is a restriction: a plan that computes and transfers one after
     the other meets the deadline. None for a problem that counts the makespan itself."""
     reference_value: float | None = None
-    """Value of a valid schedule without the baseline, above 0; None if no schedule is known. Models
+    """Excess of a valid schedule over the baseline, above 0; None if no schedule is known. Models
     scale the objective to thousandths of this value, and truncate costs above twice the value: only
     better schedules matter."""
     rewards_page_outs: bool = False
@@ -87,7 +87,8 @@ class Problem:
     deadline_counts : {'compute', 'serial', 'overlap'}, optional
         The time that counts. Default: by the storage mode of the device, else ``serial``.
     aux_bytes : str or int, optional
-        Auxiliary storage for paged-out tensors. Default: the device's, else unlimited.
+        Auxiliary storage for paged-out tensors: bytes, a size such as ``1MiB``, or a percentage of
+        the keep-all peak. Default: the device's, else unlimited.
     recompute, paging : bool
         Whether tensors may be recomputed, and paged.
     minimize : {'energy', 'time', 'ram', 'writes', 'own'}
@@ -120,8 +121,8 @@ class Problem:
     CostError
         If the costs do not match the graph.
     InputError
-        If a choice is invalid, or for `count_parameters` of a graph with state tensors, which
-        always count.
+        If an option or a user-defined sum is invalid, a cost is too small or too large, or for
+        `count_parameters` of a graph with state tensors, which always count.
 
     Examples
     --------
@@ -232,6 +233,11 @@ class Problem:
             As in `subject_to`, but returns an expression, which is minimized. The gap is relative
             to the excess over a single pass, in which terms with negative coefficients count with
             their largest possible value.
+
+        Raises
+        ------
+        InputError
+            If the function returns no linear expression of totals.
         """
         terms = TotalsBlock(self.graph).expression(rule, "objective")
         return replace(self, minimize=USER_OBJECTIVE, user_objective=terms)
@@ -468,7 +474,10 @@ class Problem:
         return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
 
     def limited_times_s(self, simulation: SimulatedMetrics) -> tuple[float, ...]:
-        """Return the times of a simulated schedule that must each meet the deadline [s]."""
+        """Return the times of a simulated schedule that must each meet the deadline [s].
+
+        Returns () if the schedule was simulated without costs.
+        """
         if self.surrogate_options.transfer_weight is None:
             return () if simulation.time_s is None else (simulation.time_s,)
         compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
@@ -510,10 +519,11 @@ class Problem:
         return min(MAX_BYTES, max(1, max_bytes) + self.resident_bytes)
 
     def with_bytes_below(self, value: int) -> Self:
-        """Return the problem whose minimized bytes (peak RAM or written) must be below `value`.
+        """Return the problem whose minimized bytes must be below `value`.
 
-        Written bytes of a graph with state become a constraint, since the storage limit also counts
-        state that is not written.
+        These are written bytes, or the peak RAM without resident bytes. Written bytes of a graph
+        with state become a constraint, since the storage limit also counts state that is not
+        written.
         """
         quantity = self.objective.quantity
         if quantity == Quantity.WRITES and self.graph.state_tensors:

@@ -30,7 +30,10 @@ class SinglePass:
 
     @cached_property
     def table(self) -> CostTable:
-        """The costs, indexed by node and tensor."""
+        """The costs, indexed by node and tensor.
+
+        Raises `CostError` if the costs do not match the graph.
+        """
         return self.costs.table(self.graph)
 
     @property

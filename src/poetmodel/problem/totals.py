@@ -41,15 +41,15 @@ class Total(StrEnum):
     """Sums over all nodes and tensors."""
 
     BYTES_WRITTEN = "bytes_written"
-    """Bytes paged out [B]."""
+    """Bytes paged out, and bytes that commits write [B]."""
     BYTES_READ = "bytes_read"
-    """Bytes paged in [B]."""
+    """Bytes paged in, including first reads of state on storage [B]."""
     ENERGY = "energy_j"
-    """Energy of a training step, including a single pass [J]."""
+    """Energy of a training step: single pass, commits and overhead [J]."""
     COMPUTE = "compute_s"
-    """Compute time, including a single pass [s]."""
+    """Compute time: single pass and recomputations [s]."""
     TRANSFER = "transfer_s"
-    """Transfer time [s]."""
+    """Transfer time, including commits [s]."""
 
 
 STAGE_COUNTS: Final = (Count.RECOMPUTATIONS, Count.PAGE_INS)
@@ -322,7 +322,8 @@ class TotalsBlock:
 
         self.block = pyo.Block(concrete=True)
         self.block.counted = pyo.Block()
-        self._key: dict[int, str] = {}
+        # Key of each total, by the id of its variable.
+        self._key_of_variable: dict[int, str] = {}
         self._nodes = graph.node_index
         for count, index in (
             (Count.RECOMPUTATIONS, graph.node_index),
@@ -336,15 +337,20 @@ class TotalsBlock:
                 None if count not in STAGE_COUNTS else self._make_stage_lookup(count, index)
             )
             setattr(self.block, count, _CountVariables(variables, index, variable_in_stage))
-            self._key |= {id(variables[i]): f"{count}:{name}" for name, i in index.items()}
+            self._key_of_variable |= {
+                id(variables[i]): f"{count}:{name}" for name, i in index.items()
+            }
         for total in Total:
             self.block.add_component(str(total), pyo.Var(domain=pyo.NonNegativeReals))
-            self._key[id(self.block.component(total))] = str(total)
+            self._key_of_variable[id(self.block.component(total))] = str(total)
 
     def _make_stage_lookup(
         self, count: Count, index: Mapping[str, int]
     ) -> Callable[[Any, int], Any]:
-        """Return a function of (stage, item) that returns the variable of the count in a stage."""
+        """Return a function of (stage, item) that returns the variable of the count in a stage.
+
+        Adds an empty indexed variable for the count to the block.
+        """
         import pyomo.environ as pyo
 
         names = list(index)
@@ -352,7 +358,10 @@ class TotalsBlock:
         self.block.counted.add_component(f"{count}_in_stage", variables)
 
         def variable_in_stage(stage: Any, item: int) -> Any:
-            """Return the variable of an item in a stage, creating it if needed."""
+            """Return the variable of an item in a stage; create it if needed, and register its key.
+
+            Raises `InputError` for an unknown stage.
+            """
             stage_index = self._nodes.get(stage) if isinstance(stage, str) else stage
             if not isinstance(stage_index, int) or not 0 <= stage_index < len(self._nodes):
                 raise InputError(
@@ -360,7 +369,7 @@ class TotalsBlock:
                     f"expected the name of a node, or a position from 0 to {len(self._nodes) - 1}"
                 )
             variable = variables[stage_index, item]
-            self._key[id(variable)] = f"{count}@{stage_index}:{names[item]}"
+            self._key_of_variable[id(variable)] = f"{count}@{stage_index}:{names[item]}"
             return variable
 
         return variable_in_stage
@@ -368,14 +377,16 @@ class TotalsBlock:
     def expression(self, rule: Any, label: str) -> Terms:
         """Return the linear expression that a rule returns, with its constant under `CONSTANT`.
 
-        `label` is the prefix of error messages.
+        The constant 0 stands for an expression without terms. Raises `InputError`, with the prefix
+        `label`, if the rule returns no linear expression of totals.
         """
         return self._parse_terms(self._call_rule(rule, label), label) or ((CONSTANT, 0),)
 
     def constraints(self, rule: Any, name: str) -> list[Constraint]:
         """Return the constraints of a rule, except Pyomo's ``Skip`` and ``Feasible``.
 
-        The constraints of a list are named ``name[0]``, ``name[1]``, ...
+        The constraints of a list are named ``name[0]``, ``name[1]``, ... Raises `InputError` if the
+        rule returns no linear relations, or relations that no `Constraint` can state.
         """
         import pyomo.environ as pyo
 
@@ -418,7 +429,8 @@ class TotalsBlock:
     def _call_rule(self, rule: Any, label: str) -> Any:
         """Call a user's rule and return its relation, or a list of relations.
 
-        Raises `InputError` for unknown totals and for expressions that Pyomo refuses.
+        Raises `InputError` if `rule` is no function, for unknown totals, and for expressions that
+        Pyomo refuses.
         """
         from pyomo.common.errors import PyomoException
 
@@ -458,9 +470,9 @@ class TotalsBlock:
         for coefficient, variable in zip(
             representation.linear_coefs, representation.linear_vars, strict=True
         ):
-            if id(variable) not in self._key:
+            if id(variable) not in self._key_of_variable:
                 raise InputError(f"{label}: {variable.name} is none of the totals of a schedule")
-            coefficient_of_key[self._key[id(variable)]] += coefficient
+            coefficient_of_key[self._key_of_variable[id(variable)]] += coefficient
         coefficient_of_key[CONSTANT] += representation.constant
         if not all(map(is_number, coefficient_of_key.values())):
             raise InputError(f"{label}: expected finite numbers, got {shown(str(expression))}")

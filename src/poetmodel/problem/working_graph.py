@@ -16,6 +16,8 @@ def make_working_graph(
 ) -> Graph:
     """Return a graph without state, with the same indices of nodes and tensors.
 
+    Returns `graph` itself if it has no state.
+
     Parameters
     ----------
     graph : Graph
@@ -46,7 +48,7 @@ def make_working_graph(
 def _working_node(node: Node, omitted_names: set[str]) -> Node:
     """Return a node of the working graph: state becomes a sample.
 
-    Replacements of state and `omitted` tensors have 0 bytes; `omitted` tensors are not read.
+    Replacements of state and tensors with `omitted_names` have 0 bytes; the latter are not read.
     """
     outputs = tuple(
         replace(output, replaces=None, bytes=0)
