@@ -129,7 +129,9 @@ def steps_at_limit(
     recomputed_or_paged.update(i for t, k in schedule.R if k < t for i in graph.outputs_of[k])
     costly_state = stages.read_into_ram.union(stages.on_storage.intersection(graph.replacement_of))
     if not recomputed_or_paged and not costly_state:
-        return tuple(p for p in simulation.curve if p.ram_bytes == simulation.peak_ram_bytes)
+        return tuple(
+            point for point in simulation.curve if point.ram_bytes == simulation.peak_ram_bytes
+        )
     absent_bytes = [0] * len(graph.nodes)
     for i in recomputed_or_paged | costly_state:
         k = graph.node_of[i]
@@ -139,7 +141,11 @@ def steps_at_limit(
         for t in set(useful_stages) - stages.in_ram(i):
             absent_bytes[t] = max(absent_bytes[t], graph.tensor_bytes[i])
     usable_bytes = problem.usable_ram_bytes
-    return tuple(p for p in simulation.curve if usable_bytes - p.ram_bytes < absent_bytes[p.stage])
+    return tuple(
+        point
+        for point in simulation.curve
+        if usable_bytes - point.ram_bytes < absent_bytes[point.stage]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

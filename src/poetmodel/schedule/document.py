@@ -27,17 +27,17 @@ class ScheduleDocument:
     device: str | None
     """Key or name of the device; None if unknown."""
     problem: ProblemEntry | None
-    """The stated problem; None for a file that contains only relations."""
+    """The stated problem; None if the file states none."""
     status: str | None
-    """``optimal`` or ``feasible``; None for a file that contains only relations."""
+    """The stated status, such as ``optimal`` or ``feasible``; None if the file states none."""
     stated_metrics: dict[str, float | None]
     """The stated metrics, by key; None for metrics that the file lacks."""
     objective: ObjectiveEntry | None = None
     """The stated objective with value, bound and gap; None if the file has none."""
     device_ram: dict[str, float | None] = field(default_factory=dict)
-    """The file's statements on the device's RAM, by key."""
+    """The file's statements on the device's RAM, by key in files or JSON path in the gauge."""
     history: tuple[tuple[float, float | None, float | None], ...] = ()
-    """Incumbents and bounds over time, if the file has them; see `SolveResult.history`."""
+    """Seconds, incumbent and bound over time, if the file has them; see `SolveResult.history`."""
 
     @property
     def claims(self) -> dict[str, float | None]:

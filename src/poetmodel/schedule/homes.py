@@ -40,8 +40,8 @@ class StateAccess:
 class Homes:
     """The copies of tensors that nodes read and make, for stated homes of state.
 
-    Programs are executed as *steps*. The first read of state is a page-in in steps, and the
-    ``compute`` of the state's node in programs.
+    In a program, the first read of state on storage is the ``compute`` of the state's node.
+    `to_steps` states this read as a page-in, and `from_steps` converts it back.
     """
 
     graph: Graph
@@ -169,7 +169,7 @@ class Homes:
         return {x: min(self.sizes[x], self.sizes[y]) for y, x in pairs if x in dying_tensors}
 
     def to_steps(self, program: Iterable[Instruction]) -> Program:
-        """Return a program with first reads of state as page-ins."""
+        """Return a program in which first reads of state on storage are page-ins."""
         reads = self.first_reads
         return tuple(
             Instruction(Op.PAGE_IN, reads[step.index])
@@ -179,7 +179,7 @@ class Homes:
         )
 
     def from_steps(self, steps: Iterable[Instruction]) -> Program:
-        """Return steps as a program.
+        """Return the program of instructions in which first reads of state are page-ins.
 
         The first page-in of each state tensor on storage becomes the ``compute`` of its node.
         """

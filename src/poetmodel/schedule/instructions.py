@@ -31,3 +31,4 @@ class Instruction(NamedTuple):
 
 
 Program = tuple[Instruction, ...]
+"""Instructions in the order in which the core issues them."""

@@ -81,7 +81,7 @@ class Strict(BaseModel):
 
 
 def exact_version(*versions: int) -> BeforeValidator:
-    """Return a validator that accepts only these integers; ``true``, which equals 1, is refused."""
+    """Return a validator that accepts only these integers, but no equal bool or float."""
 
     def check(value: object) -> object:
         if value not in versions or isinstance(value, bool | float):
@@ -149,6 +149,8 @@ class ProblemEntry(Strict):
         ------
         ScheduleError
             If constraints or weights do not match the graph.
+        InputError
+            If `Problem` refuses a value for another reason.
         """
         with raised_as(ScheduleError, "problem"):
             rows = tuple(row.to_constraint() for row in self.constraints)
@@ -270,7 +272,10 @@ def load_file(path: str | Path) -> ScheduleFile:
 
 
 def parse_schedule(text: str, *, source: str) -> ScheduleFile:
-    """Parse the text of a schedule file; `source` names the file in errors."""
+    """Parse the text of a schedule file; `source` names the file in errors.
+
+    Raises `ScheduleError` with all errors, or if the file contains no schedule.
+    """
     with raised_as(ScheduleError, source):
         values = parse_json(text, expected="poetmodel-schedule")
     return validate_schedule(values, source=source)

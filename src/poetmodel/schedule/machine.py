@@ -1,7 +1,7 @@
 """The machine: executes a program with clocks of core and bus, and tracks the content of RAM.
 
-Only the machine decides whether schedules and plans are valid. It shares no code with planner,
-formulations and solvers.
+The simulators of schedules and plans use the machine to find violated rules. It shares no code with
+planner, formulations and solvers.
 """
 
 from __future__ import annotations
@@ -152,8 +152,11 @@ class Machine:
         self.counts: dict[Op, Counter[int]] = {
             op: Counter() for op in (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT)
         }
+        """Number of executed computations and transfers, by kind and index."""
         self.position = BEFORE
+        """Position of the current instruction."""
         self.records: list[InstructionRecord] = []
+        """Times and RAM of the executed instructions, in order."""
         self.copies: list[Stay] = []
         """All copies and workspaces, in the order in which they are made."""
         self.faults: list[Fault] = []
@@ -260,7 +263,7 @@ class Machine:
     def _tensors_freed_next(self) -> set[int]:
         """Return the tensors in RAM that are freed right after this instruction.
 
-        Tensors with a pending transfer are excluded.
+        Resident state and tensors with a pending transfer are excluded.
         """
         program, steps, position = self.program, self.steps, self.position + 1
         freed_tensors = set()
@@ -274,7 +277,11 @@ class Machine:
         )
 
     def _replace_state(self, k: int) -> None:
-        """Write replacements over state: a copy of state becomes its replacement's copy."""
+        """Write replacements over state, and register the state as replaced.
+
+        The copy of state on storage becomes the copy of its replacement; if it has no copy, the
+        replacement gets a new one.
+        """
         for new in self.graph.outputs_of[k]:
             old = self.graph.state_of.get(new)
             if old is None:
@@ -293,7 +300,10 @@ class Machine:
             self.ram[new] = copy
 
     def _check_order(self, k: int, *, is_first: bool) -> None:
-        """Add a fault for a forbidden recomputation, or a first computation out of graph order."""
+        """Add a fault for a forbidden recomputation, or a first computation out of graph order.
+
+        Updates `last_first_computed`.
+        """
         if not is_first:
             if not self.graph.nodes[k].recomputable:
                 self._add_fault(Op.COMPUTE, k, "must not be computed again")
@@ -341,7 +351,10 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_IN, i), self.ram_bytes, ()
 
     def _page_out(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Start a page-out; add a fault if the tensor is not in RAM or has a pending transfer."""
+        """Start a page-out and add the tensor to storage.
+
+        Adds a fault if the tensor is not in RAM or has a pending transfer.
+        """
         self.counts[Op.PAGE_OUT][i] += 1
         if i not in self.ram:
             self._add_fault(Op.PAGE_OUT, i, "is not in RAM")
@@ -376,7 +389,10 @@ class Machine:
         return start_s, self.bus_s
 
     def _wait(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Stall the core until the last transfer of a tensor is complete."""
+        """Stall the core until the last transfer of a tensor is complete.
+
+        Adds a fault if the tensor was never transferred.
+        """
         start_s = self.core_s
         if i in self.transfer_ends_s:
             self.core_s = max(start_s, self.transfer_ends_s[i])

@@ -344,4 +344,8 @@ def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
 
 def simulated_metrics(display: Display, simulation: object) -> dict[str, float | None]:
     """Return the metrics of a display that simulations compute, by key."""
-    return {m.key: m.value_of(simulation) for m in metrics_at(display) if m.value_of is not None}
+    return {
+        metric.key: metric.value_of(simulation)
+        for metric in metrics_at(display)
+        if metric.value_of is not None
+    }

@@ -40,7 +40,7 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Tensors computed, kept, stored and paged in each stage.
+    """Nodes computed, and tensors kept, stored and paged, in each stage.
 
     Each relation is a sorted tuple of pairs ``(t, k)``: stage and node for `R`, stage and tensor
     for the others. Pairs may be given in any order and repeatedly. The numbers of pairs of `S_RAM`
@@ -50,7 +50,8 @@ class Schedule:
     Raises
     ------
     ScheduleError
-        If a relation contains anything except pairs of integers.
+        If a relation contains anything except pairs of integers, or `resident` anything except
+        integers.
     TooLargeError
         On access to `S_RAM` or `S_AUX`, if it has more than `MAX_PAIRS` pairs.
     """
@@ -254,6 +255,8 @@ class Schedule:
         ------
         ScheduleError
             If the schedule has no graph identity.
+        InputError
+            If the file cannot be written.
         """
         if self.identity is None:
             raise ScheduleError(
@@ -263,7 +266,10 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        """Read the relations of a ``*.schedule.json`` file; metrics in it are ignored."""
+        """Read the relations of a ``*.schedule.json`` file; metrics in it are ignored.
+
+        Raises `ScheduleError` with all errors of the file, or if the file contains no schedule.
+        """
         from poetmodel.schedule.io import load_file
 
         return cls.from_file(load_file(path))

@@ -72,7 +72,8 @@ class Simulation:
 
     Samples that start on storage do not count; replacements share the storage of their state."""
     written_bytes: int
-    """Bytes paged out, once per page-out, plus bytes that commits write [B]."""
+    """Bytes paged out, once per page-out that is no write of a commit, plus bytes that commits
+    write [B]."""
     read_bytes: int
     """Bytes paged in, once per page-in, including first reads of state on storage [B]."""
     recomputations: Mapping[int, int] = field(default_factory=dict)
@@ -101,13 +102,14 @@ class Simulation:
     """Energy beyond the baseline, summed separately so that small values retain their
     digits [J]."""
     overtime_s: float | None = None
-    """Counted time beyond a single pass, summed separately [s]."""
+    """Counted time beyond a single pass, summed separately [s]; None without costs."""
     recompute_s: float | None = None
-    """Compute time beyond a single pass, summed separately [s]."""
+    """Compute time beyond a single pass, summed separately [s]; None without costs."""
     planned_s: float | None = None
-    """Makespan of a plan with overlapping transfers, if one was given [s]."""
+    """Makespan of a plan with overlapping transfers [s]; None without such a plan."""
     planned_ram_bytes: int | None = None
-    """RAM of the plan if RAM is minimized, which early page-ins increase above the peak [B]."""
+    """RAM of the plan if RAM is minimized, which early page-ins increase above the peak [B]; else
+    None."""
     cost_parameters: CostParameters | None = field(default=None, repr=False, compare=False)
     """Costs from which `total` recomputes sums exactly; None without costs."""
     steps_until_worn: float | None = None
@@ -262,6 +264,11 @@ def simulate(
     Simulation
         Peak, curve, storage, times, energy and violations. Never raises for an invalid schedule.
 
+    Raises
+    ------
+    CostError
+        If the costs do not match the graph.
+
     Notes
     -----
     The time of a simulation is proportional to the number of pairs of the schedule times the number
@@ -363,8 +370,9 @@ def _collect_violations(
 ) -> list[str]:
     """Return the messages of a schedule's violations, in execution order.
 
-    These are invalid entries (`faults`) and computations without their inputs. Other faults of the
-    machine are returned only if there are no such violations.
+    These are invalid entries (`faults`, with the position of the next instruction) and computations
+    without their inputs. Other faults of the machine are returned only if there are no such
+    violations.
     """
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
     missing_inputs: dict[int, list[str]] = {}
@@ -397,7 +405,9 @@ def _find_peak_content(
     """Return the tensors in RAM at the step of the peak, and the RAM use by kind."""
     graph, step = machine.graph, (peak.stage, peak.node)
     active_positions = [
-        p for p, (op, _) in enumerate(machine.program) if steps[p] == step and op != Op.FREE
+        position
+        for position, (op, _) in enumerate(machine.program)
+        if steps[position] == step and op != Op.FREE
     ]
     if not active_positions:
         return (), RamUse()
@@ -408,8 +418,12 @@ def _find_peak_content(
         and copy.begin <= active_positions[-1]
         and copy.end >= active_positions[0]
     ]
-    compute_positions = [p for p in active_positions if machine.program[p].op == Op.COMPUTE]
-    overwritten_tensors = [i for p in compute_positions for i in machine.records[p].in_place]
+    compute_positions = [
+        position for position in active_positions if machine.program[position].op == Op.COMPUTE
+    ]
+    overwritten_tensors = [
+        i for position in compute_positions for i in machine.records[position].in_place
+    ]
     peak_use = ram_use(
         graph,
         copies,
@@ -427,7 +441,10 @@ def _time_and_energy_metrics(
     deadline_counts: str | None,
     makespan_s: float | None,
 ) -> dict[str, Any]:
-    """Return times and energies as fields of `Simulation`; {} without costs."""
+    """Return times and energies as fields of `Simulation`; {} without costs.
+
+    `transfer_counts` are the numbers of page-ins and of page-outs of each tensor.
+    """
     if costs is None:
         return {}
     table, device = costs.table(graph), costs.device

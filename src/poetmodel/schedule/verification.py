@@ -126,7 +126,7 @@ def check_schedule(
     Raises
     ------
     ScheduleError
-        If the schedule was made for another graph.
+        If `schedule` is no `Schedule` or was made for another graph.
     InputError
         For a deadline that counts ``overlap`` without the makespan of a plan.
     """
@@ -177,7 +177,11 @@ def check_identity(graph: Graph, schedule: Schedule) -> None:
 
 
 def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
-    """Yield a message for each recomputation and transfer that the problem forbids."""
+    """Yield a message for each decision that the problem forbids.
+
+    These are recomputations and transfers, state on storage without paging, and repeated page-outs
+    that a limit or the objective rewards.
+    """
     if not problem.recompute:
         for t, k in schedule.R:
             if k < t:
@@ -201,7 +205,7 @@ def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
 
 
 def _limit_violations(problem: Problem, simulation: Simulation) -> Iterator[str]:
-    """Yield a message for each violated limit: RAM, storage, deadline, energy."""
+    """Yield a message for each violated limit: RAM, storage, commits, deadline, energy."""
     usable_bytes = problem.usable_ram_bytes
     peak = simulation.peak
     if peak.ram_bytes > usable_bytes:
