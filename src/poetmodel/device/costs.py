@@ -94,7 +94,7 @@ class CostTable:
         )
 
     def transfer_totals(self, page_ins: Mapping[int, int], page_outs: Mapping[int, int]) -> Cost:
-        """Return the cost of transfers; the mappings give the number of transfers per tensor.
+        """Return the cost of transfers; the mappings contain the number of transfers per tensor.
 
         Returns zero cost without storage.
         """

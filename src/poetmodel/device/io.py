@@ -1,4 +1,4 @@
-"""Device files, ``*.toml``: find and read shipped and other devices.
+"""Device files, ``*.toml``: find the shipped ones, and read these and files of users.
 
 `poetmodel.device.hardware` parses their content.
 """

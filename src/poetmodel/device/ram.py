@@ -78,9 +78,11 @@ def ram_use(
     for i in copies:
         bytes_of_kind[tensor_kind(graph, i)] += 0 if i in graph.state_of else sizes[i]
     if step is not None:
-        for y, x in graph.in_place_of[step]:
-            if x in dying_tensors:
-                bytes_of_kind[tensor_kind(graph, y)] -= graph.shared_bytes_of[step].get(x, 0)
+        for output, source in graph.in_place_of[step]:
+            if source in dying_tensors:
+                bytes_of_kind[tensor_kind(graph, output)] -= graph.shared_bytes_of[step].get(
+                    source, 0
+                )
     return RamUse(
         **{f"{kind}_bytes": size for kind, size in bytes_of_kind.items()},
         workspace_bytes=0 if step is None else graph.nodes[step].workspace_bytes,

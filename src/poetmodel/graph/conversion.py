@@ -81,8 +81,9 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
     Raises
     ------
     GraphError
-        If `digraph` is no `networkx.DiGraph` or a multigraph, if it has a cycle (the message names
-        the nodes), or if the ``inputs`` of nodes contradict their edges; lists all such nodes.
+        If `digraph` is no `networkx.DiGraph` or is a multigraph, if it has a cycle (the message
+        names the nodes), or if the ``inputs`` of nodes contradict their edges; lists all such
+        nodes.
     """
     import networkx as nx
 

@@ -171,8 +171,8 @@ def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) 
     Raises
     ------
     GraphError
-        If format or version is wrong: with these errors only. Else with `faults` and every error in
-        a value or, if all values are valid and `faults` is empty, between nodes.
+        If `document` is no object, or format or version is wrong: with these errors only. Else with
+        `faults` and every error in a value or, if there are none, every error between nodes.
     """
     if not isinstance(document, dict):
         raise GraphError(

@@ -120,8 +120,8 @@ def articulation_points(graph: Graph, *, phases: Collection[str] | None = None) 
 
     Node `k` is such a node if no tensor made before `k` is read after `k`. Segmenting methods cut
     the graph at these nodes (Chen et al., 2016, section 4). With `phases`, only nodes of these
-    phases and their reads count; ``{"input", "forward"}`` gives the cut points of the network
-    itself, which reads of the backward pass would hide.
+    phases and their reads count; with ``{"input", "forward"}``, reads of the backward pass do not
+    hide the cut points of the network.
     """
     node_indices = [
         k for k, node in enumerate(graph.nodes) if phases is None or node.phase in phases

@@ -288,7 +288,10 @@ class Graph:
     def in_place_of(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each node, pairs (output, input) of indices: the output may overwrite the input."""
         index = self.tensor_index
-        return tuple(tuple((index[y], index[x]) for y, x in node.in_place) for node in self.nodes)
+        return tuple(
+            tuple((index[output], index[source]) for output, source in node.in_place)
+            for node in self.nodes
+        )
 
     @cached_property
     def allocated_bytes(self) -> tuple[int, ...]:
@@ -311,7 +314,11 @@ class Graph:
         """
         sizes = self.tensor_bytes
         return tuple(
-            {x: min(sizes[x], sizes[y]) for y, x in pairs if sizes[x] and sizes[y]}
+            {
+                source: min(sizes[source], sizes[output])
+                for output, source in pairs
+                if sizes[source] and sizes[output]
+            }
             for pairs in self.in_place_of
         )
 
@@ -320,7 +327,7 @@ class Graph:
 
         Counts only inputs among `dying_tensors`, the tensors whose last use is that step.
         """
-        return sum(size for x, size in self.shared_bytes_of[k].items() if x in dying_tensors)
+        return sum(size for i, size in self.shared_bytes_of[k].items() if i in dying_tensors)
 
     @property
     def n_edges(self) -> int:
@@ -403,7 +410,10 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, digraph: networkx.DiGraph[Any]) -> Graph:
-        """Make a graph from a digraph; see `poetmodel.graph.conversion.digraph_to_dict`."""
+        """Make a graph from a digraph; see `poetmodel.graph.conversion.digraph_to_dict`.
+
+        Raises `poetmodel.GraphError` if the digraph is invalid.
+        """
         return cls.from_dict(digraph_to_dict(digraph), source="digraph")
 
     def to_networkx(self) -> networkx.DiGraph[Any]:

@@ -182,7 +182,7 @@ class Objective:
         return self.quantity != Quantity.RAM
 
     def value_of(self, simulation: SimulatedMetrics) -> float:
-        """Return the value of a simulated schedule; 0 if it was simulated without costs."""
+        """Return the value of a simulated schedule; 0 for an energy or time without costs."""
         if self.user_sum is not None:
             return self.user_sum.value_of(simulation)
         value: float | None = getattr(simulation, self.metric)

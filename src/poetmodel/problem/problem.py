@@ -476,7 +476,7 @@ class Problem:
     def limited_times_s(self, simulation: SimulatedMetrics) -> tuple[float, ...]:
         """Return the times of a simulated schedule that must each meet the deadline [s].
 
-        Returns () if the schedule was simulated without costs.
+        Without costs, returns () or, in a surrogate, zeros.
         """
         if self.surrogate_options.transfer_weight is None:
             return () if simulation.time_s is None else (simulation.time_s,)

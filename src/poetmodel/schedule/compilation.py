@@ -96,10 +96,12 @@ class _Compiler:
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
         self.program: list[Instruction] = []
         self.steps: list[Pair] = []
+        """Step of each instruction of `program`."""
         self.faults: list[tuple[int, str]] = [(0, fault) for fault in homes.resident_faults]
         state_faults = dict(homes.schedule_faults(schedule))
         for entry, fault in state_faults.items():
             self._add_fault(entry, fault)
+        # The valid entries of each relation, by stage.
         self.computed = self._valid_rows("R", schedule.R, {})
         self.ram_tracker = _PresenceTracker(self._valid_spans("S_RAM", schedule.kept, state_faults))
         self.storage_tracker = _PresenceTracker(
@@ -108,7 +110,9 @@ class _Compiler:
         self.paged_in = self._valid_rows("M_in", schedule.M_in, state_faults)
         self.paged_out = self._valid_rows("M_out", schedule.M_out, state_faults)
         self.in_ram: set[int] = set()
+        """Tensors in RAM after the compiled stages."""
         self.on_storage = set(homes.stored)
+        """Tensors on storage after the compiled steps."""
 
     # -- entries -----------------------------------------------------------------------------
 

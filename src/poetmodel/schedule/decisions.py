@@ -171,11 +171,17 @@ def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
     stages_of_node = _stages_by_index(schedule.R)
     shared_bytes = graph.shared_bytes_of
     return tuple(
-        InPlaceUse(stage=t, node=k, output=y, input=x, saved_bytes=shared_bytes[k].get(x, 0))
+        InPlaceUse(
+            stage=t,
+            node=k,
+            output=output,
+            input=source,
+            saved_bytes=shared_bytes[k].get(source, 0),
+        )
         for t, k in schedule.R
-        for y, x in graph.in_place_of[k]
-        if not schedule.is_kept(t + 1, x)
-        and not any(t in stages_of_node[j] for j in graph.users_of[x] if j > k)
+        for output, source in graph.in_place_of[k]
+        if not schedule.is_kept(t + 1, source)
+        and not any(t in stages_of_node[j] for j in graph.users_of[source] if j > k)
     )
 
 

@@ -166,7 +166,11 @@ class Homes:
         `dying_tensors` are the tensors whose last use is this step.
         """
         pairs = self.graph.in_place_of[k]
-        return {x: min(self.sizes[x], self.sizes[y]) for y, x in pairs if x in dying_tensors}
+        return {
+            source: min(self.sizes[source], self.sizes[output])
+            for output, source in pairs
+            if source in dying_tensors
+        }
 
     def to_steps(self, program: Iterable[Instruction]) -> Program:
         """Return a program in which first reads of state on storage are page-ins."""

@@ -68,7 +68,8 @@ class Stay:
     end: int
     """Position of the instruction that ends the stay; the length of the program if none does.
 
-    That is a free, or the computation of the next copy; for a workspace, its own computation."""
+    The instruction is a free, or the computation of the next copy; for a workspace, its own
+    computation."""
     reads: tuple[int, ...] = ()
     """Positions of the computations that read the copy, in order."""
     paged_out: bool = False
@@ -162,7 +163,10 @@ class Machine:
         self.faults: list[Fault] = []
 
     def execute(self) -> None:
-        """Execute the program from the initial content of RAM to its last instruction."""
+        """Execute the program from the initial content of RAM to its last instruction.
+
+        Adds to `records`, `copies` and `faults`, and advances the clocks.
+        """
         for i in sorted(self.homes.resident):
             self._add_copy(i, Origin.RESIDENT)
         execute_op = {
@@ -215,14 +219,14 @@ class Machine:
                 )
         pairs = self.graph.in_place_of[k]
         overwritten = homes.overwritten_bytes(k, self._tensors_freed_next()) if pairs else {}
-        for x, size in overwritten.items():
-            self.ram[x].overwritten_at, self.ram[x].overwritten_bytes = position, size
+        for i, size in overwritten.items():
+            self.ram[i].overwritten_at, self.ram[i].overwritten_bytes = position, size
             self.ram_bytes -= size
         peak_bytes = self.ram_bytes + homes.step_bytes[k]
         self._make_outputs(k, Origin.COMPUTED if is_first else Origin.RECOMPUTED)
-        for y, x in pairs:
-            if x in overwritten and y in homes.new_outputs[k]:
-                self.ram[y].in_place_of = x
+        for output, source in pairs:
+            if source in overwritten and output in homes.new_outputs[k]:
+                self.ram[output].in_place_of = source
         start_s = self.core_s
         if self.table is not None:
             self.core_s += self.table.compute_time_s[k]
@@ -460,15 +464,17 @@ class Machine:
             )
         self.faults += [Fault(message, len(self.program)) for message in messages]
 
-    def _add_fault(self, op: Op, index: int, problem: str, missing: int | None = None) -> None:
-        """Add a fault at the current instruction; `missing` is an input that is not in RAM."""
+    def _add_fault(
+        self, op: Op, index: int, problem: str, missing_input: int | None = None
+    ) -> None:
+        """Add a fault at the current instruction; `missing_input` is a tensor not in RAM."""
         is_compute, label = op == Op.COMPUTE, ""
         if is_compute and 0 <= index < len(self.graph.nodes):
             label = f"node {self.graph.nodes[index].name!r} "
         elif not is_compute and 0 <= index < len(self.graph.tensors):
             label = f"{self._tensor_label(index)} "
         message = f"instruction {self.position}, {op} {index}: {label}{problem}"
-        self.faults.append(Fault(message, self.position, missing))
+        self.faults.append(Fault(message, self.position, missing_input))
 
     def _tensor_label(self, i: int) -> str:
         return f"tensor {self.graph.tensors[i].name!r}"

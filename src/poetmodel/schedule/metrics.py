@@ -2,7 +2,7 @@
 
 To add a metric, add an entry to `METRICS` and, if `Simulation` (or `PlanCheck`) lacks it, its
 computation in the simulator. Readers and writers of files, ``verify``, ``diff``, tables and report
-pages get their metrics from `metrics_at`. This module computes and checks nothing.
+pages get their metrics from `metrics_at`. This module neither computes nor checks metrics.
 """
 
 from __future__ import annotations

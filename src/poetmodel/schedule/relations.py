@@ -43,9 +43,9 @@ class Schedule:
     """Nodes computed, and tensors kept, stored and paged, in each stage.
 
     Each relation is a sorted tuple of pairs ``(t, k)``: stage and node for `R`, stage and tensor
-    for the others. Pairs may be given in any order and repeatedly. The numbers of pairs of `S_RAM`
-    and `S_AUX` grow with the square of the graph, so they are stored as spans; their pairs are
-    listed on first access.
+    for the other relations. Arguments may have pairs in any order and repeated. The numbers of
+    pairs of `S_RAM` and `S_AUX` grow with the square of the graph, so they are stored as spans;
+    their pairs are listed on first access.
 
     Raises
     ------

@@ -72,7 +72,7 @@ def linear(
     """Declare a fully connected layer over the last dimension.
 
     `tied_to` names an existing weight of shape (features, features_in) to share instead of a new
-    one. Reads of the backward pass and costs of the bias are those of `conv2d`.
+    one. The backward pass reads the same tensors as in `conv2d`, and the bias costs as many FLOP.
     """
     *leading_sizes, features_in = x.shape
     y = x.new_value(name, *leading_sizes, features)
@@ -294,10 +294,10 @@ def dropout_mask(name: str, x: Value) -> Declaration:
 def dropout(name: str, x: Value, mask: Value) -> Declaration:
     """Declare dropout: scale the input where the mask is 1, and set the result to 0 elsewhere.
 
-    A mask is drawn only once, since another mask would give a gradient that is not that of the
-    loss. So `dropout_mask` is not recomputable: its mask (1 byte per element) is kept or paged
-    until the backward pass has read it. Applying the mask is deterministic, so this node, whose
-    result is larger, is recomputable. One node with both outputs could not be recomputed.
+    A mask is drawn only once, since with another mask the backward pass would not differentiate the
+    computed loss. So `dropout_mask` is not recomputable: its mask (1 byte per element) is kept or
+    paged until the backward pass has read it. Applying the mask is deterministic, so this node,
+    whose result is larger, is recomputable. One node with both outputs could not be recomputed.
     """
     y, flops = x.new_value(name, *x.shape), 2 * x.size
     return _declare_unary(
@@ -429,8 +429,8 @@ def batch_norm(name: str, x: Value) -> Declaration:
     input and weight read these two, the input and the incoming gradient; that of the bias reads
     only the incoming gradient.
 
-    Running statistics are tensors only in graphs with state. There a node of its own updates them
-    from mean and inverse deviation, so that the batch norm itself is recomputable. A batch norm
+    Running statistics are tensors only in graphs with state. A separate node updates them from mean
+    and inverse deviation, so that the batch norm itself is recomputable. A batch norm
     whose weight is not trained normalizes with running statistics, as in evaluation: it makes no
     batch statistics, and its backward pass scales the incoming gradient without reading the input.
     """

@@ -164,7 +164,8 @@ class StateOptions:
     def apply_to(self, declarations: Sequence[Declaration]) -> list[Declaration]:
         """Return the operators with gradients of trained weights only and weights in tiles.
 
-        Input gradients come first. Raises `InputError` if `train` selects no weight.
+        For each operator, input gradients are first. Raises `InputError` if `train` selects no
+        weight, or if the N of ``last-N`` exceeds the number of layers.
         """
         trained_names = self._trained_weight_names(declarations)
         return [

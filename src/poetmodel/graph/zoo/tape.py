@@ -158,7 +158,7 @@ class Tape:
     ) -> Value:
         """Record a convolution with padding ``kernel // 2`` and its batch norm; return the result.
 
-        `names` are those of the two operators; `sizes` are further arguments of `conv2d`:
+        `names` are the names of the two operators; `sizes` are further arguments of `conv2d`:
         `channels`, `stride` and `groups`.
         """
         padding = kernel // 2
@@ -194,7 +194,7 @@ class Tape:
         """Record the loss, add the backward pass in reverse order, and return the training graph.
 
         With an optimizer, the graph ends with the update. Raises `InputError` if `loss` is no loss,
-        or if `train` selects no weight.
+        or if `train` selects no weight or too many layers.
         """
         if loss.phase is not Phase.LOSS:
             raise InputError(f"{loss.name}: expected a loss, got phase {loss.phase.value!r}")
@@ -494,9 +494,9 @@ class BackwardPass:
         return name
 
     def _add_updates(self, declaration: Declaration, parts: tuple[Gradient, ...]) -> None:
-        """Mark the weight gradients of `parts` as complete; add the updates that wait for no other.
+        """Count weight gradients of `parts` as made; add the updates whose gradients are all made.
 
-        Sums the gradients of a weight first. Without state in the graph, adds no node.
+        Sums several gradients of one weight first. Has no effect without state in the graph.
         """
         if self._builder is None:
             return
