@@ -60,7 +60,8 @@ class Commit:
 class CostTable:
     """The costs of one graph, indexed by node (compute) or tensor (page), in seconds and joules.
 
-    The page columns are empty if no tensor can be paged.
+    Costs are of single computations and transfers, except for writes of commits; see `Commit`. The
+    page columns are empty if no tensor can be paged.
     """
 
     compute_time_s: tuple[float, ...]

@@ -133,13 +133,16 @@ class ProblemEntry(Strict):
     aux_bytes: Index | None = None
     count_parameters: bool = False
     commit: Annotated[int, Field(ge=1)] | None = None
+    """Number of steps between commits; None for no commits."""
     constraints: list[ConstraintEntry] = []
     weights: dict[str, Number] = {}
+    """The user-defined objective: coefficients by total; empty for another objective."""
     method: str = "optimal"
     formulation: str | None = None
     backend: str | None = None
     time_limit_s: Finite | None = None
     gap: Finite | None = None
+    """Gap tolerance of the solve."""
     solver_options: dict[str, bool | int | Finite | str] = {}
 
     def to_problem(self, graph: Graph, costs: Costs) -> Problem:
@@ -178,14 +181,18 @@ class ProblemEntry(Strict):
 
 
 class ObjectiveEntry(Strict):
-    """The minimized quantity of a schedule file, or the objective of a user's model."""
+    """The objective of a schedule file: the problem's, or that of a user's model."""
 
     minimize: Literal["energy", "time", "ram", "writes", "own"]
     value: Finite | None
+    """Value for the schedule; None if the solve found no schedule."""
     bound: Finite | None
+    """Proven bound on the value; None if no bound is proven."""
     gap: Finite | None
     name: str | None = None
+    """Name of the objective of a user's model; None for the problem's objective."""
     sense: Literal["minimize", "maximize"] | None = None
+    """Direction of the objective of a user's model."""
 
 
 class GraphFile(Strict):
@@ -230,7 +237,9 @@ class ScheduleFile(GraphFile):
     problem: ProblemEntry | None = None
     status: Literal["optimal", "feasible", "infeasible", "unknown"] | None = None
     violations: list[str] = []
+    """Messages of the verifier; empty for a valid schedule."""
     reduction: str | None = None
+    """Description of how the formulation simplified the graph; None if it did not."""
     objective: ObjectiveEntry | None = None
     resident_bytes: Index | None = None
     device_ram_bytes: Index | None = None

@@ -35,11 +35,16 @@ class _Sizes:
 
     blocks: int = 12
     hidden: int = 768
+    """Features of a token."""
     heads: int = 12
+    """Attention heads, which divide the features."""
     feedforward: int = 3072
+    """Inner features of the feed-forward."""
     vocabulary: int = 30522
     positions: int = 512
+    """Maximum tokens per sample."""
     dropout: float = 0.0
+    """Dropout rate."""
 
 
 def bert_base(

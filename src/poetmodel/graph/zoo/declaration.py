@@ -34,8 +34,11 @@ class Array:
     """An array with a name, a shape and an element size."""
 
     name: str
+    """Name of the tensor; views and uses of a weight share it."""
     shape: tuple[int, ...]
+    """Size of each dimension."""
     item_bytes: int
+    """Size of an element [B]."""
 
     @property
     def size(self) -> int:
