@@ -284,6 +284,7 @@ class _Compiler:
                 append(Instruction(Op.FREE, i))
 
     def _page_in_fault(self, t: int, i: int) -> str:
+        """Return the reason for which a page-in is invalid in stage `t`; "" if it is valid."""
         if i not in self.on_storage or i not in self.storage_tracker.listed_tensors:
             return f"{self._tensor_label(i)} is not on storage when stage {t} begins"
         return f"{self._tensor_label(i)} is in RAM already" if i in self.in_ram else ""

@@ -341,6 +341,7 @@ class Machine:
                 self._add_fault(Op.COMPUTE, k, fault, i if is_missing else None)
 
     def _page_in(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
+        """Start a page-in; add a fault if the tensor is not on storage or is in RAM already."""
         if i not in self.storage:
             self._add_fault(Op.PAGE_IN, i, "is not on storage")
         if i in self.ram:
@@ -348,6 +349,7 @@ class Machine:
         return self._page_into_ram(i)
 
     def _page_into_ram(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
+        """Start a page-in, and add a copy and its RAM unless the tensor is in RAM already."""
         self.counts[Op.PAGE_IN][i] += 1
         if i not in self.ram:
             self._add_copy(i, Origin.PAGED_IN)
@@ -434,10 +436,15 @@ class Machine:
         )
 
     def _add_copy(self, i: int, origin: Origin) -> None:
+        """Add a new copy of a tensor to RAM; the caller counts its size in `ram_bytes`."""
         self.ram[i] = copy = self._make_copy(i, origin)
         self.copies.append(copy)
 
     def _remove_copy(self, i: int) -> None:
+        """Remove the copy of a tensor from RAM, and its bytes from `ram_bytes`.
+
+        Bytes that an output overwrote in place count for that output already.
+        """
         copy = self.ram.pop(i)
         copy.end = self.position
         self.ram_bytes -= copy.bytes - copy.overwritten_bytes
