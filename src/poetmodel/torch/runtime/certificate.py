@@ -1,4 +1,4 @@
-"""Certificates: comparison of a compiled step with eager PyTorch, in bits, memory and time."""
+"""Certificates: comparison of a compiled step with eager PyTorch, in results, memory and time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from poetmodel.torch.compiled import Compiled
 
 REPEATS: Final = 5
-"""Number of timed executions of each step, the fastest of which counts; fewer after
-`MEASURING_S`."""
+"""Number of timed executions of each step, the fastest of which counts; fewer if all of them would
+take more than `MEASURING_S`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
