@@ -1,4 +1,4 @@
-"""Recurrent ONNX operators, computed step by step over time, as captures of PyTorch's modules are."""
+"""Recurrent ONNX operators, one time step after another, as in captures of PyTorch's modules."""
 
 from __future__ import annotations
 

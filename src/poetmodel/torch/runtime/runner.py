@@ -1,4 +1,4 @@
-"""Execution of a plan as one training step, which either completes or changes nothing."""
+"""Execution of a plan as one training step, which completes or, by default, changes nothing."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Runner:
         return sum(self.trace.step_graph.storages[storage].bytes for storage in storages)
 
     def trial(self) -> AbstractContextManager[None]:
-        """Context manager for trial steps, which restores the state on storage at the end."""
+        """Move state to its homes; return a context manager that restores the state at its end."""
         if self.state_store is None:
             return nullcontext()
         self.move_state()
@@ -191,8 +191,8 @@ class Runner:
         part of the step. `delays_gradients` overrides the attribute.
 
         Raises `PageError` if a page cannot be written, read or verified, and `CaptureError` if a
-        check for finite numbers fails. Parameters, gradients, buffers and the random state are then
-        unchanged, or the error has the note `TORN_NOTE`.
+        check for finite numbers fails. With `rollback`, parameters, gradients, buffers and the
+        random state are then unchanged, unless the error has the note `TORN_NOTE`.
         """
         self.move_state()
         values = self._argument_values(inputs)
@@ -354,7 +354,7 @@ def _gradient_targets(
     step_graph = trace.step_graph
     readers = [operation.reads for operation in step_graph.operations]
     readers += [output.reads for output in step_graph.outputs]
-    n_readers = Counter(output_index for reads in readers for output_index in reads.storages)
+    n_readers = Counter(storage_index for reads in readers for storage_index in reads.storages)
     targets = {
         output_index: output.result.target
         for output_index, output in enumerate(step_graph.outputs)
