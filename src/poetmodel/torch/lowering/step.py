@@ -194,7 +194,7 @@ class StepLowering:
         }
 
     def _add_argument_views(self) -> None:
-        """Add the views of tensor arguments, except learning rates and state without operations.
+        """Add the views of tensor arguments, except learning rates and state that is not read.
 
         Registers a buffer for each input that no operation reads.
         """

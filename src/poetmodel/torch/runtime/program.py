@@ -52,8 +52,8 @@ class StepWriter(Rewriter):
     """Writes the program of a plan, which emits gradients as soon as they exist.
 
     `program` is that of a valid plan for a graph whose tensors are the storages `storage_indices`.
-    All other storages are kept until their last reader. A random operation that is recomputed starts
-    from the random state of its first execution. `state_indices` is that of `StepProgram`.
+    All other storages are kept until their last reader. A recomputed random operation starts from
+    the random state of its first execution. `state_indices` is that of `StepProgram`.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class StepWriter(Rewriter):
         self._results[output_index] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether an output is copied, because the plan may free storages that it is part of."""
+        """Return whether an output is copied: a part of storages that the plan may free."""
         return self._scheduled_storages.issuperset(
             output.reads.storages
         ) and not self._fills_storage(output.result.node)

@@ -352,7 +352,9 @@ def _open_locked(path: Path) -> _AbandonedStateFile | None:
 
 @contextmanager
 def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
-    """Context manager that removes the file of a recovered `model`, unless the block raises.
+    """Context manager that removes the file of a recovered model, unless the block raises.
+
+    The file is the one in `folder` from which `model` was recovered.
 
     Yields the number of training steps of the recovered state; 0 if the model was not recovered
     from this folder. Logs a warning about each other abandoned state file in the folder.

@@ -46,7 +46,7 @@ class StepOutput:
 
 
 class CapturedGraph(StepGraph):
-    """The operations of a captured step, profiled by executing it once on the captured inputs.
+    """The operations of a captured step, profiled by one execution on the captured inputs.
 
     A backward operation belongs to the module of the forward operation with the same sequence
     number. A sum of gradients has no sequence number. It belongs to the innermost module that

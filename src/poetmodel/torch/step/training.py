@@ -93,7 +93,7 @@ class TrainingGraph(CapturedGraph):
         """Link updates to the state that they replace, sort all operations, mark those in place."""
         for operation in self.operations:
             if isinstance(operation.node.target, Update):
-                self._replace_state(operation)
+                self._set_replacements(operation)
         self._renumber(list(self._execution_order()))
         result_nodes = (result.node for result in self._joint.results)
         result_storages = frozenset(self.find_reads(result_nodes).storages)
@@ -114,9 +114,10 @@ class TrainingGraph(CapturedGraph):
             for operation in self.operations
         ]
 
-    def _replace_state(self, operation: Operation) -> None:
-        """Give the outputs of an update the names (with ``+``), sizes and layouts of its state.
+    def _set_replacements(self, operation: Operation) -> None:
+        """Make the outputs of an update the replacements of its state.
 
+        Sets their sizes and layouts to those of the state, and their names to those with ``+``.
         Also sets the FLOP of a parameter's update.
         """
         state: Any = operation.node.args[0]
@@ -201,7 +202,7 @@ class TrainingGraph(CapturedGraph):
         """Yield operations in execution order, with their old indices.
 
         The order is that of the FX graph, but custom operations run as early as dependencies allow,
-        and each source directly before its first reader.
+        and each source directly before its first reader. Sources without a reader are left out.
         """
         custom_indices = {
             operation.index
