@@ -263,8 +263,8 @@ def _call_gather(
 ) -> None:
     """Add the call that copies the elements of `x` at indices to the output.
 
-    `x` and `index` have the shape of the output. The index replaces the dimensions in which `x` has
-    stride 0. `stride` and `size` are those of the indexed dimension of `x`; `size` is 0 for an
+    `x` and `index` have the shape of the output. Where `x` has stride 0, the index alone selects
+    the element. `stride` and `size` are those of the indexed dimension of `x`; `size` is 0 for an
     index that combines several dimensions. `allow_negative`: whether indices may be negative, which
     count from the end. Refuses truth values.
     """
@@ -433,8 +433,12 @@ def _lower_index_put(op: Lowering) -> None:
     copy(op, out, op.value(x))
     index_views = [op.value(argument) for argument in indices if argument is not None]
     index_shape = tuple(torch.broadcast_shapes(*(view.shape for view in index_views)))
-    indexed_dimensions = {k for k, argument in enumerate(indices) if argument is not None}
-    unindexed_sizes = [size for k, size in enumerate(out.shape) if k not in indexed_dimensions]
+    indexed_dimensions = {
+        dimension for dimension, argument in enumerate(indices) if argument is not None
+    }
+    unindexed_sizes = [
+        size for dimension, size in enumerate(out.shape) if dimension not in indexed_dimensions
+    ]
     first_index_dimension = _index_position(indices)
     shape = (
         *unindexed_sizes[:first_index_dimension],
@@ -457,7 +461,7 @@ def _index_position(indices: Sequence[Any]) -> int:
     The position is that of the first indexed dimension if all indexed dimensions are adjacent,
     otherwise 0, as in PyTorch.
     """
-    dimensions = [k for k, argument in enumerate(indices) if argument is not None]
+    dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     return dimensions[0] if dimensions[-1] - dimensions[0] + 1 == len(dimensions) else 0
 
 
@@ -470,8 +474,8 @@ def _combine_indices(
     are added that combine these indices into one in workspace, with stride 1 and size 0. Refuses
     indices that are not integers.
     """
-    dimensions = [k for k, argument in enumerate(indices) if argument is not None]
-    views = [op.value(indices[k]) for k in dimensions]
+    dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
+    views = [op.value(indices[dimension]) for dimension in dimensions]
     if any(view.type is not DataType.INT32 for view in views):
         op.refuse("expected integers as indices; truth values make tensors of unknown size")
     stride, size = x.strides[dimensions[0]], x.shape[dimensions[0]]
@@ -480,13 +484,13 @@ def _combine_indices(
         index_shape = tuple(torch.broadcast_shapes(*(view.shape for view in views)))
         index = allocate_workspace(op, index_shape, DataType.INT32)
         fill(op, index, 0)
-        for k, view in zip(dimensions, views, strict=True):
+        for dimension, view in zip(dimensions, views, strict=True):
             broadcast_view = view.broadcast(index_shape)
             op.call(
                 "pm_add_index",
                 *(index, broadcast_view, shape_table(op, index, broadcast_view)),
-                *(x.strides[k], x.shape[k]),
-                index_range=_index_range(x.shape[k], allow_negative=True),
+                *(x.strides[dimension], x.shape[dimension]),
+                index_range=_index_range(x.shape[dimension], allow_negative=True),
             )
         stride, size = 1, 0
     first_index_dimension = _index_position(indices)

@@ -51,7 +51,7 @@ class _Convolution:
 
 @lowers(aten.convolution.default)
 def _lower_convolution(op: Lowering) -> None:
-    """Lower a convolution. A transposed convolution is added to an output filled with its bias."""
+    """Lower a convolution. With a bias, a transposed one is added to an output filled with it."""
     x, w = op.value(op.args[0]), op.value(op.args[1])
     bias = None if op.args[2] is None else op.value(op.args[2])
     transposed, y = op.args[6], op.output()
@@ -92,7 +92,7 @@ def _lower_convolution_backward(op: Lowering) -> None:
             *_insert_missing_dimension(dy.shape, missing_value=1),
             *_insert_missing_dimension(dy.strides),
         )
-    for position in (k for k in range(2) if output_mask[k] and op.has_output(k)):
+    for position in (index for index in range(2) if output_mask[index] and op.has_output(index)):
         out = op.output(position)
         direct_operands = (x, out, dy) if position else (out, w, dy)
         operands = (
@@ -520,11 +520,11 @@ def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[
     sources = []
     for size, (pad_before, pad_after) in zip(x.shape[-len(widths) :], widths, strict=True):
         positions: list[int] = []
-        for k in range(-pad_before, size + pad_after):
+        for position in range(-pad_before, size + pad_after):
             if is_reflection:
-                distance = abs(k)
+                distance = abs(position)
                 positions.append(distance if distance < size else 2 * (size - 1) - distance)
             else:
-                positions.append(min(max(k, 0), size - 1))
+                positions.append(min(max(position, 0), size - 1))
         sources.append(tuple(positions))
     return [(0,)] * (2 - len(widths)) + sources

@@ -315,7 +315,9 @@ class StepLowering:
 
     def _name_gradients(self) -> Iterator[NamedTensor]:
         """Yield the gradients of parameters, in the order of the parameters."""
-        argument_index = {a.node: k for k, a in enumerate(self.joint.arguments)}
+        argument_index = {
+            argument.node: index for index, argument in enumerate(self.joint.arguments)
+        }
         gradients = [
             (argument_index[result.target.node], result)
             for result in self.joint.results
@@ -334,7 +336,7 @@ class StepLowering:
     def _read_initial_values(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (buffer, elements) of all tensors that exist before the step, except inputs.
 
-        A moment that starts with the first gradient is all NaN. Raises `CaptureError` for integers
+        A moment with `starts_with_gradient` is all NaN. Raises `CaptureError` for integers
         of more than 32 bits, and `InputError` for optimizer state that is not finite.
         """
         seen_buffers: set[str] = set()
@@ -382,7 +384,9 @@ class StepLowering:
         graph_tensors = {
             self.storage_names[number] for operation in operations for number in operation.storages
         }
-        first_input = next((v for v in self.joint.inputs if getattr(v, "ndim", 0)), None)
+        first_input = next(
+            (value for value in self.joint.inputs if getattr(value, "ndim", 0)), None
+        )
         return Graph(
             name=self.joint.name,
             nodes=tuple(
@@ -608,13 +612,13 @@ def _insert_gradient_node(graph: fx.Graph, node: fx.Node, position: int) -> fx.N
 
     Return the copy; its value is a tuple with None elsewhere. The original node stays.
     """
-    output_mask = [k == position for k in range(3)]
+    output_mask = [index == position for index in range(3)]
     arguments: tuple[Any, ...] = (*node.args[:-1], output_mask)
     with graph.inserting_before(node):
         gradient_node = graph.call_function(node.target, arguments)
     gradient_node.meta = {key: value for key, value in node.meta.items() if key != "val"}
     values = node.meta["val"]
     gradient_node.meta["val"] = tuple(
-        value if k == position else None for k, value in enumerate(values)
+        value if index == position else None for index, value in enumerate(values)
     )
     return gradient_node

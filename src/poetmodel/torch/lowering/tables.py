@@ -81,9 +81,9 @@ def replace_byte_conversions(joint: Joint) -> Joint:
         return joint
     graph, module = joint.graph_module.graph, joint.graph_module
     table_inputs, new_nodes = [], {}
-    for k, (end_node, dimension, table) in enumerate(conversions.compute_tables()):
+    for index, (end_node, dimension, table) in enumerate(conversions.compute_tables()):
         source = conversions.source_of[end_node]
-        name = f"_bytes_as_reals_{k}"
+        name = f"_bytes_as_reals_{index}"
         module.register_buffer(name, table)
         with graph.inserting_before(end_node):
             table_node = graph.get_attr(name)
@@ -101,7 +101,7 @@ def replace_byte_conversions(joint: Joint) -> Joint:
                 kind=InputKind.CONSTANT_TENSOR,
                 node=table_node,
                 target=name,
-                name=f"{conversions.input_of[source].name} as reals{f' {k}' if k else ''}",
+                name=f"{conversions.input_of[source].name} as reals{f' {index}' if index else ''}",
             )
         )
         new_nodes[end_node] = lookup_node
@@ -123,8 +123,8 @@ class _Constant:
     @classmethod
     def reduce(cls, value: torch.Tensor) -> _Constant:
         """Return a tensor as a constant, reduced along dimensions where it repeats."""
-        for d, size in enumerate(value.shape):
-            first = value.narrow(d, 0, 1) if size else value
+        for dimension, size in enumerate(value.shape):
+            first = value.narrow(dimension, 0, 1) if size else value
             if size > 1 and bool((value == first).all()):
                 value = first
         return cls(value)

@@ -345,12 +345,14 @@ def _plan_executions(record: FileRecord) -> Iterator[_Execution]:
 
     A value is deleted after its last reader, unless it is an output.
     """
-    last_reader = {name: k for k, node in enumerate(record.nodes) for name in node.inputs if name}
-    for k, node in enumerate(record.nodes):
+    last_reader = {
+        name: index for index, node in enumerate(record.nodes) for name in node.inputs if name
+    }
+    for index, node in enumerate(record.nodes):
         unused_names = tuple(
             name
             for name in dict.fromkeys(filter(None, node.inputs))
-            if last_reader[name] == k and name not in record.outputs
+            if last_reader[name] == index and name not in record.outputs
         )
         yield _Execution(node.name, node.inputs, node.outputs, unused_names)
 

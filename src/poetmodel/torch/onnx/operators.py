@@ -124,7 +124,10 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
         return InputError(f"node {self.name!r} ({self.operator}): {reason}")
 
     def pad_outputs(self, value: Any) -> Any:
-        """Return the value of the first output, alone or in a tuple with None for other outputs."""
+        """Return the value of the first output, or a tuple if the node has several outputs.
+
+        The tuple has None for each output after the first.
+        """
         return value if self.output_count == 1 else (value, *[None] * (self.output_count - 1))
 
 

@@ -223,7 +223,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
 
         Constants of other types than int8 and uint8, such as an int32 bias, are dequantized by
         arithmetic. Raises `InputError` if another value has such a type, and for several scales,
-        except of constants like these and of dequantized int8 values.
+        except those of such constants and of dequantized int8 values.
         """
         x, scale, *optional_zeros = (
             self._read_operand(operand, values, is_weight=True) for operand in node.inputs

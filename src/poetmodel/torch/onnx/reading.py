@@ -113,8 +113,7 @@ def read_array(tensor: Any, path: Path) -> np.ndarray:
     """Return a tensor of a file as an array, with floats as float32.
 
     Unsigned integers of more than one byte become int64, because PyTorch has no arithmetic for
-    them. Raises `InputError` if
-    the tensor cannot be read.
+    them. Raises `InputError` if the tensor cannot be read.
     """
     import numpy as np
     from onnx import numpy_helper

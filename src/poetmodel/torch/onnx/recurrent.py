@@ -88,13 +88,15 @@ def _compute_directions(
         )
         projected_inputs = functional.linear(x, weights.input_weight, weights.biases[0]).unbind(0)
         hidden_states: list[Any] = [None] * len(projected_inputs)
-        for k in (
+        for step_index in (
             reversed(range(len(projected_inputs))) if is_reversed else range(len(projected_inputs))
         ):
-            next_state = compute_time_step(projected_inputs[k], state)
+            next_state = compute_time_step(projected_inputs[step_index], state)
             if active_mask is not None:
-                next_state = tuple(map(partial(torch.where, active_mask[k]), next_state, state))
-            state, hidden_states[k] = next_state, next_state[0]
+                next_state = tuple(
+                    map(partial(torch.where, active_mask[step_index]), next_state, state)
+                )
+            state, hidden_states[step_index] = next_state, next_state[0]
         outputs.append(torch.stack(hidden_states))
         final_states.append(state)
     y = torch.stack(outputs, 1)
@@ -250,11 +252,11 @@ def _compute_lstm(
             """Return the next hidden and cell state."""
             h, c = state
             gate_sums = projected + functional.linear(h, weights.state_weight, weights.biases[1])
-            i, o, f, g = gate_sums.chunk(4, 1)
-            c = activate_gate(add_peephole(f, 2, c)) * c + activate_gate(
-                add_peephole(i, 0, c)
-            ) * activate_new(g)
-            return activate_gate(add_peephole(o, 1, c)) * activate_output(c), c
+            input_gate, output_gate, forget_gate, cell = gate_sums.chunk(4, 1)
+            c = activate_gate(add_peephole(forget_gate, 2, c)) * c + activate_gate(
+                add_peephole(input_gate, 0, c)
+            ) * activate_new(cell)
+            return activate_gate(add_peephole(output_gate, 1, c)) * activate_output(c), c
 
         return compute_time_step
 

@@ -187,8 +187,8 @@ def _slice_axis(x: torch.Tensor, axis: int, bounds: slice) -> torch.Tensor:
 
 @register_operator("Trilu", numbers=(1,))
 def _select_triangle(node: OnnxNode, x: Any, diagonal: Any = None) -> torch.Tensor:
-    (k,) = [0] if diagonal is None else to_integers(node, diagonal, "diagonal")
-    return (torch.triu if node.get("upper", 1) else torch.tril)(to_tensor(x), k)
+    (offset,) = [0] if diagonal is None else to_integers(node, diagonal, "diagonal")
+    return (torch.triu if node.get("upper", 1) else torch.tril)(to_tensor(x), offset)
 
 
 @register_operator("DepthToSpace")
@@ -233,7 +233,8 @@ def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None)
     padded_axes = read_axes(node, axes, rank=x.ndim)
     padded_axes = list(range(x.ndim)) if padded_axes is None else padded_axes
     widths_by_axis = {
-        axis: (widths[k], widths[k + len(padded_axes)]) for k, axis in enumerate(padded_axes)
+        axis: (widths[index], widths[index + len(padded_axes)])
+        for index, axis in enumerate(padded_axes)
     }
     axis_widths = [widths_by_axis.get(axis, (0, 0)) for axis in range(x.ndim)]
     while axis_widths and axis_widths[0] == (0, 0):
@@ -338,7 +339,7 @@ def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Ten
 
 @register_operator("OneHot", numbers=(1, 2))
 def _make_one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
-    """Return a tensor with a new axis: value 2 of `values` at each index, elsewhere value 1."""
+    """Return a tensor with a new axis: ``values[1]`` at each index, ``values[0]`` elsewhere."""
     (size,) = to_integers(node, depth, "depth")
     off_value, on_value = to_number_list(node, values, "values")
     indices = to_tensor(indices)

@@ -192,7 +192,7 @@ def _compute_max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     pads = window.symmetric_pads
-    if pads is None or any(2 * pad > k for pad, k in zip(pads, size, strict=True)):
+    if pads is None or any(2 * pad > length for pad, length in zip(pads, size, strict=True)):
         x, pads = _pad_axes(x, window.pads, value=-math.inf), (0,) * len(size)
     function = _MAX_POOLS[len(size) - 1]
     return node.pad_outputs(function(x, size, window.strides, pads, window.dilations))
@@ -204,7 +204,9 @@ def _compute_mean_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     counts_padding, pads = bool(node.get("count_include_pad", 0)), window.symmetric_pads
-    fits_pytorch = pads is not None and all(2 * pad <= k for pad, k in zip(pads, size, strict=True))
+    fits_pytorch = pads is not None and all(
+        2 * pad <= length for pad, length in zip(pads, size, strict=True)
+    )
     if fits_pytorch and set(window.dilations) == {1}:
         function = _MEAN_POOLS[len(size) - 1]
         return function(x, size, window.strides, pads, count_include_pad=counts_padding)
@@ -260,13 +262,13 @@ def _resize(
     node: OnnxNode, x: torch.Tensor, roi: Any = None, scales: Any = None, sizes: Any = None
 ) -> torch.Tensor:
     """Resize with PyTorch's operator if it has the result of ONNX, otherwise axis by axis."""
-    resized_axes = [_ResizedAxis(node, n) for n in x.shape]
+    resized_axes = [_ResizedAxis(node, size) for size in x.shape]
     axes = read_axes(node, None, rank=x.ndim)
     axes = list(range(x.ndim)) if axes is None else axes
     if node.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         roi_values = to_number_list(node, roi, "roi")
-        for k, axis in enumerate(axes):
-            resized_axes[axis].crop = (roi_values[k], roi_values[k + len(axes)])
+        for index, axis in enumerate(axes):
+            resized_axes[axis].crop = (roi_values[index], roi_values[index + len(axes)])
     if sizes is None:
         for axis, factor in zip(axes, to_number_list(node, scales, "scales"), strict=True):
             resized_axes[axis].set_factor(factor)

@@ -321,7 +321,7 @@ class StepState:
 def find_differences(
     trace: Trace, expected: Results, actual: Results
 ) -> Iterator[ResultDifference]:
-    """Yield the results whose shapes or elements are not equal, by name; NaN equals NaN."""
+    """Yield the results whose shapes or elements are not equal, sorted by name; NaN equals NaN."""
     step_graph = trace.step_graph
     operation_names = {
         output.result.name: step_graph.operations[output.last_operation].name

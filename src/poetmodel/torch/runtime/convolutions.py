@@ -318,10 +318,10 @@ class DividedNormBackward:
 
 
 def _find_best_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
-    """Return (divided kernel, its workspace [B]); None if no division should replace the operator.
+    """Return (divided kernel, its workspace [B]); None if no division is needed or better.
 
     The kernel has equal bits, and the fewest pieces whose workspace is allowed, otherwise the
-    smallest workspace. None if the undivided workspace is allowed, or is not larger.
+    smallest workspace. A division is better if it needs less workspace than the undivided kernel.
     """
     generator = torch.Generator().manual_seed(0)
 

@@ -51,9 +51,10 @@ class StepProgram:
 class StepWriter(Rewriter):
     """Writes the program of a plan, which emits gradients as soon as they exist.
 
-    `program` is that of a valid plan for a graph whose tensors are the storages `storage_indices`.
-    All other storages are kept until their last reader. A recomputed random operation starts from
-    the random state of its first execution. `state_indices` is that of `StepProgram`.
+    `program` is the program of a valid plan for a graph whose tensors are the storages
+    `storage_indices`. All other storages are kept until their last reader. A recomputed random
+    operation starts from the random state of its first execution. `state_indices` is that of
+    `StepProgram`.
     """
 
     def __init__(
@@ -79,7 +80,11 @@ class StepWriter(Rewriter):
         )
         self._emit, self._pages = map(self.graph.placeholder, ("emit", "pages"))
         outputs = self.step_graph.outputs
-        self.end_results = {k: o for k, o in enumerate(outputs) if o.is_returned_at_end}
+        self.end_results = {
+            output_index: output
+            for output_index, output in enumerate(outputs)
+            if output.is_returned_at_end
+        }
         self._results: dict[int, fx.Node] = {}
         self._outputs_of_operation: dict[int | None, list[int]] = {}
         """Indices of the outputs that are complete after an operation, by its index; None for
@@ -183,7 +188,7 @@ class StepWriter(Rewriter):
         self._results[output_index] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether an output is copied: a part of storages that the plan may free."""
+        """Return whether an output is copied: if it is part of storages that the plan may free."""
         return self._scheduled_storages.issuperset(
             output.reads.storages
         ) and not self._fills_storage(output.result.node)
@@ -232,7 +237,9 @@ class TrainingWriter(StepWriter):
             trace.step_graph, program, frozenset(storage_indices)
         )
         """Storages that are not in the plan, by the position in the program of their last use."""
-        self._positions = {a.node: k for k, a in enumerate(trace.joint.arguments)}
+        self._positions = {
+            argument.node: position for position, argument in enumerate(trace.joint.arguments)
+        }
         super().__init__(trace, program, storage_indices, state_indices=state_indices)
 
     def _write_initial_state(self) -> None:
@@ -282,11 +289,12 @@ class TrainingWriter(StepWriter):
             state_index = self.step_graph.storages[storage_index].replaces
             if state_index in self.state_indices:
                 self._newest |= {
-                    (storage_index, k): self._newest[state_index, k]
-                    for _, k in self.output_keys(state_index)
+                    (storage_index, layout_index): self._newest[state_index, layout_index]
+                    for _, layout_index in self.output_keys(state_index)
                 }
                 self._output_keys[storage_index] = [
-                    (storage_index, k) for _, k in self.output_keys(state_index)
+                    (storage_index, layout_index)
+                    for _, layout_index in self.output_keys(state_index)
                 ]
 
     def _write_operation(

@@ -124,7 +124,9 @@ class Format:
         fields = json.loads(encoded_fields)
         if fields["version"] != _VERSION or fields["block_bytes"] != BLOCK_BYTES:
             return None
-        tensors = tuple(_tensor_from_dict(k, tensor) for k, tensor in enumerate(fields["tensors"]))
+        tensors = tuple(
+            _tensor_from_dict(index, item) for index, item in enumerate(fields["tensors"])
+        )
         return cls(
             name=fields["name"],
             generations=fields["generations"],

@@ -55,8 +55,8 @@ class ScratchFile:
     Creating the object creates the file, and the folder if it is missing; that may raise
     `InputError`. The file is removed when the object is deleted. Each page is checked against its
     checksum when read. A page-out is ``pwrite`` and ``fdatasync``, and then drops the copy in the
-    file cache (``POSIX_FADV_DONTNEED``); a page-in drops it again, so
-    that a paged-out page takes no RAM.
+    file cache (``POSIX_FADV_DONTNEED``); a page-in drops it
+    again. So a paged-out page takes no RAM.
     """
 
     bytes: int
@@ -97,7 +97,10 @@ class ScratchFile:
         self.written_bytes += len(memory)
 
     def _read_page(self, offset: int, memory: memoryview, page_name: str) -> None:
-        """Read a page, called `page_name` in messages; raise `PageError` if that fails."""
+        """Read a page, called `page_name` in messages.
+
+        Raises `PageError` if the page cannot be read or is damaged.
+        """
         read_checked(
             self.path, self._descriptor, memory, offset, self._checksums[offset], page_name
         )

@@ -247,8 +247,10 @@ class _AbandonedStateFile:
     def read_records(self, file_format: Format) -> list[Record]:
         """Read the intact commit records, newest first."""
         raw_records = (
-            os.pread(self._descriptor, file_format.record_bytes, file_format.record_offset(k))
-            for k in range(RECORD_COUNT)
+            os.pread(
+                self._descriptor, file_format.record_bytes, file_format.record_offset(position)
+            )
+            for position in range(RECORD_COUNT)
         )
         records = [record for record in map(Record.parse, raw_records) if record is not None]
         return sorted(records, key=lambda record: -record.generation)

@@ -36,9 +36,9 @@ def in_place_pair(
     """Return the pair ((output, input),) if the output may overwrite the input, otherwise ().
 
     Output and input are storage indices. The input must be a computed tensor that fills its storage
-    and that is read directly, not as a view. `last_uses` has the
-    index of the last operation that uses each storage: no later operation than this one may read
-    the input. Storages in `excluded_indices` must not be overwritten.
+    and that is read directly, not as a view. `last_uses` has the index of the last operation that
+    uses each storage: `operation` must be that of the input. Storages in `excluded_indices` must
+    not be overwritten.
     """
     if len(operation.storages) != 1 or operation.is_source:
         return ()

@@ -368,7 +368,9 @@ def _trained_parameters(joint: Joint) -> dict[int, _TrainedParameter]:
         parameters.setdefault(id(value), _TrainedParameter(parameter=value)).arguments.append(
             argument
         )
-    node_positions = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
+    node_positions = {
+        node: position for position, node in enumerate(joint.graph_module.graph.nodes)
+    }
     results = [r for r in joint.results if r.kind is OutputKind.GRADIENT]
     for result in sorted(results, key=lambda result: node_positions[result.node]):
         if result.target is not None and result.target.kind is InputKind.PARAMETER:
@@ -430,8 +432,8 @@ def _quantized_errors(joint: Joint, optimizer: Any) -> Iterator[str]:
     for rule, parameters in group_rules(optimizer):
         for layer in (layers[id(p)] for p in parameters if id(p) in layers):
             if not isinstance(rule, Sgd) or rule.momentum:
-                rule_name = f"{rule.op} with momentum" if isinstance(rule, Sgd) else rule.op
-                yield f"optimizer: int8 weights are trained by SGD without momentum, got {rule_name}"
+                name = f"{rule.op} with momentum" if isinstance(rule, Sgd) else rule.op
+                yield f"optimizer: int8 weights are trained by SGD without momentum, got {name}"
                 return
             if layer.rounding != ROUNDINGS[0] and not _counts_updates(optimizer, layer):
                 yield (
@@ -625,8 +627,8 @@ class _OptimizerExtension:
         draw_numbers = None
         if layer.rounding != ROUNDINGS[0]:
             group_index = next(
-                k
-                for k, param_group in enumerate(owner.param_groups)
+                index
+                for index, param_group in enumerate(owner.param_groups)
                 if any(p is trained_parameter.parameter for p in param_group["params"])
             )
             draw_numbers = partial(owner.draws, group_index)
