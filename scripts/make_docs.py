@@ -142,7 +142,7 @@ def import_page(text: str) -> str:
     """Return the page of imports with what is refused of ONNX, of the opsets that are read."""
     from onnx import defs
 
-    from poetmodel.torch.onnx.module import KNOWN
+    from poetmodel.torch.onnx.module import KNOWN_OPERATORS
     from poetmodel.torch.onnx.operators import OPERATORS
     from poetmodel.torch.onnx.reading import OPSETS
 
@@ -150,7 +150,9 @@ def import_page(text: str) -> str:
     for schema in sorted(defs.get_all_schemas_with_history(), key=lambda s: s.since_version):
         if not schema.domain and schema.since_version <= OPSETS[1]:
             newest[schema.name] = schema
-    unknown = [name for name, s in newest.items() if not s.deprecated and name not in KNOWN]
+    unknown = [
+        name for name, s in newest.items() if not s.deprecated and name not in KNOWN_OPERATORS
+    ]
     rows = []
     for name, known in sorted(OPERATORS.items()):
         further = "outputs after the first" if known.first_output_only else ""

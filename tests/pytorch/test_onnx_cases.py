@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
 from kit.onnx_node_cases import node_cases, operators_of, opset_of, run_case
-from poetmodel.torch.onnx.module import KNOWN, OPERATORS
+from poetmodel.torch.onnx.module import KNOWN_OPERATORS, OPERATORS
 from poetmodel.torch.onnx.reading import OPSETS
 
 pytestmark = pytest.mark.torch
@@ -52,7 +52,7 @@ def test_cases_are_right_or_refused(weights, tmp_path):
         )
         may_be_refused = (
             declared
-            or not kinds <= KNOWN
+            or not kinds <= KNOWN_OPERATORS
             or not OPSETS[0] <= opset_of(case) <= OPSETS[1]
             or any(part in found.why for part in OF_VALUES)
         )

@@ -77,7 +77,7 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
     `onnx` has the options for an ONNX file. Modules may be in the current folder.
 
     Raises `InputError` if the function is missing, fails or returns another type; or if the ONNX
-    file or its options are invalid.
+    file or its options are invalid. Raises `BackendUnavailableError` if PyTorch is missing.
     """
     require_torch()
     if is_onnx(target):
@@ -137,10 +137,10 @@ class OnnxStep:
 
 @contextmanager
 def _import_function(target: str, format_text: str = TARGET_FORMAT) -> Iterator[Callable[..., Any]]:
-    """Import a module, also from the current folder, and yield its function.
+    """Context manager that imports and yields the function named by `target`.
 
-    The current folder stays on the import path until the end of the context. Raises `InputError`
-    for exceptions of the user's code.
+    The module may be in the current folder, which stays on the import path until the end of the
+    context. Exceptions of the import and of the block become `InputError`.
     """
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
@@ -167,7 +167,9 @@ def _load_loss(target: str) -> Callable[..., Any]:
 
 
 def load_batch(target: str) -> tuple[Any, ...]:
-    """Import a module, also from the current folder, and return the inputs from its function.
+    """Call the function named by `target`, and return the inputs that it returns as a tuple.
+
+    The module may be in the current folder.
 
     Raises `InputError` if the function is missing, fails or returns another type.
     """
@@ -210,7 +212,10 @@ def _load_module(name: str, format_text: str) -> ModuleType:
 
 
 def _load_file(path: Path, format_text: str) -> ModuleType:
-    """Import a Python file as a module; raise `InputError` if it does not exist."""
+    """Import a Python file as a module; raise `InputError` if it does not exist.
+
+    Registers the module in `sys.modules` under the name of the file.
+    """
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise InputError(f"{path}: no such file; expected {format_text}")

@@ -63,8 +63,9 @@ def refuse_processes(name: str, remedy: str) -> None:
 def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[None]:
     """Context manager in which reading these counters of `owner` raises `CaptureError`.
 
-    `method` is the name of the reader in the message. A compiled step would repeat the values that
-    the counters had during the capture.
+    Patches the class of `owner`, and so forbids reads of all its instances. `method` is the name of
+    the reader in the message. A compiled step would repeat the values that the counters had during
+    the capture.
     """
     with ExitStack() as stack:
         for attribute_name in attribute_names:
@@ -78,7 +79,10 @@ def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[
 
 
 def loss_module(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
-    """Return a module that contains the model, and whose ``forward`` is the loss of a batch."""
+    """Return a module that contains the model, and whose ``forward`` is the loss of a batch.
+
+    Its class is named like that of the model, and it is in the same training mode.
+    """
 
     class LossModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:

@@ -19,7 +19,7 @@ from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, 
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.lowering.step import StepLowering
-from poetmodel.torch.lowering.tables import with_tables
+from poetmodel.torch.lowering.tables import replace_byte_conversions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -168,7 +168,9 @@ def _capture_forward(
             if isinstance(module, torch.nn.Module):
                 stack.enter_context(_evaluation_mode(module))
         joint_with_sum = capture(model, sum_function, copy_inputs(inputs), name=step_name)
-    joint = with_tables(_cut_to_output(joint_with_sum, loss_is_sum=sum_function is not None))
+    joint = replace_byte_conversions(
+        _cut_to_output(joint_with_sum, loss_is_sum=sum_function is not None)
+    )
     lowering = StepLowering(joint)
     for operation in lowering.training_graph.operations:
         if operation.is_random:

@@ -9,7 +9,7 @@ from poetmodel.lowered.calls import ConvolutionSizes
 from poetmodel.torch.int8.operators import find_operator
 from poetmodel.torch.lowering.linear import accumulate_gradient, lower_gradient
 from poetmodel.torch.lowering.operands import fill, lowers, make_contiguous
-from poetmodel.torch.lowering.spatial import flatten_windows, max_window_bounds
+from poetmodel.torch.lowering.spatial import flatten_windows, max_pool_window_bounds
 from poetmodel.torch.step.updates import QuantizedUpdate
 
 if TYPE_CHECKING:
@@ -263,4 +263,4 @@ def _window_bounds(
         dilation,
         strict=True,
     )  # fmt: skip
-    return [flatten_windows(max_window_bounds(*numbers)) for numbers in dimensions]
+    return [flatten_windows(max_pool_window_bounds(*numbers)) for numbers in dimensions]

@@ -1,4 +1,4 @@
-"""Operators that concatenate, slice, create or index tensors."""
+"""Lowerings of operators that concatenate, slice, create or index tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ _MAX_MODE: Final = 2
 
 @lowers(aten.cat.default)
 def _lower_cat(op: Lowering) -> None:
-    """Lower a concatenation to copies of all nonempty tensors to slices of the output."""
+    """Lower a concatenation to copies of tensors to slices of the output.
+
+    Tensors of shape (0,) are skipped: PyTorch accepts them beside tensors of any shape.
+    """
     out = op.output()
     pieces = [op.value(argument) for argument in op.args[0]]
     pieces = [piece for piece in pieces if piece.shape != (0,)]
@@ -60,7 +63,10 @@ def _lower_stack(op: Lowering) -> None:
 
 
 def _select_index(view: StridedView, dimension: int, index: int) -> StridedView:
-    """Return a view at one index of a dimension, without that dimension."""
+    """Return a view at one index of a dimension, without that dimension.
+
+    A negative index counts from the end.
+    """
     index = index % view.shape[dimension]
     return remove_dimensions(slice_view(view, dimension, index, 1), (dimension,))
 
@@ -111,13 +117,13 @@ def _lower_select_scatter(op: Lowering) -> None:
 
 @lowers(aten.repeat.default)
 def _lower_repeat(op: Lowering) -> None:
-    """Lower a repetition to a copy of the input for each tile of the output."""
+    """Lower a repetition to one copy of the input for each position in the output."""
     x, out = op.value(op.args[0]), op.output()
     x = x.broadcast((1,) * (len(out.shape) - len(x.shape)) + x.shape)
-    tile_indices = product(*(range(count) for count in op.args[1]))
-    for indices in tile_indices:
+    positions = product(*(range(count) for count in op.args[1]))
+    for position in positions:
         piece = out
-        for dimension, index in enumerate(indices):
+        for dimension, index in enumerate(position):
             size = x.shape[dimension]
             piece = slice_view(piece, dimension, index * size, size)
         copy(op, piece, x)
@@ -136,7 +142,10 @@ def _lower_flip(op: Lowering) -> None:
 
 @lowers(aten.roll.default)
 def _lower_roll(op: Lowering) -> None:
-    """Lower a roll by copies; without dimensions, it rolls all elements as one vector."""
+    """Lower a roll to copies.
+
+    Without dimensions, all elements are rolled as one vector, and must be contiguous.
+    """
     x, shifts, dimensions = op.args
     x, out = op.value(x), op.output()
     if not dimensions:
@@ -157,7 +166,7 @@ def _lower_roll(op: Lowering) -> None:
 def _roll_pieces(
     x: StridedView, out: StridedView, shift: int, dimension: int
 ) -> list[tuple[StridedView, StridedView]]:
-    """Return the two (source, destination) pairs of a roll along a dimension."""
+    """Return the two (source, destination) pairs of a roll along a dimension; one may be empty."""
     dimension = positive_dimension(dimension, len(x.shape))
     size = x.shape[dimension]
     shift = shift % size if size else 0
@@ -171,8 +180,11 @@ def _roll_pieces(
 
 
 @lowers(aten.tril.default, aten.triu.default)
-def _lower_tril(op: Lowering) -> None:
-    """Lower the lower or upper triangle of each matrix; its other elements become 0."""
+def _lower_triangle(op: Lowering) -> None:
+    """Lower ``tril`` or ``triu``: elements outside of the triangle of each matrix become 0.
+
+    Refuses integers.
+    """
     x, out = op.value(op.args[0]), op.output()
     *_, row, column = range(len(x.shape))
     if x.type is DataType.INT32:
@@ -222,7 +234,7 @@ def _lower_fill(op: Lowering) -> None:
 
 @lowers(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default)
 def _lower_empty(op: Lowering) -> None:
-    """Add no call: the content of an empty tensor is undefined."""
+    """Add no call, because the elements of a tensor from ``empty`` are undefined."""
     del op
 
 
@@ -251,9 +263,10 @@ def _call_gather(
 ) -> None:
     """Add the call that copies the elements of `x` at indices to the output.
 
-    `x` has the shape of the output, with stride 0 in the dimensions of the index. `stride` and
-    `size` are those of the indexed dimension of `x`; `size` is 0 for an index that combines several
-    dimensions. `allow_negative`: whether negative indices count from the end.
+    `x` and `index` have the shape of the output. Where `x` has stride 0, the index alone selects
+    the element. `stride` and `size` are those of the indexed dimension of `x`; `size` is 0 for an
+    index that combines several dimensions. `allow_negative`: whether indices may be negative, which
+    count from the end. Refuses truth values.
     """
     out = op.output()
     if x.type is DataType.UINT8:
@@ -281,8 +294,9 @@ def _call_scatter(
 ) -> None:
     """Add the call that writes `x` to `out` at indices, or adds `x` if `accumulate`.
 
-    `numbers` are stride and size of the indexed dimension and, for sums, the index to skip. A size
-    of 0 and `allow_negative` are as for `_call_gather`.
+    `numbers` are stride and size of the indexed dimension and, if `accumulate`, the index to skip.
+    A size of 0 and `allow_negative` are as for `_call_gather`. Refuses values of `x` that are not
+    real numbers.
     """
     if x.type is not DataType.REAL:
         op.refuse("expected real numbers")
@@ -300,7 +314,7 @@ def _lower_embedding(op: Lowering) -> None:
 
 @lowers(aten.embedding_dense_backward.default)
 def _lower_embedding_dense_backward(op: Lowering) -> None:
-    """Lower the gradient of a table: fill with 0, then add each index's gradient to its row."""
+    """Lower the gradient of a table: fill with 0, then add gradients to the rows at the indices."""
     gradient, indices, row_count, padding_index, scales_by_frequency = op.args
     if scales_by_frequency:
         op.refuse("scale_grad_by_freq=True has no kernel; leave it out")
@@ -315,9 +329,12 @@ def _lower_embedding_dense_backward(op: Lowering) -> None:
 
 @lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def _lower_embedding_bag(op: Lowering) -> None:
-    """Lower sums, means or maxima of bags of rows; the indices of maxima are another output."""
-    w, *bags, scales_by_frequency, mode, sparse, weights, _, padding_index = op.args
-    _check_bag_options(op, scales_by_frequency, sparse)
+    """Lower sums, means or maxima of bags of rows of a table.
+
+    The row of each maximum is written to output 3, if that output exists.
+    """
+    w, *bags, scales_by_frequency, mode, is_sparse, weights, _, padding_index = op.args
+    _check_bag_options(op, scales_by_frequency, is_sparse)
     out, w = op.output(), op.value(w)
     if not w.is_contiguous:
         op.refuse("expected a contiguous table")
@@ -340,11 +357,11 @@ def _lower_embedding_bag_backward(op: Lowering) -> None:
         _,
         scales_by_frequency,
         mode,
-        sparse,
+        is_sparse,
         weights,
         padding_index,
     ) = op.args
-    _check_bag_options(op, scales_by_frequency, sparse)
+    _check_bag_options(op, scales_by_frequency, is_sparse)
     dw, gradient = op.output(), make_contiguous(op, op.value(gradient))
     fill(op, dw, 0)
     max_view: StridedView | int = op.value(max_indices) if mode == _MAX_MODE else 0
@@ -354,9 +371,9 @@ def _lower_embedding_bag_backward(op: Lowering) -> None:
     )
 
 
-def _check_bag_options(op: Lowering, scales_by_frequency: bool, sparse: bool) -> None:  # noqa: FBT001
+def _check_bag_options(op: Lowering, scales_by_frequency: bool, is_sparse: bool) -> None:  # noqa: FBT001
     """Refuse options of an ``EmbeddingBag`` that have no kernel."""
-    for name, is_set in (("scale_grad_by_freq", scales_by_frequency), ("sparse", sparse)):
+    for name, is_set in (("scale_grad_by_freq", scales_by_frequency), ("sparse", is_sparse)):
         if is_set:
             op.refuse(f"{name}=True has no kernel; leave it out")
 
@@ -373,8 +390,9 @@ def _call_on_bags(
 ) -> None:
     """Add the call of a kernel on bags of indices into a table with `row_count` rows.
 
-    `bags` are the indices, and the position of the first index of each bag. `sizes` begins with the
-    number of bags. `weights` has a factor for each index, or is None.
+    `tensors` are the first arguments of the kernel. `bags` are the indices, and the position of the
+    first index of each bag. `sizes` are the number of bags, the columns of the table, the mode and
+    the padding index. `weights` has a factor for each index, or is None.
     """
     indices, offsets = (make_contiguous(op, op.value(tensor)) for tensor in bags)
     weight_view: StridedView | int = (
@@ -402,21 +420,25 @@ def _lower_index_select(op: Lowering) -> None:
 def _lower_indexing(
     op: Lowering, x: StridedView, indices: Sequence[Any], *, allow_negative: bool = True
 ) -> None:
-    """Lower indexing as a gather. `indices` has an index, or None, for each dimension of `x`."""
+    """Lower indexing to a gather. `indices` has an index, or None, for each dimension of `x`."""
     source, index, stride, size = _combine_indices(op, x, indices, op.output().shape)
     _call_gather(op, source, index, stride, size, allow_negative=allow_negative)
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def _lower_index_put(op: Lowering) -> None:
-    """Lower a copy of the tensor, and a scatter of values at indices of some dimensions."""
+    """Lower to a copy of the tensor, and a scatter of values at indices of some dimensions."""
     x, indices, values, accumulate = op.args
     out = op.output()
     copy(op, out, op.value(x))
     index_views = [op.value(argument) for argument in indices if argument is not None]
     index_shape = tuple(torch.broadcast_shapes(*(view.shape for view in index_views)))
-    indexed_dimensions = {k for k, argument in enumerate(indices) if argument is not None}
-    unindexed_sizes = [size for k, size in enumerate(out.shape) if k not in indexed_dimensions]
+    indexed_dimensions = {
+        dimension for dimension, argument in enumerate(indices) if argument is not None
+    }
+    unindexed_sizes = [
+        size for dimension, size in enumerate(out.shape) if dimension not in indexed_dimensions
+    ]
     first_index_dimension = _index_position(indices)
     shape = (
         *unindexed_sizes[:first_index_dimension],
@@ -434,11 +456,12 @@ def _lower_index_put(op: Lowering) -> None:
 
 
 def _index_position(indices: Sequence[Any]) -> int:
-    """Return the position of the index dimensions in the result.
+    """Return the position of the index dimensions in the result of indexing.
 
-    If the indexed dimensions are adjacent, it is the first of them; otherwise 0.
+    The position is that of the first indexed dimension if all indexed dimensions are adjacent,
+    otherwise 0, as in PyTorch.
     """
-    dimensions = [k for k, argument in enumerate(indices) if argument is not None]
+    dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     return dimensions[0] if dimensions[-1] - dimensions[0] + 1 == len(dimensions) else 0
 
 
@@ -447,11 +470,12 @@ def _combine_indices(
 ) -> tuple[StridedView, StridedView, int, int]:
     """Return (view of `x`, index, stride, size) for a gather or scatter of this `shape`.
 
-    Stride and size are those of the indexed dimension. Indices of several dimensions are combined
-    into one in workspace, with stride 1 and size 0.
+    Stride and size are those of the indexed dimension. If several dimensions have an index, calls
+    are added that combine these indices into one in workspace, with stride 1 and size 0. Refuses
+    indices that are not integers.
     """
-    dimensions = [k for k, argument in enumerate(indices) if argument is not None]
-    views = [op.value(indices[k]) for k in dimensions]
+    dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
+    views = [op.value(indices[dimension]) for dimension in dimensions]
     if any(view.type is not DataType.INT32 for view in views):
         op.refuse("expected integers as indices; truth values make tensors of unknown size")
     stride, size = x.strides[dimensions[0]], x.shape[dimensions[0]]
@@ -460,13 +484,13 @@ def _combine_indices(
         index_shape = tuple(torch.broadcast_shapes(*(view.shape for view in views)))
         index = allocate_workspace(op, index_shape, DataType.INT32)
         fill(op, index, 0)
-        for k, view in zip(dimensions, views, strict=True):
+        for dimension, view in zip(dimensions, views, strict=True):
             broadcast_view = view.broadcast(index_shape)
             op.call(
                 "pm_add_index",
                 *(index, broadcast_view, shape_table(op, index, broadcast_view)),
-                *(x.strides[k], x.shape[k]),
-                index_range=_index_range(x.shape[k], allow_negative=True),
+                *(x.strides[dimension], x.shape[dimension]),
+                index_range=_index_range(x.shape[dimension], allow_negative=True),
             )
         stride, size = 1, 0
     first_index_dimension = _index_position(indices)
@@ -495,7 +519,7 @@ def _expand_view(
 def _expand_index(
     index: StridedView, shape: tuple[int, ...], first_index_dimension: int
 ) -> StridedView:
-    """Return an index in the shape of the result of indexing, with stride 0 in other dimensions.
+    """Return an index in the shape of the result of indexing, with stride 0 in its new dimensions.
 
     The dimensions of the index begin at `first_index_dimension` of the result.
     """
@@ -520,7 +544,7 @@ def _lower_gather(op: Lowering) -> None:
 
 @lowers(aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
 def _lower_scatter(op: Lowering) -> None:
-    """Lower a copy of the tensor, and a scatter of values at indices along a dimension."""
+    """Lower to a copy of the tensor, and a scatter of values at indices along a dimension."""
     x, dimension, index, values = op.args
     out, index = op.output(), op.value(index)
     copy(op, out, op.value(x))
@@ -540,9 +564,10 @@ def _lower_scatter(op: Lowering) -> None:
 def _view_along_dimension(
     x: StridedView, dimension: int, shape: tuple[int, ...]
 ) -> tuple[StridedView, int, int]:
-    """Return (view, stride, size) for a gather along a dimension by an index of this `shape`.
+    """Return (view, stride, size) for a gather or scatter by an index of this `shape`.
 
-    The view of `x` has the shape of the index; stride and size are those of the dimension.
+    The view of `x` has the shape of the index, and stride 0 in the dimension. Stride and size are
+    those of the dimension; a tensor without dimensions has stride 0 and size 1.
     """
     if not x.shape:
         return replace(x, shape=shape), 0, 1

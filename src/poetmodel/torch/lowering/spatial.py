@@ -1,4 +1,4 @@
-"""Convolutions, pooling, upsampling, padding, and their gradients."""
+"""Lowerings of convolutions, pooling, upsampling, padding, and their gradients."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ aten = torch.ops.aten
 class _Convolution:
     """The operands of a convolution from x to y with weight w, and its sizes.
 
-    A transposed convolution has exchanged operands: it computes x from y, like the gradient of the
-    input of the convolution from x to y.
+    A transposed convolution has exchanged operands. It computes x from y, like the input gradient
+    of a convolution from x to y.
     """
 
     x: StridedView
@@ -51,7 +51,7 @@ class _Convolution:
 
 @lowers(aten.convolution.default)
 def _lower_convolution(op: Lowering) -> None:
-    """Lower a convolution. A transposed one is added to an output that the bias has filled."""
+    """Lower a convolution. With a bias, a transposed one is added to an output filled with it."""
     x, w = op.value(op.args[0]), op.value(op.args[1])
     bias = None if op.args[2] is None else op.value(op.args[2])
     transposed, y = op.args[6], op.output()
@@ -92,7 +92,7 @@ def _lower_convolution_backward(op: Lowering) -> None:
             *_insert_missing_dimension(dy.shape, missing_value=1),
             *_insert_missing_dimension(dy.strides),
         )
-    for position in (k for k in range(2) if output_mask[k] and op.has_output(k)):
+    for position in (index for index in range(2) if output_mask[index] and op.has_output(index)):
         out = op.output(position)
         direct_operands = (x, out, dy) if position else (out, w, dy)
         operands = (
@@ -122,10 +122,11 @@ def _lower_convolution_backward(op: Lowering) -> None:
 def _make_convolution(
     op: Lowering, operands: Sequence[StridedView], window_arguments: Sequence[Any], groups: int
 ) -> _Convolution:
-    """Return a convolution's operands and sizes; refuse more than two spatial dimensions.
+    """Return a convolution's operands and sizes; refuse all but one or two spatial dimensions.
 
-    `operands` are x, w and y; `window_arguments` are stride, padding and dilation. A contiguous
-    convolution whose window covers the image becomes a matrix product.
+    `operands` are x, w and y; `window_arguments` are stride, padding and dilation. An unpadded
+    convolution whose window covers the image has the sizes of a matrix product, if it has one group
+    and contiguous samples.
     """
     x, w, y = operands
     spatial_rank = len(x.shape) - 2
@@ -171,7 +172,8 @@ def _call_convolution(
     """Add the call of `kernel`, or of its variant for depthwise convolutions or for any strides.
 
     `operands` are the output and the inputs of the kernel. `accumulate`: whether the kernel adds to
-    its output; None if it has no such argument.
+    its output; None for kernels that overwrite it. Only ``pm_conv2d`` and its variants have a
+    `bias`.
     """
     arguments: list[Any] = [*operands]
     if kernel == "pm_conv2d":
@@ -209,7 +211,7 @@ def _call_convolution(
 
 
 def _insert_missing_dimension(numbers: Sequence[int], *, missing_value: int = 0) -> tuple[int, ...]:
-    """Return four sizes or strides; insert a value for the rows of a one-dimensional tensor."""
+    """Return four sizes or strides; insert a value for rows if there is one spatial dimension."""
     return (*numbers[:2], *[missing_value] * (4 - len(numbers)), *numbers[2:])
 
 
@@ -229,7 +231,7 @@ def _lower_max_pool(op: Lowering) -> None:
     x = op.value(op.args[0])
     window_sizes, stride, padding, dilation = (_to_pair(argument) for argument in op.args[1:5])
     bounds = [
-        max_window_bounds(*numbers)
+        max_pool_window_bounds(*numbers)
         for numbers in zip(
             x.shape[-2:], op.output().shape[-2:], window_sizes, stride or window_sizes, padding,
             dilation,
@@ -278,7 +280,7 @@ def _lower_max_pool_backward(op: Lowering) -> None:
 @lowers(aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default)
 def _lower_mean_pool(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
-    bounds, divisor = _mean_window_bounds(op.args[1:], x, out)
+    bounds, divisor = _mean_pool_window_bounds(op.args[1:], x, out)
     strides, sizes = plane_layout(out, x)
     op.call("pm_mean_pool2d", out, x, *bounds, strides, *sizes, divisor)
 
@@ -286,12 +288,12 @@ def _lower_mean_pool(op: Lowering) -> None:
 @lowers(aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default)
 def _lower_mean_pool_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
-    bounds, divisor = _mean_window_bounds(op.args[2:], dx, dy)
+    bounds, divisor = _mean_pool_window_bounds(op.args[2:], dx, dy)
     strides, sizes = plane_layout(dx, dy)
     op.call("pm_mean_pool2d_backward", dx, dy, *bounds, strides, *sizes, *dy.shape[-2:], divisor)
 
 
-def _mean_window_bounds(
+def _mean_pool_window_bounds(
     arguments: Sequence[Any], x: StridedView, out: StridedView
 ) -> tuple[list[tuple[int, ...]], int]:
     """Return (windows along rows and along columns, divisor of sums) of a mean pool.
@@ -306,15 +308,20 @@ def _mean_window_bounds(
     window_sizes, stride, padding = (_to_pair(argument) for argument in arguments[:3])
     count_padding = arguments[4]
     bounds = []
-    for size, output_size, window_size, step, width in zip(
+    for size, output_size, window_size, step, pad in zip(
         x.shape[-2:], out.shape[-2:], window_sizes, stride or window_sizes, padding, strict=True
     ):
-        starts = [k * step - width for k in range(output_size)]
-        ends = [min(start + window_size, size + width) for start in starts]
-        clipped = [(max(s, 0), min(e, size)) for s, e in zip(starts, ends, strict=True)]
-        lengths = [e - s for s, e in (zip(starts, ends, strict=True) if count_padding else clipped)]
+        starts = [k * step - pad for k in range(output_size)]
+        ends = [min(start + window_size, size + pad) for start in starts]
+        clipped = [(max(start, 0), min(end, size)) for start, end in zip(starts, ends, strict=True)]
+        lengths = [
+            end - start
+            for start, end in (zip(starts, ends, strict=True) if count_padding else clipped)
+        ]
         bounds.append(
-            flatten_windows([(*i, length) for i, length in zip(clipped, lengths, strict=True)])
+            flatten_windows(
+                [(*window, length) for window, length in zip(clipped, lengths, strict=True)]
+            )
         )
     return bounds, arguments[5] or 0
 
@@ -326,7 +333,7 @@ def _adaptive_window_bounds(size: int, output_size: int) -> list[tuple[int, int,
     return [(start, end, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
-def max_window_bounds(
+def max_pool_window_bounds(
     size: int, output_size: int, window_size: int, stride: int, padding: int, dilation: int
 ) -> list[tuple[int, int]]:
     """Return begin and end of each output's window, clipped to the image in steps of dilation."""
@@ -339,7 +346,7 @@ def max_window_bounds(
 def _to_pair(argument: Any) -> list[int]:
     """Return the numbers for rows and columns; a single number applies to both.
 
-    Returns an empty list for an omitted stride, which is empty.
+    The result is empty for an empty list: a stride that the call omits.
     """
     numbers = [argument] if isinstance(argument, int) else list(argument)
     return numbers * 2 if len(numbers) == 1 else numbers
@@ -430,7 +437,10 @@ def _lower_padding_backward(op: Lowering) -> None:
 
 @lowers(aten.constant_pad_nd.default)
 def _lower_constant_padding(op: Lowering) -> None:
-    """Lower constant padding: fill the output, then copy the input; negative padding crops."""
+    """Lower constant padding: fill the output, then copy the input; negative padding crops.
+
+    Without positive padding, the output is not filled.
+    """
     x, out = op.value(op.args[0]), op.output()
     pads = list(zip(op.args[1][::2], op.args[1][1::2], strict=True))[::-1]
     if any(pad_before > 0 or pad_after > 0 for pad_before, pad_after in pads):
@@ -464,7 +474,7 @@ def _call_pick(
 def _call_pick_backward(
     op: Lowering, dx: StridedView, dy: StridedView, sources: Sequence[tuple[int, ...]]
 ) -> None:
-    """Add the call that sums the gradients `dy` in `dx`, in the rows and columns `sources`."""
+    """Add the call that sets `dx` to 0, then adds `dy` at the rows and columns `sources`."""
     strides, sizes = plane_layout(dx, dy, plane_dimensions=_spatial_rank(op))
     y_sizes = _height_and_width(dy, _spatial_rank(op))
     op.call("pm_pick2d_backward", dx, dy, *sources, strides, *sizes, *y_sizes)
@@ -510,11 +520,11 @@ def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[
     sources = []
     for size, (pad_before, pad_after) in zip(x.shape[-len(widths) :], widths, strict=True):
         positions: list[int] = []
-        for k in range(-pad_before, size + pad_after):
+        for position in range(-pad_before, size + pad_after):
             if is_reflection:
-                distance = abs(k)
+                distance = abs(position)
                 positions.append(distance if distance < size else 2 * (size - 1) - distance)
             else:
-                positions.append(min(max(k, 0), size - 1))
+                positions.append(min(max(position, 0), size - 1))
         sources.append(tuple(positions))
     return [(0,)] * (2 - len(widths)) + sources

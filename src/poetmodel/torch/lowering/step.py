@@ -32,7 +32,7 @@ from poetmodel.torch.lowering.operands import (
     data_type,
     find_lowering,
 )
-from poetmodel.torch.lowering.tables import with_tables
+from poetmodel.torch.lowering.tables import replace_byte_conversions
 from poetmodel.torch.step.optimizers import OptimizerMoment
 from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import extend_with_optimizer
@@ -72,10 +72,11 @@ def lower(
     Raises
     ------
     CaptureError
-        If the step cannot be captured, or operators have no kernel; the message names each operator
-        and its module.
+        If the step cannot be captured or exported, for example because operators have no kernel;
+        the message names each operator and its module.
     InputError
-        If `accumulate` is no number from 1, or is above 1 without an `optimizer`.
+        If `accumulate` is no integer from 1, or is above 1 without an `optimizer`; if state of the
+        optimizer is not finite.
     """
     if type(accumulate) is not int or accumulate < 1:
         expectation = f"expected a number of batches from 1, got {shown(accumulate)}"
@@ -89,10 +90,10 @@ def lower(
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, copy_inputs(inputs), name=name)
     refuse(joint.name, _guard_messages(joint))
-    joint = with_tables(joint)
+    joint = replace_byte_conversions(joint)
     _split_convolutions(joint)
     if accumulate > 1:
-        _divide_loss(joint, accumulate)
+        _divide_loss_gradient(joint, accumulate)
     if optimizer is not None:
         joint = extend_with_optimizer(
             joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
@@ -133,10 +134,11 @@ class StepLowering:
         replay(joint, self._execute_and_view)
 
     def lower_step(self) -> LoweredStep:
-        """Lower all operations.
+        """Lower all operations, and return the step with fused updates.
 
         Raises one `CaptureError` for all guards that exported code cannot check, or for all
-        operators without a kernel.
+        operators without a kernel. Also raises it for inputs, state and operators that exported
+        code does not support, and `InputError` for optimizer state that is not finite.
         """
         operations = [
             operation for operation in self.training_graph.operations if not operation.is_source
@@ -150,7 +152,7 @@ class StepLowering:
             for operation in self.training_graph.operations
             if self._has_node(operation)
         )
-        trains = self.joint.optimizer is not None
+        is_training = self.joint.optimizer is not None
         state_kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
         loss = next(r for r in self.joint.results if r.kind is OutputKind.LOSS)
         rate = next(iter(self.joint.arguments_of(InputKind.LEARNING_RATE)), None)
@@ -162,7 +164,7 @@ class StepLowering:
             states=tuple(
                 self._name_tensors(a for kind in state_kinds for a in self.joint.arguments_of(kind))
             ),
-            gradients=() if trains else tuple(self._name_gradients()),
+            gradients=() if is_training else tuple(self._name_gradients()),
             loss=self.views[loss.node].ref,
             values=dict(self._read_initial_values()),
             learning_rate=None if rate is None else float(self.joint.value(rate)),
@@ -192,7 +194,10 @@ class StepLowering:
         }
 
     def _add_argument_views(self) -> None:
-        """Add the views of all tensor arguments; learning rates have none."""
+        """Add the views of tensor arguments, except learning rates and state that is not read.
+
+        Registers a buffer for each input that no operation reads.
+        """
         for argument in self.joint.arguments:
             value = self.joint.value(argument)
             if argument.kind is InputKind.LEARNING_RATE or not isinstance(value, torch.Tensor):
@@ -213,7 +218,7 @@ class StepLowering:
                 self.views[argument.node] = self._add_unread_input(argument, value)
 
     def _add_unread_input(self, argument: InputSpec, value: torch.Tensor) -> StridedView:
-        """Register an input that no operation reads as a buffer, and return its view."""
+        """Register a buffer for an input that no operation reads, and return the input's view."""
         kind = self._exported_type(value.dtype, argument.name)
         self.unread_inputs[argument.name] = Buffer(elements=value.numel(), type=kind)
         shape = tuple(value.shape)
@@ -223,14 +228,17 @@ class StepLowering:
     def _execute_and_view(
         self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        """Execute a node on fake tensors, and store the view of its result."""
+        """Execute a node on fake tensors, store the view of a tensor result, return the result."""
         value = execute_kernel(node, arguments, keywords)
         if isinstance(value, torch.Tensor):
             self.views[node] = self._make_view(node, value, f"{node.target}{location_suffix(node)}")
         return value
 
     def _make_view(self, node: fx.Node, value: torch.Tensor, description: str) -> StridedView:
-        """Return the view of the value of a node; messages call the node `description`."""
+        """Return the view of the value of a node; messages call the node `description`.
+
+        A value without a storage is a view of the loss's gradient.
+        """
         storage_indices = self.training_graph.find_reads((node,)).storages
         buffer = self.storage_names[storage_indices[0]] if storage_indices else _LOSS_GRADIENT
         return StridedView(
@@ -253,7 +261,7 @@ class StepLowering:
         return kind
 
     def _make_buffers(self) -> Iterator[tuple[str, Buffer]]:
-        """Yield (name, buffer) of each storage, without replacements of state and learning rates.
+        """Yield (name, buffer) of each storage, except replacements of state and learning rates.
 
         Also yields the buffers of unread inputs and of the loss's gradient.
         """
@@ -307,7 +315,9 @@ class StepLowering:
 
     def _name_gradients(self) -> Iterator[NamedTensor]:
         """Yield the gradients of parameters, in the order of the parameters."""
-        argument_index = {a.node: k for k, a in enumerate(self.joint.arguments)}
+        argument_index = {
+            argument.node: index for index, argument in enumerate(self.joint.arguments)
+        }
         gradients = [
             (argument_index[result.target.node], result)
             for result in self.joint.results
@@ -326,8 +336,8 @@ class StepLowering:
     def _read_initial_values(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (buffer, elements) of all tensors that exist before the step, except inputs.
 
-        Raises an error for integers of more than 32 bits, and for optimizer state that is not
-        finite.
+        A moment with `starts_with_gradient` is all NaN. Raises `CaptureError` for integers
+        of more than 32 bits, and `InputError` for optimizer state that is not finite.
         """
         seen_buffers: set[str] = set()
         for argument in self.joint.arguments:
@@ -374,7 +384,9 @@ class StepLowering:
         graph_tensors = {
             self.storage_names[number] for operation in operations for number in operation.storages
         }
-        first_input = next((v for v in self.joint.inputs if getattr(v, "ndim", 0)), None)
+        first_input = next(
+            (value for value in self.joint.inputs if getattr(value, "ndim", 0)), None
+        )
         return Graph(
             name=self.joint.name,
             nodes=tuple(
@@ -394,14 +406,14 @@ class StepLowering:
         The inputs of the node are the buffers that its calls use, without other inputs of PyTorch's
         operator.
         """
-        read_buffers = self._read_buffers(lowering)
+        buffer_names = self._buffer_names(lowering)
         outputs = {self.storage_names[number] for number in operation.storages}
         return Node(
             name=operation.name,
             op=operation.op,
             phase=operation.phase,
             inputs=tuple(
-                name for name in read_buffers if name in graph_tensors and name not in outputs
+                name for name in buffer_names if name in graph_tensors and name not in outputs
             ),
             outputs=tuple(map(self._make_tensor, operation.storages)),
             workspace_bytes=0 if lowering is None else lowering.workspace_bytes,
@@ -413,7 +425,7 @@ class StepLowering:
             else self._in_place_pair(operation, lowering, graph_tensors),
         )
 
-    def _read_buffers(self, lowering: Lowering | None) -> tuple[str, ...]:
+    def _buffer_names(self, lowering: Lowering | None) -> tuple[str, ...]:
         """Return the names of the buffers in the calls of an operation; () if it has no lowering.
 
         A kernel may read fewer tensors than PyTorch's operator.
@@ -436,8 +448,9 @@ class StepLowering:
     ) -> tuple[tuple[str, str], ...]:
         """Return the (output, input) pair if the first output may overwrite an input, else ().
 
-        The input must be dense, fill its buffer from the start, and match the output in shape,
-        strides and type. It must be a tensor of the graph, but no state.
+        The input must be dense, begin at the start of its buffer, and match the output in shape,
+        strides and type. It must be a tensor of the graph, but no state. The operation must not
+        read the buffer in another view.
         """
         if not lowering.is_elementwise or not lowering.has_output(0):
             return ()
@@ -445,18 +458,18 @@ class StepLowering:
         state_names = {
             self.storage_names[s.index] for s in self.training_graph.storages if self._is_state(s)
         }
-        read_names = self._read_buffers(lowering)
+        buffer_names = self._buffer_names(lowering)
         views = [self.views[node] for node in operation.node.all_input_nodes if node in self.views]
-        views = [view for view in views if view.buffer in read_names]
+        views = [view for view in views if view.buffer in buffer_names]
         for view in views:
             is_only_view = all(
                 view == other_view for other_view in views if other_view.buffer == view.buffer
             )
-            fills_buffer = view.offset == output.offset == 0 and view.is_dense
+            is_dense_from_start = view.offset == output.offset == 0 and view.is_dense
             has_same_layout = view.has_layout_of(output) and view.type is output.type
             if (
                 is_only_view
-                and fills_buffer
+                and is_dense_from_start
                 and has_same_layout
                 and view.buffer in graph_tensors - state_names
             ):
@@ -522,7 +535,7 @@ def _missing_kernel_messages(operations: Sequence[Operation]) -> Iterator[str]:
 def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
     """Return the elements of a tensor as an array of type `kind` in exported code.
 
-    Raises `CaptureError` for integers above 32 bits.
+    Raises `CaptureError` for integers of more than 32 bits.
     """
     if kind is DataType.INT32 and value.numel():
         limits = torch.iinfo(torch.int32)
@@ -542,7 +555,7 @@ def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.nda
 
 
 def _split_convolutions(joint: Joint) -> None:
-    """Split the backward operator of convolutions into one operation per gradient.
+    """Split the backward operator of each convolution into one operation per gradient.
 
     If one operation computed the gradients of input, weight and bias, a schedule could neither
     recompute nor free one of them alone. The gradient of the input is first, because it reads the
@@ -567,7 +580,7 @@ def _split_convolutions(joint: Joint) -> None:
         graph.erase_node(node)
 
 
-def _divide_loss(joint: Joint, divisor: int) -> None:
+def _divide_loss_gradient(joint: Joint, divisor: int) -> None:
     """Divide the gradient of the loss by `divisor` in the captured graph, but not the loss."""
     graph = joint.graph_module.graph
     first_call = next(node for node in graph.nodes if node.op == "call_function")
@@ -599,13 +612,13 @@ def _insert_gradient_node(graph: fx.Graph, node: fx.Node, position: int) -> fx.N
 
     Return the copy; its value is a tuple with None elsewhere. The original node stays.
     """
-    output_mask = [k == position for k in range(3)]
+    output_mask = [index == position for index in range(3)]
     arguments: tuple[Any, ...] = (*node.args[:-1], output_mask)
     with graph.inserting_before(node):
         gradient_node = graph.call_function(node.target, arguments)
     gradient_node.meta = {key: value for key, value in node.meta.items() if key != "val"}
     values = node.meta["val"]
     gradient_node.meta["val"] = tuple(
-        value if k == position else None for k, value in enumerate(values)
+        value if index == position else None for index, value in enumerate(values)
     )
     return gradient_node

@@ -43,7 +43,11 @@ no more elements than the converted input."""
     schema="(Tensor x, Tensor rows, int dimension, int[] strides) -> Tensor",
 )
 def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[int]) -> torch.Tensor:
-    """Look up each byte in a table: in its only row, or in the row of the byte's channel."""
+    """Look up each byte in a table: in its only row, or in the row of the byte's channel.
+
+    `rows` has one row of 256 results, or one per index of the channel `dimension` of `x`. `strides`
+    are those of the result.
+    """
     out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTE_VALUES
     if len(rows) == 1:
         return out.copy_(rows[0][index])
@@ -65,21 +69,21 @@ def _lower_lookup(op: Lowering) -> None:
     op.call("pm_lookup", out, x, rows, shape_table(op, out, x, rows))
 
 
-def with_tables(joint: Joint) -> Joint:
-    """Return a step in which lookup tables replace elementwise conversions of byte inputs.
+def replace_byte_conversions(joint: Joint) -> Joint:
+    """Replace elementwise conversions of byte inputs by lookup tables; return the step.
 
     A conversion qualifies if each element depends only on the byte at its position, and on
-    constants that are equal within a channel. Other operations remain. Changes the graph of
-    `joint`, and registers the tables as buffers of its module.
+    constants that are equal within a channel. Changes the graph of `joint`, and registers the
+    tables as buffers of its module. The tables are further arguments of the step that is returned.
     """
     conversions = _Conversions(joint)
     if not conversions.end_nodes:
         return joint
     graph, module = joint.graph_module.graph, joint.graph_module
     table_inputs, new_nodes = [], {}
-    for k, (end_node, dimension, table) in enumerate(conversions.compute_tables()):
+    for index, (end_node, dimension, table) in enumerate(conversions.compute_tables()):
         source = conversions.source_of[end_node]
-        name = f"_bytes_as_reals_{k}"
+        name = f"_bytes_as_reals_{index}"
         module.register_buffer(name, table)
         with graph.inserting_before(end_node):
             table_node = graph.get_attr(name)
@@ -97,7 +101,7 @@ def with_tables(joint: Joint) -> Joint:
                 kind=InputKind.CONSTANT_TENSOR,
                 node=table_node,
                 target=name,
-                name=f"{conversions.input_of[source].name} as reals{f' {k}' if k else ''}",
+                name=f"{conversions.input_of[source].name} as reals{f' {index}' if index else ''}",
             )
         )
         new_nodes[end_node] = lookup_node
@@ -119,14 +123,14 @@ class _Constant:
     @classmethod
     def reduce(cls, value: torch.Tensor) -> _Constant:
         """Return a tensor as a constant, reduced along dimensions where it repeats."""
-        for d, size in enumerate(value.shape):
-            first = value.narrow(d, 0, 1) if size else value
+        for dimension, size in enumerate(value.shape):
+            first = value.narrow(dimension, 0, 1) if size else value
             if size > 1 and bool((value == first).all()):
                 value = first
         return cls(value)
 
     def varying_dimensions(self, rank: int) -> set[int]:
-        """Return the dimensions along which the constant varies, of `rank` after broadcasting."""
+        """Return the dimensions along which the constant varies, broadcast to `rank` dimensions."""
         offset = rank - self.value.ndim
         return {offset + d for d, size in enumerate(self.value.shape) if size > 1}
 
@@ -174,15 +178,15 @@ class _Conversions:
                 self.input_of[node] = self.input_of[first_argument]
             return
         sources = {
-            self.source_of.get(x, x) for x in node.all_input_nodes if self._comes_from_bytes(x)
+            self.source_of.get(x, x) for x in node.all_input_nodes if self._is_byte_or_conversion(x)
         }
         if len(sources) != 1 or not _is_elementwise(node.target):
             return
         (source,) = sources
         dimensions: set[int] = set()
         for x in node.all_input_nodes:
-            constant = None if self._comes_from_bytes(x) else self._find_constant(x)
-            if not self._comes_from_bytes(x) and constant is None:
+            constant = None if self._is_byte_or_conversion(x) else self._find_constant(x)
+            if not self._is_byte_or_conversion(x) and constant is None:
                 return
             if constant is not None and constant.ndim > value.ndim:
                 return
@@ -199,7 +203,7 @@ class _Conversions:
         ):
             self.source_of[node], self._channel_dimensions[node] = source, dimensions
 
-    def _comes_from_bytes(self, node: fx.Node) -> bool:
+    def _is_byte_or_conversion(self, node: fx.Node) -> bool:
         """Return whether a node is a byte input, a view of one, or a conversion of one."""
         return node in self.input_of or node in self.source_of
 
@@ -271,7 +275,7 @@ class _Conversions:
 
 
 def _is_channel_dimension(shape: Sequence[int], dimension: int) -> bool:
-    """Return whether a dimension may be the channels of images, and few enough for tables."""
+    """Return whether a dimension may be channels of images, few enough for a table each."""
     rank, channels = len(shape), shape[dimension]
     is_first = dimension == 1 or (dimension == 0 and rank == _IMAGE_RANK)
     is_last = dimension == rank - 1 and channels <= _MAX_LAST_CHANNELS

@@ -21,7 +21,7 @@ from poetmodel.torch.onnx.operators import (
     to_numbers,
     to_tensor,
 )
-from poetmodel.torch.onnx.quantized import QUANTIZING, FrontRecord, split_front
+from poetmodel.torch.onnx.quantized import QUANTIZATION_OPERATORS, FrontRecord, split_front
 from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, read_array, read_file
 
 if TYPE_CHECKING:
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 
 FAMILIES: Final = (pointwise, recurrent, reductions, shapes, spatial)
 """The modules that register operators."""
-KNOWN: Final = frozenset(("Constant", *OPERATORS, *QUANTIZING))
+KNOWN_OPERATORS: Final = frozenset(("Constant", *OPERATORS, *QUANTIZATION_OPERATORS))
 """Names of all operators that a file may contain."""
 ENDINGS: Final = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
 """Operators at the end of a network that `logits` skips: losses that contain them are numerically
 safer."""
 _PASS_THROUGH: Final = frozenset(("Cast", "Identity"))
+"""Operators that change neither shape nor order of elements, and may follow an ending."""
 _RESHAPING: Final = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Operators that change only the shape or order of elements, and may follow an ending."""
 _INTEGER_ELEMENTS: Final = {2, 3, 4, 5, 6, 7, 12, 13}
@@ -60,11 +61,11 @@ def from_onnx(
 
     Floating-point initializers become parameters under their names; in a file that PyTorch
     exported, these are the names of the model's parameters. Running statistics of a batch norm
-    become buffers, which training mode updates as in PyTorch. Scalars, limits, exponents and
-    constants from Constant nodes that are uniform are not trained. Half and double precision become
-    float32, and unsigned integers of more than one byte become int64. Quantized layers at the
-    beginning (QuantizeLinear, DequantizeLinear) become an int8 front, which is frozen except for
-    the layers in `train`.
+    become buffers, which training mode updates as in PyTorch. Scalars, limits and exponents
+    are not trained. Constants from Constant nodes train only if they are weights with different
+    elements. Half and double precision become float32, and unsigned integers of more than one byte
+    become int64. Quantized layers at the beginning (QuantizeLinear, DequantizeLinear) become an
+    int8 front, which is frozen except for the layers in `train`.
 
     Parameters
     ----------
@@ -87,15 +88,17 @@ def from_onnx(
     MissingExtraError
         If the package onnx is not installed.
     InputError
-        If the file cannot be read, if it contains unknown operators (the message lists all with
-        their nodes), or if `train` matches no int8 layer.
+        If the file cannot be read, or if it contains unknown operators (the message lists all with
+        their nodes) or other features that are not supported. If the network does not end in an
+        operator that `logits` skips, if `train` matches no int8 layer, or if `rounding` or
+        `headroom` is invalid.
 
     Notes
     -----
     An initializer that several nodes use is one parameter, unless all its elements are equal:
     exporters store equal constants once, such as the zeros of new biases.
     """
-    file = read_file(path, is_known=KNOWN.__contains__)
+    file = read_file(path, is_known=KNOWN_OPERATORS.__contains__)
     front, record = split_front(file, train=train, rounding=rounding, headroom=headroom)
     return OnnxModule(record, logits=logits, front=front)
 
@@ -136,7 +139,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Register the constants and nodes of `record` in this module.
 
-        Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`.
+        Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, if
+        a Constant node does not contain numbers, or if an unsupported output is read.
         """
         super().__init__()
         self.file = str(record.path)
@@ -146,6 +150,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self.outputs = record.outputs
         """Names of the outputs that the module returns."""
         self.nodes = nn.ModuleDict()
+        """The nodes as modules, by name."""
         self.tensor_paths: dict[str, tuple[str, ...]] = {}
         """Attribute path in this module of each parameter and buffer, by its name in the file."""
         self.plain_numbers: dict[str, Any] = {}
@@ -153,7 +158,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self.front = None if front is None else front.front
         """The quantized first nodes of the file as one int8 module, or None."""
         self.front_values = ("", "") if front is None else (front.source, front.result)
-        """Names of the front's input and of its result."""
+        """Names of the front's input and of its result; empty without a front."""
         self.executions: tuple[_Execution, ...] = ()
         """The nodes in the order of execution."""
         record = _Constants(self, record).register_all()
@@ -174,7 +179,10 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Whether training mode skips the ending."""
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Compute the floating-point outputs. Inputs are in the order of the file."""
+        """Return the floating-point output, or a tuple of several. Inputs are in file order.
+
+        Raises `InputError` unless the number and the shapes of the inputs match the file.
+        """
         self._check_shapes(inputs)
         values: dict[str, Any] = dict(self.plain_numbers)
         names = (record.name for record in self.inputs)
@@ -206,7 +214,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> tuple[torch.Tensor, ...]:
         """Return example inputs in the shapes of the file.
 
-        Floating-point inputs are random, integers are 0 and booleans are true.
+        Floating-point inputs are random, but equal in each call. Integers are 0, booleans are true.
 
         Parameters
         ----------
@@ -218,8 +226,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         Raises
         ------
         InputError
-            If a dimension remains open, or one of `batch` and `dims` is not open in the file; the
-            message names the dimension.
+            If a dimension remains open, if a dimension of `batch` or `dims` is not open in the
+            file, or if both set the same one; the message names the dimension.
         """
         sizes_by_name = dict(dims or {})
         batch_names = {i.shape[0] for i in self.inputs if i.shape and isinstance(i.shape[0], str)}
@@ -238,13 +246,13 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         if batch is not None:
             sizes_by_name = dict.fromkeys(sorted(map(str, batch_names)), batch) | sizes_by_name
         dimension_names = {d for i in self.inputs for d in i.shape if isinstance(d, str)}
-        unknown, unset_names = (
+        unknown_names, unset_names = (
             sorted(sizes_by_name.keys() - dimension_names),
             sorted(dimension_names - sizes_by_name.keys()),
         )
-        if unknown:
+        if unknown_names:
             raise InputError(
-                f"{self.file}: it has no open dimension {unknown[0]!r}; it has "
+                f"{self.file}: it has no open dimension {unknown_names[0]!r}; it has "
                 f"{', '.join(map(repr, sorted(dimension_names))) or 'none'}"
             )
         if unset_names:
@@ -282,11 +290,11 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
             raise InputError(f"{self.file}: expected the inputs {names}, got {len(inputs)} tensors")
         for record, value in zip(self.inputs, inputs, strict=True):
             shape = record.shape
-            matches = len(shape) == value.ndim and all(
+            is_match = len(shape) == value.ndim and all(
                 isinstance(size, str) or size == actual
                 for size, actual in zip(shape, value.shape, strict=True)
             )
-            if not matches:
+            if not is_match:
                 raise InputError(
                     f"{self.file}: input {record.name!r}: expected the shape "
                     f"({', '.join(map(str, shape))}), got ({', '.join(map(str, value.shape))})"
@@ -333,16 +341,18 @@ def _check_outputs(record: FileRecord) -> None:
 
 
 def _plan_executions(record: FileRecord) -> Iterator[_Execution]:
-    """Yield the steps in order, each with the values to delete after it.
+    """Yield the executions of the nodes in order, each with the values to delete after it.
 
     A value is deleted after its last reader, unless it is an output.
     """
-    last_reader = {name: k for k, node in enumerate(record.nodes) for name in node.inputs if name}
-    for k, node in enumerate(record.nodes):
+    last_reader = {
+        name: index for index, node in enumerate(record.nodes) for name in node.inputs if name
+    }
+    for index, node in enumerate(record.nodes):
         unused_names = tuple(
             name
             for name in dict.fromkeys(filter(None, node.inputs))
-            if last_reader[name] == k and name not in record.outputs
+            if last_reader[name] == index and name not in record.outputs
         )
         yield _Execution(node.name, node.inputs, node.outputs, unused_names)
 
@@ -364,7 +374,8 @@ class _Constants:
     def register_all(self) -> FileRecord:
         """Register all constants in the module; return the record without Constant nodes.
 
-        Also removes Identity nodes of constants, and sets the names of the module's outputs.
+        Also removes Identity nodes of constants, and sets the names of the module's outputs. Raises
+        `InputError` if a Constant node does not contain numbers.
         """
         nodes = [node for node in self.record.nodes if not self._add_constant_node(node)]
         source_names: dict[str, str] = {}
@@ -385,7 +396,10 @@ class _Constants:
         return replace(self.record, nodes=tuple(nodes), outputs=outputs)
 
     def _add_constant_node(self, node: NodeRecord) -> bool:
-        """Add the value of a Constant node to `arrays`; return whether the node is one."""
+        """Add the value of a Constant node to `arrays`; return whether the node is a Constant.
+
+        Raises `InputError` if the value is neither a tensor nor numbers.
+        """
         if node.operator != "Constant":
             return False
         import numpy as np
@@ -404,11 +418,11 @@ class _Constants:
         return True
 
     def _resolve_alias(self, node: NodeRecord, source_names: dict[str, str]) -> bool:
-        """Make the result of an Identity of a constant a name of the constant.
+        """Resolve an Identity of a constant: its result becomes another name of the constant.
 
         Returns whether the node is such an Identity. A uniform initializer gets a copy under the
-        name of the result, so that both can train. Otherwise, adds this name to `source_names`,
-        with the name of the constant.
+        name of the result, so that both can train. Otherwise, adds the name of the result to
+        `source_names`, with the name of the constant.
         """
         if node.operator != "Identity":
             return False
@@ -475,14 +489,14 @@ class _Constants:
         is_floating = value.dtype.kind == "f"
         if is_floating and use.statistics:
             self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=False)
-        elif is_floating and value.ndim and self._is_weight(name, use):
+        elif is_floating and value.ndim and self._is_trained(name, use):
             self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=True)
         elif use.numbers or value.size <= MAX_NUMBERS:
             self.module.plain_numbers[name] = to_numbers(value)
         else:
             self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=False)
 
-    def _is_weight(self, name: str, use: _ConstantUses) -> bool:
+    def _is_trained(self, name: str, use: _ConstantUses) -> bool:
         """Return whether a floating-point constant is trained.
 
         An initializer is trained if it is a weight of a node, or an input whose purpose is unknown.

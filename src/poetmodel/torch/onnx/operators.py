@@ -62,7 +62,10 @@ def register_operator(
     first_output_only: bool = False,
     unsupported_features: str = "",
 ) -> Callable[[Compute], Compute]:
-    """Return a decorator that registers a function as the implementation of operators."""
+    """Return a decorator that registers a function as the implementation of operators.
+
+    The options are the fields of `Operator`.
+    """
 
     def register(compute: Compute) -> Compute:
         """Register the function under all names."""
@@ -96,12 +99,13 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
         self.output_count = len(record.outputs)
         """Number of outputs."""
         self.proto: bytes = _single_node_model(record.proto, opset)
+        """Serialized model of this node alone, for ONNX's reference."""
 
     def forward(self, *values: Value) -> Any:
         """Compute the output, or a tuple of outputs.
 
         If all inputs are numbers, ONNX's reference computes the result, unless the result has more
-        than `MAX_NUMBERS` elements.
+        than `MAX_NUMBERS` elements or the operator reads only shapes.
         """
         if self.operator in _SHAPE_OPERATORS:
             return OPERATORS[self.operator].compute(self, *values)
@@ -119,9 +123,12 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
         """Return the `InputError` for a feature of this node that is not supported."""
         return InputError(f"node {self.name!r} ({self.operator}): {reason}")
 
-    def pad_outputs(self, values: Any) -> Any:
-        """Return the value of the first output, followed by None for each further output."""
-        return values if self.output_count == 1 else (values, *[None] * (self.output_count - 1))
+    def pad_outputs(self, value: Any) -> Any:
+        """Return the value of the first output, or a tuple if the node has several outputs.
+
+        The tuple has None for each output after the first.
+        """
+        return value if self.output_count == 1 else (value, *[None] * (self.output_count - 1))
 
 
 _SHAPE_OPERATORS: Final = frozenset(("Shape", "Size"))
@@ -151,7 +158,7 @@ def _single_node_model(proto: Any, opset: int) -> bytes:
 def evaluate_numbers(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ...] | None:
     """Compute a node on numbers with ONNX's reference.
 
-    Returns None if the results have more than `MAX_NUMBERS` elements.
+    Returns None if the results together have more than `MAX_NUMBERS` elements.
     """
     return _evaluate_cached(proto, values, repr(values))
 
@@ -184,7 +191,7 @@ def _make_evaluator(proto: bytes) -> Any:
 
 
 def to_array(value: Numbers) -> np.ndarray:
-    """Return numbers as an array: integers as int64, booleans as bool, the rest as float32."""
+    """Return numbers as an array: floats as float32, booleans as bool, integers or () as int64."""
     elements = np.array(value)
     if elements.size == 0:
         return elements.astype(np.int64)
@@ -208,9 +215,9 @@ def to_numbers(elements: np.ndarray) -> Numbers:
 def to_tensor(value: Any, template: torch.Tensor | None = None) -> torch.Tensor:
     """Return a number or a tuple of numbers as a tensor.
 
-    Tensors and lists, which are ONNX sequences, are returned unchanged.
-
-    Numbers get the device of `template`; floats also get its type if that is floating-point.
+    Tensors and lists, which are ONNX sequences, are returned unchanged. Numbers get the device of
+    `template`. Floats get the type of `template` if that type is floating-point, otherwise
+    PyTorch's default type; integers become int64.
     """
     if isinstance(value, torch.Tensor | list):
         return value
@@ -227,9 +234,10 @@ def to_tensor(value: Any, template: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def to_tensors(*values: Any) -> tuple[Any, ...]:
-    """Return all values as tensors with the device and floating-point type of one of the tensors.
+    """Return all values as tensors; None stays None.
 
-    None stays None.
+    Numbers get the device and floating-point type of the first floating-point tensor, or else the
+    device of the first tensor.
     """
     tensor_values = [value for value in values if isinstance(value, torch.Tensor)]
     template = next(
@@ -255,11 +263,11 @@ def to_integers(node: OnnxNode, value: Any, description: str) -> list[int]:
     Raises `InputError` if the value is a tensor, which is not constant. `description` names the
     input in the message.
     """
-    return [int(number) for number in to_floats(node, value, description)]
+    return [int(number) for number in to_number_list(node, value, description)]
 
 
-def to_floats(node: OnnxNode, value: Any, description: str) -> list[float]:
-    """Return numbers as a list.
+def to_number_list(node: OnnxNode, value: Any, description: str) -> list[float]:
+    """Return numbers as a list, without conversion.
 
     Raises `InputError` if the value is a tensor, which is not constant. `description` names the
     input in the message.

@@ -1,4 +1,4 @@
-"""Operators on elements: arithmetic, functions, activations, softmax, comparisons and logic."""
+"""ONNX operators on elements: arithmetic, functions, activations, softmax, comparisons, logic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 from poetmodel.torch.onnx.operators import (
     OnnxNode,
     register_operator,
-    to_floats,
+    to_number_list,
     to_operands,
     to_tensor,
     to_tensors,
@@ -136,7 +136,7 @@ def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
     """Convert the type of elements to that of the attribute ``to`` or of `type_tensor`.
 
     Casts between floating-point types change nothing, because all floating-point tensors have the
-    default type of PyTorch. Raises `node.unsupported_error` for a type that is not in `_DTYPES`.
+    default type of PyTorch. Raises `InputError` for a type that is not in `_DTYPES`.
     """
     if node.operator == "Cast":
         code = node.get("to")
@@ -180,8 +180,8 @@ _DTYPES: Final[dict[int, torch.dtype]] = {
     11: torch.float32,
     16: torch.float32,
 }
-"""Types of PyTorch by their number in ONNX files. All floating-point types stand for the default
-floating-point type."""
+"""Types of PyTorch by the number of the type in ONNX files. All floating-point types stand for
+PyTorch's default floating-point type."""
 
 
 # -- activations -------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ floating-point type."""
 
 @register_operator("Clip")
 def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tensor:
-    """Limit elements to a range. `hardtanh` is used if both limits are numbers."""
+    """Limit elements to a range. Uses `hardtanh` for floats if both limits are numbers."""
     x = to_tensor(x)
     low, high = (limit[0] if isinstance(limit, tuple) else limit for limit in (low, high))
     if low is None and high is None:
@@ -261,5 +261,5 @@ def _compute_softmax(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 @register_operator("Dropout", numbers=(1, 2), first_output_only=True)
 def _drop_elements(node: OnnxNode, x: torch.Tensor, ratio: Any = None, _: Any = None) -> Any:
     """Apply dropout in training mode of the module; the training flag in the file is ignored."""
-    dropped_ratio = 0.5 if ratio is None else to_floats(node, ratio, "ratio")[0]
+    dropped_ratio = 0.5 if ratio is None else to_number_list(node, ratio, "ratio")[0]
     return node.pad_outputs(functional.dropout(x, dropped_ratio, node.training))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.onnx.reading import FileRecord, NodeRecord
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
-QUANTIZING: Final = frozenset((QUANTIZE, DEQUANTIZE))
+QUANTIZATION_OPERATORS: Final = frozenset((QUANTIZE, DEQUANTIZE))
 """Operators that quantize and dequantize."""
 
 _decomposed: Final = torch.ops.quantized_decomposed
@@ -60,12 +60,12 @@ def split_front(
     Raises
     ------
     InputError
-        If the quantized nodes are not one front that begins at an input of fixed size and has one
-        result, or if an operator has no int8 kernel; the message names the operator. If `train`
-        matches no layer of the front.
+        If the quantized nodes are not one front with one input, whose sizes are fixed except for
+        the first dimension, and one result. If an operator has no int8 kernel; the message names
+        the operator. If `train` matches no int8 layer, or if `rounding` or `headroom` is invalid.
     """
     check_training(rounding, headroom)
-    if not any(node.operator in QUANTIZING for node in record.nodes):
+    if not any(node.operator in QUANTIZATION_OPERATORS for node in record.nodes):
         if train is not None:
             raise InputError(
                 f"{record.path}: train: the file has no int8 layers; leave train out to "
@@ -112,7 +112,7 @@ def split_front(
 
 
 def _read_constants(record: FileRecord) -> dict[str, np.ndarray]:
-    """Return the values of initializers and Constant nodes, by name."""
+    """Return the tensors of initializers and Constant nodes, by name."""
     arrays = dict(record.initializers)
     for node in record.nodes:
         if node.operator == "Constant" and "value" in node.attributes:
@@ -178,9 +178,10 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self.constants = constants
         self.records = [node for node in nodes if node.operator != "Constant"]
         for node in self.records:
-            if node.operator not in QUANTIZING:
+            if node.operator not in QUANTIZATION_OPERATORS:
                 self.add_module(node.name, OnnxNode(node, opset=record.opset))
         self.buffer_names: dict[str, str] = {}
+        """Name of the buffer of each constant, by the name of the constant."""
         for index, (name, value) in enumerate(constants.items()):
             self.buffer_names[name] = f"constant_{index}"
             self.register_buffer(self.buffer_names[name], torch.from_numpy(value.copy()))
@@ -189,7 +190,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Compute the result of the front."""
         values: dict[str, Any] = {self.source: x}
         for node in self.records:
-            if node.operator in QUANTIZING:
+            if node.operator in QUANTIZATION_OPERATORS:
                 result: Any = self._compute_quantization(node, values)
             else:
                 operator = OPERATORS[node.operator]
@@ -221,8 +222,8 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Compute a QuantizeLinear or DequantizeLinear with PT2E's operators.
 
         Constants of other types than int8 and uint8, such as an int32 bias, are dequantized by
-        arithmetic. Raises `InputError` for other values of these types, and for several scales,
-        except those of per-channel int8 weights.
+        arithmetic. Raises `InputError` if another value has such a type, and for several scales,
+        except those of such constants and of dequantized int8 values.
         """
         x, scale, *optional_zeros = (
             self._read_operand(operand, values, is_weight=True) for operand in node.inputs

@@ -41,6 +41,7 @@ class NodeRecord:
     """Names of the inputs; the name of an omitted input is empty."""
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
+    """Values by name, without attributes that are graphs."""
     proto: Any
     """The node's `onnx.NodeProto`."""
 
@@ -71,6 +72,8 @@ class FileRecord:
 
 def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecord:
     """Read an ONNX file, without nodes and constants that no floating-point output needs.
+
+    `is_known` returns whether an operator is supported, from its name.
 
     Raises
     ------
@@ -107,10 +110,10 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
 
 
 def read_array(tensor: Any, path: Path) -> np.ndarray:
-    """Return a tensor of a file as an array: floats as float32, large unsigned integers as int64.
+    """Return a tensor of a file as an array, with floats as float32.
 
-    PyTorch has no arithmetic for unsigned integers of more than one byte. Raises `InputError` if
-    the tensor cannot be read.
+    Unsigned integers of more than one byte become int64, because PyTorch has no arithmetic for
+    them. Raises `InputError` if the tensor cannot be read.
     """
     import numpy as np
     from onnx import numpy_helper
@@ -162,10 +165,11 @@ def _read_opset(path: Path, model: Any) -> int:
 
 
 def _inline_and_check(path: Path, model: Any) -> Any:
-    """Check a model with ONNX's checker; return it with its local functions inlined.
+    """Inline the local functions of a model, and check it with ONNX's checker; return the model.
 
-    Raises `InputError` if the checker rejects the model, except for unknown or deprecated
-    operators; `_check_operators` reports all unknown ones.
+    Outputs without a shape get an empty one. Models of 2 GiB or more are not checked. Raises
+    `InputError` if the checker rejects the model, except for unknown or deprecated operators;
+    `_check_operators` reports all unknown ones.
     """
     from onnx import checker, inliner
 
@@ -220,7 +224,10 @@ def _find_needed_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any
 
 
 def _make_node_records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
-    """Return records of nodes, with unique names that a `torch.nn.ModuleDict` accepts."""
+    """Return records of nodes, with unique names that a `torch.nn.ModuleDict` accepts.
+
+    Attributes that are graphs are left out.
+    """
     from onnx import helper
     from torch import nn
 
@@ -325,7 +332,7 @@ def _make_input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
 def _read_dimension(name: str, axis: int, dimension: Any) -> int | str:
     """Return the size of a dimension of input `name`, or the dimension's name if it is open.
 
-    An unnamed open dimension is called by the names of input and axis.
+    An unnamed open dimension is named after the input and the axis, such as ``x.0``.
     """
     if dimension.dim_value > 0:
         return int(dimension.dim_value)

@@ -1,4 +1,4 @@
-"""Recurrent operators, computed one time step after another, as PyTorch's modules are captured."""
+"""Recurrent ONNX operators, one time step after another, as in captures of PyTorch's modules."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ def _compute_directions(
     lengths: Any,
     make_step: Callable[[_Weights, tuple[Activation, ...], int], TimeStep],
 ) -> Any:
-    """Compute Y and the last value of each state, for all directions of a recurrent operator.
+    """Compute the outputs of a recurrent operator for all directions: Y, then the last states.
 
     `make_step` returns the function of one time step from the weights, activations and index of a
     direction. `parameters` are input weights, recurrent weights and biases of all directions.
     `initial_states` has None for states of zeros. `lengths` are the lengths of the sequences; None
-    if all sequences are full.
+    if all sequences are full. Returns Y alone if the node has one output. Raises `InputError` for
+    attributes and activations that are not supported.
     """
     is_batch_first = bool(node.get("layout", 0))
     if is_batch_first:
@@ -87,13 +88,15 @@ def _compute_directions(
         )
         projected_inputs = functional.linear(x, weights.input_weight, weights.biases[0]).unbind(0)
         hidden_states: list[Any] = [None] * len(projected_inputs)
-        for k in (
+        for step_index in (
             reversed(range(len(projected_inputs))) if is_reversed else range(len(projected_inputs))
         ):
-            next_state = compute_time_step(projected_inputs[k], state)
+            next_state = compute_time_step(projected_inputs[step_index], state)
             if active_mask is not None:
-                next_state = tuple(map(partial(torch.where, active_mask[k]), next_state, state))
-            state, hidden_states[k] = next_state, next_state[0]
+                next_state = tuple(
+                    map(partial(torch.where, active_mask[step_index]), next_state, state)
+                )
+            state, hidden_states[step_index] = next_state, next_state[0]
         outputs.append(torch.stack(hidden_states))
         final_states.append(state)
     y = torch.stack(outputs, 1)
@@ -108,7 +111,7 @@ def _compute_directions(
 
 
 def _active_mask(lengths: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """Return a column of flags for each time step: which sequences have not ended yet.
+    """Return flags of shape (time steps, batch, 1): whether a sequence includes the time step.
 
     Returns None if all sequences have the full length.
     """
@@ -176,12 +179,15 @@ def _compute_gru(
         ) -> tuple[torch.Tensor, ...]:
             """Compute a time step whose reset gate multiplies the projected state."""
             (h,) = state
-            input_z, input_reset, input_new = projected.chunk(3, 1)
+            input_update, input_reset, input_new = projected.chunk(3, 1)
             projected_state = functional.linear(h, weights.state_weight, weights.biases[1])
-            state_z, state_reset, state_new = projected_state.chunk(3, 1)
-            z, reset = activate_gate(input_z + state_z), activate_gate(input_reset + state_reset)
+            state_update, state_reset, state_new = projected_state.chunk(3, 1)
+            update, reset = (
+                activate_gate(input_update + state_update),
+                activate_gate(input_reset + state_reset),
+            )
             candidate = activate_new(input_new + reset * state_new)
-            return (candidate + z * (h - candidate),)
+            return (candidate + update * (h - candidate),)
 
         def compute_reset_first(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
@@ -191,11 +197,14 @@ def _compute_gru(
             gates_weight, new_weight = weights.state_weight.split(split_sizes)
             bias = weights.biases[1]
             gates_bias, new_bias = (None, None) if bias is None else bias.split(split_sizes)
-            input_z, input_reset, input_new = projected.chunk(3, 1)
-            state_z, state_reset = functional.linear(h, gates_weight, gates_bias).chunk(2, 1)
-            z, reset = activate_gate(input_z + state_z), activate_gate(input_reset + state_reset)
+            input_update, input_reset, input_new = projected.chunk(3, 1)
+            state_update, state_reset = functional.linear(h, gates_weight, gates_bias).chunk(2, 1)
+            update, reset = (
+                activate_gate(input_update + state_update),
+                activate_gate(input_reset + state_reset),
+            )
             candidate = activate_new(input_new + functional.linear(reset * h, new_weight, new_bias))
-            return (candidate + z * (h - candidate),)
+            return (candidate + update * (h - candidate),)
 
         return compute_time_step if node.get("linear_before_reset", 0) else compute_reset_first
 
@@ -229,9 +238,13 @@ def _compute_lstm(
             None if peepholes is None else to_tensor(peepholes, x)[direction].chunk(3)
         )
 
-        def add_peephole(gate_sum: torch.Tensor, k: int, c: torch.Tensor) -> torch.Tensor:
-            """Add the peephole term of gate `k` to its sum; gates are input, output, forget."""
-            return gate_sum if peephole_weights is None else gate_sum + peephole_weights[k] * c
+        def add_peephole(gate_sum: torch.Tensor, gate_index: int, c: torch.Tensor) -> torch.Tensor:
+            """Return a gate's sum with its peephole term; gates are input, output, forget."""
+            return (
+                gate_sum
+                if peephole_weights is None
+                else gate_sum + peephole_weights[gate_index] * c
+            )
 
         def compute_time_step(
             projected: torch.Tensor, state: tuple[torch.Tensor, ...]
@@ -239,11 +252,11 @@ def _compute_lstm(
             """Return the next hidden and cell state."""
             h, c = state
             gate_sums = projected + functional.linear(h, weights.state_weight, weights.biases[1])
-            i, o, f, g = gate_sums.chunk(4, 1)
-            c = activate_gate(add_peephole(f, 2, c)) * c + activate_gate(
-                add_peephole(i, 0, c)
-            ) * activate_new(g)
-            return activate_gate(add_peephole(o, 1, c)) * activate_output(c), c
+            input_gate, output_gate, forget_gate, cell = gate_sums.chunk(4, 1)
+            c = activate_gate(add_peephole(forget_gate, 2, c)) * c + activate_gate(
+                add_peephole(input_gate, 0, c)
+            ) * activate_new(cell)
+            return activate_gate(add_peephole(output_gate, 1, c)) * activate_output(c), c
 
         return compute_time_step
 

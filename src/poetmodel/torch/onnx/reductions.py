@@ -1,4 +1,4 @@
-"""Reductions along axes, matrix products, and normalization."""
+"""ONNX operators: reductions along axes, matrix products, and normalization."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ _REDUCTIONS: Final[dict[str, Reduction]] = {
 
 
 @register_operator(*_REDUCTIONS, numbers=(1,))
-def _reduce(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
+def _reduce_axes(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
     """Reduce along axes; along all axes if the node has none.
 
-    A floating-point or boolean maximum or minimum of no elements is its neutral element.
+    If ``noop_with_empty_axes`` is set and there are no axes, each element is reduced alone. The
+    maximum or minimum of no elements is in `_EMPTY_EXTREMES`, except for integers.
     """
     x = to_tensor(x)
     reduced_axes = read_axes(node, axes, rank=x.ndim)
@@ -66,7 +67,7 @@ def _reduce(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
 
 
 _EMPTY_EXTREMES: Final = {"ReduceMax": -math.inf, "ReduceMin": math.inf}
-"""Neutral element of each operator; for booleans, whether it is positive."""
+"""Maximum or minimum of no elements; for booleans, whether this number is positive."""
 
 
 @register_operator("ArgMax", "ArgMin")
@@ -140,6 +141,7 @@ def _compute_einsum(node: OnnxNode, *values: Any) -> torch.Tensor:
 def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> Any:
     """Normalize by the batch in training mode, otherwise by the running statistics.
 
+    Training mode also updates the running statistics.
     ONNX's momentum weights the old statistics, PyTorch's the new statistics.
     """
     scale, bias, mean, variance = (to_tensor(value, x) for value in parameters)
@@ -164,7 +166,7 @@ def _compute_layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any =
 
 @register_operator("RMSNormalization", weights=(1,))
 def _compute_rms_norm(node: OnnxNode, x: torch.Tensor, scale: Any) -> torch.Tensor:
-    """Divide by the root mean square over the last axes."""
+    """Divide by the root mean square over the last axes, and multiply by `scale`."""
     axes = list(range(read_axis(node, x.ndim, -1), x.ndim))
     mean = (x * x).mean(axes, keepdim=True)
     return x * torch.rsqrt(mean + node.get("epsilon", 1e-5)) * to_tensor(scale, x)
@@ -172,7 +174,7 @@ def _compute_rms_norm(node: OnnxNode, x: torch.Tensor, scale: Any) -> torch.Tens
 
 @register_operator("InstanceNormalization", weights=(1, 2))
 def _compute_instance_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
-    """Normalize each channel of each example by itself."""
+    """Normalize each channel of each example separately."""
     return functional.group_norm(
         x, x.shape[1], to_tensor(scale, x), to_tensor(bias, x), node.get("epsilon", 1e-5)
     )
@@ -206,7 +208,7 @@ def _compute_mean_variance_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor
 
 
 @register_operator("LpNormalization")
-def _compute_lp_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
+def _divide_by_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Divide by the norm along an axis; zeros stay zeros."""
     axis = read_axis(node, x.ndim, -1)
     norm = torch.linalg.vector_norm(x, node.get("p", 2), [axis], keepdim=True)

@@ -1,4 +1,4 @@
-"""Operators that move or select elements, or create tensors from numbers."""
+"""ONNX operators that move or select elements, or create tensors from numbers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from poetmodel.torch.onnx.operators import (
     register_operator,
     select_positions,
     shape_of,
-    to_floats,
     to_integers,
+    to_number_list,
     to_tensor,
     to_tensors,
 )
@@ -102,7 +102,7 @@ def _concat(node: OnnxNode, *values: Any) -> torch.Tensor:
 def _split_axis(
     node: OnnxNode, x: torch.Tensor, sizes: Any = None
 ) -> tuple[torch.Tensor, ...] | torch.Tensor:
-    """Split an axis into the given sizes, or into equal pieces with a smaller last one."""
+    """Split an axis into the given sizes, or into equal pieces; the last one may be smaller."""
     axis = read_axis(node, x.ndim)
     if sizes is None:
         size = -(-x.shape[axis] // node.output_count)
@@ -187,8 +187,8 @@ def _slice_axis(x: torch.Tensor, axis: int, bounds: slice) -> torch.Tensor:
 
 @register_operator("Trilu", numbers=(1,))
 def _select_triangle(node: OnnxNode, x: Any, diagonal: Any = None) -> torch.Tensor:
-    (k,) = [0] if diagonal is None else to_integers(node, diagonal, "diagonal")
-    return (torch.triu if node.get("upper", 1) else torch.tril)(to_tensor(x), k)
+    (offset,) = [0] if diagonal is None else to_integers(node, diagonal, "diagonal")
+    return (torch.triu if node.get("upper", 1) else torch.tril)(to_tensor(x), offset)
 
 
 @register_operator("DepthToSpace")
@@ -225,14 +225,16 @@ def _move_space_to_channels(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
     """Pad axes with a constant, by reflection, or by repeating the edges.
 
-    Reflection and edges are supported for the last one or two axes; other axes raise `InputError`.
+    Reflection and edges are supported for the last one or two axes of signals and images, without
+    negative padding. Other modes and axes raise `InputError`.
     """
     x = to_tensor(x)
     widths = to_integers(node, pads, "pads")
     padded_axes = read_axes(node, axes, rank=x.ndim)
     padded_axes = list(range(x.ndim)) if padded_axes is None else padded_axes
     widths_by_axis = {
-        axis: (widths[k], widths[k + len(padded_axes)]) for k, axis in enumerate(padded_axes)
+        axis: (widths[index], widths[index + len(padded_axes)])
+        for index, axis in enumerate(padded_axes)
     }
     axis_widths = [widths_by_axis.get(axis, (0, 0)) for axis in range(x.ndim)]
     while axis_widths and axis_widths[0] == (0, 0):
@@ -242,7 +244,7 @@ def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None)
     if not widths:
         return x
     if mode == "constant":
-        fill_value = 0.0 if value is None else to_floats(node, value, "value")[0]
+        fill_value = 0.0 if value is None else to_number_list(node, value, "value")[0]
         return functional.pad(x, widths, value=fill_value)
     padded_count = len(widths) // 2
     is_supported = (
@@ -298,7 +300,7 @@ def _gather_elements(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
 
 @register_operator("GatherND", unsupported_features="`batch_dims`")
 def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
-    """Select elements by index tuples in the last dimension."""
+    """Select elements by index tuples, which are in the last dimension of `indices`."""
     if node.get("batch_dims", 0):
         raise node.unsupported_error("batch_dims is not 0, which is not supported")
     x, indices = to_tensors(x, indices)
@@ -337,9 +339,9 @@ def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Ten
 
 @register_operator("OneHot", numbers=(1, 2))
 def _make_one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
-    """Return a tensor with a new axis: the second value at each index, elsewhere the first."""
+    """Return a tensor with a new axis: ``values[1]`` at each index, ``values[0]`` elsewhere."""
     (size,) = to_integers(node, depth, "depth")
-    off_value, on_value = to_floats(node, values, "values")
+    off_value, on_value = to_number_list(node, values, "values")
     indices = to_tensor(indices)
     axis = node.get("axis", -1) % (indices.ndim + 1)
     positions = torch.arange(size, device=indices.device)
@@ -363,4 +365,4 @@ def _fill_shape(node: OnnxNode, shape: Any) -> torch.Tensor:
 
 @register_operator("Range", numbers=(0, 1, 2))
 def _make_range(node: OnnxNode, *limits: Any) -> torch.Tensor:
-    return torch.arange(*(to_floats(node, limit, "range")[0] for limit in limits))
+    return torch.arange(*(to_number_list(node, limit, "range")[0] for limit in limits))

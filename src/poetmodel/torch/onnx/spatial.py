@@ -1,4 +1,4 @@
-"""Operators over space: convolutions, pooling, and resizing."""
+"""ONNX operators over space: convolutions, pooling, and resizing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from poetmodel.torch.onnx.operators import (
     read_axes,
     register_operator,
     select_positions,
-    to_floats,
     to_integers,
+    to_number_list,
     to_tensor,
 )
 
@@ -89,7 +89,7 @@ class _Window:
         return means.reshape(*x.shape[:2], *means.shape[2:])
 
     def _padding_after(self, axis: int, pad_before: int, pad_after: int) -> int:
-        """Return the padding after an axis that gives as many windows as ``ceil_mode``.
+        """Return the padding after an axis with which a pool has the window count of ``ceil_mode``.
 
         Windows that would begin in the padding after the axis are left out, as in PyTorch and ONNX.
         """
@@ -129,7 +129,7 @@ def _compute_convolution(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None)
 
 
 def _convert_bias(b: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """Return a bias as a contiguous tensor; None if it is absent or consists of plain zeros."""
+    """Return a bias as a contiguous tensor; None if there is none or its numbers are all 0."""
     if isinstance(b, tuple):
         return torch.tensor(b, dtype=x.dtype, device=x.device) if any(b) else None
     return None if b is None else b.contiguous()
@@ -139,7 +139,10 @@ def _convert_bias(b: Any, x: torch.Tensor) -> torch.Tensor | None:
 def _compute_transposed_convolution(
     node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None
 ) -> torch.Tensor:
-    """Compute a transposed convolution; crop its result by asymmetric or negative padding."""
+    """Compute a transposed convolution.
+
+    Asymmetric or negative padding is applied to the result, which it crops or extends.
+    """
     w = to_tensor(w, x)
     size = tuple(w.shape[2:])
     rank = len(size)
@@ -189,7 +192,7 @@ def _compute_max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     pads = window.symmetric_pads
-    if pads is None or any(2 * pad > k for pad, k in zip(pads, size, strict=True)):
+    if pads is None or any(2 * pad > length for pad, length in zip(pads, size, strict=True)):
         x, pads = _pad_axes(x, window.pads, value=-math.inf), (0,) * len(size)
     function = _MAX_POOLS[len(size) - 1]
     return node.pad_outputs(function(x, size, window.strides, pads, window.dilations))
@@ -201,7 +204,9 @@ def _compute_mean_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     counts_padding, pads = bool(node.get("count_include_pad", 0)), window.symmetric_pads
-    fits_pytorch = pads is not None and all(2 * pad <= k for pad, k in zip(pads, size, strict=True))
+    fits_pytorch = pads is not None and all(
+        2 * pad <= length for pad, length in zip(pads, size, strict=True)
+    )
     if fits_pytorch and set(window.dilations) == {1}:
         function = _MEAN_POOLS[len(size) - 1]
         return function(x, size, window.strides, pads, count_include_pad=counts_padding)
@@ -256,16 +261,16 @@ _COORDINATES: Final = (
 def _resize(
     node: OnnxNode, x: torch.Tensor, roi: Any = None, scales: Any = None, sizes: Any = None
 ) -> torch.Tensor:
-    """Resize with PyTorch's operator if its result is the same, otherwise axis by axis."""
-    resized_axes = [_ResizedAxis(node, n) for n in x.shape]
+    """Resize with PyTorch's operator if it has the result of ONNX, otherwise axis by axis."""
+    resized_axes = [_ResizedAxis(node, size) for size in x.shape]
     axes = read_axes(node, None, rank=x.ndim)
     axes = list(range(x.ndim)) if axes is None else axes
     if node.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-        roi_values = to_floats(node, roi, "roi")
-        for k, axis in enumerate(axes):
-            resized_axes[axis].crop = (roi_values[k], roi_values[k + len(axes)])
+        roi_values = to_number_list(node, roi, "roi")
+        for index, axis in enumerate(axes):
+            resized_axes[axis].crop = (roi_values[index], roi_values[index + len(axes)])
     if sizes is None:
-        for axis, factor in zip(axes, to_floats(node, scales, "scales"), strict=True):
+        for axis, factor in zip(axes, to_number_list(node, scales, "scales"), strict=True):
             resized_axes[axis].set_factor(factor)
     else:
         _set_lengths(node, [resized_axes[axis] for axis in axes], to_integers(node, sizes, "sizes"))
@@ -295,7 +300,6 @@ class _ResizedAxis:
     """One axis of a Resize; computes the input elements and weights of each output element.
 
     `size` is the size of the axis in the input. Raises `InputError` for unsupported coordinates.
-
     Follows the specification of ONNX's operator Resize (onnx.ai/onnx/operators).
     """
 
@@ -322,7 +326,7 @@ class _ResizedAxis:
 
     @property
     def is_resized(self) -> bool:
-        """Whether the output differs from the input."""
+        """Whether the output may differ from the input."""
         return (self.factor, self.length, self.crop) != (1.0, self.size, (0.0, 1.0))
 
     @property
@@ -422,7 +426,7 @@ def _round_position(node: OnnxNode, position: float) -> int:
 def _try_interpolate(
     node: OnnxNode, x: torch.Tensor, axes: list[_ResizedAxis]
 ) -> torch.Tensor | None:
-    """Return the result of `functional.interpolate`; None if ONNX defines a different result."""
+    """Return the result of `functional.interpolate`; None if ONNX's may differ."""
     lengths, factors = [axis.length for axis in axes], [axis.factor for axis in axes]
     has_special_weights = node.get("antialias", 0) or node.get("exclude_outside", 0)
     mode = _INTERPOLATIONS.get((node.get("mode", "nearest"), x.ndim))

@@ -55,6 +55,8 @@ def make_onnx_step(
 
     Raises
     ------
+    MissingExtraError
+        If the package onnx is not installed.
     InputError
         If `loss` is None or unknown, or if the file, the loss and the dimensions do not match.
     """
@@ -194,8 +196,8 @@ _LOSSES: Final[
 def _make_user_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
     """Return the default target of a user-defined loss, or zeros in the shape of the output.
 
-    The default is that of the second parameter. Raises `InputError` if `function` is not callable,
-    or if there are several outputs and no default.
+    The default target is a tensor: the default value of the second parameter. Raises `InputError`
+    if `function` is not callable, or if there are several outputs and no default.
     """
     if not callable(function):
         raise InputError(f"--loss {name}: expected a function of an output and its target")

@@ -1,4 +1,4 @@
-"""Certificates: comparison of a compiled step with eager PyTorch, in bits, memory and time."""
+"""Certificates: comparison of a compiled step with eager PyTorch, in results, memory and time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from poetmodel.torch.compiled import Compiled
 
 REPEATS: Final = 5
-"""Number of timed executions of each step, the fastest of which counts; fewer after
-`MEASURING_S`."""
+"""Number of timed executions of each step, the fastest of which counts; fewer if the executions
+of both steps take `MEASURING_S` together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     """Execute eager PyTorch and a compiled step from the same state; compare and measure them.
 
     `inputs` are flat inputs. Parameters, gradients, buffers, inputs and the random state are
-    restored.
+    restored, and state moves to the homes of the plan.
 
     Results are compared after steps without existing gradients. Peaks are measured with existing
     gradients, so that their memory does not count. Every execution is timed; short steps are

@@ -1,4 +1,4 @@
-"""Comparison of eager PyTorch and a compiled step that start from one state, bit for bit."""
+"""Comparison of eager PyTorch and a compiled step from one state, element by element."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ResultDifference:
         return f"{self.name} ({self.text}{operation_text})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the difference as plain values for JSON: its fields and its text.
+        """Return the difference as plain values for JSON: its fields, and its text as ``told``.
 
         ``largest`` is None for differences that are not finite.
         """
@@ -68,7 +68,7 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
     """Compare a compiled step with eager PyTorch, on the inputs of the capture.
 
     Also compares eager PyTorch with itself. Restores all state. Logs differences that are as small
-    as the rounding of sums in another order.
+    as the rounding of sums in another order, and another final state of the random generator.
 
     Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch itself computes
     other results in a second execution, with the modules as the first execution left them. A
@@ -188,8 +188,8 @@ def format_differences(differences: Sequence[ResultDifference], *, max_count: in
 def execute_eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) -> Any:
     """Execute a step in eager PyTorch; return its output.
 
-    Without `backward`, executes only the forward pass. Changes buffers, and gradients or, with an
-    optimizer, parameters and moments.
+    Without `backward`, executes only the forward pass, which may change buffers. Otherwise also
+    adds gradients or, with an optimizer, updates parameters and moments and clears gradients.
     """
     with torch.enable_grad():
         outputs = joint.module(*inputs)
@@ -251,7 +251,7 @@ class StepState:
 
     @contextmanager
     def restore_at_end(self) -> Iterator[None]:
-        """Context manager that clears gradients, and restores these and all state at the end."""
+        """Context manager that clears gradients; restores gradients and all state at the end."""
         gradients = {name: tensor.grad for name, tensor in self.gradient_tensors.items()}
         self._clear_gradients()
         try:
@@ -321,7 +321,7 @@ class StepState:
 def find_differences(
     trace: Trace, expected: Results, actual: Results
 ) -> Iterator[ResultDifference]:
-    """Yield the results that are not equal bit for bit; NaN equals NaN."""
+    """Yield the results whose shapes or elements are not equal, sorted by name; NaN equals NaN."""
     step_graph = trace.step_graph
     operation_names = {
         output.result.name: step_graph.operations[output.last_operation].name

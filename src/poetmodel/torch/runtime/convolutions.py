@@ -48,8 +48,8 @@ class DividedOp:
     operation: int
     """Index of the operation in the step's graph."""
     divisions: tuple[Division | None, ...]
-    """(division of the output), or (division of the input's gradient, division of the weight's);
-    None for a tensor that is not divided."""
+    """(division of the output, or of a norm's gradients), or (division of the input's gradient,
+    division of the weight's); None for a tensor that is not divided."""
     workspace_bytes: int
     """Workspace when computed in pieces [B]."""
 
@@ -67,8 +67,8 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
     Returns
     -------
     list of DividedOp
-        Found by executing each distinct operation on random numbers, undivided and in pieces. Empty
-        if the budget is at least the keep-all peak.
+        Each distinct operation is executed on random numbers, undivided and in pieces. The list is
+        empty if the budget is at least the keep-all peak.
     """
     if budget_bytes >= keep_all_bytes(trace):
         return []
@@ -107,7 +107,7 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
 
 
 def divide_convolutions(trace: Trace, divided_ops: Iterable[DividedOp]) -> Trace:
-    """Set kernels that compute operations in pieces; return the trace with their workspaces.
+    """Set kernels that compute operations in pieces; return the trace with the new workspaces.
 
     Changes the nodes of the captured graph.
     """
@@ -152,7 +152,9 @@ class Division:
     count: int
     """Maximum number of pieces."""
     groups: int = 1
+    """Number of groups of the convolution."""
     transposed: bool = False
+    """Whether the convolution is transposed."""
 
     def ranges(self, total: int) -> Iterator[slice]:
         """Yield the range of each piece; `total` is the number of images, channels or groups."""
@@ -219,7 +221,7 @@ class DividedConvolution:
 
 @dataclass(frozen=True, slots=True)
 class DividedConvolutionBackward:
-    """Kernel of the gradients of a convolution in pieces; the smaller one is computed first."""
+    """Kernel of the gradients of a convolution in pieces; computes the smaller gradient first."""
 
     divisions: tuple[Division | None, ...]
     """Division of the input's gradient, and division of the gradients of weight and bias."""
@@ -257,7 +259,7 @@ def _compute_gradients(
     settings: Sequence[Any],
     mask: Sequence[bool],
 ) -> Sequence[OptionalTensor]:
-    """Return the gradients of input, weight and bias; None for those that `mask` does not select.
+    """Return the gradients of input, weight and bias; None where `mask` is False.
 
     `dy` is the gradient of the output, `operands` are input, weight and bias.
     """
@@ -316,9 +318,10 @@ class DividedNormBackward:
 
 
 def _find_best_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
-    """Return (divided kernel, its workspace [B]); None if no division needs less than undivided.
+    """Return (divided kernel, its workspace [B]); None if no division is needed or better.
 
-    The kernel has the fewest pieces whose workspace is allowed, or the smallest workspace.
+    The kernel has equal bits, and the fewest pieces whose workspace is allowed, otherwise the
+    smallest workspace. A division is better if it needs less workspace than the undivided kernel.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -398,7 +401,7 @@ def _possible_divisions(
     """Return the possible divisions of a dimension, by ascending and distinct number of pieces.
 
     `settings` are the arguments of the convolution after the bias. With groups, the groups are
-    divided instead of channels.
+    divided instead of channels; those of a transposed convolution cannot be divided.
     """
     transposed, _, groups = settings[3:6]
     if groups > 1 and dimension != "batch":
@@ -421,8 +424,8 @@ def find_min_workspace_kernel(
     """Return (divided kernel with equal bits and less workspace, its workspace [B]).
 
     This is the first of `kernels` whose workspace is at most `allowed_bytes`, otherwise the one
-    with the smallest workspace. None if the `undivided_kernel` kernel needs at most
-    `allowed_bytes`, or no kernel with equal bits needs less.
+    with the smallest workspace. None if `undivided_kernel` needs at most `allowed_bytes`, or no
+    kernel with equal bits needs less.
     """
     expected_outputs, min_bytes = _measure_kernel(undivided_kernel, arguments)
     best_kernel = None

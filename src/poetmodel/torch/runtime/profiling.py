@@ -177,7 +177,8 @@ def measure(
     Raises
     ------
     InputError
-        If pages cannot be timed in the folder, or the step is not on the CPU.
+        If an argument is invalid, if pages cannot be timed in the folder, or if the step is not on
+        the CPU.
     """
     _check_arguments(trace, repeats, threads)
     threads = threads or torch.get_num_threads()
@@ -310,7 +311,7 @@ def _operation_times(
 
 
 def limit_threads(threads: int) -> AbstractContextManager[None]:
-    """Context manager that sets the number of PyTorch's threads."""
+    """Context manager that sets the number of PyTorch's threads, and restores it at the end."""
     return temporary_setting(torch.set_num_threads, threads, torch.get_num_threads())
 
 
@@ -346,7 +347,7 @@ class Paging:
 def measure_paging(
     folder: str | Path, *, repeats: int = 5, sizes_bytes: Sequence[int] = PAGE_SIZES_BYTES
 ) -> Paging:
-    """Measure page-out and page-in in a folder, for pages of two or more sizes.
+    """Measure page-out and page-in in a temporary file of a folder, for two or more page sizes.
 
     A page-out is ``pwrite`` and ``fdatasync``, so that it ends when the bytes are on the medium.
     Then its copy in the file cache is dropped (``POSIX_FADV_DONTNEED``), so that a page-in reads

@@ -51,9 +51,10 @@ class StepProgram:
 class StepWriter(Rewriter):
     """Writes the program of a plan, which emits gradients as soon as they exist.
 
-    The program is a valid plan of a graph whose tensors are the storages `storage_indices`. All
-    other storages are kept until their last reader. A random operation that is recomputed starts
-    from the random state of its first execution. `state_indices` is that of `StepProgram`.
+    `program` is the program of a valid plan for a graph whose tensors are the storages
+    `storage_indices`. All other storages are kept until their last reader. A recomputed random
+    operation starts from the random state of its first execution. `state_indices` is that of
+    `StepProgram`.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class StepWriter(Rewriter):
         self.step_graph: CapturedGraph = trace.step_graph
         self.program = program
         self.storage_indices = storage_indices
-        self._scheduled = frozenset(storage_indices)
+        self._scheduled_storages = frozenset(storage_indices)
         for argument in trace.joint.arguments:
             self._placeholders[argument.node] = self.graph.placeholder(argument.node.name)
         self._new_moments = (
@@ -79,7 +80,11 @@ class StepWriter(Rewriter):
         )
         self._emit, self._pages = map(self.graph.placeholder, ("emit", "pages"))
         outputs = self.step_graph.outputs
-        self.end_results = {k: o for k, o in enumerate(outputs) if o.is_returned_at_end}
+        self.end_results = {
+            output_index: output
+            for output_index, output in enumerate(outputs)
+            if output.is_returned_at_end
+        }
         self._results: dict[int, fx.Node] = {}
         self._outputs_of_operation: dict[int | None, list[int]] = {}
         """Indices of the outputs that are complete after an operation, by its index; None for
@@ -133,7 +138,7 @@ class StepWriter(Rewriter):
             current_state = self.graph.call_function(torch.default_generator.get_state)
             self.graph.call_function(torch.default_generator.set_state, (first_state,))
         self._write_operation(
-            operation, self._scheduled.intersection(operation.storages), instruction_index
+            operation, self._scheduled_storages.intersection(operation.storages), instruction_index
         )
         if current_state is not None:
             self.graph.call_function(torch.default_generator.set_state, (current_state,))
@@ -183,10 +188,10 @@ class StepWriter(Rewriter):
         self._results[output_index] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether an output is copied: it is part of storages that the plan may free."""
-        return self._scheduled.issuperset(output.reads.storages) and not self._fills_storage(
-            output.result.node
-        )
+        """Return whether an output is copied: if it is part of storages that the plan may free."""
+        return self._scheduled_storages.issuperset(
+            output.reads.storages
+        ) and not self._fills_storage(output.result.node)
 
     def _fills_storage(self, node: fx.Node) -> bool:
         """Return whether a node's value occupies all bytes of its storage."""
@@ -232,7 +237,9 @@ class TrainingWriter(StepWriter):
             trace.step_graph, program, frozenset(storage_indices)
         )
         """Storages that are not in the plan, by the position in the program of their last use."""
-        self._positions = {a.node: k for k, a in enumerate(trace.joint.arguments)}
+        self._positions = {
+            argument.node: position for position, argument in enumerate(trace.joint.arguments)
+        }
         super().__init__(trace, program, storage_indices, state_indices=state_indices)
 
     def _write_initial_state(self) -> None:
@@ -282,11 +289,12 @@ class TrainingWriter(StepWriter):
             state_index = self.step_graph.storages[storage_index].replaces
             if state_index in self.state_indices:
                 self._newest |= {
-                    (storage_index, k): self._newest[state_index, k]
-                    for _, k in self.output_keys(state_index)
+                    (storage_index, layout_index): self._newest[state_index, layout_index]
+                    for _, layout_index in self.output_keys(state_index)
                 }
                 self._output_keys[storage_index] = [
-                    (storage_index, k) for _, k in self.output_keys(state_index)
+                    (storage_index, layout_index)
+                    for _, layout_index in self.output_keys(state_index)
                 ]
 
     def _write_operation(
@@ -324,9 +332,9 @@ class TrainingWriter(StepWriter):
 
 
 def _storages_by_last_use(
-    step_graph: CapturedGraph, program: Program, scheduled: Collection[int]
+    step_graph: CapturedGraph, program: Program, scheduled_storages: Collection[int]
 ) -> dict[int, list[int]]:
-    """Return storages outside of `scheduled`, by the position in the program of their last use."""
+    """Return unscheduled storages, by the position in the program of their last use."""
     last_use: dict[int, int] = {}
     for instruction_index, (op, index) in enumerate(program):
         if op == Op.COMPUTE:
@@ -335,7 +343,7 @@ def _storages_by_last_use(
             last_use.update(
                 (storage_index, instruction_index)
                 for storage_index in used_storages
-                if storage_index not in scheduled
+                if storage_index not in scheduled_storages
             )
     storages_by_instruction: dict[int, list[int]] = {}
     for storage_index, instruction_index in last_use.items():

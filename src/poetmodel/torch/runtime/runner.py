@@ -1,4 +1,4 @@
-"""Execution of a plan as one training step, which either completes or changes nothing."""
+"""Execution of a plan as one training step, which completes or, by default, changes nothing."""
 
 from __future__ import annotations
 
@@ -115,10 +115,14 @@ class Runner:
         ]
         """Positions, among the end results, of those that a step returns: the loss first."""
         self._check_positions = [
-            k for k, result in enumerate(results) if result.kind is OutputKind.CHECK
+            position for position, result in enumerate(results) if result.kind is OutputKind.CHECK
         ]
-        targets = {k: result.target for k, result in enumerate(results)}
-        self._changed_arguments = {k: indices[t.node] for k, t in targets.items() if t is not None}
+        targets = {position: result.target for position, result in enumerate(results)}
+        self._changed_arguments = {
+            position: indices[target.node]
+            for position, target in targets.items()
+            if target is not None
+        }
         """For end results that are new values of arguments: index of the argument, by position."""
         self._is_random = any(operation.is_random for operation in trace.step_graph.operations)
         self._module_indices = [indices[argument.node] for argument in joint.module_arguments]
@@ -168,7 +172,10 @@ class Runner:
         return sum(self.trace.step_graph.storages[storage].bytes for storage in storages)
 
     def trial(self) -> AbstractContextManager[None]:
-        """Context manager for trial steps, which restores the state on storage at the end."""
+        """Move state to its homes, and return a context manager for trial steps.
+
+        The context manager restores the state on storage if its file has two generations.
+        """
         if self.state_store is None:
             return nullcontext()
         self.move_state()
@@ -191,8 +198,8 @@ class Runner:
         part of the step. `delays_gradients` overrides the attribute.
 
         Raises `PageError` if a page cannot be written, read or verified, and `CaptureError` if a
-        check for finite numbers fails. Parameters, gradients, buffers and the random state are then
-        unchanged, or the error has the note `TORN_NOTE`.
+        check for finite numbers fails. With `rollback`, parameters, gradients, buffers and the
+        random state are then unchanged, unless the error has the note `TORN_NOTE`.
         """
         self.move_state()
         values = self._argument_values(inputs)
@@ -215,11 +222,11 @@ class Runner:
         with torch.no_grad():
             gradients.store_remaining()
             if self._changed_arguments:
-                new_values = [results[k] for k in self._changed_arguments]
+                new_values = [results[position] for position in self._changed_arguments]
                 torch._foreach_copy_(
                     [values[index] for index in self._changed_arguments.values()], new_values
                 )
-        loss, *further_results = [results[k] for k in self._returned_positions]
+        loss, *further_results = [results[position] for position in self._returned_positions]
         # An output of the model may be an argument itself.
         return self.trace.joint.build_output(loss, [value.detach() for value in further_results])
 
@@ -263,7 +270,7 @@ class Runner:
 
     def _check_finite(self, results: Sequence[torch.Tensor]) -> None:
         """Raise `CaptureError` if a check for finite numbers has failed."""
-        if not all(results[k] for k in self._check_positions):
+        if not all(results[position] for position in self._check_positions):
             joint = self.trace.joint
             raise CaptureError(
                 f"{joint.name}: not all numbers are finite or in range, or a matrix cannot be "
@@ -354,7 +361,7 @@ def _gradient_targets(
     step_graph = trace.step_graph
     readers = [operation.reads for operation in step_graph.operations]
     readers += [output.reads for output in step_graph.outputs]
-    n_readers = Counter(output_index for reads in readers for output_index in reads.storages)
+    n_readers = Counter(storage_index for reads in readers for storage_index in reads.storages)
     targets = {
         output_index: output.result.target
         for output_index, output in enumerate(step_graph.outputs)

@@ -49,7 +49,7 @@ def load_state(
     ------
     InputError
         If the file does not match the folder, the folder's program changes no state, or the model
-        lacks tensors of the file. The model is then unchanged.
+        lacks tensors of the file or has them in other shapes. The model is then unchanged.
     """
     file, export_folder = state_paths(path, folder)
     tensors = load_state_tensors(export_folder, requires_updates=True)
@@ -107,8 +107,8 @@ def save_state(
     Raises
     ------
     InputError
-        If the folder has tensors that the model and the optimizer lack, or its program changes no
-        state.
+        If the folder has tensors that the model and the optimizer lack or have in other shapes, or
+        its program changes no state.
     """
     file, export_folder = state_paths(path, folder)
     tensors = load_state_tensors(export_folder, requires_updates=True)

@@ -124,7 +124,9 @@ class Format:
         fields = json.loads(encoded_fields)
         if fields["version"] != _VERSION or fields["block_bytes"] != BLOCK_BYTES:
             return None
-        tensors = tuple(_tensor_from_dict(k, tensor) for k, tensor in enumerate(fields["tensors"]))
+        tensors = tuple(
+            _tensor_from_dict(index, item) for index, item in enumerate(fields["tensors"])
+        )
         return cls(
             name=fields["name"],
             generations=fields["generations"],
@@ -310,6 +312,7 @@ class StateFile:
         self.record = Record.with_absent_tensors(len(self.format.tensors), steps=steps)
         """The record of the current generation."""
         self.storages: dict[int, TensorStorage] = {}
+        """Storage of each tensor, by the index of the storage."""
         self._positions: dict[int, int] = {}
         for position, tensor in enumerate(self.format.tensors):
             self.storages[tensor.storage.index] = tensor.storage
@@ -469,7 +472,10 @@ class StateFile:
         self.read_bytes += len(memory)
 
     def write(self, index: int, memory: memoryview) -> None:
-        """Write a tensor of the next generation from `memory`; other tensors retain their value."""
+        """Write a tensor of the next generation from `memory`; other tensors retain their value.
+
+        Raises `PageError` if the file cannot be written.
+        """
         position = self._positions[index]
         current_slot = self.record.slots[position]
         slot = 0 if current_slot == ABSENT else (current_slot + 1) % self.format.generations
@@ -485,7 +491,9 @@ class StateFile:
     def commit(self, *, steps: int = 0, absent_indices: Iterable[int] = ()) -> None:
         """Make the written tensors part of the current generation, and map memories to it.
 
-        With two generations, the medium has stored the generation on return.
+        With two generations, the medium has stored the generation on return, and the first commit
+        renames the file, so that `recover` finds it. Raises `PageError` if the record cannot be
+        written.
 
         Parameters
         ----------
@@ -506,7 +514,10 @@ class StateFile:
             self._publish()
 
     def _next_record(self, *, steps: int) -> Record:
-        """Return the next generation's record: changed slots and checksums override the current."""
+        """Return the record of the next generation, with the current state of the random generator.
+
+        Slots and checksums are those of the current record, or of tensors written since.
+        """
         entries = list(zip(self.record.slots, self.record.checksums, strict=True))
         for position, entry in self._next_entries.items():
             entries[position] = entry

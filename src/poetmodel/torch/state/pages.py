@@ -55,8 +55,8 @@ class ScratchFile:
     Creating the object creates the file, and the folder if it is missing; that may raise
     `InputError`. The file is removed when the object is deleted. Each page is checked against its
     checksum when read. A page-out is ``pwrite`` and ``fdatasync``, and then drops the copy in the
-    file cache (``POSIX_FADV_DONTNEED``); a page-in drops it again. So
-    a paged-out page takes no RAM.
+    file cache (``POSIX_FADV_DONTNEED``); a page-in drops it
+    again. So a paged-out page takes no RAM.
     """
 
     bytes: int
@@ -87,14 +87,20 @@ class ScratchFile:
         self._checksums: dict[int, int] = {}
 
     def _write_page(self, offset: int, memory: memoryview, page_name: str) -> None:
-        """Write a page, called `page_name` in messages; return when the medium has stored it."""
+        """Write a page, called `page_name` in messages; return when the medium has stored it.
+
+        Raises `PageError` if the page cannot be written.
+        """
         self._checksums[offset] = checksum(memory)
         with convert_page_errors(self.path, f"{page_name} could not be written"):
             write_page(self._descriptor, memory, offset)
         self.written_bytes += len(memory)
 
     def _read_page(self, offset: int, memory: memoryview, page_name: str) -> None:
-        """Read a page, called `page_name` in messages; raise `PageError` if it is damaged."""
+        """Read a page, called `page_name` in messages.
+
+        Raises `PageError` if the page cannot be read or is damaged.
+        """
         read_checked(
             self.path, self._descriptor, memory, offset, self._checksums[offset], page_name
         )
@@ -143,7 +149,7 @@ class PageFile(ScratchFile):
         self._write_page(self.offsets[index], memory, self._page_name(index))
 
     def read(self, index: int, memory: memoryview) -> None:
-        """Read the page of a storage; raise `PageError` if its checksum differs."""
+        """Read the page of a storage; raise `PageError` if it cannot be read or is damaged."""
         self._read_page(self.offsets[index], memory, self._page_name(index))
 
     def _create(self) -> None:
@@ -320,7 +326,7 @@ def bytes_of(storage: torch.UntypedStorage) -> memoryview:
 
 
 def checksum(memory: memoryview) -> int:
-    """Return a checksum that changes with any single word, and if blocks are exchanged.
+    """Return a checksum that changes with any word, and almost always if blocks are exchanged.
 
     The checksum is the sum of the blocks' sums times odd weights, modulo 2^64. Blocks have 4 KiB,
     and words of 8 B are summed. This takes as long as reading the memory once, a fifth of the time
@@ -469,7 +475,10 @@ class Memory:
         return bool(np.any(entries & _PRESENT_BITS)), bool(np.any(_written_pages(entries)))
 
     def copy_written(self, pages: Pagemap, memory: memoryview) -> None:
-        """Copy the pages written since the memory was mapped to the same offsets of `memory`."""
+        """Copy the pages written since the memory was mapped to the same offsets of `memory`.
+
+        On systems without page information, copies the whole memory.
+        """
         content = bytes_of(self.storage)
         entries = pages.read_entries(self._address, self._span_bytes)
         if entries is None:

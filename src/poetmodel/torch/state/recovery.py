@@ -247,8 +247,10 @@ class _AbandonedStateFile:
     def read_records(self, file_format: Format) -> list[Record]:
         """Read the intact commit records, newest first."""
         raw_records = (
-            os.pread(self._descriptor, file_format.record_bytes, file_format.record_offset(k))
-            for k in range(RECORD_COUNT)
+            os.pread(
+                self._descriptor, file_format.record_bytes, file_format.record_offset(position)
+            )
+            for position in range(RECORD_COUNT)
         )
         records = [record for record in map(Record.parse, raw_records) if record is not None]
         return sorted(records, key=lambda record: -record.generation)
@@ -352,7 +354,9 @@ def _open_locked(path: Path) -> _AbandonedStateFile | None:
 
 @contextmanager
 def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterator[int]:
-    """Context manager that removes the file of a recovered `model`, unless the block raises.
+    """Context manager that removes the file of a recovered model, unless the block raises.
+
+    The file is the one in `folder` from which `model` was recovered.
 
     Yields the number of training steps of the recovered state; 0 if the model was not recovered
     from this folder. Logs a warning about each other abandoned state file in the folder.

@@ -161,7 +161,8 @@ class StateStore:
         """Prepare the next step: write the changes since the last step to the file.
 
         `stored_indices` are the tensors with their home on storage from now on; by default the
-        homes do not change. In a `trial`, only discards the results of the last step.
+        homes do not change. In a `trial`, only discards the results of the last step. Raises
+        `PageError` if the file cannot be used, read or written.
         """
         self.file.check()
         if self._is_trial:
@@ -230,7 +231,8 @@ class StateStore:
     def rollback(self) -> None:
         """Restore the state from before a failed step.
 
-        With one generation, state remains partly updated.
+        Moments that the step has created are removed. With one generation, state remains partly
+        updated.
         """
         self.file.rollback()
         if not self.has_two_generations:
@@ -335,7 +337,7 @@ def _identity(tensor: StateTensor) -> tuple[str, str, str]:
 
 
 def _all_states(trace: Trace) -> Iterator[_StateEntry]:
-    """Yield the state that a step reads, then all other parameters and buffers of its modules."""
+    """Yield the state that a step reads, then other parameters and buffers on the CPU."""
     states = list(_step_states(trace))
     yield from states
     module = trace.joint.module
@@ -367,7 +369,7 @@ def _all_states(trace: Trace) -> Iterator[_StateEntry]:
 
 
 def _step_states(trace: Trace) -> Iterator[_StateEntry]:
-    """Yield the state tensors that a step reads; one with several names has the first of them."""
+    """Yield the state tensors that a step reads, each once, under its first name."""
     joint, storages = trace.joint, trace.step_graph.storages
     replaced_indices = {storage.replaces for storage in storages}
     first_paths: dict[int, str] = {}

@@ -46,7 +46,7 @@ class StepOutput:
 
 
 class CapturedGraph(StepGraph):
-    """The operations of a captured step, profiled by executing it once on the captured inputs.
+    """The operations of a captured step, profiled by one execution on the captured inputs.
 
     A backward operation belongs to the module of the forward operation with the same sequence
     number. A sum of gradients has no sequence number. It belongs to the innermost module that
@@ -84,13 +84,17 @@ class CapturedGraph(StepGraph):
                 joint, self._profiler(measure_workspaces=measure_workspaces)
             )
             profiles = {
-                k: profile_of_node[node] for k, node in enumerate(nodes) if node in profile_of_node
+                position: profile_of_node[node]
+                for position, node in enumerate(nodes)
+                if node in profile_of_node
             }
-        self.profiles = {k: profile for k, profile in profiles.items() if profile.sizes_bytes}
+        self.profiles = {
+            position: profile for position, profile in profiles.items() if profile.sizes_bytes
+        }
         """Profiles of the operations, by their position in the captured graph."""
         super().__init__(
             joint.graph_module.graph,
-            {nodes[k]: profile for k, profile in self.profiles.items()},
+            {nodes[position]: profile for position, profile in self.profiles.items()},
             name=joint.name,
         )
         self._finish_operations()
@@ -99,7 +103,7 @@ class CapturedGraph(StepGraph):
         for result in joint.results:
             result_reads = self.find_reads((result.node,))
             last_operation = max(
-                (self.storages[k].operation for k in result_reads.storages), default=None
+                (self.storages[index].operation for index in result_reads.storages), default=None
             )
             self.outputs.append(
                 StepOutput(result=result, reads=result_reads, last_operation=last_operation)

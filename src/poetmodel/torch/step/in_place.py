@@ -31,13 +31,14 @@ def in_place_pair(
     step_graph: CapturedGraph,
     operation: Operation,
     last_uses: Sequence[int],
-    excluded: Collection[int],
+    excluded_indices: Collection[int],
 ) -> tuple[tuple[int, int], ...]:
     """Return the pair ((output, input),) if the output may overwrite the input, otherwise ().
 
     Output and input are storage indices. The input must be a computed tensor that fills its storage
-    and that is read directly, not as a view. No later operation may read it. Storages in `excluded`
-    must not be overwritten.
+    and that is read directly, not as a view. `last_uses` has the index of the last operation that
+    uses each storage: `operation` must be that of the input. Storages in `excluded_indices` must
+    not be overwritten.
     """
     if len(operation.storages) != 1 or operation.is_source:
         return ()
@@ -59,7 +60,7 @@ def in_place_pair(
         storage = step_graph.storages[input_index]
         if (
             last_uses[input_index] == operation.index
-            and input_index not in excluded
+            and input_index not in excluded_indices
             and input_index not in viewed_indices
             and not step_graph.operations[storage.operation].is_source
             and _has_equal_layout(output, storage)

@@ -118,7 +118,7 @@ class Rule(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sgd(Rule):
-    """A step of ``torch.optim.SGD``."""
+    """The update of ``torch.optim.SGD``."""
 
     momentum: float
     dampening: float
@@ -171,13 +171,13 @@ class Sgd(Rule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountingRule(Rule):
-    """An update that depends on the number of updates; moments have initial values at the first."""
+    """A rule that counts its updates; moments have initial values before the first update."""
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
         del is_first
         parameter, count, *moments = state
         count.add_(1)
-        # A meta tensor has no value; any number serves.
+        # A meta tensor has no value; any number is valid.
         step = 1.0 if count.is_meta else count.item()
         self._apply(parameter, gradient, moments, lr, step)
 
@@ -188,7 +188,7 @@ class CountingRule(Rule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam(CountingRule):
-    """A step of ``torch.optim.Adam``."""
+    """The update of ``torch.optim.Adam``."""
 
     betas: tuple[float, float]
     eps: float
@@ -204,7 +204,7 @@ class Adam(CountingRule):
         return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and moments by PyTorch's fused Adam or AdamW; count the step."""
+        """Overwrite parameter and moments by PyTorch's fused Adam or AdamW; count the update."""
         del is_first
         parameter, count, mean, square, *max_squares = state
         kernel = torch._fused_adamw_ if self.decoupled_weight_decay else torch._fused_adam_
@@ -225,7 +225,7 @@ class Adam(CountingRule):
         )
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one step of Adam, in the memory of the gradient."""
+        """Overwrite `w` and moments by one update of Adam, in the memory of the gradient."""
         mean, square, *max_squares = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -241,14 +241,14 @@ class Adam(CountingRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW(Adam):
-    """A step of ``torch.optim.AdamW``."""
+    """The update of ``torch.optim.AdamW``."""
 
     op: ClassVar[str] = "adamw"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NAdam(CountingRule):
-    """A step of ``torch.optim.NAdam``: Adam with Nesterov's momentum."""
+    """The update of ``torch.optim.NAdam``: Adam with Nesterov's momentum."""
 
     betas: tuple[float, float]
     eps: float
@@ -260,7 +260,7 @@ class NAdam(CountingRule):
     flops: ClassVar[int] = 15
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one step of NAdam."""
+        """Overwrite `w` and moments by one update of NAdam."""
         momentum_product, mean, square = moments
         beta1, beta2 = self.betas
         momentum, next_momentum = (
@@ -275,7 +275,7 @@ class NAdam(CountingRule):
         else:
             denominator = square.div(1 - beta2**step).sqrt_()
         denominator.add_(self.eps)
-        # A meta tensor has no value; any number except 1 serves.
+        # A meta tensor has no value; any number except 1 is valid.
         product_value = 0.5 if momentum_product.is_meta else momentum_product.item()
         w.addcdiv_(gradient, denominator, value=-lr * (1.0 - momentum) / (1.0 - product_value))
         w.addcdiv_(
@@ -285,7 +285,7 @@ class NAdam(CountingRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RmsProp(CountingRule):
-    """A step of ``torch.optim.RMSprop``."""
+    """The update of ``torch.optim.RMSprop``."""
 
     alpha: float
     eps: float
@@ -302,7 +302,7 @@ class RmsProp(CountingRule):
         return keys, 2 * has_momentum + 5 * self.centered
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one step of RMSprop."""
+        """Overwrite `w` and moments by one update of RMSprop."""
         del step
         square, *other_moments = moments
         square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
@@ -322,7 +322,7 @@ class RmsProp(CountingRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adagrad(CountingRule):
-    """A step of ``torch.optim.Adagrad``."""
+    """The update of ``torch.optim.Adagrad``."""
 
     lr_decay: float
     eps: float
@@ -333,14 +333,14 @@ class Adagrad(CountingRule):
     has_fused: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and the sum of squares by one step of Adagrad."""
+        """Overwrite `w` and the sum of squares by one update of Adagrad."""
         (total,) = moments
         total.addcmul_(gradient, gradient, value=1)
         rate = lr / (1 + (step - 1) * self.lr_decay)
         w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and sum of squares by PyTorch's fused Adagrad; count the step."""
+        """Overwrite parameter and sum of squares by PyTorch's fused Adagrad; count the update."""
         del is_first
         parameter, count, total = state
         torch._fused_adagrad_(
@@ -358,7 +358,7 @@ class Adagrad(CountingRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adamax(CountingRule):
-    """A step of ``torch.optim.Adamax``: Adam with the largest gradient in place of the squares."""
+    """The update of ``torch.optim.Adamax``: Adam with the largest gradient instead of squares."""
 
     betas: tuple[float, float]
     eps: float
@@ -370,7 +370,7 @@ class Adamax(CountingRule):
     needs_scratch: ClassVar[bool] = False
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one step of Adamax, in the memory of the gradient."""
+        """Overwrite `w` and moments by one update of Adamax, in the memory of the gradient."""
         mean, infinity_norm = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -380,7 +380,7 @@ class Adamax(CountingRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RAdam(CountingRule):
-    """A step of ``torch.optim.RAdam``: without the squares for the first few steps."""
+    """The update of ``torch.optim.RAdam``: without the squares in the first few updates."""
 
     betas: tuple[float, float]
     eps: float
@@ -391,7 +391,7 @@ class RAdam(CountingRule):
     reuses_gradient: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one step of RAdam, in the memory of the gradient."""
+        """Overwrite `w` and moments by one update of RAdam, in the memory of the gradient."""
         mean, square = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -424,7 +424,7 @@ class RAdam(CountingRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Muon(Rule):
-    """A step of ``torch.optim.Muon``: the momentum, with singular values moved close to 1.
+    """The update of ``torch.optim.Muon``: the momentum, with singular values moved close to 1.
 
     Computed in ``bfloat16`` by Newton-Schulz iterations: see Jordan et al., Muon: An optimizer for
     hidden layers in neural networks (2024).
@@ -459,7 +459,7 @@ class Muon(Rule):
         return 2 * (2 * int(parameter.numel()) + min_size * min_size)  # elements of 2 bytes
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and momentum by one step of Muon."""
+        """Overwrite parameter and momentum by one update of Muon."""
         del is_first
         parameter, buffer = state
         buffer.lerp_(gradient, 1 - self.momentum)
@@ -537,7 +537,9 @@ def find_owner(optimizer: Any, parameter: torch.Tensor) -> Any:
     """Return the member that updates a parameter; the first member if none does."""
     members = optimizer_members(optimizer)
     owners = (
-        o for o in members if any(p is parameter for g in o.param_groups for p in g["params"])
+        member
+        for member in members
+        if any(p is parameter for group in member.param_groups for p in group["params"])
     )
     return next(owners, members[0])
 
@@ -562,8 +564,9 @@ def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
 def make_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
     """Create an optimizer of all parameters of `modules`, with PyTorch's default settings.
 
-    `name` is a `Rule.op`, or ``momentum`` for SGD with momentum 0.9. Objects that are no modules
-    are ignored. Returns None if there are no parameters; the capture then raises an error.
+    `name` is a `Rule.op`, or ``momentum`` for SGD with momentum 0.9; ``sgd`` is a `QuantizedSGD` if
+    int8 layers train. Objects that are no modules are ignored. Returns None if there are no
+    parameters; the capture then raises an error.
     """
     actual_modules = [module for module in modules if isinstance(module, torch.nn.Module)]
     parameters = list(dict.fromkeys(p for module in actual_modules for p in module.parameters()))
@@ -602,7 +605,7 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
         return
     if found_class not in TRACED_RULES:
         # The class may be a user's, with the same name.
-        got = (
+        class_text = (
             f"{found_class.__module__}.{found_class.__qualname__}"
             if found_class.__module__ != "builtins"
             else ""
@@ -613,7 +616,7 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
             if optimizer_class is not QuantizedSGD
         )
         expected = f"{', '.join(names)} or {last_name} of torch.optim"
-        yield f"expected {expected}, got {got or shown(optimizer)}"
+        yield f"expected {expected}, got {class_text or shown(optimizer)}"
         return
     supported_optimizer: Any = optimizer
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -650,6 +653,7 @@ class LearningRate:
 
     optimizer: torch.optim.Optimizer
     group: int
+    """Index of the parameter group."""
 
     def value(self) -> torch.Tensor:
         """Return the current rate as a double, with all digits of Python's number."""
@@ -672,7 +676,7 @@ class OptimizerMoment:
 
     @property
     def starts_with_gradient(self) -> bool:
-        """Whether the moment is new and its first value will be the gradient without dampening.
+        """Whether the moment is new and skips the optimizer's dampening at its first value.
 
         Exported code marks such a moment with NaN.
         """
@@ -831,7 +835,7 @@ class MomentSnapshot:
         """Parameter groups that count updates, with their count."""
 
     def read_moments(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's current moments by name; a new one is missing."""
+        """Return the optimizer's current moments by name, without new ones."""
         return {name: moment.value() for name, moment in self._moments.items() if not moment.is_new}
 
     def _copy_values(self) -> dict[str, torch.Tensor]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KEPT_FRACTIONS: Final = (0.01, 0.001, 0.0)
 """Small tensors are kept up to this fraction of the budget in total. The next fraction is tried if
-the kept tensors exceed `MAX_HEADROOM_FRACTION`."""
+the kept tensors take more than `MAX_HEADROOM_FRACTION` of the headroom."""
 
 MAX_HEADROOM_FRACTION: Final = 1 / 3
 """Largest fraction of the budget's headroom above the minimum that kept tensors may take."""
@@ -195,7 +195,7 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
     RAM. It stays in the graph with 0 bytes if it is updated and a recomputable node reads it.
     """
     graph = trace.graph
-    if graph.version == 1:
+    if graph.version == 1:  # a step without updates, whose graph has neither state nor inputs
         return graph, tuple(range(len(graph.nodes)))
     names = [tensor.name for tensor in graph.tensors]
     retained_names, zero_size_names = set(names), set()
@@ -222,7 +222,7 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
 
 
 def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
-    """Return name and bytes of state and inputs in RAM throughout a step with updates [B]."""
+    """Return (description, bytes) of state and inputs in RAM throughout; () without updates [B]."""
     graph = trace.graph
     inputs_bytes = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
     if graph.version == 1:
@@ -264,9 +264,10 @@ def _size_threshold(sizes_bytes: list[int], kept_bytes: int) -> int:
 def _restrict_node(
     node: Node, names: Collection[str], zero_size_names: Collection[str] = ()
 ) -> Node:
-    """Return a node with only the inputs and outputs in `names`; other outputs count as workspace.
+    """Return a node with only the inputs and outputs in `names`.
 
-    Outputs in `zero_size_names` get 0 bytes.
+    Omitted outputs count as workspace, except state, inputs and replacements of state. Outputs in
+    `zero_size_names` get 0 bytes.
     """
     omitted_tensors = [t for t in node.outputs if t.name not in names and t.replaces is None]
     omitted_bytes = (

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class Trace:
     """A training step as captured from PyTorch, and as a training graph.
 
-    Node ``k`` of the graph is ``operations[k]``, tensor ``i`` is ``storages[i]``.
+    Node ``k`` of the graph is ``step_graph.operations[k]``, tensor ``i`` is
+    ``step_graph.storages[i]``.
     """
 
     joint: Joint
@@ -87,7 +88,8 @@ def trace(
     Returns
     -------
     Trace
-        Parameters, gradients, buffers and the state of random generators are left unchanged.
+        The step and its training graph. Parameters, gradients, buffers and the state of random
+        generators are left unchanged.
 
     Raises
     ------

@@ -93,7 +93,7 @@ class TrainingGraph(CapturedGraph):
         """Link updates to the state that they replace, sort all operations, mark those in place."""
         for operation in self.operations:
             if isinstance(operation.node.target, Update):
-                self._replace_state(operation)
+                self._set_replacements(operation)
         self._renumber(list(self._execution_order()))
         result_nodes = (result.node for result in self._joint.results)
         result_storages = frozenset(self.find_reads(result_nodes).storages)
@@ -114,9 +114,10 @@ class TrainingGraph(CapturedGraph):
             for operation in self.operations
         ]
 
-    def _replace_state(self, operation: Operation) -> None:
-        """Give the outputs of an update the names (with ``+``), sizes and layouts of its state.
+    def _set_replacements(self, operation: Operation) -> None:
+        """Make the outputs of an update the replacements of its state.
 
+        Sets their sizes and layouts to those of the state, and their names to its names plus ``+``.
         Also sets the FLOP of a parameter's update.
         """
         state: Any = operation.node.args[0]
@@ -201,7 +202,7 @@ class TrainingGraph(CapturedGraph):
         """Yield operations in execution order, with their old indices.
 
         The order is that of the FX graph, but custom operations run as early as dependencies allow,
-        and each source directly before its first reader.
+        and each source directly before its first reader. Sources without a reader are left out.
         """
         custom_indices = {
             operation.index
@@ -225,9 +226,9 @@ class TrainingGraph(CapturedGraph):
                     self.storages[i].operation for i in next_operation.reads.storages
                 } - yielded_indices
                 sources = [
-                    self.operations[k]
-                    for k in sorted(maker_indices)
-                    if self.operations[k].is_source
+                    self.operations[index]
+                    for index in sorted(maker_indices)
+                    if self.operations[index].is_source
                 ]
                 yielded_indices.update(source.index for source in sources)
                 yield from (*sources, next_operation)
@@ -243,11 +244,11 @@ class TrainingGraph(CapturedGraph):
                 last_uses[storage_index] = operation.index
                 readers.setdefault(storage_index, []).append(operation)
         predecessors: dict[int, int] = {}
-        for operation in (self.operations[k] for k in custom_indices):
+        for operation in (self.operations[index] for index in custom_indices):
             maker_indices = (
                 self.storages[storage_index].operation for storage_index in operation.reads.storages
             )
-            required_indices = [predecessors.get(k, k) for k in maker_indices]
+            required_indices = [predecessors.get(index, index) for index in maker_indices]
             old_storages = [
                 self.storages[storage_index].replaces for storage_index in operation.storages
             ]
@@ -263,8 +264,8 @@ class TrainingGraph(CapturedGraph):
                     ]
             required_indices += [
                 predecessor
-                for k, predecessor in predecessors.items()
-                if not set(old_storages).isdisjoint(self.operations[k].reads.storages)
+                for index, predecessor in predecessors.items()
+                if not set(old_storages).isdisjoint(self.operations[index].reads.storages)
             ]
             predecessors[operation.index] = max(required_indices)
         return predecessors
@@ -274,33 +275,35 @@ class TrainingGraph(CapturedGraph):
 
         Deletes operations that are not in `order`, with their storages.
         """
-        new_operation_index = {operation.index: k for k, operation in enumerate(order)}
+        new_operation_index = {
+            operation.index: position for position, operation in enumerate(order)
+        }
         retained_storages = [
             storage_index for operation in order for storage_index in operation.storages
         ]
         new_storage_index: dict[int | None, int] = {
-            storage_index: k for k, storage_index in enumerate(retained_storages)
+            storage_index: position for position, storage_index in enumerate(retained_storages)
         }
         self.storages = [
             replace(
                 self.storages[storage_index],
-                index=k,
+                index=position,
                 operation=new_operation_index[self.storages[storage_index].operation],
                 replaces=new_storage_index.get(self.storages[storage_index].replaces),
             )
-            for k, storage_index in enumerate(retained_storages)
+            for position, storage_index in enumerate(retained_storages)
         ]
         self.operations = [
             replace(
                 operation,
-                index=k,
+                index=position,
                 reads=replace(
                     operation.reads,
                     storages=tuple(sorted(new_storage_index[i] for i in operation.reads.storages)),
                 ),
                 storages=tuple(new_storage_index[i] for i in operation.storages),
             )
-            for k, operation in enumerate(order)
+            for position, operation in enumerate(order)
         ]
         self.output_keys = {
             node: (new_storage_index[storage_index], layout_index)

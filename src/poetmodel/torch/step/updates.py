@@ -83,8 +83,8 @@ class CustomOperation:
 class GradientNorm(CustomOperation):
     """Computes the factor that clips the total norm of all gradients to `max_norm`.
 
-    The arithmetic is that of ``torch.nn.utils.clip_grad_norm_``. Gradients have the
-    order of `parameters`, and are read with their strides; the values of `parameters` do not count.
+    The arithmetic is that of ``torch.nn.utils.clip_grad_norm_``. Gradients are in the order of
+    `parameters`, and are read with the strides of these; values of `parameters` are not read.
     """
 
     def __init__(self, max_norm: float, parameters: Sequence[torch.Tensor]) -> None:
@@ -263,7 +263,9 @@ class QuantizedUpdate(Update):
     def overwrite_state(
         self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
     ) -> None:
-        """Overwrite the weights, or only the gradient sum before the last batch, which zeroes it.
+        """Overwrite the weights and, if batches are summed, the gradient sum.
+
+        Batches before the last one are only added to the sum, which the last one resets to 0.
 
         `state` is the weight, the residual if any, and the gradient sum if batches are summed.
         `operands` are the gradients of the real weights, the scales of the results and the learning
@@ -366,7 +368,9 @@ def _trained_parameters(joint: Joint) -> dict[int, _TrainedParameter]:
         parameters.setdefault(id(value), _TrainedParameter(parameter=value)).arguments.append(
             argument
         )
-    node_positions = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
+    node_positions = {
+        node: position for position, node in enumerate(joint.graph_module.graph.nodes)
+    }
     results = [r for r in joint.results if r.kind is OutputKind.GRADIENT]
     for result in sorted(results, key=lambda result: node_positions[result.node]):
         if result.target is not None and result.target.kind is InputKind.PARAMETER:
@@ -428,8 +432,8 @@ def _quantized_errors(joint: Joint, optimizer: Any) -> Iterator[str]:
     for rule, parameters in group_rules(optimizer):
         for layer in (layers[id(p)] for p in parameters if id(p) in layers):
             if not isinstance(rule, Sgd) or rule.momentum:
-                got = f"{rule.op} with momentum" if isinstance(rule, Sgd) else rule.op
-                yield f"optimizer: int8 weights are trained by SGD without momentum, got {got}"
+                name = f"{rule.op} with momentum" if isinstance(rule, Sgd) else rule.op
+                yield f"optimizer: int8 weights are trained by SGD without momentum, got {name}"
                 return
             if layer.rounding != ROUNDINGS[0] and not _counts_updates(optimizer, layer):
                 yield (
@@ -518,7 +522,7 @@ class _OptimizerExtension:
         )
 
     def _erase_unread_nodes(self) -> None:
-        """Erase nodes without readers, except updates and random operators."""
+        """Erase operators without readers, except updates and random operators."""
         for node in reversed(self.graph.nodes):
             is_needed = node.op != "call_function" or isinstance(node.target, Update)
             is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -561,7 +565,7 @@ class _OptimizerExtension:
         return self._add_operation(BODY, norm, gradients)
 
     def _add_gradient_sums(self) -> fx.Node:
-        """Add graph inputs for gradient sums and for their number of batches; return the latter."""
+        """Add graph inputs for gradient sums and the batch count; return the node of the count."""
         for key, trained_parameter in self.parameters.items():
             zero = torch.zeros_like(trained_parameter.parameter, requires_grad=False)
             name = f"{self._weight_argument(trained_parameter).name}.{GRADIENT}"
@@ -615,7 +619,7 @@ class _OptimizerExtension:
         rule: Any,
         operands: tuple[fx.Node, ...],
     ) -> None:
-        """Add the update of the int8 weights of a layer, whose gradients a parameter has."""
+        """Add the update of a layer's int8 weights, from the gradients of `trained_parameter`."""
         *weights, scale = (
             self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)
         )
@@ -623,8 +627,8 @@ class _OptimizerExtension:
         draw_numbers = None
         if layer.rounding != ROUNDINGS[0]:
             group_index = next(
-                k
-                for k, param_group in enumerate(owner.param_groups)
+                index
+                for index, param_group in enumerate(owner.param_groups)
                 if any(p is trained_parameter.parameter for p in param_group["params"])
             )
             draw_numbers = partial(owner.draws, group_index)
