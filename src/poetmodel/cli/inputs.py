@@ -419,7 +419,7 @@ def verify_document(
     `InputError` for `limits` without costs. Violations are returned in the verdict.
     """
     from poetmodel.planner import verify
-    from poetmodel.report.subject import VerifiedSchedule, pairs_in_graph
+    from poetmodel.report.subject import VerifiedSchedule, drop_unknown_pairs
     from poetmodel.schedule import check_identity
 
     check_identity(graph, document.schedule)
@@ -451,7 +451,7 @@ def verify_document(
         verdict = verify(problem, schedule, stated=stated_metrics)
     return VerifiedSchedule(
         document=document,
-        schedule=schedule if verdict.valid else pairs_in_graph(graph, schedule),
+        schedule=schedule if verdict.valid else drop_unknown_pairs(graph, schedule),
         problem=problem,
         costs=None if costs is None else problem.costs,
         verdict=verdict,

@@ -417,7 +417,7 @@ def devices(device_argument: DeviceArgument, output: OutputOptions) -> None:
 
 
 def device_dict(device: Device) -> dict[str, Any]:
-    """Return a device as JSON values: ``key`` (name or path that it was loaded by), then its file."""
+    """Return a device as JSON values: ``key`` (name or path it was loaded by), then its file."""
     from dataclasses import asdict
 
     values = asdict(device)
