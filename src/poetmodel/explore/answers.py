@@ -63,7 +63,7 @@ def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
 
 
 def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -> list[str]:
-    """Return the shell commands that reproduce a point, or the command that exports its C.
+    """Return the shell commands that reproduce a point, or the one that exports its step as C.
 
     A point is exported if its graph is that of a step file, its objective is energy and its device
     is known; otherwise the commands solve and verify the point. The RAM of the point is that of the

@@ -55,7 +55,7 @@ class Listener:
     async def wait_for_events(self, max_s: float) -> list[tuple[str, str]]:
         """Wait for events, and return them as (kind, id of the point), oldest first.
 
-        Return an empty list after `max_s` without events, or if the stream is closed.
+        The list is empty after `max_s` without events, and may be empty if the stream is closed.
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._signal.wait(), max_s)
@@ -417,7 +417,7 @@ class Coordinator:
 def _mark_cancelled(point: Point) -> Point:
     """Set the state of a stored point whose solve is not finished to ``cancelled``; return it.
 
-    Such a solve was begun by another server.
+    Such a solve was begun by another server, or by an earlier one.
     """
     if not point.is_finished:
         point.state = "cancelled"

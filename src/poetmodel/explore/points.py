@@ -141,8 +141,8 @@ class Point:
         """Return the point as JSON values for the page, with `gap` and ``bound_j``.
 
         `digest`, `lender` and `proof` are left out. `baseline` is that of the minimized quantity
-        `minimize`. ``bound_j`` is the bound on the
-        energy [J], None without a schedule or if another quantity is minimized.
+        `minimize`. ``bound_j`` is the bound on the energy [J]; None without a schedule, or if
+        another quantity is minimized.
         """
         values = asdict(self)
         for name in ("digest", "lender", "proof"):

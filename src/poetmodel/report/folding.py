@@ -145,8 +145,9 @@ def decision_table(
     dict
         ``heads``: column names. ``rows``: each with ``name``, ``tail`` (start of the part of the
         name that is always shown), ``choice``, ``tensor`` (its index, None for several), ``node``
-        (the node that makes it, None for several), ``cells`` (a sort key and a text for each column
-        after the decision) and ``members``, the rows of the tensors of a fold; [] for one tensor.
+        (the node that makes all members, else None), ``cells`` (a sort key and a text for each
+        column after the decision) and ``members``, the rows of the tensors of a fold; [] for one
+        tensor.
     """
     numbered_rows = [{**row, "index": i} for i, row in enumerate(rows)]
     folds = fold(numbered_rows, name=lambda row: str(row["tensor"]), key=_fold_key)

@@ -133,7 +133,10 @@ def stage_actions(
 
 
 def dominant_kind(kinds: Container[Kind]) -> Kind:
-    """Return the kind that colours a cell with several kinds: the first in a fixed priority."""
+    """Return the kind that colours a cell with several kinds.
+
+    The priority is computed, recomputed, paged in, kept, paged out.
+    """
     priority = (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.KEPT)
     return next((kind for kind in priority if kind in kinds), Kind.PAGED_OUT)
 

@@ -68,7 +68,7 @@ _KEEP_ALL_COLOURS: Final = ("#DDDDDD", "#767676")
 
 
 def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_format: str) -> bytes:
-    """Draw core and bus over time, and the RAM below them; return the content of the file.
+    """Draw the work of core and bus over time, and RAM below it; return the content of the file.
 
     Parameters
     ----------
