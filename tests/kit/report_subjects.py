@@ -8,7 +8,7 @@ from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
-from poetmodel.report.subject import Sources, Subject, pairs_in_graph, solved_subject
+from poetmodel.report.subject import Sources, Subject, drop_unknown_pairs, solved_subject
 from poetmodel.schedule.document import parse_document
 from poetmodel.schedule.relations import format_document
 from poetmodel.solver import solve
@@ -43,7 +43,7 @@ def subject(problem, schedule=None, *, label="A", mode="blocking"):
         label=label,
         sources=Sources(schedule="x.json", graph="skip.json", profile="skip costs.csv"),
         document=document,
-        schedule=pairs_in_graph(problem.graph, chosen),
+        schedule=drop_unknown_pairs(problem.graph, chosen),
         problem=problem,
         costs=problem.costs,
         verdict=verdict,

@@ -1,4 +1,4 @@
-"""The command-line application: its commands, and the exit status of each failure."""
+"""The command-line application: registers the commands, converts failures to exit statuses."""
 
 import sys
 from typing import Annotated, Any, Final, cast
@@ -28,7 +28,7 @@ from poetmodel.files import installed_version, licence
 from poetmodel.version import __version__
 
 FRONT_ENDS: Final = ("torch", "onnx", "keras")
-"""Packages from which models are captured or read."""
+"""Packages whose models can be captured or read."""
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """Base class of all usage errors. The class belongs to click, which typer vendors or imports,
 depending on typer's version."""
@@ -77,7 +77,11 @@ class Application(TyperGroup):
         return _hide_flag_metavars(super().get_params(ctx))
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run a command and exit with its status."""
+        """Run a command and exit with its status.
+
+        Resets ``--quiet``, and makes the standard streams escape characters that their encoding
+        lacks.
+        """
         options["standalone_mode"] = False
         set_quiet(False)
         for stream in (sys.stdout, sys.stderr):
@@ -97,9 +101,10 @@ class Application(TyperGroup):
         sys.exit(int(status or 0))
 
     def _run_command(self, *args: Any, **options: Any) -> int | None:
-        """Run the command line; return its exit status, and print an error for a known failure.
+        """Run the command line; return its exit status, or None for success.
 
-        Raises `BrokenPipeError` if the reader of the output closed the pipe.
+        Prints an error for a known failure; raises other exceptions. Raises `BrokenPipeError` if
+        the reader of the output closed the pipe.
         """
         try:
             status: int | None = super().main(*args, **options)
@@ -131,7 +136,7 @@ app = typer.Typer(
 
 
 def _print_version(enabled: bool) -> None:
-    """Print the versions of the package, solvers and front ends, and exit, if `enabled`."""
+    """Print versions of package, solvers (with licences) and front ends, and exit, if `enabled`."""
     if enabled:
         from poetmodel.backends.registry import solver_packages
 
@@ -145,7 +150,7 @@ def _print_version(enabled: bool) -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _start(
+def _print_welcome(
     context: typer.Context,
     *,
     version: Annotated[  # noqa: ARG001 - its callback prints the version

@@ -43,7 +43,7 @@ class Per(StrEnum):
 
 @options.group
 class ChoiceOptions:
-    """Layers to choose from, and their scores."""
+    """The step, the scores of its layers, and how a choice of layers is trained."""
 
     step_source: str = options.argument(
         options.REQUIRED, "MODULE:FUNCTION|ONNX", "As for 'poetmodel export'."
@@ -139,7 +139,10 @@ def _check_options(
     limits: options.LimitOptions,
     device: Device | None,
 ) -> None:
-    """Raise `InputError` for options that no step supports, before PyTorch is imported."""
+    """Raise `InputError` for an invalid limit, tile size, file of scores or profile.
+
+    These errors do not depend on the step, so they are raised before PyTorch is imported.
+    """
     from poetmodel.choosing.search import GRADIENT_NORM
     from poetmodel.device import Costs
     from poetmodel.lowered.io import load_scores
@@ -208,7 +211,7 @@ def _choose_layers(
 
 
 def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
-    """Print the choice with its warnings, and write the files."""
+    """Print the choice with its warnings, and write the files if a schedule was found."""
     if json:
         print_json(choice.to_dict())
     elif choice.result.schedule is not None:
@@ -229,7 +232,7 @@ def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: 
 
 
 def _choice_facts(choice: Choice) -> Iterator[Fact]:
-    """Yield the chosen layers, their score, and the proof."""
+    """Yield the score with its bound and gap, the chosen and frozen layers, and the tiles."""
     from poetmodel.cli.summary import tile_facts
 
     total_score = sum(choice.scores.values())

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 Suggestions: TypeAlias = list[tuple[str, str]]
-"""Names that begin with the typed text, and their descriptions; typer evaluates the annotation."""
+"""(name, description) of each name that begins with the typed text. The alias exists at runtime,
+because typer evaluates annotations."""
 
 
 def complete_models(incomplete: str) -> Suggestions:
@@ -71,4 +72,4 @@ COMPLETERS: Final = {
     "FILE|MODEL": complete_models,
     "NAME|FILE": complete_devices,
 }
-"""Completion functions by option name, or by the placeholder of the value."""
+"""Completion functions by option name, or by the placeholder of a value or argument."""

@@ -37,8 +37,10 @@ MAX_TENSORS: Final = 40
 class FileArguments:
     """The two schedule files."""
 
-    a: Path = options.argument(options.REQUIRED, "A", "A schedule file.")
-    b: Path = options.argument(options.REQUIRED, "B", "Another schedule file of the same graph.")
+    first: Path = options.argument(options.REQUIRED, "A", "A schedule file.")
+    second: Path = options.argument(
+        options.REQUIRED, "B", "Another schedule file of the same graph."
+    )
 
 
 @options.command("poetmodel diff mlp.json mlp.json --graph mlp")
@@ -51,7 +53,7 @@ def diff(
     """Compare two schedules of one graph, for different budgets, devices or methods."""
     from poetmodel.schedule.decisions import find_decisions
 
-    paths = (files.a, files.b)
+    paths = (files.first, files.second)
     with live_line(enabled=not output.json, activity="verifying"):
         verified_schedules = [read_valid_schedule(path, source, costing) for path in paths]
     print_warnings(
@@ -89,14 +91,14 @@ def diff(
             }
         )
         return
-    names = [path.name if files.a.name != files.b.name else str(path) for path in paths]
+    names = [path.name if files.first.name != files.second.name else str(path) for path in paths]
     lines = [_table_row(*pair) for pair in zip(*facts, strict=True) if pair[0].name is not None]
     lines += [
         _table_row(*pair)
         for pair in constraint_rows([verified.constraints for verified in verified_schedules])
     ]
     show(listing(f"Schedules for {graph.name}", ("", *names, "change"), lines))
-    _print_changed(graph, names, changed_pairs)
+    _print_changed_decisions(graph, names, changed_pairs)
 
 
 def _decision_values(decision: Decision, graph: Graph) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
     ram_values = to_json_object(device_ram_facts(verified.device_ram))
     yield Fact("resident_bytes", ram_values["resident_bytes"])
     yield Fact("device_ram_bytes", ram_values["device_ram_bytes"], "device RAM", format_bytes)
-    yield Fact("fits_device", ram_values["fits_device"], "fits device", _yes_or_no)
+    yield Fact("fits_device", ram_values["fits_device"], "fits device", _format_fit)
     yield Fact("device_ram", ram_values["device_ram"])
     state = state_metrics(verified.graph, simulation)
     if state is not None:
@@ -136,7 +138,7 @@ def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
 
 def _table_row(first: Fact, second: Fact) -> tuple[str, str, str, str]:
     """Return a row of the table: name, value of each schedule, and difference of numbers."""
-    unknown_text = "" if first.format_value is _yes_or_no else "none"
+    unknown_text = "" if first.format_value is _format_fit else "none"
     difference = ""
     are_numbers = all(
         isinstance(fact.value, int | float) and not isinstance(fact.value, bool)
@@ -148,7 +150,7 @@ def _table_row(first: Fact, second: Fact) -> tuple[str, str, str, str]:
     return first.name or "", first.text or unknown_text, second.text or unknown_text, difference
 
 
-def _yes_or_no(value: object) -> str:
+def _format_fit(value: object) -> str:
     return "yes" if value else "NO"
 
 
@@ -161,10 +163,13 @@ def _decision_key(decision: Decision) -> tuple[object, ...]:
     return decision.treatment, decision.recomputed, decision.paged_out, decision.paged_in
 
 
-def _print_changed(
+def _print_changed_decisions(
     graph: Graph, names: Sequence[str], changed_pairs: Sequence[tuple[Decision, Decision]]
 ) -> None:
-    """Print the tensors with different decisions, largest first."""
+    """Print the tensors with different decisions, largest first; at most `MAX_TENSORS` of them.
+
+    `names` are those of the schedules.
+    """
     if not changed_pairs:
         print_text("The schedules have the same decisions for all tensors.")
         return
@@ -186,7 +191,10 @@ def _print_changed(
 
 
 def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
-    """Return the decision of each schedule on a tensor, with the stages if decisions are equal."""
+    """Return the decision of each schedule on a tensor as text, such as ``recomputed x2``.
+
+    Decisions with equal texts are distinguished by their stages.
+    """
     stages = [sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions]
     texts = tuple(
         f"{decision.treatment} x{len(stages_of_decision)}"

@@ -11,11 +11,15 @@ from typing import Final
 from poetmodel.errors import INTERRUPTED
 
 SOLVER_THREAD: Final = "poetmodel-solve"
-"""Name of the threads that run solvers."""
+"""Name of the threads that run solvers, as in `poetmodel.backends.worker`."""
 
 
 def main() -> None:
-    """Run the command line and exit, without a traceback if Ctrl-C arrives during imports."""
+    """Run the command line and exit, without a traceback if Ctrl-C arrives during imports.
+
+    Opens closed standard streams and restarts a process with ``-OO`` first. The exit does not wait
+    for a solver thread that has been abandoned.
+    """
     start_s = time.monotonic()
     try:
         _open_closed_streams()

@@ -74,7 +74,7 @@ def explain(
             live_line(enabled=not output.json, activity="solving without the decision"),
             suppress(KeyboardInterrupt),  # the decision is printed without its cost
         ):
-            summary = _with_alternatives(summary, search)
+            summary = _solve_for_alternatives(summary, search)
     print_device_ram_warnings(verified.device_ram)
     if output.json:
         print_json(to_json_object(_explanation_facts(summary)))
@@ -172,7 +172,7 @@ def _format_change(summary: DecisionSummary, amount: float) -> str:
 
 
 def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
-    """Yield the decision on a tensor, its costs, and where the tensor is over time."""
+    """Yield the decision on a tensor, its costs, and the stages with it in RAM and on storage."""
     graph = summary.verified.graph
     size = graph.tensor_bytes[decision.tensor]
     producer = graph.nodes[graph.node_of[decision.tensor]].name
@@ -232,7 +232,10 @@ def _stages_text(stages: Sequence[int]) -> str:
 
 
 def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans) or "never"
+    return (
+        ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
+        or "never"
+    )
 
 
 def _print_schedule(summary: DecisionSummary) -> None:
@@ -257,12 +260,12 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
     for group in (Group.ENERGY, Group.STEP, Group.WORK, Group.MEMORY, Group.STORAGE, Group.WEAR):
         yield from metric_facts(Display.EXPLAIN, simulation, group, notes={"energy_j": overhead})
     yield Fact("ram_budget_bytes", verified.problem.ram_budget_bytes)
-    choices = ", ".join(f"{n} {choice}" for choice, n in counts.items())
+    choices = ", ".join(f"{count} {choice}" for choice, count in counts.items())
     yield text_fact("tensors", f"{len(summary.decisions)}", choices)
     yield _full_steps_fact(summary)
     yield from device_ram_facts(verified.device_ram)
     yield from state_facts(graph, simulation)
-    yield from _in_place_fact(summary)
+    yield from _in_place_totals(summary)
     yield from constraint_facts(verified.constraints)
     full_step_entries = [
         {"stage": point.stage, "node": graph.nodes[point.node].name, "ram_bytes": point.ram_bytes}
@@ -292,7 +295,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
         yield Fact("next_ram_step", None if step is None else step.to_dict())
 
 
-def _in_place_fact(summary: DecisionSummary) -> Iterator[Fact]:
+def _in_place_totals(summary: DecisionSummary) -> Iterator[Fact]:
     """Yield the number of operations in place, and the bytes that they save at the peak.
 
     Yield no fact if the graph has no in-place operators.
@@ -343,7 +346,7 @@ def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
 MAX_DECISIONS: Final = 10
 """Maximum number of expensive decisions in the table."""
 RAM_STEP_TIME_RATIO: Final = 0.4
-"""Fraction of the time limit for finding the next RAM step."""
+"""Time for finding the next larger RAM budget that helps, as a fraction of the time limit."""
 NOT_PROVEN: Final = (
     "the schedule is not proven optimal: a better schedule may account for the savings of another "
     "decision or of more RAM"
@@ -361,9 +364,11 @@ class DecisionSummary:
     full_steps: Sequence[MemoryPoint]
     """Steps whose RAM is at its limit."""
     main_decisions: Sequence[Decision]
-    """Decision on the requested tensor, or the most expensive decisions first."""
+    """Only the decision on the requested tensor, or the most expensive decisions, at most
+    `MAX_DECISIONS`."""
     groups: Sequence[Fold[Decision]] = ()
-    """Groups of equal decisions, most expensive first; empty for a requested tensor."""
+    """At most `MAX_DECISIONS` groups of equal decisions, most expensive first; empty if a tensor is
+    requested."""
     in_place_uses: Sequence[InPlaceUse] = ()
     """Uses of in-place operators that overwrite an input."""
     saved_in_place_bytes: int = 0
@@ -377,7 +382,7 @@ class DecisionSummary:
 
     @property
     def tolerance(self) -> float:
-        """Largest difference of the minimized quantity that the gap tolerance permits."""
+        """Largest change of the minimized quantity that counts as 0, by the gap tolerance."""
         from poetmodel.solver.sensitivity.alternatives import GAP, MIN_GAIN_RATIO
 
         objective, simulation = self.verified.problem.objective, self.verified.simulation
@@ -386,10 +391,10 @@ class DecisionSummary:
 
 
 def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
-    """Return the decisions of a schedule, and of these the one on a tensor or the most expensive.
+    """Return the decisions of a schedule, without alternatives.
 
-    `tensor` is the name of the tensor, or None for the most expensive decisions. Raises
-    `InputError` if the graph has no such tensor.
+    The main decisions are the one on `tensor`, or the most expensive ones if `tensor` is None.
+    Raises `InputError` if the graph has no tensor of this name.
     """
     from poetmodel.schedule.decisions import (
         find_decisions,
@@ -420,7 +425,9 @@ def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> Decis
     )
 
 
-def _with_alternatives(summary: DecisionSummary, search: options.SearchOptions) -> DecisionSummary:
+def _solve_for_alternatives(
+    summary: DecisionSummary, search: options.SearchOptions
+) -> DecisionSummary:
     """Solve for alternatives to the decision on a tensor, and for the next useful RAM budget.
 
     Returns the summary with both.
@@ -463,7 +470,10 @@ def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]
 
 
 def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:
-    """Group equal decisions on tensors whose names differ in numbers; most expensive first."""
+    """Group equal decisions on tensors whose names differ only in numbers.
+
+    Return at most `MAX_DECISIONS` groups, most expensive first.
+    """
     decision_folds = fold(
         decisions,
         name=lambda decision: graph.tensors[decision.tensor].name,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PORT: Final = 8642
 """Default port; if it is in use, the next free one is used."""
 N_PORTS: Final = 20
-"""Number of ports that are tried."""
+"""Number of ports from `PORT` on that are tried without ``--port``."""
 STORE: Final = "poetmodel-explore.sqlite"
 """Default file of answers, in the working folder."""
 LOOPBACK: Final = "127.0.0.1"
@@ -106,8 +106,8 @@ def initial_state(
 ) -> tuple[Catalogue, ExplorerSettings, dict[str, Any]]:
     """Return the catalogue, the initial settings, and the initial positions of the sliders.
 
-    The positions are ``ram_bytes`` and ``deadline_s``, None without the option. Raises `InputError`
-    for invalid options.
+    The positions are ``ram_bytes`` and ``deadline_s``, None without the option. For a step file,
+    prints the size that ``--tile auto`` chooses. Raises `InputError` for invalid options.
     """
     from poetmodel.explore.settings import ExplorerSettings, catalogue_with_files
 
@@ -173,7 +173,7 @@ def _is_built_in(source: options.GraphOptions) -> bool:
 def _bind_socket(port: int | None) -> socket.socket:
     """Return a socket bound to the given port of this machine, or to the first free default port.
 
-    Raises `InputError` if the port cannot be bound.
+    Raises `InputError` if no such port can be bound.
     """
     ports = range(PORT, PORT + N_PORTS) if port is None else (port,)
     for candidate_port in ports:

@@ -1,4 +1,4 @@
-"""``poetmodel export``: a training step of a PyTorch module as a folder of C."""
+"""``poetmodel export``: a training step as a folder of C, a step file, or an ExecuTorch program."""
 
 from __future__ import annotations
 
@@ -306,7 +306,10 @@ def export(
 
 
 def _parse_byte_inputs(text: str | None) -> dict[str, str]:
-    """Parse ``--byte-input``; return the type, scale and offset of bytes as text, by input name."""
+    """Parse ``--byte-input``; return the type, scale and offset of bytes as text, by input name.
+
+    Raises `InputError` for an input without a type.
+    """
     pairs = [] if text is None else [pair_text.partition("=") for pair_text in text.split(";")]
     for name, _, meaning in pairs:
         if not meaning:
@@ -364,7 +367,7 @@ def _write_program(
     device_options: DeviceOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write a program of ExecuTorch, and print its RAM and options.
+    """Capture and solve a step, write it as a program of ExecuTorch, and print its metrics.
 
     Raises `InputError` without ``--ram``.
     """
@@ -467,7 +470,7 @@ def read_or_capture_step(
 
 
 def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the facts about an exported step: proof, plan, RAM, storage and flash."""
+    """Yield the facts about an exported step: proof, times, plan, tiles, RAM, storage and flash."""
     from poetmodel.cli.summary import proof_facts, tile_facts, time_facts
     from poetmodel.plan import Op
 
@@ -507,9 +510,9 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
         migrated, reset = deployment.migration.migrated, deployment.migration.reset
         note = f"{format_items(len(reset), 'tensor')} reset{': ' * bool(reset)}{listed(reset)}"
         yield text_fact("migrated state", format_items(len(migrated), "tensor"), note)
-    slots = len(deployment.slots)
+    n_slots = len(deployment.slots)
     yield text_fact(
-        "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""
+        "slots on storage", str(n_slots), format_bytes(deployment.stored_bytes) if n_slots else ""
     )
     yield from _flash_facts(deployment)
 

@@ -37,13 +37,14 @@ class ExitStatus(IntEnum):
     SUCCESS = 0
     """Success; for ``solve`` a schedule was found."""
     FAILURE = 1
-    """Internal error."""
+    """Internal error, or a failed run of a sweep."""
     BAD_INPUT = 2
     """Usage error or invalid input."""
     INFEASIBLE = 3
-    """Proven infeasible; for ``verify`` the schedule is invalid."""
+    """Proven infeasible, or larger than the flash; for ``verify``, ``plan`` and ``bench check`` an
+    invalid file, plan or solution."""
     NO_SCHEDULE = 4
-    """No schedule was found within the limits."""
+    """No schedule was found within the limits, or the method does not apply."""
     NO_BACKEND = 5
     """The back end is not installed, or its licence does not allow the model."""
     REJECTED = 6
@@ -103,7 +104,7 @@ def print_errors(faults: Iterable[str]) -> None:
 
 
 def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
-    """Print warnings on stderr like `print_errors`, unless quiet; `kind` is the line prefix."""
+    """Print warnings on stderr like `print_errors`, unless quiet; `kind` is the prefix of lines."""
     for line in _prefixed_lines(kind, warnings):
         print_note(line)
 
@@ -118,7 +119,10 @@ def _prefixed_lines(prefix: str, sentences: Iterable[str]) -> list[str]:
 
 
 def print_device_ram_warnings(*device_rams: DeviceRam | None) -> None:
-    """Print a warning on stderr for each step that does not fit its device."""
+    """Print a warning on stderr for each step that does not fit its device, unless quiet.
+
+    Equal warnings are printed once. None, for an unknown device, gives no warning.
+    """
     warnings = (device_ram.format_warning() for device_ram in device_rams if device_ram is not None)
     print_warnings(dict.fromkeys(text for text in warnings if text is not None))
 

@@ -1,4 +1,7 @@
-"""Inputs of commands: graphs, devices, costs, and schedule files with their problems."""
+"""Inputs of commands: graphs, devices, costs, and schedule files with their problems.
+
+Also checks that output files can be written, before a command starts to compute.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,8 @@ class NamedGraph:
 def read_graph_by_name(name: str, shape: Variant) -> Graph:
     """Return the built-in network of this name and shape, or the graph of a graph or step file.
 
-    The graph of a step file is that of the exported kernels. A tile size splits its larger tensors.
+    The graph of a step file is that of the exported kernels. A tile size in `shape` splits the
+    larger tensors. Raises `InputError` for an unknown name.
     """
     step = read_step(name, shape) if "tile" in shape.overrides else None
     return read_model_or_file(name, shape) if step is None else step.graph
@@ -84,8 +88,8 @@ class AutoTiles:
     """Tile sizes of a step file for which its tensors fit in RAM."""
 
     candidates: Sequence[tuple[int | None, LoweredStep]]
-    """(tile size [B], step in tiles), largest fitting size first; if none fits, the size with
-    minimum RAM."""
+    """(tile size [B], step in tiles), largest fitting size first; if none fits, only the size with
+    the smallest minimum RAM. The size is None for the step without tiles."""
     ram_bytes: int
     """RAM budget of tensors [B]."""
     device: Device
@@ -114,7 +118,7 @@ def find_auto_tiles(
     """Return the tile sizes for ``--tile auto`` of a step file.
 
     Return None for other graphs and tile sizes, and without a device. A percentage of RAM refers to
-    the step without tiles.
+    the keep-all peak of the step without tiles.
     """
     from poetmodel.budgets import Budget, TileChoice
     from poetmodel.graph import checkpoint_all_peak_bytes
@@ -149,8 +153,8 @@ def resolve_sizes(
 ) -> tuple[GraphOptions, LimitOptions]:
     """Return the options with ``--tile auto`` and a percentage of RAM replaced by sizes.
 
-    For a step file, ``auto`` becomes the largest tile size that fits, which is printed. A
-    percentage of RAM refers to the step without tiles.
+    For a step file, ``auto`` becomes the first candidate of `find_auto_tiles`, which is printed. A
+    percentage of RAM refers to the keep-all peak of the step without tiles.
     """
     tiles = find_auto_tiles(source, costing, limits)
     if tiles is not None:
@@ -179,7 +183,11 @@ def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions
 
 
 def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
-    """Return the step of a MODEL argument or a ``--graph`` option; None for other files."""
+    """Return the step of a MODEL argument or a ``--graph`` option that is a step file.
+
+    Return None for other graphs, if both or neither are given, and with options that step files do
+    not support.
+    """
     names = [name for name in (graph_options.model, graph_options.graph) if name is not None]
     return read_step(names[0], graph_options.variant) if len(names) == 1 else None
 
@@ -225,10 +233,10 @@ def read_graph(graph_options: GraphOptions) -> Graph:
 def resolve_graph(
     graph_options: FileGraphOptions, identity: GraphIdentity | None, *, source: str | Path
 ) -> NamedGraph:
-    """Return the graph of a schedule or plan: that of ``--graph``, else the built-in one it names.
+    """Return the graph of a schedule or plan: ``--graph``, else the built-in network of its name.
 
-    `identity` is the graph identity in the schedule or plan file `source`. Raises `InputError` if
-    there is no graph of this name, or it is another graph.
+    `identity` is the graph identity in the schedule or plan file `source`, or None if it has none.
+    Raises `InputError` if the graph is not found, or has the name but not the hash of `identity`.
     """
     name, shape = graph_options.graph, graph_options.variant
     if name is None:
@@ -252,7 +260,7 @@ def resolve_graph(
 def resolve_binary_graph(
     graph_options: FileGraphOptions, data: bytes, *, source: str | Path
 ) -> Graph:
-    """Return the graph of a binary plan: that of ``--graph``, else the matching built-in one.
+    """Return the graph of a binary plan: ``--graph``, else the built-in network that matches.
 
     `data` is the content of the file `source`, with a fingerprint of the graph. Raises `InputError`
     if no built-in network has this fingerprint.
@@ -285,7 +293,10 @@ def _other_sizes_message(identity: GraphIdentity, source: str | Path) -> str:
 
 
 def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
-    """Raise `ScheduleError` unless the nodes and tensors listed in a file are those of a graph."""
+    """Raise `ScheduleError` unless a file lists the nodes and tensors of a graph, in their order.
+
+    A file without an `identity` passes.
+    """
     if identity is None:
         return
     for key, actual, expected in (
@@ -297,8 +308,8 @@ def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
         if len(actual) != len(expected):
             difference = f"expected {len(expected)} names, got {len(actual)}"
         else:
-            k = next(k for k, name in enumerate(actual) if name != expected[k])
-            difference = f"entry {k}: expected {expected[k]!r}, got {actual[k]!r}"
+            i = next(i for i, name in enumerate(actual) if name != expected[i])
+            difference = f"entry {i}: expected {expected[i]!r}, got {actual[i]!r}"
         raise ScheduleError(
             f"{key}: {difference}; the list must name the {key} of graph {graph.name!r} in order"
         )
@@ -341,8 +352,8 @@ def read_costs(
 ) -> Costs:
     """Return the measured costs of ``--profile``, else the estimates for ``--device``.
 
-    `default_device` is used without the option. Raises `InputError` if there are no costs. Warns if
-    the device cannot run the kernels of the graph.
+    `default_device` is used without ``--device``. Raises `InputError` if there are no costs. Warns
+    if the device cannot run the kernels of the graph.
     """
     from poetmodel.device import Costs
 
@@ -358,9 +369,10 @@ def read_costs(
 def read_file_costs(
     device_name: str | None, graph: Graph, cost_options: CostOptions
 ) -> tuple[Costs, list[str]]:
-    """Return the costs for a file, and a note if they are those of `device_name`.
+    """Return the costs for a file, and notes: one if the costs are those of `device_name`, else [].
 
-    `device_name` is the device that the file states, or None; the options override it.
+    `device_name` is the device that the file states, or None; the options override it. Raises
+    `InputError` if neither the file nor the options state costs.
     """
     default_device = find_named_device(device_name)
     costs = read_costs(graph, cost_options, default_device=default_device)
@@ -372,7 +384,10 @@ def read_file_costs(
 def costs_for_verification(
     device_name: str | None, graph: Graph, cost_options: CostOptions
 ) -> tuple[Costs | None, list[str]]:
-    """Return the costs for a file like `read_file_costs`, and notes; None if it has no costs."""
+    """Return the costs for a file and notes, like `read_file_costs`.
+
+    If neither the file nor the options state costs, return None and a note about it.
+    """
     if find_named_device(device_name) is None and not cost_options.is_given:
         return None, [
             "times and energies were not checked: give --device or --profile for the costs"
@@ -401,10 +416,10 @@ def verify_document(
 
     Without cost options the costs are those of the device that the file states. If this device is
     unknown, too, times and energies are not verified. Raises `ScheduleError` for another graph, and
-    `InputError` for `limits` without costs.
+    `InputError` for `limits` without costs. Violations are returned in the verdict.
     """
     from poetmodel.planner import verify
-    from poetmodel.report.subject import VerifiedSchedule, pairs_in_graph
+    from poetmodel.report.subject import VerifiedSchedule, drop_unknown_pairs
     from poetmodel.schedule import check_identity
 
     check_identity(graph, document.schedule)
@@ -418,12 +433,12 @@ def verify_document(
             f"{', '.join(limits.changed_options)}: the limits of the file were not checked"
         )
         problem = limits.build_problem(graph, costs)
-        has_same_costs = document.problem is None or all(  # energy depends on both
+        has_same_terms = document.problem is None or all(  # energy depends on both
             getattr(document.problem, name) == getattr(problem, name)
             for name in ("deadline_counts", "commit")
         )
         stated_metrics = (
-            document.stated_metrics if has_same_costs else _memory_metrics(document.stated_metrics)
+            document.stated_metrics if has_same_terms else _memory_metrics(document.stated_metrics)
         )
     else:
         if document.problem is None:
@@ -436,7 +451,7 @@ def verify_document(
         verdict = verify(problem, schedule, stated=stated_metrics)
     return VerifiedSchedule(
         document=document,
-        schedule=schedule if verdict.valid else pairs_in_graph(graph, schedule),
+        schedule=schedule if verdict.valid else drop_unknown_pairs(graph, schedule),
         problem=problem,
         costs=None if costs is None else problem.costs,
         verdict=verdict,
@@ -445,14 +460,17 @@ def verify_document(
 
 
 def _memory_metrics(stated: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return those of a file's metrics that do not depend on costs."""
+    """Return the stated metrics that do not depend on costs; None for one that is not stated."""
     from poetmodel.schedule.metrics import Display, Group, metrics_at
 
-    return {m.key: stated.get(m.key) for m in metrics_at(Display.FILE, Group.MEMORY)}
+    return {metric.key: stated.get(metric.key) for metric in metrics_at(Display.FILE, Group.MEMORY)}
 
 
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
-    """Return the problem stated in a file; without costs, all times and energies are 0."""
+    """Return the problem stated in a file, or one without limits if the file states none.
+
+    Without costs, all times and energies are 0, and limits on them are dropped.
+    """
     from poetmodel.problem import Problem
     from poetmodel.report.subject import free_costs
 
@@ -473,7 +491,7 @@ def read_valid_schedule(
 ) -> VerifiedSchedule:
     """Read and verify a schedule file with its problem and costs.
 
-    Raises `ScheduleError` if it is invalid, and `InputError` without costs.
+    Raises `ScheduleError` if the schedule is invalid, and `InputError` without costs.
     """
     from poetmodel.planner import verify
     from poetmodel.problem import Problem
@@ -512,8 +530,8 @@ def read_valid_schedule(
 def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, ...] = ()) -> None:
     """Raise `InputError` unless output files can be written and differ from inputs and each other.
 
-    Each output is an option and its path. A file of ``--plot`` must have the suffix of a known kind
-    of picture.
+    Each output is an option and its path; None, for an option that is not given, passes. A file of
+    ``--plot`` must have the suffix of a picture whose libraries are installed.
     """
     from poetmodel.files import check_writable
 

@@ -154,10 +154,10 @@ def models(model_argument: ModelArgument, output: OutputOptions) -> None:
 
 
 def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
-    """Return the facts about a graph as JSON values, None if its file does not state them.
+    """Return the facts about a graph as JSON values; None for facts that the graph does not state.
 
-    With a device, the minimum RAM takes the device's storage into account, and the values include
-    two gauges: the device RAM that keep-all and the minimum RAM use.
+    With a device, the minimum RAM is that with state read in place if the device can do so, and the
+    values include two gauges: the device RAM that keep-all and the minimum RAM use.
     """
     from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 
@@ -200,7 +200,7 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
 
 
 def compare_device_ram(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
-    """Compare the RAM of keep-all, with all state in RAM, and the minimum RAM with a device."""
+    """Return the use of device RAM by keep-all, with all state in RAM, and by the minimum RAM."""
     min_ram = floor_ram_use(graph, memory_mapped=device.is_memory_mapped)
     return DeviceRam.compare(device, graph, keep_all_ram_use(graph)), DeviceRam.compare(
         device, graph, min_ram
@@ -224,14 +224,14 @@ def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
 
 
 def graph_tables(graph: Graph, device: Device | None = None) -> tuple[RenderableType, ...]:
-    """Return the tables of a graph: its facts, and its largest tensors."""
+    """Return the tables of a graph with a blank line between: its facts, its largest tensors."""
     facts = [*_graph_facts(graph, graph_values(graph, device), device)]
     facts_table = fact_table(graph.name, facts)
     return (facts_table, "", _largest_tensors(graph)) if graph.tensors else (facts_table,)
 
 
 def _phase_totals(graph: Graph) -> dict[str, dict[str, int]]:
-    """Return the nodes, output bytes and FLOP of each phase of a graph, in execution order."""
+    """Return the number of nodes, output bytes and FLOP by phase, phases in execution order."""
     phases: dict[str, dict[str, int]] = {}
     for node in graph.nodes:
         entry = phases.setdefault(str(node.phase), {"nodes": 0, "output_bytes": 0, "flops": 0})
@@ -242,7 +242,10 @@ def _phase_totals(graph: Graph) -> dict[str, dict[str, int]]:
 
 
 def _graph_facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Iterator[Fact]:
-    """Yield the facts about a graph, and with a device the RAM that it uses of it."""
+    """Yield the facts about a graph; with a device, also the use of its RAM.
+
+    `values` are those of `graph_values`.
+    """
     yield text_fact("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
     sizes = f"{values['tensors']:,} tensors, {values['edges']:,} edges"
     yield text_fact("nodes", f"{values['nodes']:,}", sizes)
@@ -333,7 +336,10 @@ def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
 
 
 def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
-    """Return the peak of the forward pass alone, and a note with the ratio of the keep-all peak."""
+    """Return the peak of the forward pass alone, and a note that compares it with keep-all.
+
+    `values` are those of `graph_values`.
+    """
     inference_bytes, peak_bytes = (
         values["inference_peak_bytes"],
         values["checkpoint_all_peak_bytes"],
@@ -411,7 +417,7 @@ def devices(device_argument: DeviceArgument, output: OutputOptions) -> None:
 
 
 def device_dict(device: Device) -> dict[str, Any]:
-    """Return a device as JSON values with the keys of its file, and its short name as ``key``."""
+    """Return a device as JSON values: ``key`` (name or path it was loaded by), then its file."""
     from dataclasses import asdict
 
     values = asdict(device)

@@ -20,20 +20,24 @@ if TYPE_CHECKING:
     from poetmodel.sweeps.instances import CheckedSolution
 
 WRITE, CHECK = "instances", "check"
-"""Names of the two commands."""
+"""Values of the argument NAME of ``bench`` that are not figures."""
 N_FOLDERS: Final = {WRITE: 1, CHECK: 2}
-"""Number of folder arguments of each command."""
+"""Number of folder arguments, by the value of NAME."""
 EXPECTED_FOLDERS: Final = {
     WRITE: "the folder of the library, such as 'poetmodel bench instances library'",
     CHECK: "two folders, such as 'poetmodel bench check library solutions'",
 }
-"""Expected folder arguments of each command, for error messages."""
+"""Expected folder arguments for error messages, by the value of NAME."""
 _REGISTRY: Final = "instances"
 """Module in the folder ``bench`` of a checkout that defines the problems."""
 
 
 def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> None:
-    """Write the instance library to a folder, and print the number of problems by kind."""
+    """Write the instance library to a folder, and print the number of problems by kind.
+
+    With ``--json`` prints the index of the library instead. `mps` has the names of large problems
+    that get MPS files, too, with commas between them. Raises `InputError` without a checkout.
+    """
     from collections import Counter
 
     from poetmodel.sweeps.instances import write_library
@@ -51,9 +55,10 @@ def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> Non
 
 
 def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> None:
-    """Verify solutions of a library's problems and print a table.
+    """Verify solutions of a library's problems and print a table, or JSON with ``--json``.
 
-    Exits with status 3 if a solution is invalid.
+    Prints an error for each solution that is invalid or below a proven bound. Raises `typer.Exit`
+    with status 3 if a solution is invalid.
     """
     from poetmodel.sweeps.instances import Finding
     from poetmodel.sweeps.instances import check_solutions as verify_solutions
@@ -108,7 +113,9 @@ def _format_overhead(value: float | None, unit: str) -> str:
 
 
 def _import_registry() -> Any:
-    """Import the registry of problems from a checkout: an editable install, or a parent folder.
+    """Import the registry of problems from a checkout, and add its ``bench`` to `sys.path`.
+
+    The checkout is that of an editable install, or contains the working folder.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Options of a whole training job, and the result table about it."""
+"""Options of a whole training job, and its result as facts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LIMITS_TIME_RATIO: Final = 0.25
-"""Fraction of the time limit for finding out which limits bind."""
+"""Time for finding out which limits bind, as a fraction of the time limit of the step."""
 
 _job_option = partial(option, rich_help_panel="The whole job")
 
@@ -47,7 +47,11 @@ class JobOptions:
     )
 
     def to_job(self, limits: LimitOptions) -> Job | None:
-        """Return the job; None without ``--samples``. Raises `InputError` for conflicts."""
+        """Return the job; None without ``--samples``.
+
+        Raises `InputError` for a limit of a job without its samples, and for a limit that is given
+        both for the job and for a step.
+        """
         faults = []
         if self.samples is None and (self.within is not None or self.battery is not None):
             faults.append(
@@ -70,7 +74,10 @@ class JobOptions:
 
 
 def make_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult:
-    """Return the result of a job, given that of one step; solve to find out which limits bind."""
+    """Return the result of a job from the result of one step.
+
+    If the result has a schedule, solves again without each limit to find out which limits bind.
+    """
     from poetmodel.solver.sensitivity import find_used_limits
 
     limit_s = LIMITS_TIME_RATIO * (result.time_limit_s or 1.0)
@@ -125,7 +132,7 @@ class JobResult:
             )
 
     def _saving_text(self, limit: UsedLimit) -> str:
-        """Return the saving of the job without a limit that binds, as text; else ""."""
+        """Return the saving of the job without a limit, as text; "" if the limit does not bind."""
         if limit.state != "binds" or limit.saved is None:
             return ""
         problem, saved = self.result.problem, limit.saved
@@ -134,7 +141,7 @@ class JobResult:
         return f"{problem.objective.format(saved)} less without it, a step"
 
     def infeasibility_notes(self) -> Iterator[str]:
-        """Yield sentences about the limits of a step, if no schedule was found."""
+        """Yield a note with the time and energy that one step may take, if the job limits these."""
         graph = self.result.problem.graph
         limit_texts = []
         if self.job.within_s is not None:

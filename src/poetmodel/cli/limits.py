@@ -128,8 +128,8 @@ def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | Non
 def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
     """Return the minimum RAM of a step's evaluation, the forward pass without updates [B].
 
-    Return None if the step has no evaluation, or the device is unknown. The state is on storage if
-    the device can page.
+    Return None if the step has no evaluation, or the device is unknown. State is on storage if
+    tensors can be paged, else it is resident and counted.
     """
     from poetmodel.lowered.step import with_stored_state
     from poetmodel.tiling.choice import needed_bytes
@@ -152,7 +152,7 @@ def limit_values(
     min_ram_tile: tuple[int, int] | None = None,
     evaluation_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Return the limits as plain values in SI units; those on RAM by name, under ``ram``.
+    """Return the limits by name as plain values in SI units; limits on RAM are under ``ram``.
 
     `extra_bytes` is the RAM of exported C in addition to its tensors [B]; None for other graphs.
     `min_ram_tile` is the tile size with the smallest minimum RAM, and this RAM [B];
@@ -186,7 +186,8 @@ def _limit_facts(
 ) -> Iterator[Fact]:
     """Yield each limit with its proof, its conditions and its peak.
 
-    For a step file also the minimum RAM with ``pm_evaluate``, and that in tiles, if they are given.
+    For a step file also yield the minimum RAM of exported C with ``pm_evaluate`` if
+    `evaluation_bytes` is given, and in tiles if `min_ram_tile` is given.
     """
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)
@@ -257,7 +258,7 @@ def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
 
 
 def _conditions_text(problem: Problem, limit: Limit) -> str:
-    """Return the limits that were met while a quantity was minimized, as text."""
+    """Return the other limits that held while a quantity was minimized, as text; "" for none."""
     if limit.value is None:
         return ""
     conditions = []
@@ -275,7 +276,10 @@ def _conditions_text(problem: Problem, limit: Limit) -> str:
 
 
 def _peak_text(limit: Limit) -> str:
-    """Return the step with the peak RAM of the schedule, and the tensors in RAM there, as text."""
+    """Return the step with the peak RAM of the schedule, and the tensors in RAM there, as text.
+
+    Return "" without a schedule.
+    """
     simulation, graph = limit.result.simulation, limit.result.problem.graph
     if simulation is None:
         return ""

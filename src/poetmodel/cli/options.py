@@ -1,4 +1,7 @@
-"""Options of commands, in groups. A group is a frozen dataclass and one parameter of a command."""
+"""Options of commands, in groups.
+
+A group is a dataclass, which type checkers treat as frozen, and one parameter of a command.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,8 @@ def group(cls: type[_Group]) -> type[_Group]:
     """Decorate a class as a group of options.
 
     Each start of the program creates all groups. Compiling the methods of a dataclass would take
-    milliseconds, so `__init__` is generic.
+    milliseconds, so `__init__` is generic: it takes the fields as keywords, and raises `TypeError`
+    for an unknown one. A field that is omitted gets its default.
     """
 
     def init(self: object, **values: object) -> None:
@@ -133,7 +137,7 @@ def _parameter(name: str, default: object, hint: object) -> inspect.Parameter:
 
 
 def without(*names: str) -> frozenset[str]:
-    """Return the names of a group's fields that a command excludes, for its annotation."""
+    """Return the fields that a command excludes from a group, for the group's `Annotated` type."""
     return frozenset(names)
 
 
@@ -150,7 +154,11 @@ def option(default: object, spelling: str, text: str, **typer_options: Any) -> A
 
 
 def argument(default: object, metavar: str, text: str, **typer_options: Any) -> Any:
-    """Return the dataclass field of an argument: its default, placeholder and help."""
+    """Return the dataclass field of a positional argument.
+
+    `metavar` is its placeholder and `text` its help; `typer_options` are further keywords of
+    `typer.Argument`.
+    """
     typer_options.setdefault("autocompletion", COMPLETERS.get(metavar))
     information = typer.Argument(metavar=metavar, help=text, **typer_options)
     return field(default=default, metadata={"typer": information})
@@ -186,7 +194,10 @@ def number_parser(expected: str, *, positive: bool) -> Callable[[str | float], f
 
 
 def parse_seconds(text: str | float) -> float:
-    """Parse a time limit: a positive number of seconds, or a time with a unit, such as 5min."""
+    """Parse a time limit: a positive number of seconds, or a time with a unit, such as 5min.
+
+    Return seconds; raise `typer.BadParameter` for other texts.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -221,10 +232,10 @@ def integer_parser(
 
 
 parse_input_size = integer_parser(MAX_SIZE)
-"""Parse an input size of a network."""
+"""Parse an input size of a network, from 1 to `MAX_SIZE`."""
 
 
-def _method_name(text: str) -> str:
+def _parse_method(text: str) -> str:
     try:
         return method(text).name
     except (InputError, UserMethodError) as error:
@@ -232,7 +243,7 @@ def _method_name(text: str) -> str:
 
 
 def parse_backend_name(text: str) -> str:
-    """Parse the name of a back end."""
+    """Return the name of a back end; raise `typer.BadParameter` for an unknown name."""
     backends = backend_names()
     if text not in backends:
         names = ", ".join(map(repr, backends))
@@ -450,7 +461,7 @@ class CommitOptions:
 
     @property
     def steps_to_commit(self) -> int | None:
-        """Number of steps between commits; None without commits."""
+        """Number of steps from one commit to the next; None without commits."""
         return self.commit_every or (1 if self.commit else None)
 
 
@@ -520,8 +531,8 @@ class LimitOptions(CommitOptions):
     ) -> Problem:
         """Return the problem with these limits, and with the user-defined constraints.
 
-        `ram`, `deadline` [s] and `energy_budget` [J] override the options. Raises `InputError` for
-        invalid limits, and for two objectives.
+        `ram` [B, or text], `deadline` [s] and `energy_budget` [J] override the options. Raises
+        `InputError` for invalid limits, and for two objectives.
         """
         problem = Problem(
             graph,
@@ -543,14 +554,14 @@ class LimitOptions(CommitOptions):
 
         objective_source = None if self.minimize is None else f"--minimize {self.minimize}"
         for file in self.constraints:
-            constraints = load_constraints(file, problem)
-            if constraints.user_objective != problem.user_objective:
+            constrained_problem = load_constraints(file, problem)
+            if constrained_problem.user_objective != problem.user_objective:
                 if objective_source is not None:
                     raise InputError(
                         f"{objective_source}: {file} states an objective, too; leave out one"
                     )
                 objective_source = file
-            problem = constraints
+            problem = constrained_problem
         return problem
 
 
@@ -563,7 +574,7 @@ class SearchOptions:
         "--method NAME",
         "Method: optimal; an earlier method for comparison, such as checkpoint-all, chen-sqrt, "
         "rotor or dtr; or FILE.py:FUNCTION, a user-defined method.",
-        parser=_method_name,
+        parser=_parse_method,
     )
     formulation: FormulationName | None = solve_option(
         None, "--formulation", "The formulation to solve. Default: lazy."

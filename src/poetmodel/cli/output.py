@@ -60,7 +60,7 @@ def is_quiet() -> bool:
 
 
 def print_note(text: str) -> None:
-    """Print a line on stderr, unless quiet."""
+    """Print a line on stderr, unless quiet; control characters are escaped."""
     if not _Verbosity.quiet:
         print(escape_controls(text), file=sys.stderr)
 
@@ -112,7 +112,7 @@ def show(*renderables: RenderableType) -> None:
 
     Cells are wrapped between words to the width of the terminal. If the longest words of a table
     need more width, the table is printed wider than the terminal: words are not broken, so that
-    they can be copied.
+    they can be copied. Changes the column widths and cells of the tables.
     """
     from rich.table import Table
 
@@ -135,8 +135,8 @@ def show(*renderables: RenderableType) -> None:
 def _set_column_widths(table: Table, width: int) -> int:
     """Set the widths of a table's columns so that no word breaks; return the width of the table.
 
-    If even the longest words do not fit, names and paths are wrapped after one of ``._/``, except
-    in columns with `no_wrap`.
+    `width` is that of the terminal. If even the longest words do not fit, names and paths in the
+    cells are wrapped after one of ``._/``, except in columns with `no_wrap`.
     """
     columns = table.columns
     texts = [[str(column.header), *map(str, column.cells)] for column in columns]
@@ -162,7 +162,7 @@ def _set_column_widths(table: Table, width: int) -> int:
 
 
 _NAME_BREAK: Final = r"(?<=[._/])(?=[^\W\d])"
-"""Position at which a name may be wrapped: after one of ``._/`` and before a letter."""
+"""Pattern of positions at which a name may be wrapped: after one of ``._/``, before a letter."""
 
 
 def _max_width(texts: Iterable[str]) -> int:
@@ -172,7 +172,10 @@ def _max_width(texts: Iterable[str]) -> int:
 
 
 def _wrap_long_words(text: str, width: int) -> str:
-    """Wrap the words that are longer than a line after a separator."""
+    """Return a text, with line breaks if one of its words is wider than `width`.
+
+    Lines break after blanks and at `_NAME_BREAK`.
+    """
     if _max_width(text.split()) <= width:
         return text
     lines = [""]
@@ -188,19 +191,25 @@ def _fit_widths(
 ) -> list[int]:
     """Return column widths between lower and upper bounds, whose sum fits if possible.
 
-    The sum is at most `total_width` unless that of the lower bounds exceeds it. All columns wider
-    than a common width are reduced to it.
+    The sum is at most `total_width` unless the sum of the lower bounds exceeds it. All columns
+    wider than a common width are reduced to this width, or to their lower bound.
     """
     widths = list(max_widths)
     for common_width in reversed(range(max(max_widths, default=0))):
         if sum(widths) <= total_width:
             break
-        widths = [max(a, min(b, common_width)) for a, b in zip(min_widths, max_widths, strict=True)]
+        widths = [
+            max(min_width, min(max_width, common_width))
+            for min_width, max_width in zip(min_widths, max_widths, strict=True)
+        ]
     return widths
 
 
 def fact_table(title: str, facts: Iterable[Fact]) -> Table:
-    """Return a table of facts with name, value and note; facts with an alarm are red."""
+    """Return a table of facts with name, value and note; facts with an alarm are red.
+
+    Facts without a name or a value are omitted.
+    """
     cells_and_alarms = [
         ((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)
     ]
@@ -245,7 +254,8 @@ def listing(
 
 
 _ENERGY: Final = re.compile(r"\d [kmµnp]?J\b|\boverhead\b")
-"""Pattern of cells with energies."""
+"""Pattern of cells with energies. The title of a table with such a cell states that energies are
+estimates."""
 
 
 def _titled_table(title: str, texts: Iterable[str], **style: Any) -> Table:
@@ -329,7 +339,7 @@ def _format_overhead(value: float | None, objective: Objective) -> str:
 def live_line(
     problem: Problem | None = None, *, enabled: bool, activity: str = "solving"
 ) -> Iterator[OnProgress | None]:
-    """Show a live line on stderr during the body, if enabled and stderr is a terminal.
+    """Show a live line on stderr during the body, if enabled, not quiet, and on a terminal.
 
     Yields the progress callback, or None without a line. Without a problem the line shows only the
     activity and the gap.

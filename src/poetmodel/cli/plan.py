@@ -1,4 +1,4 @@
-"""``poetmodel plan``: make the program of a device from a schedule."""
+"""``poetmodel plan``: make the program of a device from a schedule; plans for other commands."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def plan(
 def _tensor_ram_bytes(
     document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None
 ) -> int | None:
-    """Return the RAM of tensors [B] from the option, else the file, else the device, else None.
+    """Return the RAM budget of tensors [B]: by the option, the file or the device, or None.
 
     Raises `BudgetError` if resident bytes leave no RAM for tensors.
     """
@@ -287,7 +287,9 @@ class PlanResult:
     ) -> PlanResult:
         """Plan a schedule, with addresses if an alignment is given; verify plan and addresses.
 
-        Raises `PlanError` if the schedule has no plan.
+        `alignment` and `aux_bytes` are in bytes. With `may_delay_transfers`, transfers that overlap
+        computation may start later if the addresses exceed the budget otherwise. Raises `PlanError`
+        if the schedule has no plan.
         """
         from poetmodel.planner import make_plan
 
@@ -330,7 +332,7 @@ class PlanResult:
         )
 
     def with_addresses(self) -> PlanResult:
-        """Return the plan with addresses if it is valid, else the plan as it is."""
+        """Return a valid plan with addresses and their check; return an invalid plan unchanged."""
         if self.check.violations:
             return self
         from poetmodel.placement import place
@@ -341,7 +343,10 @@ class PlanResult:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """Violations of the plan; if it has none, those of its addresses, with a remedy."""
+        """Violations of the plan; if it has none, those of its addresses.
+
+        For addresses beyond the budget, a single violation states the excess and a remedy.
+        """
         if self.check.violations or self.arena_check is None or self.arena is None:
             return self.check.violations
         budget = self.plan.ram_budget_bytes
@@ -368,7 +373,7 @@ class PlanResult:
         return plan_listing(self.graph, self.plan, self.check, self.arena).splitlines()
 
     def save(self, path: Path, plan_format: PlanFormat) -> None:
-        """Write the plan in one of its formats."""
+        """Write the plan in a format; JSON and listings include its addresses."""
         from poetmodel.files import write_bytes, write_text
         from poetmodel.plan import encode
 
@@ -386,10 +391,10 @@ class PlanResult:
 def default_mode(
     device: Device | None, deadline_counts: str | None
 ) -> tuple[StorageMode, list[str]]:
-    """Return the storage mode of a device, and warnings; without a device that of the deadline.
+    """Return the storage mode of a device, or the mode that a deadline implies; and warnings.
 
-    `deadline_counts` is the time that the deadline limits. There is a warning if it permits overlap
-    but the device does not.
+    Without a device the mode follows from `deadline_counts`, the time that the deadline limits.
+    There is a warning if that time assumes overlap, but the device does not overlap transfers.
     """
     mode = transfer_mode(device, deadline_counts)
     counts_overlap = deadline_counts == DeadlineCounts.OVERLAP
@@ -409,10 +414,11 @@ def save_plan_and_map(
     plot: Path | None,
     fitted: Fitted | None = None,
 ) -> Iterator[Path]:
-    """Write the plan and the map of a solve; yield each file that was written.
+    """Write the plan and the map of a solve; yield each file after it was written.
 
-    `fitted` has the plan with addresses, if requested. Without a schedule it writes no file, and no
-    plan for a schedule with violations. Raises `VerificationError` if the plan has violations.
+    The files are written while the caller iterates. `fitted` has the plan with addresses, if
+    requested. Without a schedule no file is written, and for a schedule with violations no plan,
+    with a warning. Raises `VerificationError` if the plan has violations.
     """
     problem = result.problem
     if result.schedule is None:
@@ -431,7 +437,7 @@ def save_plan_and_map(
                 aux_bytes=problem.aux_limit_bytes,
             )
         else:
-            min_ram_bytes = (
+            planned_ram_bytes = (
                 None if result.simulation is None else result.simulation.planned_ram_bytes
             )
             plan_result = PlanResult.from_schedule(
@@ -439,7 +445,7 @@ def save_plan_and_map(
                 problem.costs,
                 result.schedule,
                 mode=mode,
-                ram_budget_bytes=min_ram_bytes or problem.usable_ram_bytes,
+                ram_budget_bytes=planned_ram_bytes or problem.usable_ram_bytes,
                 aux_bytes=problem.aux_limit_bytes,
             )
         if plan_result.violations:

@@ -85,7 +85,11 @@ def _answer_facts(report_values: dict[str, Any]) -> Iterator[Fact]:
 def read_subjects(
     paths: Sequence[Path], source: options.FileGraphOptions, costing: options.CostOptions
 ) -> list[Subject]:
-    """Read and verify schedule files of one graph; return them with plans and labels."""
+    """Read and verify schedule files of one graph; return them with plans and labels.
+
+    Files beyond the number of `LABELS` are ignored. Without ``--graph`` the first file names the
+    graph. Raises `ScheduleError` for a file of another graph.
+    """
     from poetmodel.schedule.document import load_document
 
     if source.graph is not None:

@@ -160,7 +160,7 @@ def solve(
         print(result.log.rstrip(), file=sys.stderr)
     if result.reduction:
         print_warnings([result.reduction])
-    explanation = _explain(result, threads=search.threads)
+    explanation = _explain_result(result, threads=search.threads)
     if files.arena and explanation is not None and explanation.working_remedies:
         explanation = replace(explanation, notes=(*explanation.notes, ADDRESSES_NOTE))
     job_result = None if job is None else make_job_result(job, result, threads=search.threads)
@@ -197,9 +197,9 @@ def _choose_tiles(
     *,
     show_progress: bool,
 ) -> tuple[ChosenTiles, float]:
-    """Solve with several tile sizes; return the best tiles, and the remaining time [s].
+    """Solve with several tile sizes; return the tiles of the best schedule, and the remaining time.
 
-    The remaining time is 0 if this schedule is proved optimal, or after Ctrl-C.
+    The remaining time [s] is 0 if the schedule in these tiles is proved optimal, or after Ctrl-C.
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
@@ -233,9 +233,10 @@ def _solve_problem(
     arena: bool,
     show_progress: bool,
 ) -> tuple[SolveResult, Fitted | None]:
-    """Solve from the schedule of a known result; with `arena`, until addresses fit in RAM.
+    """Solve a problem within `limit_s`, from the schedule of a known result if there is one.
 
-    If no time remains, the known result is returned; addresses are searched all the same.
+    With `arena`, also plan and place, as `_fit_arena` does. If no time remains, return the known
+    result; with `arena`, solve for `MIN_TIME_LIMIT_S`.
     """
     start = None if known_result is None else known_result.schedule
     if arena:
@@ -296,7 +297,10 @@ def _fit_arena(
     show_progress: bool,
     start: Schedule | None,
 ) -> Fitted:
-    """Solve by the method, if necessary with less RAM, until the addresses of the plan fit."""
+    """Solve by the method, if necessary with less RAM, until the addresses of the plan fit.
+
+    Without a schedule whose addresses fit, the result has no plan and no arena.
+    """
     from poetmodel.solver import fit_arena
 
     def solve_problem(
@@ -371,7 +375,7 @@ def _run_method(
         )
 
 
-def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
+def _explain_result(result: SolveResult, *, threads: int) -> Explanation | None:
     """Return the explanation of an infeasible result of the default method, with remedies.
 
     Return None for other results and methods, and after Ctrl-C.
@@ -403,6 +407,7 @@ def _save_and_print(
 ) -> None:
     """Write the schedule file and print the result.
 
+    The command began at `start_s` on the monotonic clock, and read its inputs for `read_s` [s].
     If the file cannot be written, raises `InputError` after the result is printed.
     """
     write_error: InputError | None = None
@@ -462,7 +467,7 @@ def _extra_tables(
 
 
 def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:
-    """Print on stderr why there is no valid schedule, with hints; no text if there is one."""
+    """Print on stderr the reason and hints if there is no valid schedule."""
     from poetmodel.result import Status, Termination
 
     if result.violations:

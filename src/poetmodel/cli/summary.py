@@ -1,4 +1,4 @@
-"""Result table of a solve."""
+"""Result table of a solve, and its facts for other commands."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TERMINATION_TEXTS: Final = {
 
 
 def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
-    """Return the table of a result that has a schedule.
+    """Return the table of a result; raise `NoScheduleError` if it has no schedule.
 
     `total_s` is the time since the start of the command [s]. `read_s` is the part of this time in
     which the program started and read graph, device and limits [s].
@@ -78,7 +78,7 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
 
 
 def proof_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield the status, the reason why the solve stopped, the minimized value and its bound."""
+    """Yield the status, why the solve stopped, and the minimized value with its bound and gap."""
     reason = TERMINATION_TEXTS[result.termination]
     if result.termination == Termination.STALLED and _is_solved_model_proved(result):
         reason = "proved for the model that was solved, which is not the stated problem"
@@ -120,9 +120,9 @@ def tile_facts(
 
 
 def _is_solved_model_proved(result: SolveResult) -> bool:
-    """Return whether the solver solved its model to optimality, although it is another problem.
+    """Return whether the solver proved its solution optimal for the model that it was given.
 
-    Such models are that of ``paper`` and a restriction of the problem.
+    The model may differ from the problem: it is that of ``paper``, or a restriction of the problem.
     """
     statistics = result.statistics
     value, bound = statistics.get("model_value"), statistics.get("model_bound")
@@ -153,7 +153,7 @@ def _energy_facts(result: SolveResult) -> Iterator[Fact]:
 
 
 def _objective_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield the minimized quantity, if it is not energy, and its gap."""
+    """Yield the value, the bound and the gap of a minimized quantity other than energy."""
     minimize, objective = result.problem.minimize, result.problem.objective
     value, bound = (objective.format(number or 0.0) for number in (result.value, result.bound))
     name, remark = f"minimized {minimize}", ""
@@ -244,7 +244,7 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
 
 
 def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
-    """Yield compute and transfer times of a step, and their limits."""
+    """Yield the times of a step, the cost of commits, the deadline and the energy budget."""
     compute_note = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     makespan_note = "of the plan, where transfers overlap computation"
     notes = {"compute_s": compute_note, "makespan_s": makespan_note}
@@ -300,7 +300,9 @@ def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iter
     }
     seconds_by_activity["other"] = total_s - sum(seconds_by_activity.values())
     activity_texts = [
-        f"{name} {format_seconds(s)}" for name, s in seconds_by_activity.items() if s >= MIN_SHOWN_S
+        f"{name} {format_seconds(seconds)}"
+        for name, seconds in seconds_by_activity.items()
+        if seconds >= MIN_SHOWN_S
     ]
     limit_text = f"; limit {format_seconds(result.time_limit_s)}" if result.time_limit_s else ""
     yield text_fact("time taken", format_seconds(total_s), ", ".join(activity_texts) + limit_text)

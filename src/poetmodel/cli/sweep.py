@@ -1,4 +1,4 @@
-"""``poetmodel sweep`` and ``bench``: solve many problems by many methods; runs can be resumed."""
+"""``poetmodel sweep``, ``merge`` and ``bench``: resumable runs of many problems and methods."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def sweep(
             warm=not run_options.cold,
             on_progress=on_progress,
         )
-    _show_records(records, problems.out, run_options, output)
+    _write_and_show_records(records, problems.out, run_options, output)
 
 
 @options.group
@@ -200,7 +200,7 @@ def merge(merge_options: MergeOptions, output: options.OutputOptions) -> None:
     store = Store(merge_options.out)
     for folder in merge_options.folders:
         store.merge(Store(folder))
-    _show_records(store.records(), merge_options.out, merge_options, output)
+    _write_and_show_records(store.records(), merge_options.out, merge_options, output)
 
 
 def _check_picture(plot: Path | None) -> None:
@@ -211,15 +211,15 @@ def _check_picture(plot: Path | None) -> None:
         check_suffix(plot)
 
 
-def _show_records(
+def _write_and_show_records(
     records: Sequence[Record],
     folder: Path,
     request: RunOptions | MergeOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write tables and pictures of records, print the tables, and exit with 1 if a run failed.
+    """Write tables and pictures of records, print tables or JSON, and exit with 1 if a run failed.
 
-    ``cells`` is the name of runs in files and JSON.
+    ``cells`` is the name of runs in files and JSON. Raises `typer.Exit` for a failed run.
     """
     from poetmodel.sweeps import panels, tables
 
@@ -236,9 +236,9 @@ def _show_records(
     if output.json:
         print_json({"cells": rows, **({"pareto": front} if request.pareto else {})})
     else:
-        show(_table("Runs", rows, proof_column="status"))
+        show(_run_table("Runs", rows, proof_column="status"))
         if request.pareto:
-            show(_table("Pareto front of energy, RAM and time", front, proof_column="proven"))
+            show(_run_table("Pareto front of energy, RAM and time", front, proof_column="proven"))
         print_warnings(notes)
     _warn_about_device_ram(rows)
     exit_if_failed(rows)
@@ -252,7 +252,10 @@ def _grid_runs(
     seed: int,
     commit: int | None,
 ) -> Sequence[Run]:
-    """Return the runs of all combinations; raise `InputError` with all errors of the options."""
+    """Return the runs of all combinations of the values.
+
+    Raises `InputError` for invalid options and for an invalid constraints file.
+    """
     from poetmodel import sweeps
     from poetmodel.sweeps.runs import CONSTRAINTS_PREFIX
 
@@ -295,7 +298,7 @@ def _grid_runs(
 
 
 def exit_if_failed(rows: Sequence[Row]) -> None:
-    """Exit with status 1 and print the reasons if any run failed."""
+    """Print the reasons and raise `typer.Exit` with status 1 if any run failed."""
     failed_rows = [row for row in rows if row["status"] == "failed"]
     if failed_rows:
         reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed_rows]
@@ -343,7 +346,7 @@ def _parse_backend(name: str) -> str:
     return name
 
 
-def _table(title: str, rows: Sequence[Row], *, proof_column: str) -> Table:
+def _run_table(title: str, rows: Sequence[Row], *, proof_column: str) -> Table:
     """Return the table of runs; `proof_column` is the column that shows their status or proof."""
     from poetmodel.sweeps.summaries import overhead_ratio
 
@@ -436,13 +439,17 @@ def bench(
     elif request.name == instances.CHECK:
         instances.check_solutions(folders[0], folders[1], output)
     else:
-        _reproduce(request, worker_options, output)
+        _reproduce_figure(request, worker_options, output)
 
 
-def _reproduce(
+def _reproduce_figure(
     request: FigureOptions, worker_options: WorkersOption, output: options.OutputOptions
 ) -> None:
-    """Write records, a table and a picture of a figure of the paper; skip recorded runs."""
+    """Solve the runs of a figure of the paper that are not recorded, and write its outputs.
+
+    The outputs are records, a table and pictures; tables or JSON are printed. Exits with status 1
+    if a run failed.
+    """
     from poetmodel.sweeps import figures, panels, summaries, tables
     from poetmodel.sweeps import sweep as run_sweep
     from poetmodel.sweeps.store import Store
@@ -495,7 +502,10 @@ def _reproduce(
 def _draw_pictures(
     stem: Path, panels: Sequence[Panel] | Sequence[Map]
 ) -> tuple[list[Path], list[str]]:
-    """Draw panels as SVG and PNG at `stem`; return the paths, and a note if that is impossible."""
+    """Draw panels as SVG and PNG at `stem`; return the paths, and notes.
+
+    If a library is missing, draw no picture, and return no path and one note.
+    """
     from poetmodel.sweeps.pictures import check_suffix, draw
 
     paths = [stem.with_suffix(suffix) for suffix in PICTURE_SUFFIXES]

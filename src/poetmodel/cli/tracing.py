@@ -71,7 +71,10 @@ class CostingOptions:
     )
 
     def capture(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
-        """Capture the step of ``module:function`` or of an ONNX file; its output goes to stderr."""
+        """Capture the step of ``module:function`` or of an ONNX file.
+
+        Output of the user's code goes to stderr.
+        """
         from poetmodel.torch import trace
         from poetmodel.torch.step.optimizers import make_optimizer
         from poetmodel.torch.target import default_name, load_step
@@ -85,7 +88,10 @@ class CostingOptions:
             return trace(model, loss_fn, inputs, name=name, optimizer=user_optimizer)
 
     def check_power(self, *, is_emulated: bool = False) -> None:
-        """Raise `InputError` for two power options, or for one if this host measures no times."""
+        """Raise `InputError` for two power options, or for one if this host measures no times.
+
+        Also raises `InputError` for an unknown device of ``--power-from``.
+        """
         power_options = [
             option
             for option, value in (("--power-from", self.power_from), ("--power", self.power))
@@ -150,7 +156,10 @@ def estimate_costs(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
 
 
 def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
-    """Yield the sum of each cost over all nodes or tensors; transfers have None without storage."""
+    """Yield the sums of compute time and energy over nodes, and of transfer times over tensors.
+
+    Transfer times are None without storage.
+    """
     table = costs.table(graph)
     has_storage = table.has_storage
     compute_note = "of a single pass: every node computed once"
@@ -243,7 +252,7 @@ KERNELS_NOTE: Final = (
 
 
 def _profile_path(graph: Path) -> Path:
-    """Return the default profile file of a graph file."""
+    """Return the path of the profile file next to a graph file."""
     stem = graph.name.removesuffix(".json").removesuffix(".graph")
     return graph.with_name(f"{stem}.profile.csv")
 
@@ -251,7 +260,7 @@ def _profile_path(graph: Path) -> Path:
 def _print_trace(
     step_trace: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool
 ) -> None:
-    """Print the tables or JSON of a captured graph, and its costs unless None."""
+    """Print a captured graph as tables or JSON, with its costs unless these are None."""
     graph = step_trace.graph
     facts = [] if costs is None else list(_cost_facts(graph, costs))
     if json:
@@ -318,14 +327,18 @@ class EmulationOptions:
     )
 
     def check(self) -> None:
-        """Raise `InputError` if an option of the emulation is given without ``--target qemu``."""
+        """Raise `InputError` if ``--optimizer`` is given without ``--target qemu``."""
         if self.target != ProfileTarget.QEMU and self.optimizer is not None:
             raise InputError("--optimizer: is for --target qemu; give that too")
 
     def measure(
         self, step_source: str, onnx: OnnxStep, costing: CostingOptions, tile: str | None
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
-        """Export a step, execute it on the emulated board, and return graph, costs and notes."""
+        """Export a step, execute it on the emulated board, and return graph, costs and notes.
+
+        `step_source` is a step file, or a step to capture. Raises `InputError` if `tile` is
+        ``auto``.
+        """
         from poetmodel.export.exporting import DEFAULT_DEVICE
         from poetmodel.export.measuring import measure_emulated, parse_emulation
         from poetmodel.tiling.choice import divide_step, parse_tile
@@ -364,9 +377,10 @@ class ProfileOptions:
 def _step_properties(
     step_source: str, onnx: options.OnnxOptions, sizes: options.FileGraphOptions
 ) -> tuple[OnnxStep, options.FileGraphOptions]:
-    """Return the properties of the step, which include the batch of an ONNX file, and the sizes.
+    """Return the properties of an ONNX step, and the sizes of a graph.
 
-    Raises `InputError` if properties of an ONNX file are given for another source.
+    For an ONNX file, ``--batch`` is one of its properties; otherwise it is a size. Raises
+    `InputError` if properties of an ONNX file are given for a source that is not captured.
     """
     from poetmodel.torch.target import is_onnx, needs_capture
 

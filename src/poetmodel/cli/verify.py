@@ -125,7 +125,7 @@ def _print_verdict(
 def _verdict_facts(
     graph: Graph, costs: Costs | None, violations: Sequence[str], notes: Sequence[str]
 ) -> Iterator[Fact]:
-    """Yield the verdict, notes, graph and source of costs; tables omit these."""
+    """Yield verdict, violations, notes, graph and source of costs; only JSON contains these."""
     yield Fact("valid", not violations)
     yield Fact("violations", list(violations))
     yield Fact("notes", list(notes))
@@ -143,7 +143,10 @@ def _verify_schedule(
     costing: options.CostOptions,
     limits: options.LimitOptions,
 ) -> tuple[list[Fact], str, DeviceRam | None]:
-    """Verify a schedule; return its facts, the title of their table, and its use of device RAM."""
+    """Verify a schedule; return its facts, the title of their table, and its use of device RAM.
+
+    The use of RAM is None without a device. Raises `InputError` for a file of another graph.
+    """
     from poetmodel.schedule.document import parse_document
 
     document = parse_document(decode_text(content, source=str(path)), source=str(path))
@@ -190,7 +193,10 @@ def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
 
 
 def is_plan(content: bytes) -> bool:
-    """Return whether the content of a file is a plan, in JSON or binary."""
+    """Return whether the content of a file is a plan, in JSON or binary.
+
+    Damaged JSON that contains the name of the format counts as a plan.
+    """
     from poetmodel.plan.binary import is_binary
     from poetmodel.plan.versions import FORMAT
 
@@ -212,7 +218,10 @@ def _verify_plan(
     costing: options.CostOptions,
     limits: options.LimitOptions,
 ) -> tuple[list[Fact], str, DeviceRam | None]:
-    """Verify a plan; return its facts, the title of their table, and its use of device RAM."""
+    """Verify a plan; return its facts, the title of their table, and its use of device RAM.
+
+    The use of RAM is None without a device. Raises `InputError` for a file of another graph.
+    """
     from poetmodel.plan import check_arena, check_plan
     from poetmodel.plan.simulation import false_claims
 
@@ -260,7 +269,7 @@ def _verify_plan(
 def _read_plan(
     content: bytes, path: Path, source: options.FileGraphOptions
 ) -> tuple[PlanDocument, Graph]:
-    """Return the plan in the content of a file, and its graph."""
+    """Parse the content of a plan file; return the plan, and the graph that it is for."""
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_binary
     from poetmodel.plan.document import PlanDocument, parse_document
@@ -278,6 +287,7 @@ def _read_plan(
 def _plan_problem(graph: Graph, costs: Costs | None, limits: options.LimitOptions) -> Problem:
     """Return the problem of a plan with the RAM, storage limit and deadline of the options.
 
+    Without ``--ram`` the RAM is unlimited.
     Raises `InputError` for other limits, which do not apply to plans, and for a deadline without
     costs.
     """

@@ -24,7 +24,7 @@ from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.charts import address_chart, gauge_chart, map_chart
 from poetmodel.report.facts import decision_rows, reproduction_commands, schedule_facts
 from poetmodel.report.folding import decision_table
-from poetmodel.report.subject import Sources, Subject, document_of
+from poetmodel.report.subject import Sources, Subject, make_document
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
 from poetmodel.result import SolveResult, Status, Termination
@@ -38,7 +38,11 @@ LABEL: Final = "A"
 
 
 def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: draw the schedule of a point; return charts, answers and facts as gzipped JSON."""
+    """Task: draw the schedule of a point; return the drawing as gzipped JSON.
+
+    The drawing has charts, answers, facts and commands. Addresses are drawn once the solve of the
+    point is final. Raises `VerificationError` if the schedule is invalid.
+    """
     subject = make_subject(job, context)
     report_facts = schedule_facts(subject)
     charts = {
@@ -59,11 +63,11 @@ def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
 
 
 def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -> list[str]:
-    """Return the commands that reproduce a point; for a step file those that export its C.
+    """Return the shell commands that reproduce a point, or the one that exports its step as C.
 
-    A step file is exported only if the objective is energy and the device is known; otherwise the
-    commands solve and verify the point. The RAM of the point is that of the tensors; stack, inputs
-    and runtime are added for the export.
+    A point is exported if its graph is that of a step file, its objective is energy and its device
+    is known; otherwise the commands solve and verify the point. The RAM of the point is that of the
+    tensors; stack, inputs and runtime are added for the export.
     """
     from poetmodel.export.deployment import parse_stack, reserved_bytes
 
@@ -96,9 +100,10 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
 
 
 def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResult, Verdict]:
-    """Verify the job's schedule of a point; return the result with it, and the verdict.
+    """Verify the schedule of a job; return a result with the schedule, and the verdict.
 
-    Raises `VerificationError` if the schedule is invalid.
+    The result has the status and bound of the job's ``proof``. Raises `VerificationError` if the
+    schedule is invalid.
     """
     problem, proof, search = load_job_problem(job, context), job["proof"], job["search"]
     schedule = unpack_schedule(context.body)
@@ -130,8 +135,8 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
 def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
     """Return the subject of a report: the schedule, and its plan if there is one.
 
-    Without a plan a note states the reason. The plan has addresses once the solve of the point is
-    final, if it has no violations.
+    Without a plan a note states the reason. A plan without violations has addresses once the solve
+    of the point is final. Raises `VerificationError` if the schedule is invalid.
     """
     from poetmodel.placement import place
     from poetmodel.plan import check_arena, check_plan
@@ -155,7 +160,7 @@ def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
     except PlanError as error:
         notes.append(f"there is no plan: {error}")
     return Subject(
-        document=document_of(result),
+        document=make_document(result),
         schedule=schedule,
         problem=problem,
         costs=costs,
@@ -183,7 +188,10 @@ def command_line_sources(prepared: PreparedProblem, catalogue: Catalogue) -> Sou
 
 def file_stem(name: str) -> str:
     """Replace characters except ASCII letters, digits and ``.-_`` by dashes."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in ".-_") else "-" for c in name)
+    return "".join(
+        character if character.isascii() and (character.isalnum() or character in ".-_") else "-"
+        for character in name
+    )
 
 
 # -- reasons for infeasibility -----------------------------------------------------------------
@@ -192,7 +200,8 @@ def file_stem(name: str) -> str:
 def explain_infeasibility(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: return each limit that no schedule meets even alone, and tensors of the minimum RAM.
 
-    Nothing is solved; there may be no such limit.
+    The keys are those of the API (`poetmodel.explore.server`). The task does not solve; there may
+    be no such limit.
     """
     problem = load_job_problem(job, context)
     graph, min_ram = problem.graph, problem.floor

@@ -32,16 +32,19 @@ REQUEST_LIFETIME_S: Final = 10.0
 
 
 class Listener:
-    """An event stream to a browser; for each point only the newest event is sent."""
+    """The events of a stream to a browser that are not yet sent, each (kind, id of a point) once.
+
+    The kinds are ``point``, a change of the requested point, and ``front``, a new schedule.
+    """
 
     def __init__(self) -> None:
         self._pending_events: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._signal = asyncio.Event()
         self.is_closed = False
 
-    def notify(self, kind: str, point: str) -> None:
-        """Queue an event about a point."""
-        self._pending_events[kind, point] = None
+    def notify(self, kind: str, point_id: str) -> None:
+        """Queue an event about a point, unless it is queued already."""
+        self._pending_events[kind, point_id] = None
         self._signal.set()
 
     def close(self) -> None:
@@ -49,8 +52,11 @@ class Listener:
         self.is_closed = True
         self._signal.set()
 
-    async def next_events(self, max_s: float) -> list[tuple[str, str]]:
-        """Wait for events and return them as (kind, point); empty after `max_s` without events."""
+    async def wait_for_events(self, max_s: float) -> list[tuple[str, str]]:
+        """Wait for events, and return them as (kind, id of the point), oldest first.
+
+        The list is empty after `max_s` without events, and may be empty if the stream is closed.
+        """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._signal.wait(), max_s)
         self._signal.clear()
@@ -66,7 +72,7 @@ class PageSession:
     requested_point: str | None = None
     """Id of the requested point."""
     problem: str | None = None
-    """Id of its problem."""
+    """Id of the problem of the requested point."""
     listeners: list[Listener] = field(default_factory=list)
     last_seen_s: float = field(default_factory=time.monotonic)
     """Time of the last contact, if there is no listener, on the monotonic clock [s]."""
@@ -128,7 +134,10 @@ class Coordinator:
     # -- problems --------------------------------------------------------------------------------
 
     async def open(self, settings: ExplorerSettings) -> OpenProblem:
-        """Return the open problem of some settings; the first call reads its graph and points."""
+        """Return the open problem of some settings; the first call reads its graph and points.
+
+        Raise `RefusedError` for invalid settings.
+        """
         problem_id = self._problem_ids.get(settings)
         open_problem = None if problem_id is None else self.open_problems.get(problem_id)
         if open_problem is None:
@@ -154,13 +163,13 @@ class Coordinator:
             open_problem = OpenProblem(
                 problem_id, reply.values, reply.body.decode().removesuffix("}")
             )
-            open_problem.points = {point.id: _without_running_solve(point) for point in points}
+            open_problem.points = {point.id: _mark_cancelled(point) for point in points}
             self.open_problems[problem_id] = open_problem
         self._problem_ids[settings] = problem_id
         return open_problem
 
     def find_problem(self, problem_id: str) -> OpenProblem:
-        """Return an open problem; raise `GoneError` if it is not open."""
+        """Return an open problem by its id; raise `GoneError` if it is not open."""
         open_problem = self.open_problems.get(problem_id)
         if open_problem is None:
             msg = "this problem is not open here: choose model and device again"
@@ -194,8 +203,9 @@ class Coordinator:
     ) -> dict[str, Any]:
         """Set the requested point of a session, start its solve if needed, and return its values.
 
-        The point replaces the session's previous one. With `solve_again`, a point that ended with a
-        gap is solved again.
+        The point replaces the session's previous one, whose solve is cancelled unless another
+        session requests it. With `solve_again`, a point that ended with a gap is solved again.
+        Raise `GoneError` if the problem is not open.
         """
         open_problem, point_id = (
             self.find_problem(problem_id),
@@ -205,8 +215,8 @@ class Coordinator:
         if point is None or not point.is_finished:
             stored_point = await self.store.call(self.store.load_point, point_id)
             point = open_problem.points.get(point_id)  # another request may have added the point
-            if stored_point is not None and (point is None or _is_newer(stored_point, point)):
-                point = open_problem.points[point_id] = _without_running_solve(stored_point)
+            if stored_point is not None and (point is None or _is_better(stored_point, point)):
+                point = open_problem.points[point_id] = _mark_cancelled(stored_point)
             elif stored_point is not None and point is not None:
                 max_bound = (
                     stored_point.bound
@@ -260,7 +270,7 @@ class Coordinator:
         """Return the drawing of a point as gzipped JSON.
 
         Return None if the point has no schedule, or if no session requests the point any more when
-        a worker is free. Raise `GoneError` for an old revision.
+        a worker is free. Raise `GoneError` for an unknown point, and for an old revision.
         """
         open_problem, point = self.find_point(point_id)
         if point.value is None:
@@ -311,7 +321,10 @@ class Coordinator:
         return reply.body
 
     async def export(self, point_id: str, file_kind: str) -> Frame:
-        """Return a file about a point; raise `RefusedError` if the point has no schedule."""
+        """Return a file about a point: ``schedule``, ``plan``, ``report`` or ``command``.
+
+        Raise `RefusedError` if the point has no schedule, and `GoneError` if it is unknown.
+        """
         open_problem, point = self.find_point(point_id)
         if point.value is None:
             msg = "there is no schedule yet to export"
@@ -323,7 +336,7 @@ class Coordinator:
     async def explain_infeasibility(
         self, problem_id: str, ram_bytes: int, deadline_s: float | None
     ) -> dict[str, Any]:
-        """Return the reasons why a RAM budget and a deadline may be infeasible."""
+        """Return the values of `answers.explain_infeasibility` for a RAM budget and a deadline."""
         open_problem = self.find_problem(problem_id)
         point = Point(id="", problem=problem_id, ram_bytes=ram_bytes, deadline_s=deadline_s)
         reply = await self.quick_workers.run_job(
@@ -334,7 +347,7 @@ class Coordinator:
     # -- events ----------------------------------------------------------------------------------
 
     def add_listener(self, session_id: str) -> Listener:
-        """Add an event stream to a session; its first event is the requested point."""
+        """Add an event stream to a session; its first event is the requested point, if any."""
         session, listener = self.find_or_add_session(session_id), Listener()
         session.listeners.append(listener)
         if session.requested_point is not None:
@@ -357,7 +370,10 @@ class Coordinator:
     def _notify_listeners(
         self, open_problem: OpenProblem, point: Point, *, has_new_schedule: bool = False
     ) -> None:
-        """Notify sessions that requested the point; of a new schedule, all of its problem."""
+        """Queue ``point`` for the sessions that request the point.
+
+        For a new schedule, also queue ``front`` for all sessions of the problem.
+        """
         for session in self.sessions.values():
             for listener in session.listeners:
                 if session.requested_point == point.id:
@@ -366,7 +382,11 @@ class Coordinator:
                     listener.notify("front", point.id)
 
     async def _clean_up(self) -> None:
-        """Periodically cancel requests of closed pages; discard unused problems and sessions."""
+        """Periodically cancel requests of closed pages, and discard idle points.
+
+        Also discard unused problems and sessions beyond `MAX_CACHED_PROBLEMS` and
+        `MAX_CACHED_SESSIONS`.
+        """
         while True:
             await asyncio.sleep(1)
             now_s = time.monotonic()
@@ -394,14 +414,17 @@ class Coordinator:
                     del self.open_problems[problem_id]
 
 
-def _without_running_solve(point: Point) -> Point:
-    """Mark the unfinished solve of a stored point, begun by another server, as cancelled."""
+def _mark_cancelled(point: Point) -> Point:
+    """Set the state of a stored point whose solve is not finished to ``cancelled``; return it.
+
+    Such a solve was begun by another server, or by an earlier one.
+    """
     if not point.is_finished:
         point.state = "cancelled"
     return point
 
 
-def _is_newer(stored_point: Point, point: Point) -> bool:
+def _is_better(stored_point: Point, point: Point) -> bool:
     """Return whether `stored_point` is finished or has a better schedule than `point`."""
     if stored_point.is_finished:
         return True

@@ -18,7 +18,10 @@ from poetmodel.schedule.relations import format_document
 
 
 def export_point(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: return the file about a point that the job names, with its file name and media type."""
+    """Task: return a file about a point: its content, with its name and media type as values.
+
+    The job's ``kind`` selects the file. Raises `PlanError` for the plan of a schedule without one.
+    """
     return _EXPORTERS[job["kind"]](job, context)
 
 
@@ -62,4 +65,4 @@ _EXPORTERS = {
     "report": _report_file,
     "command": _command_file,
 }
-"""Functions that make files, by the job's ``kind``."""
+"""Functions that make a file, by the ``kind`` of a job."""

@@ -54,7 +54,11 @@ class Guard:
         self._cookie = f"poetmodel-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an accepted request to the application; answer a rejected one with an error."""
+        """Pass an accepted request to the application; answer a rejected one with an error.
+
+        A visit of ``/`` with the token sets the cookie and redirects to ``/``. Connections other
+        than HTTP, such as WebSockets, are ignored.
+        """
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -101,12 +105,16 @@ class Guard:
 
 
 def _stated_body_bytes(headers: Mapping[str, str]) -> int:
+    """Return the stated size of a request body [B]; an invalid one counts as above the maximum."""
     text = headers.get("content-length", "0")
     return int(text) if text.isdecimal() else MAX_BODY_BYTES + 1
 
 
 def _limit_body(receive: Receive) -> Receive:
-    """Limit the size of a request body, including chunked bodies without a stated length."""
+    """Wrap `receive` so that a body above `MAX_BODY_BYTES` ends with a disconnect.
+
+    This includes chunked bodies, which have no stated length.
+    """
     remaining_bytes = MAX_BODY_BYTES
 
     async def receive_limited() -> Message:

@@ -93,7 +93,10 @@ class Point:
         return self.is_finished + self.is_proved
 
     def set_schedule(self, metrics: dict[str, Any], schedule: bytes) -> None:
-        """Store the metrics of a new schedule, and begin a new revision."""
+        """Store the metrics of a new schedule, and begin a new revision.
+
+        If the point had no schedule, its status becomes ``feasible``.
+        """
         self.set_metrics(metrics)
         if self.status is None or self.status in ("unknown", "infeasible"):
             self.status = "feasible"
@@ -105,10 +108,10 @@ class Point:
             setattr(self, name, metrics[name])
 
     def finish(self, result: dict[str, Any], schedule: bytes, *, earlier_s: float) -> None:
-        """Store the result of a solve; its metrics only if they are at least as good as before.
+        """Store the result of a solve, set the state to ``done`` and begin a new revision.
 
-        `schedule` is the best schedule of the point, for its digest. `earlier_s` is the time of
-        earlier solves [s].
+        Metrics are stored only if they are at least as good as before. `schedule` is the best
+        schedule of the point, for the digest. `earlier_s` is the time of earlier solves [s].
         """
         new_metrics = result.get("metrics")
         is_better = new_metrics is not None and (
@@ -135,7 +138,12 @@ class Point:
         self.digest = hashlib.sha256(content.encode() + schedule).hexdigest()[:16]
 
     def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
-        """Return the point as JSON values for the page."""
+        """Return the point as JSON values for the page, with `gap` and ``bound_j``.
+
+        `digest`, `lender` and `proof` are left out. `baseline` is that of the minimized quantity
+        `minimize`. ``bound_j`` is the bound on the energy [J]; None without a schedule, or if
+        another quantity is minimized.
+        """
         values = asdict(self)
         for name in ("digest", "lender", "proof"):
             del values[name]
@@ -149,6 +157,7 @@ class OpenProblem:
     """A problem that is open in a session."""
 
     name: str
+    """Id of the problem."""
     facts: dict[str, Any]
     """Facts about the problem from the worker."""
     page_data: str
@@ -161,7 +170,10 @@ class OpenProblem:
         return point.to_dict(objective["baseline"], minimize=objective["minimize"])
 
     def discard_idle(self, used_ids: AbstractSet[str | None]) -> None:
-        """Discard the oldest points whose solves found no schedule, except those of `used_ids`."""
+        """Discard the oldest unfinished points without a schedule of their own.
+
+        `MAX_IDLE_POINTS` of them remain, and points in `used_ids` in any case.
+        """
         idle_ids = [
             point_id
             for point_id, point in self.points.items()
@@ -212,8 +224,8 @@ def best_neighbour(
 ) -> Point | None:
     """Return the other point with the best schedule that meets the limits of `point`, or None.
 
-    If time is the makespan of a plan that `overlaps` transfers with computations, a plan with less
-    RAM may be faster: only schedules of points with at most as much RAM are considered.
+    If time is the makespan of a plan that `overlaps` transfers with computations, the plan of the
+    same schedule may be slower with less RAM: only points with at most as much RAM are considered.
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     fitting_points = [
@@ -230,7 +242,7 @@ def best_neighbour(
 
 
 def inherited_bound(point: Point, other_points: Iterable[Point]) -> float:
-    """Return the best bound of other points with at least as much RAM and time.
+    """Return the highest bound of the other points with at least as much RAM and time.
 
     Such a bound is also valid for `point`, whose limits are tighter. Return 0 if there is none.
     """

@@ -1,4 +1,7 @@
-"""Worker processes of the explorer: modules imported, one job at a time, replaced if they die."""
+"""Worker processes of the explorer.
+
+Each process executes one job at a time, and is replaced if it dies.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ CANCEL_S: Final = 1.0
 START_S: Final = 60.0
 """Maximum time for a process to start [s]."""
 MAX_STARTS: Final = 5
-"""Maximum number of attempts to start a process."""
+"""Maximum number of attempts to replace a process."""
 
 
 class WorkerError(Exception):
-    """Error for an unfinished job: its process died, or raised an unexpected error."""
+    """Error for a process that died or did not start, or a job with an unexpected exception."""
 
 
 class RefusedError(PoetModelError):
@@ -52,15 +55,18 @@ class WorkerPool:
     """Whether the latest request gets the next free process; used for solves, which take long."""
     free_workers: list[WorkerProcess] = field(default_factory=list)
     workers: set[WorkerProcess] = field(default_factory=set)
+    """All processes, free or not."""
     waiting_requests: list[asyncio.Future[WorkerProcess]] = field(default_factory=list)
+    """Requests for a process, oldest first."""
     recovery_tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """Tasks that end cancelled jobs and replace processes."""
 
     async def start(self) -> None:
-        """Start all processes."""
+        """Start all processes and wait for them; raise `WorkerError` if one does not start."""
         await asyncio.gather(*(self._start_process() for _ in range(self.size)))
 
     async def stop(self) -> None:
-        """End all processes."""
+        """Cancel waiting requests and recoveries, and kill all processes."""
         for task in self.recovery_tasks:
             task.cancel()
         for future in self.waiting_requests:
@@ -72,9 +78,9 @@ class WorkerPool:
     ) -> Frame:
         """Run a job on a free process and return its reply; `on_frame` gets the frames before it.
 
-        Raise `WorkerError` or `RefusedError` if the job fails. If this call is cancelled, the
-        process finishes the job in the background. If the process died, another process runs the
-        job again.
+        Raise `WorkerError` or `RefusedError` if the job fails. If this call is cancelled, the job
+        is cancelled in the background. If the process dies, another process runs the job again,
+        once.
         """
         with contextlib.suppress(ProcessEndedError):
             return await self._run_job_on(await self.acquire(), job, body, on_frame)
@@ -87,7 +93,10 @@ class WorkerPool:
         body: bytes,
         on_frame: OnFrame | None = None,
     ) -> Frame:
-        """Run a job like `run_job` on an acquired process, which is released afterwards."""
+        """Run a job like `run_job` on an acquired process, which is released afterwards.
+
+        If the process dies, raise `WorkerError`; the job is not repeated.
+        """
         try:
             return await self._run_job_on(worker, job, body, on_frame)
         except ProcessEndedError as error:
@@ -97,7 +106,11 @@ class WorkerPool:
     async def _run_job_on(
         self, worker: WorkerProcess, job: dict[str, Any], body: bytes, on_frame: OnFrame | None
     ) -> Frame:
-        """Run a job on a process and release it; replace a process that does not end."""
+        """Run a job on a process and release the process.
+
+        If the process dies, raise `ProcessEndedError` and replace it. If this call is cancelled,
+        cancel the job in the background.
+        """
         loop = asyncio.get_running_loop()
 
         def forward(frame: Frame) -> None:
@@ -152,7 +165,10 @@ class WorkerPool:
         self.free_workers.append(worker)
 
     async def _start_process(self) -> None:
-        """Start a process, wait until it has imported its modules, and release it."""
+        """Start a process, wait until it has imported its modules, and release it.
+
+        Raise `WorkerError` if it does not start within `START_S`.
+        """
         try:
             worker = WorkerProcess()
         except OSError as error:
@@ -178,7 +194,11 @@ class WorkerPool:
         task.add_done_callback(self.recovery_tasks.discard)
 
     async def _recover(self, worker: WorkerProcess, reply: Future[Frame] | None) -> None:
-        """Wait for a cancelled job to end; otherwise replace the process."""
+        """Cancel the job of a living process, and release the process when the job has ended.
+
+        Replace a process that is dead, or whose job does not end within `CANCEL_S`. After
+        `MAX_STARTS` failed starts the pool has one process less.
+        """
         if reply is not None and worker.is_alive:
             worker.cancel()
             await asyncio.to_thread(wait, [reply], CANCEL_S)
@@ -210,7 +230,7 @@ def prepare_process(_: WorkerJob, niceness: int) -> None:
 
 
 def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
-    """Run the task that `values` name, and return its reply."""
+    """Run the task ``values["task"]`` on the other `values` of a job, and return its reply."""
     from poetmodel.explore import answers, exports, tasks
     from poetmodel.explore.settings import Catalogue
 
@@ -225,7 +245,7 @@ def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes
     context = tasks.JobContext(
         catalogue=Catalogue.from_json(catalogue),
         send=job.report_progress,
-        cancelled=lambda: job.cancelled,
+        is_cancelled=lambda: job.cancelled,
         body=body,
     )
     return functions[values["task"]](values, context)

@@ -55,11 +55,14 @@ def serve(
     """Serve until Ctrl-C or SIGTERM; call `on_ready` with the address after the server has started.
 
     In the main thread these signals raise no exceptions from then on, until the end of the process.
+    `initial` has the settings and sliders of a new page, and `search` the keywords of `solve`.
+    `workers` is the number of processes that solve, None for one per core. Raises `InputError` if
+    the store cannot be used.
     """
     stop_signals = _StopSignals()
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop_signals.request)
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, stop_signals.request_stop)
     port = listener.getsockname()[1]
     explorer = open_explorer(
         port=port,
@@ -93,7 +96,7 @@ class _StopSignals:
         self._is_requested = False
         self._server: uvicorn.Server | None = None
 
-    def request(self, *_: object) -> None:
+    def request_stop(self, *_: object) -> None:
         """Handle a signal; the running server has its own handler."""
         self._is_requested = True
         if self._server is not None:
@@ -125,7 +128,10 @@ def open_explorer(
     search: dict[str, Any],
     workers: int | None = None,
 ) -> Explorer:
-    """Open a store and return an explorer with it; its workers start with the server."""
+    """Open a store and return an explorer with it; workers start when the server starts.
+
+    The arguments are those of `serve`. Raises `InputError` if the store cannot be used.
+    """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     point_store, catalogue_text = PointStore(store), catalogue.to_json()
     coordinator = Coordinator(
@@ -187,7 +193,7 @@ class _Server(uvicorn.Server):
 
 
 def _drawing_version() -> str:
-    """Return a hash of the code that makes drawings, with which the store labels them."""
+    """Return a hash of the code that makes drawings; the store labels drawings with it."""
     digest = hashlib.sha256((installed_version("poetmodel") or "").encode())
     for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
         for path in sorted(files(package).iterdir(), key=lambda path: path.name):

@@ -38,8 +38,8 @@ in SI units; bodies of requests are JSON.
 ``GET /api/points/ID/export/KIND``
     A file: ``schedule``, ``plan``, ``report`` or ``command``.
 
-A POINT has the fields of `poetmodel.explore.points.Point`, without ``digest`` and ``proof``, and
-``gap`` and ``bound_j``, the bound on the energy of a step.
+A POINT has the fields of `poetmodel.explore.points.Point` except ``digest``, ``lender`` and
+``proof``, and also ``gap`` and ``bound_j``, the bound on the energy of a step.
 """
 
 from __future__ import annotations
@@ -102,7 +102,11 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     token: str,
     port: int,
 ) -> Guard:
-    """Return the explorer as an ASGI application."""
+    """Return the explorer as an ASGI application, which starts and stops the workers.
+
+    `initial` has the initial settings and sliders. `token` is the access token of a server on
+    `port`.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -114,11 +118,11 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     _add_error_handlers(app)
 
     @app.get("/", response_class=HTMLResponse)
-    def home() -> HTMLResponse:
+    def show_page() -> HTMLResponse:
         return HTMLResponse(render_page())
 
     @app.get("/api/choices")
-    def choices() -> dict[str, Any]:
+    def list_choices() -> dict[str, Any]:
         return {
             "models": catalogue.list_graphs(),
             "devices": catalogue.list_devices(),
@@ -152,7 +156,9 @@ def make_application(  # noqa: C901 - the routes, each a few lines
         return loaded_problem.describe(found_point)
 
     @app.get("/api/points/{point}/answer")
-    async def answer(request: Request, point: Identifier, revision: int | None = None) -> Response:
+    async def read_drawing(
+        request: Request, point: Identifier, revision: int | None = None
+    ) -> Response:
         """Return the drawing of a point; redirect if `revision` is given and not its newest one."""
         _, found_point = coordinator.find_point(point)
         if (
@@ -172,13 +178,13 @@ def make_application(  # noqa: C901 - the routes, each a few lines
         return Response(body, media_type="application/json", headers=headers)
 
     @app.get("/api/points/{point}/export/{kind}")
-    async def export(point: Identifier, kind: ExportKind) -> Response:
+    async def export_point(point: Identifier, kind: ExportKind) -> Response:
         reply = await coordinator.export(point, kind)
         headers = {"Content-Disposition": f'attachment; filename="{reply.values["name"]}"'}
         return Response(reply.body, media_type=reply.values["media"], headers=headers)
 
     @app.get("/api/problems/{problem}/why")
-    async def why(
+    async def explain_infeasibility(
         problem: Identifier,
         ram_bytes: Annotated[int, Query(ge=1, le=MAX_BYTES)],
         deadline_s: Annotated[float | None, Query(gt=0, le=1e12)] = None,
@@ -186,7 +192,7 @@ def make_application(  # noqa: C901 - the routes, each a few lines
         return await coordinator.explain_infeasibility(problem, ram_bytes, deadline_s)
 
     @app.get("/api/events", response_class=EventSourceResponse)
-    async def events(session: SessionId) -> AsyncIterator[ServerSentEvent]:
+    async def stream_events(session: SessionId) -> AsyncIterator[ServerSentEvent]:
         async for event in _stream_events(coordinator, session):
             yield event
 
@@ -194,14 +200,17 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
 
 async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterator[ServerSentEvent]:
-    """Yield the events of a session until the server stops."""
+    """Yield the events of a session, and keep-alive comments, until the server stops.
+
+    Registers a listener of the session until then.
+    """
     import asyncio
 
     listener = coordinator.add_listener(session)
     try:
         yield ServerSentEvent(comment="listening", retry=500)
         while True:
-            events = await listener.next_events(KEEP_ALIVE_S)
+            events = await listener.wait_for_events(KEEP_ALIVE_S)
             if listener.is_closed:
                 return
             if not events:

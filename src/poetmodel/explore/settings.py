@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAX_TEXT: Final = 200
 """Maximum length of a name [characters]."""
 StateName = Literal[STATES]  # type: ignore[valid-type]
-"""Optimizers whose state may be in the graph."""
+"""Optimizers whose state may be in the graph, or ``frozen`` for parameters that are only read."""
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 """Input size or count."""
 ShortText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
@@ -99,8 +99,8 @@ class Catalogue:
     devices: Mapping[str, str] = field(default_factory=dict)
     """Paths of device files, by displayed name."""
     profiles: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
-    """Paths of measured costs by displayed name, each with the device on which they were
-    measured."""
+    """(path of measured costs, device on which they were measured), by displayed name. The device
+    is a name or a path, or None if it is unknown."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -130,7 +130,8 @@ class Catalogue:
     def load_source(self, settings: ExplorerSettings) -> GraphSource:
         """Read or build the graph of some settings.
 
-        Raises `InputError` if the name is not in the catalogue, or a step file has further options.
+        Raises `InputError` if the model is not in the catalogue, or if it is a step file and the
+        settings have options that step files do not support.
         """
         name, shape = settings.model, settings.variant
         if name in self.steps:
@@ -153,7 +154,7 @@ class Catalogue:
         return GraphSource(graph=load_model(name, shape), name=name, shape=shape)
 
     def cost_options(self, settings: ExplorerSettings) -> tuple[str | None, str | None]:
-        """Return the values of ``--device`` and ``--profile`` for some settings; None without."""
+        """Return the values of ``--device`` and ``--profile`` for some settings; None omits one."""
         if settings.device in self.profiles:
             profile, device = self.profiles[settings.device]
             return device, profile

@@ -59,10 +59,11 @@ class SolveManager:
         self.running: dict[str, asyncio.Task[None]] = {}
         """Tasks of running solves, by the id of their point."""
         self._schedules: dict[str, bytes] = {}
+        """Packed schedules of points whose solves run, by the id of the point."""
         self._background: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """Cancel all background tasks; the store has their schedules and bounds."""
+        """Cancel all background tasks; solves save their schedules and bounds before they end."""
         tasks = list(self._background)
         for task in tasks:
             task.cancel()
@@ -82,8 +83,9 @@ class SolveManager:
     async def use_neighbour(self, open_problem: OpenProblem, point: Point) -> None:
         """Set a point's schedule and bound provisionally to the best of its neighbours.
 
-        Neighbours are the other points of the problem. If schedule and bound prove the schedule
-        optimal within the gap tolerance, the point is finished.
+        Neighbours are the other points of the problem. The bound is raised even if no neighbour has
+        a better schedule within the limits of the point. If schedule and bound prove the schedule
+        optimal within the gap tolerance, the point is finished and saved.
         """
         other_points = [other for other in open_problem.points.values() if other is not point]
         point.bound = max(point.bound, inherited_bound(point, other_points))
@@ -105,7 +107,7 @@ class SolveManager:
         )
         point.bound = min(point.bound, neighbour.value)
         point.proof = {**NO_PROOF, **neighbour.proof, "termination": "interrupted"}
-        # The bound proves the schedule optimal.
+        # The bound proves the schedule optimal, so no solve is needed.
         if relative_gap(neighbour.value, point.bound) <= self.search["gap"]:
             point.state, point.status, point.provisional = "done", "optimal", False
             point.proof["termination"] = "proved"
@@ -114,7 +116,7 @@ class SolveManager:
             await self._save(point, schedule)
 
     async def load_schedule(self, point: Point) -> bytes:
-        """Return the packed schedule of a point, or of its neighbour if it is provisional.
+        """Return the packed schedule of a point; if it is provisional, that of its lender.
 
         Return empty bytes if there is no schedule.
         """
@@ -150,7 +152,10 @@ class SolveManager:
         return {**self.make_job("", open_problem, point), "proof": proof, "search": self.search}
 
     async def _solve(self, open_problem: OpenProblem, point: Point) -> None:
-        """Solve a point, store the result or the failure, and remove the solve from `running`."""
+        """Solve a point, store the result or the failure, and remove the solve from `running`.
+
+        For a point without a schedule, a quick worker finds a first schedule at the same time.
+        """
         first_schedule_task: asyncio.Task[None] | None = None
         if point.value is None:
             first_schedule_task = asyncio.create_task(
@@ -225,7 +230,10 @@ class SolveManager:
     def _use_if_better(
         self, open_problem: OpenProblem, point: Point, metrics: dict[str, Any], schedule: bytes
     ) -> None:
-        """Store a worker's schedule if it is better than the point's, and notify the listeners."""
+        """Store a worker's schedule if it is better than the point's, and notify the listeners.
+
+        It also replaces a provisional schedule of equal value, which becomes the point's own.
+        """
         is_better = point.value is None or metrics["value"] < point.value
         if is_better:
             point.provisional = False
@@ -249,13 +257,16 @@ class SolveManager:
         self.notify(open_problem, point)
 
     async def _save(self, point: Point, schedule: bytes | None) -> None:
-        """Write a point to the store if its solve has ended or found a schedule."""
+        """Write a point to the store if its solve has finished or found a schedule.
+
+        If `schedule` is None, the store retains its schedule of the point.
+        """
         if point.is_finished or (point.value is not None and not point.provisional):
             point_copy = replace(point, proof=dict(point.proof))
             await self.store.call(self.store.save, point_copy, schedule)
 
     def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task in the background."""
+        """Run a coroutine as a task that `stop` cancels; return the task."""
         task = asyncio.create_task(coroutine)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

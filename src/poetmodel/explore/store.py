@@ -112,7 +112,7 @@ class PointStore:
     # -- methods in the store's thread -----------------------------------------------------------
 
     def load_token(self) -> str:
-        """Return the access token of this file; the first call creates it."""
+        """Return the access token of this file; the first call writes it, and the format."""
         with self._connection as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO meta VALUES ('token', ?), ('format', ?)",
@@ -141,8 +141,8 @@ class PointStore:
     def save(self, point: Point, schedule: bytes | None) -> None:
         """Merge a point with the stored one, and store the result.
 
-        Without `schedule` the stored schedule is retained. Drawings of earlier revisions are
-        deleted.
+        Without `schedule` the stored schedule is retained. Drawings of other revisions are deleted.
+        Returns without a write if the merged point equals the stored one.
         """
         with self._transaction() as connection:
             stored_point = self.load_point(point.id)
@@ -187,7 +187,10 @@ class PointStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Exclude other writers from the first read to the commit."""
+        """Begin a transaction that excludes other writers from the first read to its end.
+
+        Commit after the body, or roll back if the body raises an exception.
+        """
         self._connection.execute("BEGIN IMMEDIATE")
         with self._connection as connection:
             yield connection

@@ -66,14 +66,14 @@ class JobContext:
     catalogue: Catalogue
     send: Callable[[Frame], None]
     """Send a frame before the reply."""
-    cancelled: Callable[[], bool]
+    is_cancelled: Callable[[], bool]
     """Return whether the server has cancelled the job."""
     body: bytes = b""
     """Packed schedule of the job; empty without one."""
 
 
 def load_job_problem(job: dict[str, Any], context: JobContext) -> Problem:
-    """Return the problem of a job: that of its settings, with its RAM and deadline."""
+    """Return the problem of a job's settings, with the RAM and the deadline of the job."""
     prepared = load_prepared_problem(job, context)
     limits = {"ram": job["ram_bytes"], "deadline": job["deadline_s"]}
     return replace(prepared.problem, **limits)
@@ -81,7 +81,10 @@ def load_job_problem(job: dict[str, Any], context: JobContext) -> Problem:
 
 @lru_cache(maxsize=MAX_CACHED_GRAPHS)
 def _load_prepared_problem(catalogue: str, settings: str) -> PreparedProblem:
-    """Return the graph source and problem of `settings` in `catalogue` (both JSON); cached."""
+    """Return the graph source and problem of `settings` in `catalogue` (both JSON); cached.
+
+    Raises `InputError` for invalid settings, and `TimeLimitError` after `READ_LIMIT_S`.
+    """
     parsed_catalogue = Catalogue.from_json(catalogue)
     parsed_settings = ExplorerSettings.model_validate_json(settings)
     with time_limit(READ_LIMIT_S):
@@ -103,7 +106,7 @@ def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
 
 
 def unpack_schedule(body: bytes) -> Schedule:
-    """Return the schedule that `pack_schedule` packed."""
+    """Return the schedule that `pack_schedule` packed, without the identity of its graph."""
     return Schedule.from_entries(json.loads(zlib.decompress(body)), None)
 
 
@@ -175,10 +178,8 @@ def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]
 def find_first_schedule(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: find a first schedule of a point with heuristics, and return it with its metrics.
 
-    A point is a RAM budget with a deadline.
-
-    If a limit alone excludes all schedules, return this as ``infeasible_limit``; if no heuristic
-    finds a valid schedule, return an empty frame.
+    If a limit alone excludes all schedules, return the reason as ``infeasible_limit``. If no
+    heuristic finds a valid schedule, return an empty frame.
     """
     problem = load_job_problem(job, context)
     reason = infeasibility_reason(problem)
@@ -214,12 +215,18 @@ class _Progress:
     start_bound: float
     """Bound that was proven before the solve."""
     value: float | None = None
+    """Minimized quantity of the best schedule above the baseline; None without one."""
     bound: float = 0.0
+    """Proven lower bound on `value`."""
     last_sent_s: float = 0.0
+    """Time of the last frame on the monotonic clock [s]."""
 
     def __call__(self, progress: SolveProgress) -> bool:
-        """Send a better schedule, or the bound if it is due; return False to stop."""
-        if self.context.cancelled():
+        """Send a better schedule, or the bound if it is due.
+
+        Return False, which stops the solve, if the job is cancelled or the gap is closed.
+        """
+        if self.context.is_cancelled():
             return False
         self.bound = max(self.bound, self.start_bound, progress.overhead_bound or 0.0)
         schedule = progress.schedule
@@ -254,7 +261,10 @@ class _Progress:
 
 
 def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: solve a point, from the job's schedule if this is valid; return the result."""
+    """Task: solve a point, from the schedule of the job if this is valid; return the result.
+
+    Better schedules and bounds are sent during the solve.
+    """
     problem = load_job_problem(job, context)
     search = job["search"]
     start = unpack_schedule(context.body) if context.body else None

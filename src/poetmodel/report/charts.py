@@ -20,7 +20,7 @@ from poetmodel.report.pictures import (
     RAM_KIND_COLOURS,
     Kind,
     dominant_kind,
-    rounded,
+    round_for_chart,
     size_unit,
     stage_actions,
     time_unit,
@@ -164,7 +164,7 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
             [
                 KINDS.index(kind),
                 *map(
-                    rounded,
+                    round_for_chart,
                     (
                         start_time,
                         times[rectangle.end] - start_time,
@@ -178,8 +178,8 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
         )
     return {
         "boxes": boxes,
-        "end": rounded(times[-1]) or 1,
-        "limit": rounded(arena_check.bytes / scale),
+        "end": round_for_chart(times[-1]) or 1,
+        "limit": round_for_chart(arena_check.bytes / scale),
         "x_name": f"time [{time_unit_name}]",
         "y_name": f"address [{unit_name}]",
         "limit_name": f"arena {format_bytes(arena_check.bytes)}",
@@ -189,9 +189,10 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
 def _rectangles_with_kinds(
     graph: Graph, plan: Plan, arena_check: ArenaCheck
 ) -> Iterator[tuple[Kind, Rectangle]]:
-    """Yield (kind, rectangle) for all contents with addresses.
+    """Yield (kind, rectangle) for all contents of the arena, with or without an address.
 
-    The kind of a tensor is the origin of its copy.
+    The kind of a copy of a tensor is its origin; `Kind.KEPT` stands for one that is in RAM when the
+    step begins.
     """
     computed_tensors: set[int] = set()
     state_tensors = set(graph.state_tensors)
@@ -232,7 +233,10 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
 
 
 def _gauge_row(label: str, device_ram: DeviceRam | None) -> dict[str, Any]:
-    """Return the device RAM that a schedule uses, as a row of the chart; not for None."""
+    """Return the device RAM that a schedule uses, as a row of the chart.
+
+    Raises `KeyError` for None, and if the kinds of RAM use are unknown.
+    """
     sizes: Mapping[str, Any] = make_gauge(device_ram) or {}
     return {
         "label": label,

@@ -32,10 +32,10 @@ PICTURE_LIBRARIES: Final[Mapping[str, Sequence[str]]] = {
 def check_picture(
     path: str | Path, libraries: Mapping[str, Sequence[str]] = PICTURE_LIBRARIES
 ) -> None:
-    """Raise an error unless a picture with this file name can be drawn. Writes no file.
+    """Check that a picture with this file name can be drawn; write no file.
 
     Raises `InputError` for an unknown suffix, and `MissingExtraError` if a library is missing.
-    `libraries` are those of each suffix.
+    `libraries` has the packages that each suffix needs.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in libraries:
@@ -56,9 +56,10 @@ def check_installed(path: str | Path, purpose: str, *libraries: str) -> None:
 
 
 def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> None:
-    """Draw the RAM of a plan over time, with the activity of core and bus.
+    """Draw the RAM of a plan over time, with the activity of core and bus, and write the picture.
 
-    The suffix of the path selects a self-contained page (.html) or a still image.
+    The suffix of the path selects a self-contained page (.html) or a still image. Raises the errors
+    of `check_picture`.
     """
     check_picture(path)
     title, chart = plan_title(graph, plan, check), plan_chart(graph, plan, check)
@@ -70,7 +71,11 @@ def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> N
 
 
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
-    """Draw the map of a schedule, stages by nodes, as a page or a still image, by the suffix."""
+    """Draw the map of a schedule, stages by nodes, and write the picture.
+
+    The suffix of the path selects a self-contained page (.html) or a still image. Raises the errors
+    of `check_picture`.
+    """
     check_picture(path)
     title, chart = f"{graph.name}: {format_move_counts(schedule)}", map_chart(graph, schedule)
     suffix = Path(path).suffix.lower()

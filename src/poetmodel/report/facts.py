@@ -166,7 +166,10 @@ def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
 
 
 def _peak_facts(subject: Subject) -> dict[str, Any]:
-    """Return the step with the peak RAM, and the tensors in RAM there, largest first."""
+    """Return the step with the peak RAM, and the tensors in RAM there, largest first.
+
+    ``other_bytes`` is the rest of the peak, such as workspace and reserved bytes [B].
+    """
     graph, simulation = subject.graph, subject.simulation
     peak = simulation.peak
     peak_tensors = sorted(simulation.peak_tensors, key=lambda i: (-graph.tensor_bytes[i], i))
@@ -327,21 +330,21 @@ def _constraint_lines(stated: ProblemEntry) -> Iterator[str]:
         if row.lower == row.upper:
             limits_by_key = {"equals": row.upper}
         yield "[[constraint]]"
-        yield f"name = {_toml(row.name)}"
-        yield f"sum = {_toml(row.terms)}"
+        yield f"name = {_format_toml(row.name)}"
+        yield f"sum = {_format_toml(row.terms)}"
         yield from (
             f"{key} = {limit!r}" for key, limit in limits_by_key.items() if limit is not None
         )
     if stated.minimize == USER_OBJECTIVE:
         yield "[objective]"
-        yield f"sum = {_toml(stated.weights)}"
+        yield f"sum = {_format_toml(stated.weights)}"
 
 
-def _toml(value: str | Mapping[str, float]) -> str:
+def _format_toml(value: str | Mapping[str, float]) -> str:
     """Return a text or a table of numbers as a TOML value on one line."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return f"{{{', '.join(f'{_toml(key)} = {number!r}' for key, number in value.items())}}}"
+    return f"{{{', '.join(f'{_format_toml(key)} = {number!r}' for key, number in value.items())}}}"
 
 
 def _option(option: str, value: object) -> tuple[str, ...]:
@@ -351,6 +354,11 @@ def _option(option: str, value: object) -> tuple[str, ...]:
 
 def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, Any]]:
     """Yield one row of decisions for each tensor, in the order of the graph.
+
+    Keys: names of ``tensor`` and ``node``, ``size_bytes``, ``choice`` (of `TREATMENT_NAMES`),
+    ``first_stage`` (of the first computation) and ``last_stage`` in RAM, ``ram_stages`` (number of
+    stages that begin with the tensor in RAM), the counts ``recomputed``, ``paged_out`` and
+    ``paged_in``, ``energy_j`` and ``time_s``.
 
     If a node has several tensors, only the first one has the cost of recomputing the node, so that
     the energies sum to the overhead (without idle power during overlapping transfers).

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 def metric_sections(schedules: Sequence[Facts]) -> Sections:
     """Return the rows of the metrics of schedules, in sections with titles.
 
-    A schedule has no energies if its problem does not limit or minimize energy, and no RAM for
-    tensors if this equals the budget.
+    Energies are omitted for a schedule whose problem does not limit or minimize energy, and the RAM
+    for tensors if it equals the RAM budget.
     """
     return compare_objects(
         _schedule_rows(), [{**schedule, **_omitted_metrics(schedule)} for schedule in schedules]
@@ -61,7 +61,7 @@ def constraint_section(values_by_schedule: Sequence[Sequence[ConstraintValue]]) 
 
 
 def step_sections(schedules: Sequence[Facts]) -> Sections:
-    """Return the rows of the metrics of compiled steps in sections, without measured metrics."""
+    """Return the rows of compiled steps in sections, without those of `measured_rows`."""
     return compare_objects(_step_rows(), schedules)
 
 
@@ -108,13 +108,14 @@ def _weights_text(weights: Mapping[str, float]) -> str:
 
 
 _DISPLAYED_GAPS: Final = (0.5, 0.1, 0.01, 0.001, 0.0001, 0.0)
-"""Gaps for which a page states the time."""
+"""Gaps for which a page states the time until the solve first reached them."""
 
 
 def _gap_over_time_text(history: Sequence[Sequence[float]]) -> str:
-    """Return when the gap first reached each of `_DISPLAYED_GAPS`: ``10 % in 12 ms, 0 % in 80 ms``.
+    """Format the first times of the gaps `_DISPLAYED_GAPS`: ``10 % in 12 ms, 0 % in 80 ms``.
 
-    `history` has pairs of time [s] and gap.
+    `history` has pairs of time [s] and gap. Of gaps that were reached at the same time, only the
+    smallest is listed.
     """
     texts: dict[float, str] = {}
     for gap_limit in _DISPLAYED_GAPS:

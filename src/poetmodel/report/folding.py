@@ -144,9 +144,10 @@ def decision_table(
     -------
     dict
         ``heads``: column names. ``rows``: each with ``name``, ``tail`` (start of the part of the
-        name that is always shown), ``choice``, ``tensor`` (its index, None for several), ``cells``
-        (a sort key and a text for each column after the decision) and ``members``, the rows of the
-        tensors of a fold.
+        name that is always shown), ``choice``, ``tensor`` (its index, None for several), ``node``
+        (the node that makes all members, else None), ``cells`` (a sort key and a text for each
+        column after the decision) and ``members``, the rows of the tensors of a fold; [] for one
+        tensor.
     """
     numbered_rows = [{**row, "index": i} for i, row in enumerate(rows)]
     folds = fold(numbered_rows, name=lambda row: str(row["tensor"]), key=_fold_key)
@@ -219,7 +220,10 @@ def _range_cell(lower: int, upper: int) -> tuple[int, str]:
 
 
 def tail_start(name: str) -> int:
-    """Return the index in a name from which it is always displayed, even if it is long."""
+    """Return the index in a name from which the page always shows it.
+
+    The tail has at most `MAX_TAIL` characters, and begins after a ``.`` or ``/`` if possible.
+    """
     min_start = max(0, len(name) - MAX_TAIL)
     separator_ends = (separator.end() for separator in re.finditer("[./]", name))
     return next((start for start in (0, *separator_ends) if start >= min_start), min_start)

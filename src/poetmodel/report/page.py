@@ -51,7 +51,10 @@ def check_report(path: str | Path) -> None:
 
 
 def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return all facts of a report on schedules of one graph as plain values."""
+    """Return all facts of a report on schedules of one graph as JSON values.
+
+    ``graph`` has those of `graph_facts`, ``schedules`` those of `schedule_facts`.
+    """
     return {
         "graph": graph_facts(subjects[0]),
         "schedules": [schedule_facts(subject) for subject in subjects],
@@ -99,7 +102,8 @@ def report_page(subjects: Sequence[Subject]) -> str:
 def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
     """Write a report atomically; return its size [B].
 
-    Raises `MissingExtraError` if a library is missing.
+    Raises `MissingExtraError` if a library is missing, and `InputError` if the file cannot be
+    written.
     """
     check_report(path)
     content = report_page(subjects).encode("utf-8", "replace")

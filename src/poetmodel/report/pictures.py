@@ -70,7 +70,7 @@ DIGITS: Final = 8
 """Significant digits of times and sizes in a chart."""
 
 
-def rounded(value: float) -> float:
+def round_for_chart(value: float) -> float:
     """Round a time or a size to the digits of charts."""
     return float(f"{value:.{DIGITS}g}")
 
@@ -110,7 +110,10 @@ def format_move_counts(schedule: Schedule) -> str:
 def stage_actions(
     graph: Graph, schedule: Schedule
 ) -> dict[tuple[int, int], dict[Kind, tuple[int, ...]]]:
-    """Return the tensors that each action affects, by (stage, node) and kind of action."""
+    """Return the tensors that each action affects, by (stage, node) and kind of action.
+
+    The node is the one that makes the tensors.
+    """
     actions: defaultdict[tuple[int, int], dict[Kind, tuple[int, ...]]] = defaultdict(dict)
     resident = set(schedule.resident)
     for t, k in schedule.R:
@@ -130,7 +133,10 @@ def stage_actions(
 
 
 def dominant_kind(kinds: Container[Kind]) -> Kind:
-    """Return the kind that colours a cell with several kinds: computations before transfers."""
+    """Return the kind that colours a cell with several kinds.
+
+    The priority is computed, recomputed, paged in, kept, paged out.
+    """
     priority = (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.KEPT)
     return next((kind for kind in priority if kind in kinds), Kind.PAGED_OUT)
 

@@ -50,12 +50,12 @@ def text_fact(name: str, text: str, note: str = "") -> Fact:
 
 
 def to_json_object(facts: Iterable[Fact]) -> dict[str, Any]:
-    """Return the facts as a JSON object, without those that have no key."""
+    """Return the values of facts by key, as a JSON object; facts without a key are omitted."""
     return {fact.key: fact.value for fact in facts if fact.key}
 
 
 def listed_facts(facts: Iterable[Fact]) -> Iterator[Fact]:
-    """Yield the facts of a table: those with a name and a known value."""
+    """Yield the facts with a name and a known value, which tables list."""
     return (fact for fact in facts if fact.name is not None and fact.value is not None)
 
 
@@ -182,7 +182,7 @@ def report_page_rows(*groups: Group) -> tuple[RowSpec, ...]:
 
 
 def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
-    """Yield the number of steps until storage is worn out; tables omit it if unknown."""
+    """Yield the number of steps until storage is worn out; its value is None if unknown."""
     note = _wear_note(simulation.written_bytes)
     yield from metric_facts(display, simulation, Group.WEAR, notes={"steps_until_worn": note})
 
@@ -330,7 +330,7 @@ def compare_objects(
 def value_at_path(values: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path of keys and list indices; None if a key is missing.
 
-    `path` has keys and indices separated by dots.
+    `path` has keys and indices separated by dots. Raises `IndexError` for an index beyond a list.
     """
     value: Any = values
     for key in path.split("."):
@@ -345,7 +345,9 @@ def value_at_path(values: Mapping[str, Any], path: str) -> Any:
 
 def escape_controls(text: str) -> str:
     """Replace control characters by escapes, so that a name cannot control a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text
+    )
 
 
 def format_count(value: float | None) -> str:
@@ -373,17 +375,20 @@ def format_device_quantity(value: float, *, unit: str) -> str:
 
 
 def format_percent(ratio: float, *, digits: int = 5, decimals: int = 5) -> str:
-    """Format a ratio as a percentage: ``12.5 %``."""
+    """Format a ratio as a percentage: ``12.5 %``.
+
+    It is rounded to `decimals` decimal places, then to `digits` significant digits.
+    """
     return f"{round(100 * ratio, decimals):.{digits}g} %"
 
 
 def format_ratio(ratio: float) -> str:
-    """Format a ratio as a percentage of four digits: ``0.3329 %``."""
+    """Format a ratio as a percentage with at most four digits: ``0.3329 %``."""
     return format_percent(ratio, digits=4, decimals=6)
 
 
 def format_number(value: float) -> str:
-    """Format a number with all its digits: ``12,345``."""
+    """Format a number with up to 12 significant digits: ``12,345``."""
     return f"{value:,.12g}"
 
 
@@ -405,7 +410,7 @@ def format_exact_bytes(size: float) -> str:
 
 
 def format_precise_joules(energy_j: float) -> str:
-    """Format an energy with seven digits, so that close bounds are distinguishable."""
+    """Format an energy [J] with seven digits, so that close bounds are distinguishable."""
     for prefix, factor in (("", 1.0), ("m", 1e-3), ("u", 1e-6)):
         if abs(energy_j) >= factor:
             return f"{energy_j / factor:,.7g} {prefix}J"

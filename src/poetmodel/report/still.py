@@ -68,7 +68,7 @@ _KEEP_ALL_COLOURS: Final = ("#DDDDDD", "#767676")
 
 
 def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_format: str) -> bytes:
-    """Draw the RAM of a plan over time, below core and bus; return the content of the file.
+    """Draw the work of core and bus over time, and RAM below it; return the content of the file.
 
     Parameters
     ----------
@@ -136,7 +136,9 @@ def encode_figure(figure: Any, file_format: str, *, note: str) -> bytes:
 
 def replace_missing_glyphs(text: str) -> str:
     """Replace the characters that the font lacks by question marks."""
-    return "".join(c if c == "\n" or ord(c) in _glyphs() else "?" for c in text)
+    return "".join(
+        character if character == "\n" or ord(character) in _glyphs() else "?" for character in text
+    )
 
 
 def _shorten(name: str) -> str:

@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from poetmodel.schedule.document import ScheduleDocument
 
 
-def document_of(result: SolveResult) -> ScheduleDocument:
-    """Return the schedule document of a result, as if its file had been written and read."""
+def make_document(result: SolveResult) -> ScheduleDocument:
+    """Return the schedule document of a result, as if its file had been written and read.
+
+    Raises `NoScheduleError` if the result has no schedule.
+    """
     from poetmodel.schedule.document import ScheduleDocument
     from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry
 
@@ -47,7 +50,7 @@ def document_of(result: SolveResult) -> ScheduleDocument:
     )
 
 
-def pairs_in_graph(graph: Graph, schedule: Schedule) -> Schedule:
+def drop_unknown_pairs(graph: Graph, schedule: Schedule) -> Schedule:
     """Return a schedule without the pairs of stages, nodes or tensors that the graph lacks.
 
     The verifier reports these pairs; the remaining schedule can be drawn.
@@ -82,7 +85,7 @@ class VerifiedSchedule:
 
     document: ScheduleDocument
     schedule: Schedule
-    """Relations of the schedule, without pairs outside the graph (see `pairs_in_graph`)."""
+    """Relations of the schedule, without pairs outside the graph (see `drop_unknown_pairs`)."""
     problem: Problem
     """Problem stated in the file; without costs, all times and energies are 0."""
     costs: Costs | None
@@ -154,13 +157,13 @@ class Subject(VerifiedSchedule):
     """Label on the page: one or two letters."""
     sources: Sources
     plan: Plan | None = None
-    """Plan of the schedule; None if the schedule is invalid or has no costs."""
+    """Plan of the schedule; None for an invalid schedule, without costs, or if there is no plan."""
     check: PlanCheck | None = None
     """Check of the plan; None without a plan."""
     arena_check: ArenaCheck | None = None
     """Check of the plan's addresses; None if the plan has none."""
     step: Mapping[str, Any] | None = None
-    """Facts about the compiled PyTorch step that executes it; None without one."""
+    """Facts about the compiled PyTorch step that executes the plan; None without one."""
 
     @property
     def reserved_bytes(self) -> int:
@@ -195,9 +198,11 @@ def solved_subject(
 ) -> Subject:
     """Verify the schedule of a result, and return it as a subject with its plan.
 
-    `step` is the result of ``step.report()`` of `poetmodel.torch` if a compiled step executes it.
+    `check` is the check of `plan`, and `name` the name of schedule and graph. `step` is the result
+    of ``step.report()`` of `poetmodel.torch` if a compiled step executes the plan. Raises
+    `NoScheduleError` if the result has no schedule.
     """
-    problem, document = result.problem, document_of(result)
+    problem, document = result.problem, make_document(result)
     notes = []
     if step is not None and step["reserved_bytes"]:
         reserves_text = ", ".join(

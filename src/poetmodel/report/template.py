@@ -1,4 +1,4 @@
-"""Rendering of all pages from jinja2 templates; the page contains plotly's script, compressed."""
+"""Rendering of pages from jinja2 templates; each page contains plotly's script, compressed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from poetmodel.graph import Graph, checkpoint_all_profile
 from poetmodel.plan import Op, Plan, PlanCheck
 from poetmodel.plan.simulation import check_plan
 from poetmodel.plan.stays import list_stays
-from poetmodel.report.pictures import rounded, size_unit, time_unit
+from poetmodel.report.pictures import round_for_chart, size_unit, time_unit
 from poetmodel.report.subject import Subject, free_costs
 from poetmodel.schedule.machine import Content, Origin, Stay
 from poetmodel.units import format_bytes, format_seconds
@@ -40,12 +40,13 @@ below that of the captured step."""
 def timeline_chart(subject: Subject) -> dict[str, Any] | None:
     """Return the timeline of a schedule in the format of `plan_chart`.
 
-    Without costs, the x axis is the instruction index. Return None for an invalid schedule.
+    Without a plan, for example without costs, the x axis is the instruction index. Return None for
+    an invalid schedule without a plan.
     """
     if subject.plan is not None and subject.check is not None:
         chart = plan_chart(subject.graph, subject.plan, subject.check)
     elif subject.simulation.valid:
-        chart = _without_times(subject)
+        chart = _make_untimed_chart(subject)
     else:
         return None
     return chart if subject.step is None else _add_reserved_bytes(subject, chart)
@@ -91,11 +92,12 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     ``issued``: issue time of each instruction, and the end of the plan; None without times.
     ``work``: position, start and end of each instruction that takes time. ``during``, ``after``:
     RAM during and after each instruction, as simulated by `check_plan` [B]. ``stays``: contents of
-    RAM: a tensor or, below 0, the workspace of node -1 - k; bytes, begin and end, an index of
-    `ORIGINS`, whether it was copied to storage, position and bytes of an overwrite in place, the
-    position of its replacement, and the computations that read it; -1 for none. ``ghost``: the
-    instructions that first compute each node, and the RAM of keep-all there [B]. ``peak``: position
-    of the peak. ``unit``: unit of times. ``size``, ``scale``: unit of the RAM axis, and its bytes.
+    RAM, each a list: the index of a tensor, or -1 - k for the workspace of node k; bytes; positions
+    of begin and end; an index of `ORIGINS`; 1 if it was copied to storage, else 0; position (-1 for
+    none) and bytes of an overwrite in place; position of its replacement (-1 for none); and the
+    positions of the computations that read it. ``ghost``: positions of the instructions that first
+    compute each node except state, and the RAM of keep-all there [B]. ``peak``: position of the
+    peak. ``unit``: unit of times. ``size``, ``scale``: unit of the RAM axis, and its bytes.
     ``budget``, ``budget_name``: RAM budget [B] and its label; None and empty without one.
     """
     unit_s, unit_name = time_unit(check.makespan_s or 0.0)
@@ -110,11 +112,15 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     return {
         "ops": ops,
         "of": item_indices,
-        "issued": [rounded(time_s / unit_s) for time_s in issue_times]
+        "issued": [round_for_chart(time_s / unit_s) for time_s in issue_times]
         if check.makespan_s
         else None,
         "work": [
-            [position, rounded(record.start_s / unit_s), rounded(record.end_s / unit_s)]
+            [
+                position,
+                round_for_chart(record.start_s / unit_s),
+                round_for_chart(record.end_s / unit_s),
+            ]
             for position, record in enumerate(records)
             if record.end_s > record.start_s
         ],
@@ -197,8 +203,8 @@ def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
     }
 
 
-def _without_times(subject: Subject) -> dict[str, Any]:
-    """Return the timeline of a schedule without costs, over instructions instead of time."""
+def _make_untimed_chart(subject: Subject) -> dict[str, Any]:
+    """Plan a schedule without costs; return its timeline over instructions instead of time."""
     from poetmodel.planner import make_plan
 
     graph, budget_bytes = subject.graph, subject.budget_bytes

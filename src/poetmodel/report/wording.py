@@ -38,7 +38,10 @@ class Answer:
 
 
 def answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
-    """Answer whether a schedule fits and is proven optimal, and how much it costs."""
+    """Answer whether a schedule fits and is proven optimal, and how much it costs.
+
+    `schedule` has the facts of `poetmodel.report.facts.schedule_facts`.
+    """
     return (
         Answer("Does it fit?", *_fit_answer(schedule)),
         Answer("Is it proven?", *_proof_answer(schedule)),
@@ -47,7 +50,10 @@ def answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
 
 
 def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
-    """Answer whether a step equals eager PyTorch and meets its budget, and how long it takes."""
+    """Answer whether a step equals eager PyTorch and meets its budget, and how long it takes.
+
+    `step` has the facts of ``step.report()`` of `poetmodel.torch`.
+    """
     return (
         Answer("Are the results those of eager PyTorch?", *_equality_answer(step)),
         Answer("Is the budget met?", *_budget_answer(step)),
