@@ -178,7 +178,7 @@ class StepPlanner:
     ----------
     keep_all_fraction : float, optional
         The budget as a fraction of the peak of the first step with everything kept; None if
-        `budget_bytes` is stated, and for a fraction of 1.
+        `budget_bytes` is stated.
     budget_bytes : int, optional
         The budget if it is stated in bytes [B]; if None, the first choice sets it.
     """

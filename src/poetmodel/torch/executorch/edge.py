@@ -79,7 +79,7 @@ _RESHAPES: Final = frozenset(
         _aten.view_copy.default,
     )
 )
-"""Operators that copy an input with at most another shape. Of these, ExecuTorch executes only
+"""Operators that copy an input, perhaps with another shape. Of these, ExecuTorch executes only
 ``view_copy`` without a copy, unless its output is a result."""
 
 
@@ -131,7 +131,7 @@ def _make_loss_module(
     def forward(*tensors: torch.Tensor) -> Any:
         """Return the loss; inputs that are no tensors are constants."""
         values = iter(tensors)
-        leaves = [next(values) if isinstance(v, torch.Tensor) else v for v in flat_inputs]
+        leaves = [next(values) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
         batch = unflatten(leaves, structure)
         arguments = batch if loss_fn is None else batch[:-1]
         output = model(**arguments[0]) if uses_keywords else model(*arguments)
@@ -149,7 +149,10 @@ def _make_loss_module(
 
 
 def _to_edge(joint: ExportedProgram) -> EdgeProgramManager:
-    """Convert a step to an edge program; decompose operators without a kernel where PyTorch can."""
+    """Convert a step to an edge program.
+
+    Decomposes operators without a kernel if PyTorch has a decomposition.
+    """
     decompositions = _default_decomposition_table()
 
     def add_decompositions(graph: fx.Graph) -> bool:
@@ -178,7 +181,8 @@ def _to_edge(joint: ExportedProgram) -> EdgeProgramManager:
 def _has_kernel(operator: Any) -> bool:
     """Return whether ExecuTorch's portable kernels implement an operator correctly.
 
-    Views count as implemented: ExecuTorch later replaces each by a copy, which is checked then.
+    Targets that are no PyTorch operators count as implemented. So do views: ExecuTorch later
+    replaces each by a copy, which is checked then.
     """
     if not isinstance(operator, OpOverload) or operator.is_view:
         return True
@@ -223,7 +227,7 @@ def _check_kernels(name: str, graph: fx.Graph) -> None:
 class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
     """Graph pass that replaces reshapes by views, and removes pairs of inverse permutations.
 
-    Results have the same bits.
+    Also removes unused operations. Results have the same bits.
     """
 
     def call(self, module: fx.GraphModule) -> PassResult:
@@ -265,8 +269,8 @@ PLACING_S: Final = 10.0
 METHOD_NAME: Final = "forward"
 """Name of the training step's method in the file."""
 _INDEX_METHOD: Final = "__et_training_{}_index_"
-"""Name of the methods of a file that return the position of the first gradient or parameter among
-the outputs."""
+"""Name of a file's method that returns the position of the first gradient or parameter among the
+outputs, for ``gradients`` or ``parameters``; the name of the step's method follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +290,10 @@ class LoweredProgram:
 
 
 def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> LoweredProgram:
-    """Return the file of an edge program, with offsets of `place_blocks` if `use_our_offsets`.
+    """Return the file content of an edge program, with offsets of `place_blocks` or of ExecuTorch.
 
-    Otherwise the offsets are those of ExecuTorch's greedy planner. Does not change `edge`.
+    `use_our_offsets` selects `place_blocks`; otherwise ExecuTorch's greedy planner chooses offsets.
+    Does not change `edge`.
     """
     planner = _MemoryPlanner(use_our_offsets=use_our_offsets)
     suite = MemoryPlanningAlgorithmSuite([planner])
@@ -343,7 +348,10 @@ class _MemoryPlanner:
     def __call__(
         self, alignment: int, specs: Iterable[TensorSpec], *options: Any
     ) -> MemoryAlgoResult:
-        """Return a memory id and an offset for each tensor, and the sizes of memories."""
+        """Return a memory id and an offset for each tensor, and the sizes of memories.
+
+        Sets `greedy_bytes`.
+        """
         tensor_specs = list(specs)
         result = greedy(alignment, tensor_specs, *options)
         self.greedy_bytes = sum(result.bufsizes)
