@@ -99,11 +99,12 @@ def quantized(
     MissingExtraError
         If the package torchao is missing, and `front` is not converted.
     CaptureError
-        If `front` cannot be exported by ``torch.export``.
+        If `front` cannot be exported by ``torch.export``, or fails on a batch.
     InputError
         If an operator has no int8 kernel; the message names the operator and its module. If there
-        is no batch, or one that is not finite or has another shape than the first. If `rounding` or
-        `headroom` is invalid, or `train` matches no layer.
+        is no batch, or one that is not finite or has another shape than the first. If `front` is
+        already quantized, or prepared by PT2E but not converted. If `rounding` or `headroom` is
+        invalid, or a name or number in `train` matches no layer.
 
     Notes
     -----
@@ -152,7 +153,8 @@ def convert_network(
 ) -> QuantizedFront:
     """Convert a PT2E module to a front, or to a network if `train` selects layers.
 
-    `label` is the name of the module in messages.
+    `label` is the name of the module in messages. Raises `InputError` as `convert_front` does, and
+    if `train` matches no layer.
     """
     if train is None:
         return convert_front(converted_module, label=label or "quantized front")
@@ -182,8 +184,8 @@ def _select_trained_nodes(
 ) -> frozenset[fx.Node]:
     """Return the nodes with weights that `train` selects.
 
-    Raises `InputError` if `train` or one of its patterns matches no node; `option` is the name of
-    `train` in the message.
+    Raises `InputError` if a pattern matches no node, or if ``last-N`` exceeds the number of nodes;
+    ``all`` may select none. `option` is the name of `train` in the message.
     """
     weight_nodes = [
         node
@@ -231,7 +233,7 @@ def _read_front_input(batch: Any) -> torch.Tensor:
 
 
 def _read_inputs(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
-    """Yield the input of the front from each batch; raise `InputError` for an invalid one."""
+    """Yield the input of the front from each batch; raise `InputError` for an invalid batch."""
     if isinstance(batches, torch.Tensor):
         raise InputError("batches: expected several batches, got one tensor; pass [tensor]")
     sample_shape: torch.Size | None = None
@@ -318,13 +320,13 @@ def _annotate(
         annotate(node, {operands[0]: activation_spec}, activation_spec)
     elif node.target in _ACTIVATIONS:
         # The operand of a fused activation stays float: only the result is quantized.
-        reads_float = not _is_fused(operands[0])
-        annotate(node, {operands[0]: activation_spec} if reads_float else {}, activation_spec)
+        reads_bytes = not _is_fused(operands[0])
+        annotate(node, {operands[0]: activation_spec} if reads_bytes else {}, activation_spec)
     elif node.target in _LEVEL_PRESERVING:
         annotate(node, {operands[0]: activation_spec}, share_spec((operands[0], node)))
 
 
 def _is_fused(node: fx.Node) -> bool:
-    """Return whether an operator's only reader is an activation that is fused into it."""
+    """Return whether an operator's only reader is an activation that is fused into the operator."""
     can_fuse = node.target in (*_WEIGHT_OPERATORS, *_SUMS)
     return can_fuse and len(node.users) == 1 and next(iter(node.users)).target in _ACTIVATIONS

@@ -71,7 +71,10 @@ def is_quantizing(node: fx.Node) -> bool:
 
 @dataclass(slots=True)
 class Reader:
-    """Converts one PT2E module to a front, or to a network if layers train."""
+    """Converts one PT2E module to a front, or to a network if layers train.
+
+    Methods that refuse a node raise `InputError`.
+    """
 
     module: Any
     label: str
@@ -96,7 +99,10 @@ class Reader:
         self.changing_nodes = self.training.find_changing_nodes()
 
     def convert(self) -> QuantizedFront:
-        """Convert the module to a `QuantizedFront`, or a `QuantizedNetwork` if layers train."""
+        """Convert the module to a `QuantizedFront`, or a `QuantizedNetwork` if layers train.
+
+        Call it once. Raises `InputError` for a module without a conversion.
+        """
         graph = self.module.graph
         result = graph.output_node().args[0]
         results = list(result) if isinstance(result, tuple | list) else [result]
@@ -133,7 +139,10 @@ class Reader:
                 self.refuse(node, self._no_kernel_message(node))
 
     def _add_dequantize(self, node: fx.Node) -> None:
-        """Add the layer that dequantizes the result; refuse a result that is not quantized."""
+        """Add the layer that dequantizes the result, and set `has_flat_result`.
+
+        Refuses a result that is not quantized.
+        """
         value = self.values[node]
         is_dequantized = isinstance(value, QuantizedValue) and not (
             is_quantizing(node) and operator_name(node).startswith("quantize")
@@ -157,7 +166,7 @@ class Reader:
             return attrgetter(str(node.target))(self.module).detach()
         if node.op != "call_function":
             self.refuse(node, "it is no operator with an int8 kernel")
-        if all(isinstance(self.values[n], torch.Tensor) for n in node.all_input_nodes):
+        if all(isinstance(self.values[source], torch.Tensor) for source in node.all_input_nodes):
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
             with torch.no_grad():
                 return node.target(*args, **kwargs)
@@ -189,7 +198,8 @@ class Reader:
         """Convert a quantize or dequantize node to a quantized value, perhaps a padded one.
 
         A quantize node adds the pending layer of its operand, a layer that rescales a quantized
-        operand, or a quantize layer for the input. Refuses more than one scale for a tensor.
+        operand, or a quantize layer for the input; the layer's wire gets the name of the node,
+        unless the value is padded. Refuses more than one scale for a tensor.
         """
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
@@ -231,10 +241,10 @@ class Reader:
         return quantized_value
 
     def _add_pending(self, pending: PendingLayer, levels: Levels) -> QuantizedValue:
-        """Add a pending layer whose result has `levels`; return its quantized value.
+        """Add a pending layer whose result has `levels` within its clamp; return its value.
 
         The layer becomes a `TrainedLayer` if its node trains. If its input already has these
-        levels, no layer is added: the result is the input's value with the limits of `levels`.
+        levels, no layer is added: the result is the input's value with these levels.
         """
         clamped_levels = levels.narrow_limits(pending.clamp)
         layer = pending.make_layer(clamped_levels)
@@ -256,7 +266,10 @@ class Reader:
         )
 
     def _add_layer(self, name: str, layer: QuantizedLayer, inputs: tuple[int, ...]) -> int:
-        """Add a layer under a unique name made from `name`; return its number, counted from 1."""
+        """Add a layer and its wire; return its number, counted from 1.
+
+        Its name is `name`, with a suffix if another layer already has this name.
+        """
         self.layer_counts[name] += 1
         if self.layer_counts[name] > 1 or name in self.layers:
             name = f"{name}_{layer.operator}{self.layer_counts[name]}"
@@ -337,10 +350,10 @@ class Reader:
     def read_weight_and_constants(
         self, node: fx.Node, weight: Any, bias: Any, source: QuantizedValue
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the int8 weight of a layer, and the constants of its sums by argument name.
+        """Return the int8 weight of a layer, and the constants of its sums by buffer name.
 
-        The constants are the initial sums (``start``), and the scale and bias of each output.
-        Refuses layers whose sums may exceed 32 bits.
+        The constants are the initial sum (``start``), ``scale`` and ``bias`` of each output.
+        Refuses layers whose sums may exceed 32 bits, or have more than `_MAX_PRODUCTS` products.
         """
         weight_bytes, scales = self.read_weight(node, weight)
         max_sum = weight_bytes.double().abs().flatten(1).sum(1).max()
@@ -382,7 +395,10 @@ class Reader:
         )
 
     def clamp_operand(self, node: fx.Node, low: float, high: float) -> PendingLayer:
-        """Return the pending layer of an activation's operand, narrowed to `low` and `high`."""
+        """Return the pending layer of an activation's operand, clamped to `low` and `high`.
+
+        Refuses operands without an int8 kernel.
+        """
         value = self.values[node.args[0]]
         if isinstance(value, QuantizedValue):
             value = self._make_rescaling(node, value)

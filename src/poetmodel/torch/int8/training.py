@@ -1,6 +1,7 @@
 """Trainable int8 layers: forward like a quantized front, backward in float32.
 
-Eager PyTorch with these modules is the definition. The forward pass saves only int8 tensors. The
+Eager PyTorch with these modules is the definition. The forward pass saves only int8 tensors, and
+the scales of weights. The
 gradient of a weight belongs to a parameter without memory, `TrainedLayer.weight_gradient`;
 `QuantizedSGD` subtracts it from the bytes of the weight.
 """
@@ -131,7 +132,8 @@ def subtract_gradient(
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; `maximize`
     negates the gradient. `update_16_bits` subtracts `change` from a `state` with a residual,
-    `update_stochastic` from one without. Raises `InputError` if the latter has no `draws`.
+    `update_stochastic` from one without. Raises `InputError` for a `state` without a residual if
+    `draws` is None.
     """
     if len(state) == 1 and draws is None:
         raise InputError("draws: stochastic rounding needs the random numbers of an update")
@@ -150,7 +152,7 @@ def subtract_gradient(
         elif draws is not None:
             first_element = first_row * weight[0].numel()
             update_stochastic(
-                block_state[0], draws.uniform(block_state[0], first=first_element), change
+                block_state[0], draws.draw_uniform(block_state[0], first=first_element), change
             )
 
 
@@ -185,7 +187,7 @@ class QuantizedNetwork(QuantizedFront):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the results of a batch.
+        """Return the results of a batch, in the type of `x`.
 
         Raises
         ------
@@ -211,7 +213,7 @@ def _call_with_proxy(
 ) -> tuple[Tensor, Tensor | None]:
     """Return (int8 result, proxy) of a layer; the proxy is None before the first trained layer.
 
-    `pairs` has an int8 input and its proxy for each input of the layer.
+    `pairs` are the inputs of the layer, each with its proxy.
     """
     inputs, proxies = zip(*pairs, strict=True)
     if not isinstance(layer, TrainedLayer) and all(proxy is None for proxy in proxies):
@@ -232,6 +234,7 @@ def _register_layer(layer: TrainedLayer) -> None:
 
 @cache
 def _register_check() -> None:
+    """Register `_check_optimizer`; further calls have no effect, because of the cache."""
     register_optimizer_step_pre_hook(_check_optimizer)
 
 
@@ -253,8 +256,9 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     """Gradient descent for models with trained int8 layers.
 
-    The weights of these layers follow the definition of quantization-aware scaling; all other
-    trained parameters, including biases, follow ``torch.optim.SGD``.
+    The weights of these layers follow quantization-aware scaling (Lin et al., "On-device training
+    under 256KB memory", NeurIPS 2022), as defined by `subtract_gradient`; all other trained
+    parameters, including biases, follow ``torch.optim.SGD``.
 
     Parameters
     ----------
@@ -297,7 +301,7 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
 
     def sites(self) -> dict[int, int]:
         """Return the index of each trained int8 layer, by the id of `weight_gradient`."""
-        return {id(layer.weight_gradient): k for k, layer in enumerate(self._layers)}
+        return {id(layer.weight_gradient): i for i, layer in enumerate(self._layers)}
 
     def draws(self, group_index: int, site: int) -> RoundingDraws:
         """Return the random numbers for the next update of layer `site` in a parameter group."""
@@ -313,7 +317,8 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update int8 weights by quantized SGD, and other parameters by plain SGD.
 
-        Only parameters with a gradient are updated. Returns the loss of the closure, or None.
+        Only parameters with a gradient are updated. Counts the update. Returns the loss of the
+        closure; None without a closure.
 
         Raises
         ------
