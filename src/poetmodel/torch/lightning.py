@@ -61,6 +61,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     CaptureError, BudgetError, NoScheduleError, InputError
         In ``fit()``, as by `poetmodel.torch.compile`; in the constructor if several processes
         train.
+    TypeError
+        For an unknown option.
     """
 
     def __init__(
@@ -86,13 +88,15 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         self._current_trainer: Any = None
         """The trainer of the current batch, for `_attach_trainer`."""
         self._gradients: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-        """Gradients of the last step, until Lightning's backward pass."""
+        """Gradients of the first accumulated batch, until Lightning's backward pass."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Execute forward and backward pass; return the result of ``training_step``, detached.
 
-        Compiles on the first batch, stores the gradients for `backward`, and logs the values of the
-        batch.
+        Compiles on the first batch, and logs the values of the batch. Gradients of the first
+        accumulated batch are stored for `backward`; those of later batches are added in ``.grad``.
+        With `whole_step`, updates parameters instead. Raises `CaptureError` for manual
+        optimization.
         """
         module: Any = self.lightning_module
         if not module.automatic_optimization:
@@ -145,7 +149,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         return loss
 
     def teardown(self) -> None:
-        """Tear down as Lightning does, and move state on storage to RAM."""
+        """Tear down as Lightning does; with `whole_step`, first move state on storage to RAM."""
         if self._whole_step and self.step is not None:
             self.step.close()
             self._compiled_module = None
@@ -177,10 +181,11 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         other_arguments: list[torch.Tensor],
         accumulated_batches: torch.Tensor,
     ) -> dict[str, Any]:
-        """Return the loss, the value that ``training_step`` returned, and the logged values.
+        """Return ``loss``, ``returned`` (the result of ``training_step``) and ``logged``.
 
-        `other_arguments` are the arguments after `batch`, such as the batch index, as tensors. The
-        loss is divided by `accumulated_batches`.
+        ``logged`` is the list from `_attach_trainer`. `other_arguments` are the arguments after `batch`,
+        such as the batch index, as tensors. The loss is divided by `accumulated_batches`. Raises
+        `CaptureError` if ``training_step`` returned None.
         """
         with (
             self._attach_trainer(module) as logged_entries,
