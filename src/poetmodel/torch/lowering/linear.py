@@ -1,4 +1,4 @@
-"""Matrix and vector products, losses, updates of state, and the norm of gradients."""
+"""Lowerings of matrix and vector products, losses, updates of state, and the norm of gradients."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def _lower_update(
 ) -> None:
     """Add the calls of an optimizer's update rule; `views` are the parameter and its state.
 
-    Refuses parameters that are not dense, and rules without a kernel.
+    Refuses parameters that are not dense, moments in another layout, and rules without a kernel.
     """
     parameter = views[0]
     same_shape_views = [view for view in views if view.shape == parameter.shape]
@@ -353,6 +353,7 @@ def accumulate_gradient(
 
     Sets the condition of the operation: the calls that clip, and all calls added later, are
     executed only for the last batch of an accumulation. `count` is the number of batches so far.
+    Refuses a `total` that is not dense.
     """
     if not total.is_dense:
         op.refuse("expected a dense parameter")
@@ -486,6 +487,7 @@ _UPDATES: Final[dict[type[Rule], Callable[..., None]]] = {
     Adamax: _lower_adamax,
     RAdam: _lower_radam,
 }
+"""The function that adds the calls of each update rule."""
 
 
 def _decay_constants(rule: Rule) -> tuple[float, float, float]:
@@ -504,8 +506,8 @@ def lower_gradient(
 ) -> StridedView:
     """Add calls that sum and clip gradients; return the result in the layout of the parameter.
 
-    `clip_factors` are clip factors. The result is in workspace, unless a single gradient without
-    clipping already has this layout.
+    Each of `clip_factors` multiplies the sum. The result is in workspace, unless a single gradient
+    without clipping already has this layout.
     """
     return _lower_sum_and_clip(op, tuple(map(op.value, gradients)), parameter, clip_factors)
 
@@ -518,7 +520,7 @@ def _lower_sum_and_clip(
 ) -> StridedView:
     """Add calls that sum gradients and multiply the sum by clip factors; return the result.
 
-    A single gradient in the parameter's layout without factors is returned itself, without calls.
+    Without factors, a single gradient in the parameter's layout is returned without calls.
     """
     first, *other_gradients = gradients
     if not other_gradients and not clip_factors and first.has_layout_of(parameter):
