@@ -176,18 +176,19 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         # The model is no submodule: its layers read variables, which a capture cannot replace.
         self._call = _make_stateless_call(model, final_layer)
         self._trained_names = [
-            self._register(variable, is_trained=True) for variable in model.trainable_variables
+            self._register_variable(variable, is_trained=True)
+            for variable in model.trainable_variables
         ]
         # Names, or tensors of generator state, which is unused: layers without a seed draw from
         # PyTorch's generator.
         self._untrained_names_or_tensors = [
             variable.value.data
             if variable.path.endswith(_SEED_SUFFIX)
-            else self._register(variable, is_trained=False)
+            else self._register_variable(variable, is_trained=False)
             for variable in model.non_trainable_variables
         ]
 
-    def _register(self, variable: Any, *, is_trained: bool) -> str:
+    def _register_variable(self, variable: Any, *, is_trained: bool) -> str:
         """Register the tensor of a variable under its path; return the attribute's name."""
         name: str = variable.path.replace(".", "_")
         while hasattr(self, name):

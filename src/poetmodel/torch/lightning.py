@@ -76,8 +76,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         **options: Unpack[LoopKeywords],
     ) -> None:
         """Check and store the options; the first batch compiles the step."""
-        if unknown := options.keys() - LOOP_OPTIONS:
-            raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown))}")
+        if unknown_names := options.keys() - LOOP_OPTIONS:
+            raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown_names))}")
         refuse_processes("Strategy", _REMEDY)
         super().__init__("cpu", accelerator, checkpoint_io, precision_plugin)
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **options}
@@ -130,7 +130,11 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
                 self._compiled_module = module
             output = self.step(**step_inputs)
         if is_first:
-            self._gradients = [(p, p.grad) for p in module.parameters() if p.grad is not None]
+            self._gradients = [
+                (parameter, parameter.grad)
+                for parameter in module.parameters()
+                if parameter.grad is not None
+            ]
             module.zero_grad(set_to_none=True)
         for entry in output["logged"]:
             module.log(**entry)
@@ -183,24 +187,24 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     ) -> dict[str, Any]:
         """Return ``loss``, ``returned`` (the result of ``training_step``) and ``logged``.
 
-        ``logged`` is the list from `_attach_trainer`. `other_arguments` are the arguments after `batch`,
-        such as the batch index, as tensors. The loss is divided by `accumulated_batches`. Raises
-        `CaptureError` if ``training_step`` returned None.
+        ``logged`` is the list from `_attach_trainer`. `other_arguments` are the arguments after
+        `batch`, such as the batch index, as tensors. The loss is divided by `accumulated_batches`.
+        Raises `CaptureError` if ``training_step`` returned None.
         """
         with (
             self._attach_trainer(module) as logged_entries,
             self.precision_plugin.train_step_context(),
         ):
-            returned = module.training_step(batch, *other_arguments)
+            step_result = module.training_step(batch, *other_arguments)
         name = type(module).__name__
-        if returned is None:
+        if step_result is None:
             raise CaptureError(
                 f"{name}: training_step returned None, and a compiled step cannot be skipped; "
                 "remove such batches from the data, or return a loss of 0 that has a gradient"
             )
         return {
-            "loss": find_loss(name, returned) / accumulated_batches,
-            "returned": returned,
+            "loss": find_loss(name, step_result) / accumulated_batches,
+            "returned": step_result,
             "logged": logged_entries,
         }
 

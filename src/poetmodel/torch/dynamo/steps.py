@@ -140,7 +140,10 @@ def choose_plans(
     scale_bytes = max(1, budget_bytes)
     # One column per call and plan; one row per pass, then one per call.
     rows = lil_array((len(events) + n_calls, n_columns))
-    upper, lower = np.ones(len(events) + n_calls), np.full(len(events) + n_calls, -np.inf)
+    upper_bounds, lower_bounds = (
+        np.ones(len(events) + n_calls),
+        np.full(len(events) + n_calls, -np.inf),
+    )
     for row, event in enumerate(events):
         for number in event.waiting_numbers:
             for column, graph_plan in enumerate(candidates[number], first_columns[number]):
@@ -150,16 +153,16 @@ def choose_plans(
                 candidates[event.number], first_columns[event.number]
             ):
                 rows[row, column] += _pass_bytes(graph_plan.peaks, event) / scale_bytes
-        upper[row] = (budget_bytes - event.fixed_bytes) / scale_bytes
+        upper_bounds[row] = (budget_bytes - event.fixed_bytes) / scale_bytes
     for number in range(n_calls):
         row = len(events) + number
         rows[row, first_columns[number] : first_columns[number + 1]] = 1
-        lower[row] = 1
+        lower_bounds[row] = 1
     solution = milp(
         times / max(times.max(), 1e-12),
         integrality=np.ones(n_columns),
         bounds=Bounds(0, 1),
-        constraints=LinearConstraint(rows.tocsr(), lower, upper),
+        constraints=LinearConstraint(rows.tocsr(), lower_bounds, upper_bounds),
         options={"time_limit": _CHOICE_LIMIT_S, "mip_rel_gap": 1e-3},
     )
     if solution.x is None:

@@ -57,7 +57,9 @@ def active_ddp() -> DistributedDataParallel | None:
 
 def bucket_bytes(module: DistributedDataParallel) -> int:
     """Return the bytes of the buckets in which DDP reduces gradients [B]."""
-    return sum(p.nbytes for p in module.module.parameters() if p.requires_grad)
+    return sum(
+        parameter.nbytes for parameter in module.module.parameters() if parameter.requires_grad
+    )
 
 
 def find_sharded_parents(value: object) -> list[torch.nn.Module]:

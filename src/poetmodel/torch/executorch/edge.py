@@ -107,8 +107,8 @@ def capture_edge_program(
         sdpa_kernel(SDPBackend.MATH),
     ):
         step, tensors = _make_loss_module(name, model, loss_fn, inputs)
-        exported = torch.export.export(step, tensors, strict=False)
-        edge = _to_edge(_export_forward_backward(exported))
+        exported_program = torch.export.export(step, tensors, strict=False)
+        edge = _to_edge(_export_forward_backward(exported_program))
     _check_kernels(name, edge.exported_program().graph)
     return edge
 
@@ -148,7 +148,7 @@ def _make_loss_module(
     return step, tuple(value for value in flat_inputs if isinstance(value, torch.Tensor))
 
 
-def _to_edge(joint: ExportedProgram) -> EdgeProgramManager:
+def _to_edge(joint_program: ExportedProgram) -> EdgeProgramManager:
     """Convert a step to an edge program.
 
     Decomposes operators without a kernel if PyTorch has a decomposition.
@@ -170,12 +170,12 @@ def _to_edge(joint: ExportedProgram) -> EdgeProgramManager:
         return bool(new_decompositions)
 
     while True:
-        while add_decompositions(joint.graph):
-            joint = joint.run_decompositions(decompositions)
-        edge = to_edge(joint, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+        while add_decompositions(joint_program.graph):
+            joint_program = joint_program.run_decompositions(decompositions)
+        edge = to_edge(joint_program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
         if not add_decompositions(edge.exported_program().graph):
             return edge
-        joint = joint.run_decompositions(decompositions)
+        joint_program = joint_program.run_decompositions(decompositions)
 
 
 def _has_kernel(operator: Any) -> bool:
@@ -210,10 +210,10 @@ def _check_kernels(name: str, graph: fx.Graph) -> None:
     Gradients of convolutions have a kernel only for images, with inputs of 4 dimensions.
     """
     operators = dict.fromkeys(operator_of(node) for node in graph.nodes)
-    unsupported = [str(operator) for operator in operators if not _has_kernel(operator)]
-    if unsupported:
+    unsupported_names = [str(operator) for operator in operators if not _has_kernel(operator)]
+    if unsupported_names:
         raise CaptureError(
-            f"{name}: ExecuTorch has no kernel for {listed(unsupported)}; use another layer"
+            f"{name}: ExecuTorch has no kernel for {listed(unsupported_names)}; use another layer"
         )
     backward = torch.ops.aten.convolution_backward.default
     for node in graph.nodes:

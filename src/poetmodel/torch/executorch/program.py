@@ -213,7 +213,7 @@ def _solve_and_lower(
     excess_bytes = 0
     for _ in range(_MAX_ATTEMPTS):
         result, plan = _solve_fitting(problem, budget_bytes, options, step_graph)
-        order = [k for op, k in plan.program if op == Op.COMPUTE]
+        order = [index for op, index in plan.program if op == Op.COMPUTE]
         reordered_edge = edge.transform([ReorderOperations(step_graph, order)])
         program = lower_program(reordered_edge, use_our_offsets=True)
         excess_bytes = program.arena_bytes - budget_bytes
@@ -328,14 +328,19 @@ def _sgd_errors(optimizer: torch.optim.Optimizer, objects: tuple[object, ...]) -
     groups = optimizer.param_groups
     if len(groups) != 1 or groups[0]["maximize"]:
         yield "ExecuTorch's SGD has one group of parameters, and no maximize; use such an SGD"
-    dtypes = sorted({str(p.dtype) for p in groups[0]["params"]} - {"torch.float32"})
+    dtypes = sorted({str(parameter.dtype) for parameter in groups[0]["params"]} - {"torch.float32"})
     if dtypes:
         yield (
             f"ExecuTorch's SGD supports only float32 parameters, got {', '.join(dtypes)}; train in "
             "float32, or leave the optimizer out and use the gradients"
         )
     modules = [candidate for candidate in objects if isinstance(candidate, torch.nn.Module)]
-    trained_ids = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+    trained_ids = {
+        id(parameter)
+        for module in modules
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    }
     if trained_ids != {id(parameter) for parameter in groups[0]["params"]}:
         yield (
             "expected exactly the parameters that require a gradient; set requires_grad to "

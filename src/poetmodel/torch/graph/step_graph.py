@@ -256,17 +256,17 @@ class StepGraph(ABC):
         """
         storages: set[int] = set()
         views: set[fx.Node] = set()
-        pending = list(nodes)
-        while pending:
-            node = pending.pop()
+        pending_nodes = list(nodes)
+        while pending_nodes:
+            node = pending_nodes.pop()
             if node in self.output_keys:
                 storages.add(self.output_keys[node][0])
             elif node not in views and node.op == "call_function":
                 views.add(node)
                 if node.target is operator.getitem and node.args[0] in self._operation_nodes:
-                    pending.extend(self.aliased_inputs(node))
+                    pending_nodes.extend(self.aliased_inputs(node))
                 else:
-                    pending.extend(node.all_input_nodes)
+                    pending_nodes.extend(node.all_input_nodes)
         order = sorted(views, key=self._order.__getitem__)
         return Reads(storages=tuple(sorted(storages)), views=tuple(order))
 

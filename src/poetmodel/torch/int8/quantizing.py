@@ -133,14 +133,16 @@ def quantized(
         # Two samples, because torch.export treats a size of 1 as constant.
         example_input = torch.cat((first_input[:1], first_input[:1]))
         dynamic_shapes = ({0: torch.export.Dim.AUTO},)
-        exported = torch.export.export(front_copy, (example_input,), dynamic_shapes=dynamic_shapes)
-        prepared = prepare_pt2e(exported.module(), _make_quantizer())
+        exported_program = torch.export.export(
+            front_copy, (example_input,), dynamic_shapes=dynamic_shapes
+        )
+        prepared_module = prepare_pt2e(exported_program.module(), _make_quantizer())
         # Check before the batches are executed, which may take long.
-        check_prepared(prepared, train=train)
-        prepared(first_input)
+        check_prepared(prepared_module, train=train)
+        prepared_module(first_input)
         for x in inputs:
-            prepared(x)
-        return convert(convert_pt2e(prepared))
+            prepared_module(x)
+        return convert(convert_pt2e(prepared_module))
 
 
 def convert_network(
@@ -211,10 +213,10 @@ def _select_trained_nodes(
     }
     unmatched_patterns = [pattern for pattern, nodes in nodes_by_pattern.items() if not nodes]
     if unmatched_patterns or not patterns:
-        unmatched = ", ".join(map(repr, unmatched_patterns)) or "no name"
+        unmatched_text = ", ".join(map(repr, unmatched_patterns)) or "no name"
         raise InputError(
-            f"{option}: expected all, last-N, or names or patterns of layers, got {unmatched}; the "
-            f"layers are {listed(paths)}"
+            f"{option}: expected all, last-N, or names or patterns of layers, got "
+            f"{unmatched_text}; the layers are {listed(paths)}"
         )
     return frozenset(node for nodes in nodes_by_pattern.values() for node in nodes)
 
@@ -224,9 +226,10 @@ def _read_front_input(batch: Any) -> torch.Tensor:
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]
     if not isinstance(batch, torch.Tensor) or not batch.is_floating_point():
-        got = f"one of {batch.dtype}" if isinstance(batch, torch.Tensor) else shown(batch)
+        batch_text = f"one of {batch.dtype}" if isinstance(batch, torch.Tensor) else shown(batch)
         raise InputError(
-            f"batches: expected tensors of float32, the input of the front, got {got}; convert "
+            f"batches: expected tensors of float32, the input of the front, got "
+            f"{batch_text}; convert "
             "and normalize outside of the front"
         )
     return batch

@@ -57,11 +57,11 @@ class Training:
 
     def find_changing_nodes(self) -> frozenset[fx.Node]:
         """Return the nodes that train, and all nodes that depend on them."""
-        changing = set(self.nodes)
-        for node in next(iter(changing)).graph.nodes if changing else ():
-            if changing & set(node.all_input_nodes):
-                changing.add(node)
-        return frozenset(changing)
+        changing_nodes = set(self.nodes)
+        for node in next(iter(changing_nodes)).graph.nodes if changing_nodes else ():
+            if changing_nodes & set(node.all_input_nodes):
+                changing_nodes.add(node)
+        return frozenset(changing_nodes)
 
 
 def is_quantizing(node: fx.Node) -> bool:
@@ -240,29 +240,31 @@ class Reader:
         )
         return quantized_value
 
-    def _add_pending(self, pending: PendingLayer, levels: Levels) -> QuantizedValue:
+    def _add_pending(self, pending_layer: PendingLayer, levels: Levels) -> QuantizedValue:
         """Add a pending layer whose result has `levels` within its clamp; return its value.
 
         The layer becomes a `TrainedLayer` if its node trains. If its input already has these
         levels, no layer is added: the result is the input's value with these levels.
         """
-        clamped_levels = levels.narrow_limits(pending.clamp)
-        layer = pending.make_layer(clamped_levels)
+        clamped_levels = levels.narrow_limits(pending_layer.clamp)
+        layer = pending_layer.make_layer(clamped_levels)
         if layer is None:
-            (source,) = pending.inputs
-            return replace(source, levels=clamped_levels, flattened_shape=pending.flattened_shape)
-        if pending.node in self.training.nodes:
+            (source,) = pending_layer.inputs
+            return replace(
+                source, levels=clamped_levels, flattened_shape=pending_layer.flattened_shape
+            )
+        if pending_layer.node in self.training.nodes:
             training = self.training
             layer = TrainedLayer(layer, rounding=training.rounding, headroom=training.headroom)
         layer_number = self._add_layer(
-            _layer_name(pending.node),
+            _layer_name(pending_layer.node),
             layer,
-            tuple(source.layer_number for source in pending.inputs),
+            tuple(source.layer_number for source in pending_layer.inputs),
         )
         return QuantizedValue(
             layer_number=layer_number,
             levels=clamped_levels,
-            flattened_shape=pending.flattened_shape,
+            flattened_shape=pending_layer.flattened_shape,
         )
 
     def _add_layer(self, name: str, layer: QuantizedLayer, inputs: tuple[int, ...]) -> int:
@@ -381,11 +383,11 @@ class Reader:
         """
 
         def make_layer(levels: Levels) -> QuantizedLayer | None:
-            old = source.levels
-            has_same_scale = (levels.scale, levels.zero) == (old.scale, old.zero)
-            if has_same_scale and levels.low <= old.low and levels.high >= old.high:
+            old_levels = source.levels
+            has_same_scale = (levels.scale, levels.zero) == (old_levels.scale, old_levels.zero)
+            if has_same_scale and levels.low <= old_levels.low and levels.high >= old_levels.high:
                 return None
-            return _rescaling_layer(old, levels)
+            return _rescaling_layer(old_levels, levels)
 
         return PendingLayer(
             node=node,
@@ -434,10 +436,10 @@ class Reader:
         raise InputError(f"{self.label}: {message}")
 
 
-def _rescaling_layer(old: Levels, new: Levels) -> QuantizedLayer:
+def _rescaling_layer(old_levels: Levels, new_levels: Levels) -> QuantizedLayer:
     """Return the layer that converts bytes to other levels: means of one element each."""
-    window_arguments = ((1, 1), (1, 1), (0, 0, 0, 0), to_float32(old.scale), old.zero)
-    return QuantizedLayer("average", {}, (*window_arguments, *new.rounding))
+    window_arguments = ((1, 1), (1, 1), (0, 0, 0, 0), to_float32(old_levels.scale), old_levels.zero)
+    return QuantizedLayer("average", {}, (*window_arguments, *new_levels.rounding))
 
 
 def _layer_name(node: fx.Node) -> str:
@@ -449,10 +451,10 @@ def _ancestor_nodes(result: Any) -> set[fx.Node]:
     """Return the nodes that a result depends on, the nodes of the result included."""
     ancestors: set[fx.Node] = set()
     results = result if isinstance(result, tuple | list) else [result]
-    pending = [node for node in results if isinstance(node, fx.Node)]
-    while pending:
-        node = pending.pop()
+    pending_nodes = [node for node in results if isinstance(node, fx.Node)]
+    while pending_nodes:
+        node = pending_nodes.pop()
         if node not in ancestors:
             ancestors.add(node)
-            pending += node.all_input_nodes
+            pending_nodes += node.all_input_nodes
     return ancestors

@@ -290,7 +290,9 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         if type(seed) is not int or not 0 <= seed < _SEED_LIMIT:
             raise InputError(f"seed: expected a whole number from 0 to below 2^32, got {seed!r}")
         self._layers = list(trained_layers(model).values())
-        trained_parameters = [p for p in model.parameters() if p.requires_grad]
+        trained_parameters = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
         super().__init__(trained_parameters, lr=lr, weight_decay=weight_decay)
         self.defaults.update(updates=0, seed=seed)
         for group in self.param_groups:
@@ -337,17 +339,23 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         for group_index, group in enumerate(self.param_groups):
             lr = float(group["lr"])
             settings = {"weight_decay": group["weight_decay"], "maximize": group["maximize"]}
-            parameters_with_gradient = [p for p in group["params"] if p.grad is not None]
-            for parameter in (p for p in parameters_with_gradient if id(p) in sites):
+            parameters_with_gradient = [
+                parameter for parameter in group["params"] if parameter.grad is not None
+            ]
+            for parameter in (
+                candidate for candidate in parameters_with_gradient if id(candidate) in sites
+            ):
                 site = sites[id(parameter)]
                 layer, draws = self._layers[site], self.draws(group_index, site)
                 subtract_gradient(
                     layer.state, parameter.grad, layer.weight_scale, lr, draws=draws, **settings
                 )
-            float_parameters = [p for p in parameters_with_gradient if id(p) not in sites]
+            float_parameters = [
+                parameter for parameter in parameters_with_gradient if id(parameter) not in sites
+            ]
             sgd(
                 float_parameters,
-                [p.grad for p in float_parameters],
+                [parameter.grad for parameter in float_parameters],
                 [None] * len(float_parameters),
                 lr=lr,
                 momentum=0.0,

@@ -103,10 +103,8 @@ def _make_counting_loss(
 ) -> Callable[..., torch.Tensor] | None:
     """Return a loss function that adds the number of correct samples to the loss of `loss_fn`.
 
-    Returns None if `loss_fn` is None.
-
-    `_cut_to_output` later cuts the graph before this sum, at the stack of both numbers. A loss
-    module preserves the names of its parameters.
+    Returns None if `loss_fn` is None. `_cut_to_output` later cuts the graph before this sum, at the
+    stack of both numbers. A loss module preserves the names of its parameters.
     """
     if loss_fn is None:
         return None

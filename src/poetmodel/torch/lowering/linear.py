@@ -522,11 +522,11 @@ def _lower_sum_and_clip(
 
     Without factors, a single gradient in the parameter's layout is returned without calls.
     """
-    first, *other_gradients = gradients
-    if not other_gradients and not clip_factors and first.has_layout_of(parameter):
-        return first
+    first_gradient, *other_gradients = gradients
+    if not other_gradients and not clip_factors and first_gradient.has_layout_of(parameter):
+        return first_gradient
     gradient = replace(allocate_workspace(op, parameter.shape), strides=parameter.strides)
-    _lower_sum(op, gradient, first, other_gradients)
+    _lower_sum(op, gradient, first_gradient, other_gradients)
     for clip_factor in clip_factors:
         factor_view = op.value(clip_factor).broadcast(gradient.shape)
         op.call(
@@ -540,11 +540,11 @@ def _lower_sum_and_clip(
 
 
 def _lower_sum(
-    op: Lowering, out: StridedView, first: StridedView, other_tensors: Sequence[StridedView]
+    op: Lowering, out: StridedView, first_tensor: StridedView, other_tensors: Sequence[StridedView]
 ) -> None:
-    copy(op, out, first)
-    for other in other_tensors:
-        op.call("pm_add", out, out, other, shape_table(op, out, out, other), 1.0)
+    copy(op, out, first_tensor)
+    for other_tensor in other_tensors:
+        op.call("pm_add", out, out, other_tensor, shape_table(op, out, out, other_tensor), 1.0)
 
 
 @lowers(BufferUpdate)
@@ -563,13 +563,13 @@ def _lower_gradient_norm(op: Lowering) -> None:
     fill(op, out, 0)
     max_workspace_bytes = 0
     for gradients in op.args[0]:
-        first, *other_gradients = map(op.value, gradients)
+        gradient, *other_gradients = map(op.value, gradients)
         op.workspace_bytes = 0  # gradients reuse the same workspace
         if other_gradients:
-            total = allocate_workspace(op, first.shape)
-            _lower_sum(op, total, first, other_gradients)
-            first = total
-        op.call("pm_square_sum", out, first, shape_table(op, first))
+            total = allocate_workspace(op, gradient.shape)
+            _lower_sum(op, total, gradient, other_gradients)
+            gradient = total
+        op.call("pm_square_sum", out, gradient, shape_table(op, gradient))
         max_workspace_bytes = max(max_workspace_bytes, op.workspace_bytes)
     op.workspace_bytes = max_workspace_bytes
     op.call("pm_clip_factor", out, float(op.node.target.max_norm))
