@@ -122,9 +122,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         return {"optimizer": optimizer, "clip_grad_norm": self.args.max_grad_norm or None}
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        """Clip gradients, unless the step itself clips them (`whole_step`)."""
         return None if self._whole_step else super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """Return the norm for the log; None with `whole_step`, which retains no gradients."""
         return None if self._whole_step else super()._get_grad_norm(model, grad_norm)
 
     def _loss(

@@ -1,4 +1,4 @@
-"""Detection of DDP and FSDP2 around models, and advice on compiling inside of them."""
+"""DDP and FSDP2 around models: detection, bytes, and advice on compiling inside of them."""
 
 # ruff: noqa: SLF001 - PyTorch has no public interface for the state of DDP and FSDP2
 

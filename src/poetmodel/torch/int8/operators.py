@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAMESPACE: Final = "poetmodel"
+"""Namespace of these operators in PyTorch."""
 
 _ROUNDING: Final = "float inverse, int zero, int low, int high"
 """Schema of the last arguments of operators that round their result: 1 / scale, zero point, and

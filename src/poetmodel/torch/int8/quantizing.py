@@ -228,9 +228,8 @@ def _read_front_input(batch: Any) -> torch.Tensor:
     if not isinstance(batch, torch.Tensor) or not batch.is_floating_point():
         batch_text = f"one of {batch.dtype}" if isinstance(batch, torch.Tensor) else shown(batch)
         raise InputError(
-            f"batches: expected tensors of float32, the input of the front, got "
-            f"{batch_text}; convert "
-            "and normalize outside of the front"
+            "batches: expected tensors of float32, the input of the front, got "
+            f"{batch_text}; convert and normalize outside of the front"
         )
     return batch
 

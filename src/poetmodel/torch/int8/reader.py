@@ -241,7 +241,7 @@ class Reader:
         return quantized_value
 
     def _add_pending(self, pending_layer: PendingLayer, levels: Levels) -> QuantizedValue:
-        """Add a pending layer whose result has `levels` within its clamp; return its value.
+        """Add a pending layer whose result has `levels`, narrowed to its clamp; return the result.
 
         The layer becomes a `TrainedLayer` if its node trains. If its input already has these
         levels, no layer is added: the result is the input's value with these levels.

@@ -1,9 +1,8 @@
 """Trainable int8 layers: forward like a quantized front, backward in float32.
 
 Eager PyTorch with these modules is the definition. The forward pass saves only int8 tensors, and
-the scales of weights. The
-gradient of a weight belongs to a parameter without memory, `TrainedLayer.weight_gradient`;
-`QuantizedSGD` subtracts it from the bytes of the weight.
+the scales of weights. The gradient of a weight belongs to a parameter without memory,
+`TrainedLayer.weight_gradient`; `QuantizedSGD` subtracts the gradient from the bytes of the weight.
 """
 
 from __future__ import annotations
