@@ -74,7 +74,7 @@ def export(
     Raises
     ------
     InputError
-        If an option has an invalid value, or `accumulate` is given without an optimizer.
+        If an option has an invalid value, or `accumulate` is above 1 without an optimizer.
     CaptureError
         If the step cannot be captured, or an operator has no kernel; the message names each, and
         its module.

@@ -205,7 +205,7 @@ class StepPlanner:
         share: Callable[[str, Callable[[], Any]], Any],
         gather: Callable[[str, Any], list[Any]],
     ) -> StepPlan | None:
-        """Choose the plans of a step, given the passes of the previous one; set `step_plan`.
+        """Choose the plans of a step, given the passes of the previous step; set `step_plan`.
 
         Choices are cached. Returns None if no choice was found, and beyond `_MAX_CHOICES` steps.
         The first choice sets `budget_bytes` if it is None.

@@ -35,7 +35,7 @@ _ADVICE_BY_PATH: Final = {
     "torch/nn/parallel/distributed.py": _DDP_ADVICE,
     "torch/distributed/fsdp/_fully_shard/": _SHARDED_ADVICE,
 }
-"""Advice, by a part of the path of PyTorch's code that Dynamo failed to capture."""
+"""Advice, by a substring of the path of PyTorch's code that Dynamo failed to capture."""
 FSDP: Final = "torch.distributed.fsdp"
 """Python module of FSDP2."""
 _MAX_DEPTH: Final = 20

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 DEVICE: Final = "rpi4b"
 """The device for the time estimates of operations, by default."""
 _MAX_ATTEMPTS: Final = 4
-"""Maximum number of attempts to lower a program. Each attempt has less RAM, because the arena of
-the last one was too large."""
+"""Maximum number of attempts to lower a program. Each attempt has less RAM, because the last
+arena was too large."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Profiles: outputs, memory and time of a call of an operator, measured once per call key.
 
-The key has the operator, shapes, strides, types and numbers. Calls with one key take the same
+The key contains the operator, shapes, strides, types and numbers. Calls with one key take the same
 memory and time, whatever the values of their tensors. PyTorch predicts the outputs, but some
 kernels choose other strides (convolutions in bfloat16). Readers are therefore profiled on the
 measured strides, except where a compiler generates kernels.

@@ -138,7 +138,7 @@ def subtract_gradient(
         raise InputError("draws: stochastic rounding needs the random numbers of an update")
     weight = state[0]
     block_rows = max(1, _UPDATE_BLOCK * len(weight) // max(1, weight.numel()))
-    for first_row in range(0, len(weight), block_rows):  # blocks keep temporary memory small
+    for first_row in range(0, len(weight), block_rows):  # blocks limit temporary memory
         block = slice(first_row, first_row + block_rows)
         scale = weight_scale if weight.ndim == _DEPTHWISE else weight_scale[block]
         block_state = [tensor[block] for tensor in state]
