@@ -59,7 +59,7 @@ class _Nearest(pmt.QuantizedSGD):
 
 
 class _Halves:
-    def uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
+    def draw_uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
         """Return one half for each weight."""
         del first
         return torch.full(weight.shape, 0.5)

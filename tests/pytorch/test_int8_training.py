@@ -201,11 +201,11 @@ def test_stochastic_rounding_keeps_the_mean():
 def test_draws_are_those_of_the_generator_of_exported_code():
     """Philox, as NumPy computes it, with another third word than dropout has."""
     weight = torch.zeros((5, 7), dtype=torch.int8)
-    mine = RoundingDraws(update=3, site=2, seed=9).uniform(weight)
+    mine = RoundingDraws(update=3, site=2, seed=9).draw_uniform(weight)
     assert mine.shape == weight.shape
     wanted = uniform(3, 2, weight.numel(), stream=1, seed=9)
     assert mine.flatten().tolist() == wanted.tolist()
-    part = RoundingDraws(update=3, site=2, seed=9).uniform(weight[3:], first=21)
+    part = RoundingDraws(update=3, site=2, seed=9).draw_uniform(weight[3:], first=21)
     assert torch.equal(part, mine[3:])
 
 

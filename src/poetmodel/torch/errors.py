@@ -34,7 +34,7 @@ MIN_TORCH: Final = "2.9"
 FOREIGN_ERRORS: Final = (Exception,)
 """Classes of exceptions that code of users or of PyTorch may raise."""
 
-EXECUTORCH: Final = "1.5"
+EXECUTORCH_RELEASE: Final = "1.5"
 """The supported release of ExecuTorch."""
 
 
@@ -104,9 +104,10 @@ def require_executorch() -> None:
         raise BackendUnavailableError(
             f"ExecuTorch is not installed, and writing its programs needs it: {advice}"
         ) from None
-    if not release.startswith(f"{EXECUTORCH}."):
+    if not release.startswith(f"{EXECUTORCH_RELEASE}."):
         raise BackendUnavailableError(
-            f"ExecuTorch {release} is installed, and programs need release {EXECUTORCH}: {advice}"
+            f"ExecuTorch {release} is installed, and programs need release {EXECUTORCH_RELEASE}: "
+            f"{advice}"
         )
 
 
@@ -114,9 +115,9 @@ def require_executorch() -> None:
 def convert_exceptions(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
     """Context manager that converts exceptions to `CaptureError` with a source line and advice.
 
-    `subject` begins the message. `trail` has the names of the modules being called, the innermost
+    `subject` begins the message. `trail` is the names of the modules being called, the innermost
     last; the message names the innermost one if no line of the user's code is known. Exceptions of
-    poetmodel pass unchanged.
+    poetmodel pass unchanged; if one is in the exception chain, it is raised instead.
     """
     try:
         yield
@@ -145,18 +146,19 @@ def suppress_warnings() -> Iterator[None]:
 
 
 _MEMORY_MARKS: Final = ("can't allocate memory", "not enough memory", "out of memory")
+"""Substrings of messages about exhausted memory."""
 _MEMORY_ADVICE: Final = (
     "compile executes whole steps on the example inputs, also in eager PyTorch: it needs the "
     "memory of ordinary training; free some, or use a smaller batch"
 )
 _NUMPY_MARKS: Final = (".numpy() is not supported", "numpy() on", "__array__", "data pointer")
 """Substrings of messages about tensors that cannot be converted to NumPy."""
-_DATA_DEPENDENT: Final = frozenset(
+_DATA_DEPENDENT_ERRORS: Final = frozenset(
     ("DataDependentOutputException", "GuardOnDataDependentSymNode", "UserError")
 )
 """Names of PyTorch's exceptions for code that needs the value of a tensor during capture."""
 _INDUCTOR_MARKS: Final = ("torchinductor", "_inductor")
-"""Substrings of paths of code that ``torch.compile`` generates."""
+"""Substrings of paths of the compiler of ``torch.compile``, and of the code that it generates."""
 _MAX_MESSAGE: Final = 300
 """Maximum number of characters of another library's message that our message repeats."""
 
@@ -204,7 +206,7 @@ def _capture_message(error: BaseException, where: str) -> str:
             "shapes must not depend on values: multiply by the mask, or use torch.where or "
             "masked_fill"
         )
-    if class_names & _DATA_DEPENDENT:
+    if class_names & _DATA_DEPENDENT_ERRORS:
         return (
             f"{operation}{where} reads a tensor's value (an if, .item(), float(), ...) and cannot "
             "be captured: it depends on parameters, or on more than inputs and buffers; select "
@@ -218,7 +220,7 @@ def _capture_message(error: BaseException, where: str) -> str:
 
 
 def exception_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause or else its context, and so on."""
+    """Yield an exception, its cause or else its context, and so on, each exception once."""
     link: BaseException | None = error
     seen_ids: set[int] = set()
     while link is not None and id(link) not in seen_ids:
@@ -230,7 +232,8 @@ def exception_chain(error: BaseException) -> Iterator[BaseException]:
 def user_line_of_error(error: BaseException) -> str | None:
     """Return the innermost line of the user's or a library's code in a traceback.
 
-    The line has file, line number and text. None if the traceback has no such line.
+    The result is file, line number and text, as from `format_source_line`. None if the traceback
+    contains no such line.
     """
     return _first_user_line(reversed(list(traceback.walk_tb(error.__traceback__))))
 

@@ -64,7 +64,7 @@ def export(
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
         ``gap``, ``commit``, ``commit_every``, ``checksum``, ``replay``, ``migrate_from``,
-        ``byte_inputs``, ``prefix``, ``weights``, ``shared_kernels``.
+        ``byte_inputs``, ``prefix``, ``weights``, ``shared_kernels``, ``command``, ``on_progress``.
 
     Returns
     -------
@@ -74,12 +74,14 @@ def export(
     Raises
     ------
     InputError
-        If an option has an invalid value, or `accumulate` is given without an optimizer.
+        If an option has an invalid value, or `accumulate` is above 1 without an optimizer.
     CaptureError
         If the step cannot be captured, or an operator has no kernel; the message names each, and
         its module.
     BudgetError
-        If no schedule fits in the RAM.
+        If the RAM or storage limit permits no schedule.
+    FlashError
+        If program and storage do not fit the flash of the device.
     NoScheduleError
         If no schedule meets the limits, or none was found in time.
     """
@@ -118,10 +120,12 @@ def _export_command(
 ) -> str:
     """Return Python code that repeats the export.
 
-    `options` are the arguments of `export` with other than default values. The code uses the names
-    ``model``, ``loss_fn``, ``inputs`` and ``optimizer``.
+    `options` maps further parameters of `export` to their arguments. The code uses the names
+    ``model``, ``loss_fn``, ``inputs`` and, with an optimizer, ``optimizer``.
     """
     arguments = "" if optimizer is None else ", optimizer=optimizer"
-    arguments += "".join(f", {key}={' '.join(repr(x).split())}" for key, x in options.items())
+    arguments += "".join(
+        f", {key}={' '.join(repr(value).split())}" for key, value in options.items()
+    )
     call = f"pmt.export(model, loss_fn, inputs, folder={str(folder)!r}{arguments})"
     return f"import poetmodel.torch as pmt\n\n{call}"

@@ -74,7 +74,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
             )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as ``transformers.Trainer`` does, then move all state on storage to RAM."""
+        """Train as ``transformers.Trainer`` does; with `whole_step`, finally move state to RAM."""
         try:
             return super().train(*args, **kwargs)
         finally:
@@ -88,9 +88,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         inputs: Mapping[str, Any],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Execute one step on a batch: accumulate gradients in ``.grad``, and return the loss.
+        """Execute one step on a batch, and return the loss.
 
-        Compiles the step on the first batch, and again for another model.
+        Adds to the gradients in ``.grad``; with `whole_step`, updates parameters instead. Compiles
+        the step on the first batch, and again for another model, after closing the previous step.
         """
         model.train()
         if num_items_in_batch is not None:
@@ -121,9 +122,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         return {"optimizer": optimizer, "clip_grad_norm": self.args.max_grad_norm or None}
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        """Clip gradients, unless the step itself clips them (`whole_step`)."""
         return None if self._whole_step else super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """Return the norm for the log; None with `whole_step`, which retains no gradients."""
         return None if self._whole_step else super()._get_grad_norm(model, grad_norm)
 
     def _loss(
@@ -136,8 +139,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         """Return the loss that ``transformers.Trainer.training_step`` differentiates.
 
         Replaces the backward pass of that method, so that no gradients are computed.
-        `accumulated_batches` is the number of accumulated_batches batches. Raises `CaptureError` if
-        ``compute_loss`` reads the epoch or the step count.
+        `accumulated_batches` is the number of batches whose gradients are accumulated. Raises
+        `CaptureError` if ``compute_loss`` reads the epoch or the step count.
         """
         losses: list[torch.Tensor] = []
 

@@ -89,7 +89,7 @@ def _final_activation(model: Any) -> Any:
         return None
     layer = functional.outputs[0]._keras_history.operation  # noqa: SLF001
     # A layer that is called twice needs its activation in the first call.
-    nodes = [n for level in functional._nodes_by_depth.values() for n in level]  # noqa: SLF001
+    nodes = [node for level in functional._nodes_by_depth.values() for node in level]  # noqa: SLF001
     if sum(node.operation is layer for node in nodes) != 1:
         return None
     if hasattr(layer, "_nodes_by_depth") or hasattr(layer, "_functional"):
@@ -137,7 +137,9 @@ def _check_layers(model: Any) -> None:
                 f"from_keras: {model.name}: the layer {layer.name} is stateful, but each step "
                 "would reset its state; leave stateful out"
             )
-    constrained_paths = [v.path for v in model.trainable_variables if v.constraint is not None]
+    constrained_paths = [
+        variable.path for variable in model.trainable_variables if variable.constraint is not None
+    ]
     if constrained_paths:
         raise InputError(
             f"from_keras: {model.name}: the variable {constrained_paths[0]} has a constraint, "
@@ -172,20 +174,21 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Register the tensors of the model's variables as parameters and buffers."""
         super().__init__()
         # The model is no submodule: its layers read variables, which a capture cannot replace.
-        self._call = _stateless_call(model, final_layer)
+        self._call = _make_stateless_call(model, final_layer)
         self._trained_names = [
-            self._register(variable, is_trained=True) for variable in model.trainable_variables
+            self._register_variable(variable, is_trained=True)
+            for variable in model.trainable_variables
         ]
         # Names, or tensors of generator state, which is unused: layers without a seed draw from
         # PyTorch's generator.
-        self._untrained = [
+        self._untrained_names_or_tensors = [
             variable.value.data
             if variable.path.endswith(_SEED_SUFFIX)
-            else self._register(variable, is_trained=False)
+            else self._register_variable(variable, is_trained=False)
             for variable in model.non_trainable_variables
         ]
 
-    def _register(self, variable: Any, *, is_trained: bool) -> str:
+    def _register_variable(self, variable: Any, *, is_trained: bool) -> str:
         """Register the tensor of a variable under its path; return the attribute's name."""
         name: str = variable.path.replace(".", "_")
         while hasattr(self, name):
@@ -199,10 +202,16 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return the outputs of the model; several inputs are in the order of ``model.inputs``.
 
-        In training mode, updates the untrained variables of floating-point type.
+        In training mode, updates the untrained variables of floating-point type. Raises
+        `InputError` if a functional model has another number of inputs, or if layers were frozen or
+        unfrozen since `from_keras`; in training mode also if layers draw from seeds of Keras, or
+        add losses.
         """
         trained_tensors = [getattr(self, name) for name in self._trained_names]
-        untrained_tensors = [getattr(self, x) if isinstance(x, str) else x for x in self._untrained]
+        untrained_tensors = [
+            getattr(self, entry) if isinstance(entry, str) else entry
+            for entry in self._untrained_names_or_tensors
+        ]
         output, new_values = self._call(trained_tensors, untrained_tensors, inputs, self.training)
         if self.training:
             for tensor, new_value in zip(untrained_tensors, new_values, strict=True):
@@ -211,8 +220,10 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return output
 
 
-def _stateless_call(model: Any, final_layer: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
-    """Return the model as a function of its variables' tensors; Dynamo does not trace its code.
+def _make_stateless_call(
+    model: Any, final_layer: Any
+) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
+    """Return the model as a function of its variables' tensors; Dynamo does not trace the function.
 
     In training mode, the activation of the layer `final_layer` is skipped.
     """
@@ -224,11 +235,7 @@ def _stateless_call(model: Any, final_layer: Any) -> Callable[..., tuple[Any, li
         inputs: tuple[torch.Tensor, ...],
         training: bool,  # noqa: FBT001
     ) -> tuple[Any, list[torch.Tensor]]:
-        """Return the output and the new values of untrained variables.
-
-        Raises `InputError` if layers were frozen or unfrozen since `from_keras`, draw from seeds of
-        Keras, or add losses.
-        """
+        """Return the output and the new values of untrained variables; raise as `forward` does."""
         model_inputs = _pack_inputs(model, inputs)
         variables = [*model.trainable_variables, *model.non_trainable_variables]
         tensors = [*trained_tensors, *untrained_tensors]
@@ -251,7 +258,9 @@ def _stateless_call(model: Any, final_layer: Any) -> Callable[..., tuple[Any, li
                 _check_draws(model, scope, zip(variables, tensors, strict=True))
         if training and scope.losses:
             raise _added_losses_error(model)
-        return output, [scope.get_current_value(v) for v in model.non_trainable_variables]
+        return output, [
+            scope.get_current_value(variable) for variable in model.non_trainable_variables
+        ]
 
     opaque_call: Callable[..., Any] = torch._dynamo.nonstrict_trace(call)  # noqa: SLF001
     return opaque_call
@@ -262,16 +271,22 @@ def _check_draws(
 ) -> None:
     """Raise `InputError` if a layer drew from a seed of Keras: the draws would repeat in each step.
 
-    `variable_tensors` are variables with their tensors before the call.
+    `variable_tensors` are variables with their tensors before the call of the model.
     """
-    seeds = [(v, seed) for v, seed in variable_tensors if v.path.endswith(_SEED_SUFFIX)]
-    changed_seeds = [v for v, seed in seeds if scope.get_current_value(v) is not seed]
+    seeds = [
+        (variable, seed)
+        for variable, seed in variable_tensors
+        if variable.path.endswith(_SEED_SUFFIX)
+    ]
+    changed_seeds = [
+        variable for variable, seed in seeds if scope.get_current_value(variable) is not seed
+    ]
     if not changed_seeds:
         return
     owner_names = (
         layer.name
         for layer in model._flatten_layers(include_self=False)  # noqa: SLF001
-        if any(v is changed_seeds[0] for v in layer.non_trainable_variables)
+        if any(variable is changed_seeds[0] for variable in layer.non_trainable_variables)
     )
     raise InputError(
         f"{model.name}: the layer {next(owner_names, changed_seeds[0].path)} draws from Keras' own "

@@ -61,6 +61,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     CaptureError, BudgetError, NoScheduleError, InputError
         In ``fit()``, as by `poetmodel.torch.compile`; in the constructor if several processes
         train.
+    TypeError
+        For an unknown option.
     """
 
     def __init__(
@@ -74,8 +76,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         **options: Unpack[LoopKeywords],
     ) -> None:
         """Check and store the options; the first batch compiles the step."""
-        if unknown := options.keys() - LOOP_OPTIONS:
-            raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown))}")
+        if unknown_names := options.keys() - LOOP_OPTIONS:
+            raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown_names))}")
         refuse_processes("Strategy", _REMEDY)
         super().__init__("cpu", accelerator, checkpoint_io, precision_plugin)
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **options}
@@ -86,13 +88,15 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         self._current_trainer: Any = None
         """The trainer of the current batch, for `_attach_trainer`."""
         self._gradients: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-        """Gradients of the last step, until Lightning's backward pass."""
+        """Gradients of the first accumulated batch, until Lightning's backward pass."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Execute forward and backward pass; return the result of ``training_step``, detached.
 
-        Compiles on the first batch, stores the gradients for `backward`, and logs the values of the
-        batch.
+        Compiles on the first batch, and logs the values of the batch. Gradients of the first
+        accumulated batch are stored for `backward`; those of later batches are added in ``.grad``.
+        With `whole_step`, updates parameters instead. Raises `CaptureError` for manual
+        optimization.
         """
         module: Any = self.lightning_module
         if not module.automatic_optimization:
@@ -126,7 +130,11 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
                 self._compiled_module = module
             output = self.step(**step_inputs)
         if is_first:
-            self._gradients = [(p, p.grad) for p in module.parameters() if p.grad is not None]
+            self._gradients = [
+                (parameter, parameter.grad)
+                for parameter in module.parameters()
+                if parameter.grad is not None
+            ]
             module.zero_grad(set_to_none=True)
         for entry in output["logged"]:
             module.log(**entry)
@@ -145,7 +153,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         return loss
 
     def teardown(self) -> None:
-        """Tear down as Lightning does, and move state on storage to RAM."""
+        """Tear down as Lightning does; with `whole_step`, first move state on storage to RAM."""
         if self._whole_step and self.step is not None:
             self.step.close()
             self._compiled_module = None
@@ -177,25 +185,26 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         other_arguments: list[torch.Tensor],
         accumulated_batches: torch.Tensor,
     ) -> dict[str, Any]:
-        """Return the loss, the value that ``training_step`` returned, and the logged values.
+        """Return ``loss``, ``returned`` (the result of ``training_step``) and ``logged``.
 
-        `other_arguments` are the arguments after `batch`, such as the batch index, as tensors. The
-        loss is divided by `accumulated_batches`.
+        ``logged`` is the list from `_attach_trainer`. `other_arguments` are the arguments after
+        `batch`, such as the batch index, as tensors. The loss is divided by `accumulated_batches`.
+        Raises `CaptureError` if ``training_step`` returned None.
         """
         with (
             self._attach_trainer(module) as logged_entries,
             self.precision_plugin.train_step_context(),
         ):
-            returned = module.training_step(batch, *other_arguments)
+            step_result = module.training_step(batch, *other_arguments)
         name = type(module).__name__
-        if returned is None:
+        if step_result is None:
             raise CaptureError(
                 f"{name}: training_step returned None, and a compiled step cannot be skipped; "
                 "remove such batches from the data, or return a loss of 0 that has a gradient"
             )
         return {
-            "loss": find_loss(name, returned) / accumulated_batches,
-            "returned": returned,
+            "loss": find_loss(name, step_result) / accumulated_batches,
+            "returned": step_result,
             "logged": logged_entries,
         }
 

@@ -2,7 +2,7 @@
 
 The first step executes each call by the plan that saves the fewest bytes. Then all calls are known,
 and a small integer program chooses among the plans of each graph. It minimizes the time of all
-calls, subject to, for each pass::
+calls, subject to, for each pass and for the interval between forward and backward passes::
 
     sum(saved[c, plan of c] for calls c that wait) + peak[pass, plan of its call] + fixed <= budget
 
@@ -71,7 +71,7 @@ class StepPlan:
 
 
 def make_step_key(events: Sequence[Event]) -> Hashable:
-    """Return a key of the passes of a step, without their sizes: equal keys have one choice."""
+    """Return a key of the passes of a step, without sizes; steps with equal keys share a choice."""
     return tuple(
         (id(event.frontier), event.number, event.is_backward, event.waiting_numbers)
         for event in events
@@ -83,7 +83,8 @@ def gather_max_fixed_bytes(
 ) -> list[Event]:
     """Return the passes with the largest fixed bytes of all processes, so that plans fit in all.
 
-    `key` and `gather` are as in `FirstCall`.
+    Waits for all processes. `key` and `gather` are as in `FirstCall`. Raises `CaptureError` if
+    another process has another key, or does not call in time.
     """
     sizes = zip(*gather(key, [event.fixed_bytes for event in events]), strict=True)
     return [
@@ -93,7 +94,7 @@ def gather_max_fixed_bytes(
 
 
 def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
-    """Return the frontier of each call's graph, by the number of the call."""
+    """Return the frontier of each call's graph, in the order of the numbers of the calls."""
     frontier_of = {event.number: event.frontier for event in events if event.frontier is not None}
     return [frontier_of[number] for number in sorted(frontier_of)]
 
@@ -113,6 +114,8 @@ def choose_plans(
     events: Sequence[Event], candidates: Sequence[Sequence[GraphPlan]], budget_bytes: int
 ) -> list[GraphPlan] | None:
     """Return one plan for each call, with the shortest total time within a budget.
+
+    The solver stops at a gap of 0.1 %, or at `_CHOICE_LIMIT_S`.
 
     Parameters
     ----------
@@ -137,24 +140,29 @@ def choose_plans(
     scale_bytes = max(1, budget_bytes)
     # One column per call and plan; one row per pass, then one per call.
     rows = lil_array((len(events) + n_calls, n_columns))
-    upper, lower = np.ones(len(events) + n_calls), np.full(len(events) + n_calls, -np.inf)
+    upper_bounds, lower_bounds = (
+        np.ones(len(events) + n_calls),
+        np.full(len(events) + n_calls, -np.inf),
+    )
     for row, event in enumerate(events):
         for number in event.waiting_numbers:
-            for k, graph_plan in enumerate(candidates[number], first_columns[number]):
-                rows[row, k] += graph_plan.peaks.saved_bytes / scale_bytes
+            for column, graph_plan in enumerate(candidates[number], first_columns[number]):
+                rows[row, column] += graph_plan.peaks.saved_bytes / scale_bytes
         if event.number >= 0:
-            for k, graph_plan in enumerate(candidates[event.number], first_columns[event.number]):
-                rows[row, k] += _pass_bytes(graph_plan.peaks, event) / scale_bytes
-        upper[row] = (budget_bytes - event.fixed_bytes) / scale_bytes
+            for column, graph_plan in enumerate(
+                candidates[event.number], first_columns[event.number]
+            ):
+                rows[row, column] += _pass_bytes(graph_plan.peaks, event) / scale_bytes
+        upper_bounds[row] = (budget_bytes - event.fixed_bytes) / scale_bytes
     for number in range(n_calls):
         row = len(events) + number
         rows[row, first_columns[number] : first_columns[number + 1]] = 1
-        lower[row] = 1
+        lower_bounds[row] = 1
     solution = milp(
         times / max(times.max(), 1e-12),
         integrality=np.ones(n_columns),
         bounds=Bounds(0, 1),
-        constraints=LinearConstraint(rows.tocsr(), lower, upper),
+        constraints=LinearConstraint(rows.tocsr(), lower_bounds, upper_bounds),
         options={"time_limit": _CHOICE_LIMIT_S, "mip_rel_gap": 1e-3},
     )
     if solution.x is None:
@@ -172,9 +180,10 @@ class StepPlanner:
     Parameters
     ----------
     keep_all_fraction : float, optional
-        The budget as a fraction of the peak of the first step with everything kept; None for bytes.
+        The budget as a fraction of the peak of the first step with everything kept; None if
+        `budget_bytes` is stated.
     budget_bytes : int, optional
-        The budget if it is stated in bytes [B]; otherwise the first choice sets it.
+        The budget if it is stated in bytes [B]; if None, the first choice sets it.
     """
 
     def __init__(self, keep_all_fraction: float | None, budget_bytes: int | None) -> None:
@@ -196,9 +205,10 @@ class StepPlanner:
         share: Callable[[str, Callable[[], Any]], Any],
         gather: Callable[[str, Any], list[Any]],
     ) -> StepPlan | None:
-        """Choose the plans of a step, given the passes of the previous one; set `step_plan`.
+        """Choose the plans of a step, given the passes of the previous step; set `step_plan`.
 
-        Choices are cached. Returns None if none was found, or for a step beyond `_MAX_CHOICES`.
+        Choices are cached. Returns None if no choice was found, and beyond `_MAX_CHOICES` steps.
+        The first choice sets `budget_bytes` if it is None.
 
         Parameters
         ----------
@@ -206,6 +216,11 @@ class StepPlanner:
             Passes of the previous step.
         share, gather : callable
             As in `FirstCall`.
+
+        Raises
+        ------
+        CaptureError
+            If another process has another step, or does not call in time.
         """
         key = make_step_key(events)
         if key not in self._choices and len(self._choices) < _MAX_CHOICES:
@@ -218,7 +233,10 @@ class StepPlanner:
         return self.step_plan
 
     def find_plan(self, frontier: Frontier, number: int) -> GraphPlan | None:
-        """Return the plan of a call in the current step; None without a choice for this call."""
+        """Return the plan of a call in the current step.
+
+        None without a choice for this call, or if the chosen plan is not one of `frontier`.
+        """
         plans = () if self.step_plan is None else self.step_plan.plans
         if number >= len(plans):
             return None
@@ -230,7 +248,7 @@ class StepPlanner:
     ) -> StepPlan | None:
         """Choose the plans of a step; None if no choice was found.
 
-        Sets `budget_bytes` if it is a fraction of the peak of the first step.
+        Solves for further plans of each frontier. Sets `budget_bytes` if it is None.
         """
         frontiers = find_frontiers(events)
         keep_all_bytes = peak_bytes(events, [frontier.keep_all_plan for frontier in frontiers])
@@ -251,14 +269,14 @@ class StepPlanner:
             if plans is None:
                 return None
             return [
-                next(k for k, candidate in enumerate(call_plans) if candidate is graph_plan)
+                next(i for i, candidate in enumerate(call_plans) if candidate is graph_plan)
                 for graph_plan, call_plans in zip(plans, plans_by_call, strict=True)
             ]
 
         plan_indices = share(f"plans of {len(plans_by_call)} calls", choose_indices)
         if plan_indices is None:
             return None
-        plans = [call_plans[k] for k, call_plans in zip(plan_indices, plans_by_call, strict=True)]
+        plans = [call_plans[i] for i, call_plans in zip(plan_indices, plans_by_call, strict=True)]
         choice = StepPlan(
             plans=tuple(plans),
             peak_bytes=peak_bytes(events, plans),

@@ -1,6 +1,6 @@
-"""Detection of DDP and FSDP2 around models, and advice on compiling inside of them."""
+"""DDP and FSDP2 around models: detection, bytes, and advice on compiling inside of them."""
 
-# ruff: noqa: SLF001 - PyTorch has no public interface for this
+# ruff: noqa: SLF001 - PyTorch has no public interface for the state of DDP and FSDP2
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ADVICE_BY_PATH: Final = {
     "torch/nn/parallel/distributed.py": _DDP_ADVICE,
     "torch/distributed/fsdp/_fully_shard/": _SHARDED_ADVICE,
 }
-"""Advice, by a part of the path of PyTorch's code that Dynamo failed to capture."""
+"""Advice, by a substring of the path of PyTorch's code that Dynamo failed to capture."""
 FSDP: Final = "torch.distributed.fsdp"
 """Python module of FSDP2."""
 _MAX_DEPTH: Final = 20
@@ -57,7 +57,9 @@ def active_ddp() -> DistributedDataParallel | None:
 
 def bucket_bytes(module: DistributedDataParallel) -> int:
     """Return the bytes of the buckets in which DDP reduces gradients [B]."""
-    return sum(p.nbytes for p in module.module.parameters() if p.requires_grad)
+    return sum(
+        parameter.nbytes for parameter in module.module.parameters() if parameter.requires_grad
+    )
 
 
 def find_sharded_parents(value: object) -> list[torch.nn.Module]:
@@ -114,7 +116,8 @@ def _fsdp_tensors(state: Any) -> Iterator[Any]:
 def has_compiled_siblings(module: torch.nn.Module) -> bool:
     """Return whether `module` is in a model with another compiled module.
 
-    Compiled modules that contain `module` do not count.
+    An ``OptimizedModule`` that contains `module` does not count. The model is that of the outermost
+    module that contains `module`, at most `_MAX_DEPTH` modules away.
     """
     modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
     parents = {id(child): parent for parent in modules for child in parent._modules.values()}
@@ -133,7 +136,7 @@ def has_compiled_siblings(module: torch.nn.Module) -> bool:
 
 
 def wrapper_advice(*, is_sharded: bool) -> str | None:
-    """Return advice on compiling inside of DDP, or of FSDP2 if `is_sharded`; None without both."""
+    """Return advice on compiling inside of DDP, or of FSDP2 if `is_sharded`; otherwise None."""
     if active_ddp() is not None:
         return _DDP_ADVICE
     return _SHARDED_ADVICE if is_sharded else None
@@ -143,15 +146,16 @@ def add_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | 
     """Register a callback that prepends advice to Dynamo's error if it cannot capture a wrapper.
 
     PyTorch calls no back end in this case. It calls the callback at the end of each compilation;
-    ``torch._dynamo.reset()`` removes it.
+    ``torch._dynamo.reset()`` removes it. A second call registers no further callback.
 
     Parameters
     ----------
     find_recorder : callable
-        Returns the function that records the advice for a back end; None for other back ends.
+        Called with a back end; returns the function that records advice for it, or None if it is
+        not one of poetmodel.
     """
 
-    def explain(_: object) -> None:
+    def prepend_advice(_: object) -> None:
         """Prepend advice to the current error, and record it, if a wrapper has caused the error."""
         error = sys.exc_info()[1]
         if not isinstance(error, Unsupported):
@@ -167,10 +171,13 @@ def add_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | 
                 error.args = (f"{advice}\n\n{error.args[0]}", *error.args[1:])
                 return
 
-    explain.__qualname__ = add_wrapper_advice.__qualname__
+    prepend_advice.__qualname__ = add_wrapper_advice.__qualname__
     callbacks = callback_handler.end_callbacks
-    if not any(getattr(call, "__qualname__", "") == explain.__qualname__ for call in callbacks):
-        callback_handler.register_end_callback(explain)
+    if not any(
+        getattr(callback, "__qualname__", "") == prepend_advice.__qualname__
+        for callback in callbacks
+    ):
+        callback_handler.register_end_callback(prepend_advice)
 
 
 def _find_backend(error: BaseException) -> Any:

@@ -79,7 +79,7 @@ _RESHAPES: Final = frozenset(
         _aten.view_copy.default,
     )
 )
-"""Operators that copy an input with at most another shape. Of these, ExecuTorch executes only
+"""Operators that copy an input, perhaps with another shape. Of these, ExecuTorch executes only
 ``view_copy`` without a copy, unless its output is a result."""
 
 
@@ -107,8 +107,8 @@ def capture_edge_program(
         sdpa_kernel(SDPBackend.MATH),
     ):
         step, tensors = _make_loss_module(name, model, loss_fn, inputs)
-        exported = torch.export.export(step, tensors, strict=False)
-        edge = _to_edge(_export_forward_backward(exported))
+        exported_program = torch.export.export(step, tensors, strict=False)
+        edge = _to_edge(_export_forward_backward(exported_program))
     _check_kernels(name, edge.exported_program().graph)
     return edge
 
@@ -131,7 +131,7 @@ def _make_loss_module(
     def forward(*tensors: torch.Tensor) -> Any:
         """Return the loss; inputs that are no tensors are constants."""
         values = iter(tensors)
-        leaves = [next(values) if isinstance(v, torch.Tensor) else v for v in flat_inputs]
+        leaves = [next(values) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat_inputs]
         batch = unflatten(leaves, structure)
         arguments = batch if loss_fn is None else batch[:-1]
         output = model(**arguments[0]) if uses_keywords else model(*arguments)
@@ -148,8 +148,11 @@ def _make_loss_module(
     return step, tuple(value for value in flat_inputs if isinstance(value, torch.Tensor))
 
 
-def _to_edge(joint: ExportedProgram) -> EdgeProgramManager:
-    """Convert a step to an edge program; decompose operators without a kernel where PyTorch can."""
+def _to_edge(joint_program: ExportedProgram) -> EdgeProgramManager:
+    """Convert a step to an edge program.
+
+    Decomposes operators without a kernel if PyTorch has a decomposition.
+    """
     decompositions = _default_decomposition_table()
 
     def add_decompositions(graph: fx.Graph) -> bool:
@@ -167,18 +170,19 @@ def _to_edge(joint: ExportedProgram) -> EdgeProgramManager:
         return bool(new_decompositions)
 
     while True:
-        while add_decompositions(joint.graph):
-            joint = joint.run_decompositions(decompositions)
-        edge = to_edge(joint, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+        while add_decompositions(joint_program.graph):
+            joint_program = joint_program.run_decompositions(decompositions)
+        edge = to_edge(joint_program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
         if not add_decompositions(edge.exported_program().graph):
             return edge
-        joint = joint.run_decompositions(decompositions)
+        joint_program = joint_program.run_decompositions(decompositions)
 
 
 def _has_kernel(operator: Any) -> bool:
     """Return whether ExecuTorch's portable kernels implement an operator correctly.
 
-    Views count as implemented: ExecuTorch later replaces each by a copy, which is checked then.
+    Targets that are no PyTorch operators count as implemented. So do views: ExecuTorch later
+    replaces each by a copy, which is checked then.
     """
     if not isinstance(operator, OpOverload) or operator.is_view:
         return True
@@ -206,10 +210,10 @@ def _check_kernels(name: str, graph: fx.Graph) -> None:
     Gradients of convolutions have a kernel only for images, with inputs of 4 dimensions.
     """
     operators = dict.fromkeys(operator_of(node) for node in graph.nodes)
-    unsupported = [str(operator) for operator in operators if not _has_kernel(operator)]
-    if unsupported:
+    unsupported_names = [str(operator) for operator in operators if not _has_kernel(operator)]
+    if unsupported_names:
         raise CaptureError(
-            f"{name}: ExecuTorch has no kernel for {listed(unsupported)}; use another layer"
+            f"{name}: ExecuTorch has no kernel for {listed(unsupported_names)}; use another layer"
         )
     backward = torch.ops.aten.convolution_backward.default
     for node in graph.nodes:
@@ -223,7 +227,7 @@ def _check_kernels(name: str, graph: fx.Graph) -> None:
 class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
     """Graph pass that replaces reshapes by views, and removes pairs of inverse permutations.
 
-    Results have the same bits.
+    Also removes unused operations. Results have the same bits.
     """
 
     def call(self, module: fx.GraphModule) -> PassResult:
@@ -265,8 +269,8 @@ PLACING_S: Final = 10.0
 METHOD_NAME: Final = "forward"
 """Name of the training step's method in the file."""
 _INDEX_METHOD: Final = "__et_training_{}_index_"
-"""Name of the methods of a file that return the position of the first gradient or parameter among
-the outputs."""
+"""Name of a file's method that returns the position of the first gradient or parameter among the
+outputs, for ``gradients`` or ``parameters``; the name of the step's method follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +290,10 @@ class LoweredProgram:
 
 
 def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> LoweredProgram:
-    """Return the file of an edge program, with offsets of `place_blocks` if `use_our_offsets`.
+    """Return the file content of an edge program, with offsets of `place_blocks` or of ExecuTorch.
 
-    Otherwise the offsets are those of ExecuTorch's greedy planner. Does not change `edge`.
+    `use_our_offsets` selects `place_blocks`; otherwise ExecuTorch's greedy planner chooses offsets.
+    Does not change `edge`.
     """
     planner = _MemoryPlanner(use_our_offsets=use_our_offsets)
     suite = MemoryPlanningAlgorithmSuite([planner])
@@ -343,7 +348,10 @@ class _MemoryPlanner:
     def __call__(
         self, alignment: int, specs: Iterable[TensorSpec], *options: Any
     ) -> MemoryAlgoResult:
-        """Return a memory id and an offset for each tensor, and the sizes of memories."""
+        """Return a memory id and an offset for each tensor, and the sizes of memories.
+
+        Sets `greedy_bytes`.
+        """
         tensor_specs = list(specs)
         result = greedy(alignment, tensor_specs, *options)
         self.greedy_bytes = sum(result.bufsizes)

@@ -158,7 +158,7 @@ class ReorderOperations(PassBase):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self._step_graph = step_graph
         self._order = [
-            k for k in order if k < len(step_graph.operations)
+            i for i in order if i < len(step_graph.operations)
         ]  # the last node is the end
 
     def call(self, module: fx.GraphModule) -> PassResult:

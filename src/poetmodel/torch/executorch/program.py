@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 DEVICE: Final = "rpi4b"
 """The device for the time estimates of operations, by default."""
 _MAX_ATTEMPTS: Final = 4
-"""Maximum number of attempts to lower a program. Each attempt has less RAM, because the arena of
-the last one was too large."""
+"""Maximum number of attempts to lower a program. Each attempt has less RAM, because the last
+arena was too large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorchProgram:
-    """A written ExecuTorch program. All sizes are sizes of arenas."""
+    """A written ExecuTorch program. All sizes are bytes in an arena."""
 
     name: str
     path: Path
@@ -65,6 +65,7 @@ class ExecutorchProgram:
     """Trained parameters and changed buffers, which are part of the arena [B]."""
     status: str
     gap: float | None
+    """Gap of `overhead`, as a fraction; None if unknown."""
     overhead: float
     """Time of recomputations as a fraction of one pass."""
     recomputed: int
@@ -144,11 +145,14 @@ def to_executorch(
     Raises
     ------
     BudgetError
-        If the budget is too small; the message has the smallest budget known to suffice.
+        If the budget is too small; the message states the smallest budget known to suffice.
     CaptureError
         If the step cannot be exported, or an operator has no kernel; the message names it.
     InputError
-        If the path or the optimizer is not supported, or paging is requested.
+        If an option is invalid, the file cannot be written, the optimizer is not supported, or
+        paging is requested.
+    NoScheduleError
+        If no schedule was found in time.
     """
     output_path = Path(path)
     _check_arguments(output_path, storage, paging)
@@ -203,12 +207,13 @@ def _solve_and_lower(
 ) -> tuple[SolveResult, Plan, LoweredProgram]:
     """Return (result, plan, program), with less RAM for the solver while the arena is too large.
 
-    Raises `VerificationError` if the arena exceeds the budget after `_MAX_ATTEMPTS`.
+    Raises `VerificationError` if the arena exceeds the budget after `_MAX_ATTEMPTS`; otherwise as
+    `_solve_fitting`.
     """
     excess_bytes = 0
     for _ in range(_MAX_ATTEMPTS):
         result, plan = _solve_fitting(problem, budget_bytes, options, step_graph)
-        order = [k for op, k in plan.program if op == Op.COMPUTE]
+        order = [index for op, index in plan.program if op == Op.COMPUTE]
         reordered_edge = edge.transform([ReorderOperations(step_graph, order)])
         program = lower_program(reordered_edge, use_our_offsets=True)
         excess_bytes = program.arena_bytes - budget_bytes
@@ -226,7 +231,7 @@ def _solve_fitting(
     """Return (result of a schedule whose arena fits, its plan), both checked.
 
     Falls back to the schedule with minimum RAM. Raises `BudgetError` if its arena does not fit
-    either.
+    either, `NoScheduleError` if there is no schedule, and `VerificationError` if a check fails.
     """
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
     if plan is None or arena is None:
@@ -251,7 +256,7 @@ def _solve_min_ram(
 
     The returned result is a copy of `failed_result`, the result without a schedule that fits, with
     the schedule of minimum RAM. Raises `BudgetError` if the arena of this schedule does not fit
-    either.
+    either, and `NoScheduleError` if there is no schedule.
     """
     ram_bytes = problem.usable_ram_bytes
     exact_options: SolveKeywords = {**options, "gap": 0.0}
@@ -323,14 +328,19 @@ def _sgd_errors(optimizer: torch.optim.Optimizer, objects: tuple[object, ...]) -
     groups = optimizer.param_groups
     if len(groups) != 1 or groups[0]["maximize"]:
         yield "ExecuTorch's SGD has one group of parameters, and no maximize; use such an SGD"
-    dtypes = sorted({str(p.dtype) for p in groups[0]["params"]} - {"torch.float32"})
+    dtypes = sorted({str(parameter.dtype) for parameter in groups[0]["params"]} - {"torch.float32"})
     if dtypes:
         yield (
             f"ExecuTorch's SGD supports only float32 parameters, got {', '.join(dtypes)}; train in "
             "float32, or leave the optimizer out and use the gradients"
         )
     modules = [candidate for candidate in objects if isinstance(candidate, torch.nn.Module)]
-    trained_ids = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+    trained_ids = {
+        id(parameter)
+        for module in modules
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    }
     if trained_ids != {id(parameter) for parameter in groups[0]["params"]}:
         yield (
             "expected exactly the parameters that require a gradient; set requires_grad to "

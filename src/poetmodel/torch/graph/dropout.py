@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
     """Draw a boolean mask of the elements that dropout retains, as eager PyTorch does.
 
-    The operator has no PyTorch tag; `JointGraph.is_repeatable` checks for it by name.
+    The operator has no PyTorch tag; `JointGraph.is_repeatable` compares with this function.
     """
     if p == 1:
         return torch.zeros_like(x, dtype=torch.bool)
@@ -71,7 +71,7 @@ def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
     return backward
 
 
-def dropout_backward_in_place(node: fx.Node) -> Callable[..., torch.Tensor]:
+def make_in_place_dropout_backward(node: fx.Node) -> Callable[..., torch.Tensor]:
     """Return a kernel for the backward of dropout that overwrites the gradient, with the same bits.
 
     The mask is 0 or 1, so the two products round once, as a single product does.
@@ -111,8 +111,9 @@ def _multiply_noise(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def split_dropout(graph: fx.Graph) -> None:
     """Replace each dropout node by a mask, drawn once, and a product that may be recomputed.
 
-    For `pmt.backend`, which restores no generator state. Also sets the kernel with eager's bits for
-    the nodes of dropout's backward.
+    For `pmt.backend`, which restores no generator state. Nodes in evaluation mode, or of empty
+    tensors, stay unchanged. Also sets the kernel with eager's bits for the nodes of dropout's
+    backward.
     """
     aten = torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):

@@ -45,7 +45,10 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def is_foreign(target: Any) -> bool:
-    """Return whether an operator is of another library, or calls functions of the user."""
+    """Return whether an operator is of another library, or calls functions of the user.
+
+    Collectives count as operators of another library.
+    """
     namespace = getattr(target, "namespace", "aten")
     return namespace not in ("aten", "prims", "prim", "_operator", "poetmodel")
 
@@ -110,12 +113,12 @@ def _convolution_backward_flops(
 # -- kernels -----------------------------------------------------------------------------------
 
 KERNEL_KEY: Final = "poetmodel.kernel"
-"""Key under a node's ``meta``: its target, and the kernel to call instead. The target is stored
+"""Key of (target, kernel to call instead of the target) in a node's ``meta``. The target is stored
 because PyTorch copies ``meta`` to nodes of other operators, whose kernels must not change."""
 
 EAGER_KERNELS: Final[dict[object, Callable[[fx.Node], Kernel]]] = {}
-"""For operators that replace eager's in a capture: functions that return the kernel with the bits
-of eager mode."""
+"""Functions that return the kernel of a node with the bits of eager mode, for operators that a
+capture contains in place of eager's."""
 
 
 def set_kernel(node: fx.Node, kernel: Kernel) -> None:

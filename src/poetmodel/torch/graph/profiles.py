@@ -1,6 +1,6 @@
 """Profiles: outputs, memory and time of a call of an operator, measured once per call key.
 
-The key has the operator, shapes, strides, types and numbers. Calls with one key take the same
+The key contains the operator, shapes, strides, types and numbers. Calls with one key take the same
 memory and time, whatever the values of their tensors. PyTorch predicts the outputs, but some
 kernels choose other strides (convolutions in bfloat16). Readers are therefore profiled on the
 measured strides, except where a compiler generates kernels.
@@ -87,7 +87,10 @@ class OpProfile:
 
     @classmethod
     def from_call(cls, target: Any, arguments: Any, keywords: Any, value: Any) -> OpProfile:
-        """Return the profile of a call that returned `value`; workspace and time are 0."""
+        """Return the profile of a call that returned `value`; workspace and time are 0.
+
+        Outputs in the storage of an input are views. The profile is empty if all outputs are views.
+        """
         inputs = tensors_in((arguments, keywords))
         input_keys = {storage_key(tensor) for tensor in inputs}
         is_single = not isinstance(value, tuple | list)
@@ -137,7 +140,7 @@ class OpProfile:
         )
 
     def to_list(self) -> list[Any]:
-        """Return the profile as a list of numbers, strings and sequences; see `from_list`."""
+        """Return the fields in their order, as numbers, strings and sequences; see `from_list`."""
         outputs = [
             [
                 storage_index,
@@ -185,7 +188,8 @@ class OpProfiler:
 
     If a call needs workspace or times are measured, the second of two calls counts, because the
     first call fills the caches of libraries. Only memory of PyTorch's allocator is measured. That
-    includes the scratchpads of oneDNN convolutions, which are the largest.
+    includes the scratchpads of oneDNN convolutions, which are the largest. Measuring raises
+    `CaptureError` if a profiler of PyTorch is on.
 
     Parameters
     ----------
@@ -240,15 +244,17 @@ class OpProfiler:
 
 def _profile_key(kernel: Kernel, arguments: Any, keywords: Any) -> Hashable:
     """Return the call key with the storage sizes; calls with equal keys have equal profiles."""
-    storage_sizes = [t.untyped_storage().nbytes() for t in tensors_in((arguments, keywords))]
+    storage_sizes = [
+        tensor.untyped_storage().nbytes() for tensor in tensors_in((arguments, keywords))
+    ]
     return call_key(kernel, arguments, keywords), *storage_sizes
 
 
 def predict_profile(node: fx.Node) -> OpProfile:
-    """Return the profile that PyTorch's fake tensors predict for a node, without workspace.
+    """Return the profile that PyTorch's fake tensors predict for a node, without time.
 
     Only a collective has a workspace: the size of its inputs and results, which gloo copies, plus
-    `_TRANSPORT_BYTES`.
+    `_TRANSPORT_BYTES`. A node with an effect has only FLOP.
     """
     arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake_value)
     if has_effect(node):
@@ -269,13 +275,17 @@ def profile_on_synthetic(
     *,
     is_generated: Callable[[fx.Node], bool] | None = None,
 ) -> dict[fx.Node, OpProfile]:
-    """Execute the operations of a graph on synthetic tensors, once per call key; return profiles.
+    """Profile the operations of a graph on synthetic tensors, once per call key.
+
+    Returns the profile of each node in `predicted_profiles`. Nodes with effects, and collectives,
+    are not executed; they retain their predicted profiles.
 
     Parameters
     ----------
     graph : torch.fx.Graph
     predicted_profiles : mapping
-        Profiles from `predict_profile` of all nodes that allocate memory; other nodes are views.
+        Profiles from `predict_profile` of all nodes that allocate memory or have effects; other
+        nodes are views.
     profiler : OpProfiler
     is_generated : callable, optional
         Function that returns whether a compiler generates the kernel of a node. Such a node retains
@@ -285,7 +295,7 @@ def profile_on_synthetic(
     Raises
     ------
     CaptureError
-        If an operation fails on synthetic tensors.
+        If an operation fails on synthetic tensors, or a profiler of PyTorch is on.
     """
     profiles: dict[fx.Node, OpProfile] = {}
     measured_values: dict[fx.Node, Any] = {}
@@ -369,7 +379,8 @@ class _SyntheticProfiler:
 def execute_on_synthetic(execute: Callable[[int], Value]) -> Value:
     """Return `execute(0)`, or `execute(1)` if the first call raises an exception.
 
-    `execute` takes the value of the integers in synthetic tensors.
+    `execute` takes the value of the integers in synthetic tensors. Exceptions of poetmodel in the
+    first call pass unchanged.
 
     Raises
     ------

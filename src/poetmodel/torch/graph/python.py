@@ -17,20 +17,22 @@ if TYPE_CHECKING:
 
 
 class PythonFunction(NamedTuple):
-    """Source of a function that executes a graph, and the function."""
+    """A function that executes a graph, and its source."""
 
     source: str
     call: Callable[..., Any]
 
 
-def python_function(
+def compile_graph(
     graph: fx.Graph,
     *,
     name: str = "graph",
-    n_separate: int | None = None,
+    n_separate_arguments: int | None = None,
     module: torch.nn.Module | None = None,
 ) -> PythonFunction:
     """Compile a graph to a Python function ``step(arguments, ...)``, where `arguments` is a list.
+
+    The list contains the values of the placeholders in their order.
 
     Parameters
     ----------
@@ -38,10 +40,11 @@ def python_function(
         The graph; `kernel_of` selects the callable of each node.
     name : str
         Name of the code in tracebacks.
-    n_separate : int, optional
+    n_separate_arguments : int, optional
         Number of placeholders at the end that become separate parameters instead of items of the
-        list. If given, the function does not clear the list. Otherwise it clears the list, and
-        deletes the list's values after their last use, like all other values.
+        list. If given, the function neither clears the list nor deletes values of placeholders.
+        Otherwise it clears the list, and deletes the values after their last use, like all other
+        values.
     module : torch.nn.Module, optional
         The module with the attributes that ``get_attr`` nodes read.
 
@@ -51,24 +54,26 @@ def python_function(
         The source of the function, and the compiled function.
     """
     writer = _PythonWriter(module)
-    last_reader = {source: node for node in graph.nodes for source in node.all_input_nodes}
+    last_reader = {
+        source_node: node for node in graph.nodes for source_node in node.all_input_nodes
+    }
     placeholder_nodes = [node for node in graph.nodes if node.op == "placeholder"]
-    n_listed = len(placeholder_nodes) - (n_separate or 0)
+    n_listed = len(placeholder_nodes) - (n_separate_arguments or 0)
     list_names = [node.name for node in placeholder_nodes[:n_listed]]
     lines = [f"({', '.join(list_names)},) = arguments"] if list_names else []
-    if n_separate is None:
+    if n_separate_arguments is None:
         unread_names = [node.name for node in placeholder_nodes if node not in last_reader]
         lines += ["arguments.clear()", *_del_statements(unread_names)]
-    undeleted = set() if n_separate is None else set(placeholder_nodes)
+    retained_nodes = set() if n_separate_arguments is None else set(placeholder_nodes)
     for node in graph.nodes:
         if node.op == "output":
             lines.append(f"return {writer.format_expression(node.args[0])}")
         elif node.op != "placeholder":
             lines.append(f"{node.name} = {writer.format_operation(node)}")
             dead_names = [
-                s.name
-                for s in node.all_input_nodes
-                if last_reader[s] is node and s not in undeleted
+                source_node.name
+                for source_node in node.all_input_nodes
+                if last_reader[source_node] is node and source_node not in retained_nodes
             ]
             lines += _del_statements(
                 dead_names if node in last_reader else [*dead_names, node.name]
@@ -76,7 +81,7 @@ def python_function(
     parameters = ", ".join(["arguments", *(node.name for node in placeholder_nodes[n_listed:])])
     source = f"def step({parameters}):\n    " + "\n    ".join(lines)
     code = compile(source, f"<poetmodel {name}>", "exec")
-    exec(code, writer.constants)  # noqa: S102 - written here, from names and numbers only
+    exec(code, writer.constants)  # noqa: S102 - written here, from names and literals only
     return PythonFunction(source, writer.constants["step"])
 
 
@@ -132,6 +137,6 @@ def make_boxed_function(module: fx.GraphModule, _: object = None) -> Callable[[l
 
     Such a function clears the list of its arguments.
     """
-    call = python_function(module.graph, module=module).call
+    call = compile_graph(module.graph, module=module).call
     call._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch reads it
     return call

@@ -39,6 +39,7 @@ class Rewriter:
         self.graph = fx.Graph()
         self._keys_by_node = keys_by_node
         self._first_nodes: dict[OutputKey, fx.Node] = {}
+        """First old node of each output."""
         self._output_keys: defaultdict[int, list[OutputKey]] = defaultdict(list)
         for node, key in keys_by_node.items():
             if key not in self._first_nodes:
@@ -48,6 +49,7 @@ class Rewriter:
         self._newest: dict[OutputKey | fx.Node, fx.Node] = {}
         """Newest copy of each output by its key; outputs without a storage by their old node."""
         self._views: dict[tuple[fx.Node, ...], fx.Node] = {}
+        """New nodes of views, by (old node of the view, new nodes of its inputs)."""
         self._awaited_keys: set[OutputKey] = set()
         """Keys of results of collectives whose wait is not written yet."""
 
@@ -77,9 +79,9 @@ class Rewriter:
         return self._views[view_key]
 
     def write_node(self, node: fx.Node, storage_indices: Iterable[int]) -> fx.Node:
-        """Write an operation; its outputs become the newest copies of the storages.
+        """Write an operation, and views and waits that it needs; return the new node.
 
-        Returns the new node.
+        The outputs become the newest copies of the storages.
         """
         new_node = self.register_write(self.graph.node_copy(node, self.map_node))
         kernel: Any = kernel_of(node)

@@ -88,7 +88,7 @@ class Operation:
 
     @property
     def is_source(self) -> bool:
-        """Whether the operation stands for a value that exists before the step: state or input."""
+        """Whether the operation represents a value that exists before the step: state or input."""
         return self.phase in (Phase.STATE, Phase.INPUT)
 
 
@@ -103,14 +103,20 @@ class StepGraph(ABC):
     graph : torch.fx.Graph
         Functional: except `effects`, no operation changes a tensor in place.
     profiles : mapping
-        Profiles of nodes in execution order; a node without new storages is a view.
+        Profiles of nodes in execution order; a node without new storages or effects is a view.
     name : str
         Name of the step in error messages.
     effects : collection of torch.fx.Node
         Nodes without new storages that are scheduled because of their effects.
     is_inlined : callable, optional
-        Called with a node, the bytes of its outputs and the sizes of the storages it reads. True
-        if each reader computes the node itself, so that it never has memory; by default False.
+        Called with a node, the bytes of its outputs and the sizes of the storages it reads [B].
+        Returns True if each reader computes the node itself, so that the node never has memory. By
+        default no node is inlined.
+
+    Raises
+    ------
+    CaptureError
+        If an operation returns an input together with new memory; see `aliased_inputs`.
     """
 
     def __init__(
@@ -125,7 +131,7 @@ class StepGraph(ABC):
         """Add an operation for each source, and for each node with new storages or effects."""
         self.graph = graph
         self.name = name
-        self._order = {node: k for k, node in enumerate(graph.nodes)}
+        self._order = {node: i for i, node in enumerate(graph.nodes)}
         self._names: Counter[str] = Counter()
         self._operation_nodes: set[fx.Node] = set()
         self.operations: list[Operation] = []
@@ -150,7 +156,7 @@ class StepGraph(ABC):
         """Return the phase of a node."""
 
     def path_of(self, node: fx.Node) -> str:
-        """Return the path of the module that a node belongs to."""
+        """Return the path of the module that a node belongs to; "" if unknown."""
         return module_path(node)
 
     def _add_sources(self) -> None:  # noqa: B027 - subclasses without sources need none
@@ -189,7 +195,10 @@ class StepGraph(ABC):
         layout: TensorLayout,
         size_bytes: int,
     ) -> None:
-        """Append an operation and its storage for a value that exists before the step."""
+        """Append an operation and its storage for a value that exists before the step.
+
+        Registers `node` in `output_keys`.
+        """
         self._names[name] += 1
         self.output_keys[node] = (len(self.storages), 0)
         outputs = [(name, size_bytes, (layout,))]
@@ -241,27 +250,31 @@ class StepGraph(ABC):
         return f"{name}#{count}" if count > 1 else name
 
     def find_reads(self, nodes: Iterable[fx.Node]) -> Reads:
-        """Return the storages and views from which the values of nodes are read."""
+        """Return the storages and views from which the values of nodes are read.
+
+        Raises `CaptureError` as `aliased_inputs` does.
+        """
         storages: set[int] = set()
         views: set[fx.Node] = set()
-        pending = list(nodes)
-        while pending:
-            node = pending.pop()
+        pending_nodes = list(nodes)
+        while pending_nodes:
+            node = pending_nodes.pop()
             if node in self.output_keys:
                 storages.add(self.output_keys[node][0])
             elif node not in views and node.op == "call_function":
                 views.add(node)
                 if node.target is operator.getitem and node.args[0] in self._operation_nodes:
-                    pending.extend(self.aliased_inputs(node))
+                    pending_nodes.extend(self.aliased_inputs(node))
                 else:
-                    pending.extend(node.all_input_nodes)
+                    pending_nodes.extend(node.all_input_nodes)
         order = sorted(views, key=self._order.__getitem__)
         return Reads(storages=tuple(sorted(storages)), views=tuple(order))
 
     def aliased_inputs(self, node: fx.Node) -> Iterable[fx.Node]:
-        """Return the inputs whose memory an output without new storage may show.
+        """Return the inputs in whose memory an output without new storage may be.
 
-        Raises `CaptureError` here; subclasses override this for operators with known aliases.
+        `node` selects the output of an operation that also has new storages. Raises `CaptureError`
+        here; subclasses override this for operators with known aliases.
         """
         raise CaptureError(
             f"{self.name}: {node.args[0].target} returns an input together with new memory, and "
@@ -271,7 +284,7 @@ class StepGraph(ABC):
     # -- as a training graph -----------------------------------------------------------------------
 
     def training_node(self, operation: Operation, **overrides: Any) -> Node:
-        """Return the training-graph node of an operation; `overrides` are values of its fields."""
+        """Return the training-graph node of an operation; `overrides` replace its fields."""
         storages = self.storages
         output_storages = [storages[storage_index] for storage_index in operation.storages]
         graph_node = Node(
@@ -305,7 +318,7 @@ class StepGraph(ABC):
             name=RESULTS,
             op=RESULTS,
             phase=self.operations[-1].phase if self.operations else Phase.FORWARD,
-            inputs=tuple(self.storages[k].name for k in storage_indices),
+            inputs=tuple(self.storages[i].name for i in storage_indices),
             outputs=(),
             workspace_bytes=workspace_bytes,
             recomputable=False,

@@ -33,7 +33,7 @@ def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
 
 
 def fake_value(node: fx.Node) -> Any:
-    """Return the fake tensors that the capture predicts for a node's output, or None."""
+    """Return the predicted output of a node: fake tensors or numbers; None if there is none."""
     return node.meta.get("val")
 
 

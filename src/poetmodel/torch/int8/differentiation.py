@@ -2,7 +2,7 @@
 
 Integers have no gradient in PyTorch. So each int8 value is accompanied by a float tensor of zeros
 without memory (its *proxy*), whose gradient is that of the real value. The forward pass saves only
-int8 tensors.
+int8 tensors, and the scales of weights.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
         scale: Tensor,
         weight_scale: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer with the initial sums of the current weight; save int8 tensors."""
+        """Compute the layer with initial sums of the current weight; return (result, proxy)."""
         del input_proxy, weight_gradient
         initial_sum = find_operator("start")(weight, layer.input_levels.zero)
         y = find_operator(layer.operator)(x, weight, initial_sum, scale, bias, *layer.numbers)
@@ -127,7 +127,10 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     def forward(
         ctx: Any, layer: Any, first_proxy: Tensor, second_proxy: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer; save the int8 tensors that its gradient needs."""
+        """Compute the layer, and return (result, proxy); save int8 tensors for the gradient.
+
+        The result of a dequantization is real and has a gradient itself; its proxy is unused.
+        """
         del first_proxy, second_proxy
         y = find_operator(layer.operator)(*inputs, *layer.numbers)
         ctx.layer = layer

@@ -1,4 +1,4 @@
-"""Modules of a quantized front: frozen layers that call int8 operators."""
+"""Modules of a quantized front: the front, and its layers, which call int8 operators."""
 
 from __future__ import annotations
 
@@ -85,15 +85,17 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """Connections of a layer: its name and the indices of its inputs.
+    """Connections of a layer to its inputs.
 
     Value 0 is the input of the front, value n the result of the n-th layer.
     """
 
     layer: str
+    """Name of the layer."""
     inputs: tuple[int, ...]
+    """Indices of the input values."""
     node: str = ""
-    """Name of the last node of the converted module with the same quantized value."""
+    """Name of the last node of the converted module with the same quantized value; "" for none."""
 
 
 class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -101,6 +103,8 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
 
     Create it with `poetmodel.torch.quantized`. ``train()`` and ``eval()`` do not change it. If
     the model is converted to double, the layers still compute in int8.
+
+    `layers` are the layers by name, and `wires` their connections in execution order.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
         *,
         has_flat_result: bool = False,
     ) -> None:
-        """Register the layers."""
+        """Register the layers as submodules."""
         super().__init__()
         for name, layer in layers.items():
             self.add_module(name, layer)
@@ -121,7 +125,7 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
         """Parameters of the converted module that this front replaces in a capture."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the features of a batch.
+        """Return the features of a batch, in the type of `x`.
 
         Raises
         ------

@@ -133,7 +133,7 @@ def q8_average_gradient(
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
-    """Return the gradient of the input of means of windows.
+    """Return the gradient of a mean pool's input.
 
     Each element of a window gets an equal fraction of the window's gradient.
     """
@@ -153,9 +153,9 @@ def q8_maximum_gradient(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Return the gradient of the input of maxima `y`.
+    """Return the gradient of a max pool's input; `y` are the maxima.
 
-    The first largest element of each window gets the gradient.
+    The first largest element of each window gets the gradient of the window.
     """
     unassigned_mask = torch.ones(y.shape, dtype=torch.bool)
     selections = []
@@ -258,10 +258,10 @@ class RoundingDraws:
     """Index of the layer among the optimizer's trained int8 layers, in the model's order."""
     seed: int = 0
 
-    def uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
+    def draw_uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
         """Return a number for each weight: the upper 24 bits of its word, times 2^-24.
 
-        `first` is the index of the first element of `weight` in the whole tensor, if it is a part.
+        If `weight` is a slice of the tensor, `first` is the index of its first element.
         """
         first_block, end_block = first // 4, -(-(first + weight.numel()) // 4)
         words = _philox_words(
@@ -280,7 +280,8 @@ _WORD: Final = 0xFFFFFFFF
 def _philox_words(first_block: int, end_block: int, counter: Sequence[int], *key: int) -> Tensor:
     """Return four 32-bit words for each block from `first_block` to below `end_block`.
 
-    `counter` has the counter's words after the block number.
+    `counter` is the three words of the counter after the block number; `key` the two words of the
+    key.
     """
     words = torch.zeros((end_block - first_block, 4), dtype=torch.int64)
     words[:, 0] = torch.arange(first_block, end_block)
@@ -311,7 +312,7 @@ def _convolution_gradient(
 ) -> Tensor:
     """Return a gradient of a convolution: of the padded input `x`, or of the filters.
 
-    `gradient_index` is 0 for `x`, or 1 for the filters; only the shape of that tensor is read.
+    `gradient_index` is 0 for `x`, or 1 for the filters. Of that tensor only the shape is read.
     """
     stride, _, dilation, groups = window_arguments
     result: Tensor = torch.ops.aten.convolution_backward(

@@ -26,7 +26,7 @@ class Levels:
         return to_float32(1.0 / self.scale)
 
     def quantize(self, real: float) -> int:
-        """Return the byte of a real number, without applying the limits."""
+        """Return the byte of a real number; the result may be outside of the limits."""
         return round(float(np.rint(np.float32(real) * np.float32(self.inverse)))) + self.zero
 
     def narrow_limits(self, clamp: tuple[float, float]) -> Levels:

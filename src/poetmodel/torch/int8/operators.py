@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAMESPACE: Final = "poetmodel"
+"""Namespace of these operators in PyTorch."""
 
 _ROUNDING: Final = "float inverse, int zero, int low, int high"
 """Schema of the last arguments of operators that round their result: 1 / scale, zero point, and
 limits of the bytes."""
 _CONSTANTS: Final = "Tensor weight, Tensor initial_sum, Tensor scale, Tensor bias"
 """Schema of constants: weight in int8, initial sum in int32, scale and bias in float32. The
-initial sum of each output is minus the zero point of x, times the sum of the weights."""
+initial sum of an output is ``-zero_x * (sum of the weights of the output)``."""
 WINDOW_SCHEMA: Final = "int[] stride, int[] padding, int[] dilation"
 """Schema of a window's arguments: numbers for rows and columns; four of padding: above, below,
 left, right."""
@@ -229,18 +230,19 @@ def _output_size(
 ) -> tuple[int, int]:
     """Return the number of window positions along rows and along columns."""
     rows, columns = (
-        (x.shape[1 + k] + sum(padding[2 * k : 2 * k + 2]) - dilation[k] * (window[k] - 1) - 1)
-        // stride[k]
+        (x.shape[1 + i] + sum(padding[2 * i : 2 * i + 2]) - dilation[i] * (window[i] - 1) - 1)
+        // stride[i]
         + 1
-        for k in range(2)
+        for i in range(2)
     )
     return int(rows), int(columns)
 
 
-def _check_channels(x: Tensor, expected: int) -> None:
-    got = x.shape[-1]
+def _check_channels(x: Tensor, expected_channels: int) -> None:
+    n_channels = x.shape[-1]
     torch._check_value(  # noqa: SLF001 - a ValueError, as PyTorch raises for shapes
-        got == expected, lambda: f"quantized front: expected {expected} channels, got {got}"
+        n_channels == expected_channels,
+        lambda: f"quantized front: expected {expected_channels} channels, got {n_channels}",
     )
 
 

@@ -69,13 +69,13 @@ def _convert_pass_through(reader: Reader, node: fx.Node) -> Any:
 def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a convolution.
 
-    A 1x1 one with stride 1, no padding and one group becomes a linear layer at each pixel. Its
-    rescaling constants are the initial sum, scale and bias of each output.
+    A 1x1 convolution with stride 1, no padding and one group becomes a linear layer at each pixel.
+    Rescaling constants are the initial sum, scale and bias of each output, by buffer name.
     """
     x, weight, bias, stride, padding, dilation, *other_arguments = arguments_of(node)
     if node.target is aten.convolution.default:
-        transposed, _, groups = other_arguments
-        if transposed:
+        is_transposed, _, groups = other_arguments
+        if is_transposed:
             reader.refuse(node, "transposed convolutions have no kernel in int8")
     else:
         (groups,) = other_arguments
@@ -87,13 +87,14 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
     dilations = _to_pair(dilation)
     if isinstance(padding, str):
         total_padding = [
-            d * (n - 1) for d, n in zip(dilations, weight_bytes.shape[2:], strict=True)
+            dilation_step * (size - 1)
+            for dilation_step, size in zip(dilations, weight_bytes.shape[2:], strict=True)
         ]
         total_padding = total_padding if padding == "same" else [0, 0]
-        node_padding = [pad for n in total_padding for pad in (n // 2, n - n // 2)]
+        node_padding = [pad for total in total_padding for pad in (total // 2, total - total // 2)]
     else:
-        node_padding = [n for n in _to_pair(padding) for _ in range(2)]
-    pads = tuple(a + b for a, b in zip(node_padding, outer_padding, strict=True))
+        node_padding = [pad for pad in _to_pair(padding) for _ in range(2)]
+    pads = tuple(inner + outer for inner, outer in zip(node_padding, outer_padding, strict=True))
     has_plain_window = not any(pads) and strides == (1, 1)
     window_arguments = (strides, pads, dilations)
     channels_last_weight = weight_bytes.permute(0, 2, 3, 1).contiguous()
@@ -187,7 +188,7 @@ def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
 def _split_padding(
     reader: Reader, node: fx.Node, x: Any
 ) -> tuple[QuantizedValue, tuple[int, int, int, int]]:
-    """Return a convolution's quantized input, and the numbers of zeros padded around the input."""
+    """Return a convolution's quantized input, and the zeros around it as `PaddedValue.padding`."""
     value = reader.values.get(x)
     if isinstance(value, PaddedValue) and isinstance(value.value, QuantizedValue):
         return value.value, value.padding
@@ -232,7 +233,9 @@ def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
     if factor != 1 or sources[0].flattened_shape != sources[1].flattened_shape:
         reader.refuse(node, "expected the sum of two quantized tensors of one shape")
     input_scales_and_zeros = tuple(
-        n for source in sources for n in (to_float32(source.levels.scale), source.levels.zero)
+        number
+        for source in sources
+        for number in (to_float32(source.levels.scale), source.levels.zero)
     )
 
     def make_layer(levels: Levels) -> QuantizedLayer:
@@ -245,7 +248,7 @@ def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.max_pool2d.default)
 def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
-    """Add a max pool, whose result has the levels of its input."""
+    """Add the layer of a max pool; return its value, which has the levels of the input."""
     x, window, stride, padding, dilation, uses_ceil = arguments_of(node)
     source = reader.read_quantized(node, x)
     if uses_ceil:
@@ -291,7 +294,7 @@ def _convert_global_mean(reader: Reader, node: fx.Node) -> PendingLayer:
 @_register_conversion(aten.mean.dim)
 def _convert_mean(reader: Reader, node: fx.Node) -> PendingLayer:
     x, dimensions, keeps_dimensions, _ = arguments_of(node)
-    if sorted(d % _IMAGE_RANK for d in dimensions or ()) != [2, 3]:
+    if sorted(dimension % _IMAGE_RANK for dimension in dimensions or ()) != [2, 3]:
         reader.refuse(node, f"expected the mean over rows and columns, got dimensions {dimensions}")
     return _make_mean_layer(reader, node, x, flattens=not keeps_dimensions)
 
@@ -306,7 +309,8 @@ def _make_mean_layer(
 ) -> PendingLayer:
     """Return a pending mean of windows, or of all pixels if `window_arguments` is None.
 
-    `window_arguments` are window, stride and padding; `flattens`: whether samples are flattened.
+    `window_arguments` are window, stride and padding. `flattens` states whether the mean has one
+    row per sample.
     """
     source = reader.read_quantized(node, x)
     if window_arguments is None:
@@ -327,7 +331,10 @@ def _make_mean_layer(
 
 @_register_conversion(aten.flatten.using_ints, aten.view.default, aten.reshape.default)
 def _convert_flatten(reader: Reader, node: fx.Node) -> Any:
-    """Convert a reshape to one row per sample; the following linear layer reorders its weight."""
+    """Convert a reshape to one row per sample, or to the same shape, without a layer.
+
+    The following linear layer reorders its weight. Refuses other reshapes.
+    """
     source = reader.read_quantized(node, node.args[0])
     shape, new_shape = reader.read_shape(node, node.args[0]), tuple(node.meta["val"].shape)
     if new_shape == shape:

@@ -99,11 +99,12 @@ def quantized(
     MissingExtraError
         If the package torchao is missing, and `front` is not converted.
     CaptureError
-        If `front` cannot be exported by ``torch.export``.
+        If `front` cannot be exported by ``torch.export``, or fails on a batch.
     InputError
         If an operator has no int8 kernel; the message names the operator and its module. If there
-        is no batch, or one that is not finite or has another shape than the first. If `rounding` or
-        `headroom` is invalid, or `train` matches no layer.
+        is no batch, or one that is not finite or has another shape than the first. If `front` is
+        already quantized, or prepared by PT2E but not converted. If `rounding` or `headroom` is
+        invalid, or a name or number in `train` matches no layer.
 
     Notes
     -----
@@ -132,14 +133,16 @@ def quantized(
         # Two samples, because torch.export treats a size of 1 as constant.
         example_input = torch.cat((first_input[:1], first_input[:1]))
         dynamic_shapes = ({0: torch.export.Dim.AUTO},)
-        exported = torch.export.export(front_copy, (example_input,), dynamic_shapes=dynamic_shapes)
-        prepared = prepare_pt2e(exported.module(), _make_quantizer())
+        exported_program = torch.export.export(
+            front_copy, (example_input,), dynamic_shapes=dynamic_shapes
+        )
+        prepared_module = prepare_pt2e(exported_program.module(), _make_quantizer())
         # Check before the batches are executed, which may take long.
-        check_prepared(prepared, train=train)
-        prepared(first_input)
+        check_prepared(prepared_module, train=train)
+        prepared_module(first_input)
         for x in inputs:
-            prepared(x)
-        return convert(convert_pt2e(prepared))
+            prepared_module(x)
+        return convert(convert_pt2e(prepared_module))
 
 
 def convert_network(
@@ -152,7 +155,8 @@ def convert_network(
 ) -> QuantizedFront:
     """Convert a PT2E module to a front, or to a network if `train` selects layers.
 
-    `label` is the name of the module in messages.
+    `label` is the name of the module in messages. Raises `InputError` as `convert_front` does, and
+    if `train` matches no layer.
     """
     if train is None:
         return convert_front(converted_module, label=label or "quantized front")
@@ -182,8 +186,8 @@ def _select_trained_nodes(
 ) -> frozenset[fx.Node]:
     """Return the nodes with weights that `train` selects.
 
-    Raises `InputError` if `train` or one of its patterns matches no node; `option` is the name of
-    `train` in the message.
+    Raises `InputError` if a pattern matches no node, or if ``last-N`` exceeds the number of nodes;
+    ``all`` may select none. `option` is the name of `train` in the message.
     """
     weight_nodes = [
         node
@@ -209,10 +213,10 @@ def _select_trained_nodes(
     }
     unmatched_patterns = [pattern for pattern, nodes in nodes_by_pattern.items() if not nodes]
     if unmatched_patterns or not patterns:
-        unmatched = ", ".join(map(repr, unmatched_patterns)) or "no name"
+        unmatched_text = ", ".join(map(repr, unmatched_patterns)) or "no name"
         raise InputError(
-            f"{option}: expected all, last-N, or names or patterns of layers, got {unmatched}; the "
-            f"layers are {listed(paths)}"
+            f"{option}: expected all, last-N, or names or patterns of layers, got "
+            f"{unmatched_text}; the layers are {listed(paths)}"
         )
     return frozenset(node for nodes in nodes_by_pattern.values() for node in nodes)
 
@@ -222,16 +226,16 @@ def _read_front_input(batch: Any) -> torch.Tensor:
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]
     if not isinstance(batch, torch.Tensor) or not batch.is_floating_point():
-        got = f"one of {batch.dtype}" if isinstance(batch, torch.Tensor) else shown(batch)
+        batch_text = f"one of {batch.dtype}" if isinstance(batch, torch.Tensor) else shown(batch)
         raise InputError(
-            f"batches: expected tensors of float32, the input of the front, got {got}; convert "
-            "and normalize outside of the front"
+            "batches: expected tensors of float32, the input of the front, got "
+            f"{batch_text}; convert and normalize outside of the front"
         )
     return batch
 
 
 def _read_inputs(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
-    """Yield the input of the front from each batch; raise `InputError` for an invalid one."""
+    """Yield the input of the front from each batch; raise `InputError` for an invalid batch."""
     if isinstance(batches, torch.Tensor):
         raise InputError("batches: expected several batches, got one tensor; pass [tensor]")
     sample_shape: torch.Size | None = None
@@ -318,13 +322,13 @@ def _annotate(
         annotate(node, {operands[0]: activation_spec}, activation_spec)
     elif node.target in _ACTIVATIONS:
         # The operand of a fused activation stays float: only the result is quantized.
-        reads_float = not _is_fused(operands[0])
-        annotate(node, {operands[0]: activation_spec} if reads_float else {}, activation_spec)
+        reads_bytes = not _is_fused(operands[0])
+        annotate(node, {operands[0]: activation_spec} if reads_bytes else {}, activation_spec)
     elif node.target in _LEVEL_PRESERVING:
         annotate(node, {operands[0]: activation_spec}, share_spec((operands[0], node)))
 
 
 def _is_fused(node: fx.Node) -> bool:
-    """Return whether an operator's only reader is an activation that is fused into it."""
+    """Return whether an operator's only reader is an activation that is fused into the operator."""
     can_fuse = node.target in (*_WEIGHT_OPERATORS, *_SUMS)
     return can_fuse and len(node.users) == 1 and next(iter(node.users)).target in _ACTIVATIONS

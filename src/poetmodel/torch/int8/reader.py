@@ -57,11 +57,11 @@ class Training:
 
     def find_changing_nodes(self) -> frozenset[fx.Node]:
         """Return the nodes that train, and all nodes that depend on them."""
-        changing = set(self.nodes)
-        for node in next(iter(changing)).graph.nodes if changing else ():
-            if changing & set(node.all_input_nodes):
-                changing.add(node)
-        return frozenset(changing)
+        changing_nodes = set(self.nodes)
+        for node in next(iter(changing_nodes)).graph.nodes if changing_nodes else ():
+            if changing_nodes & set(node.all_input_nodes):
+                changing_nodes.add(node)
+        return frozenset(changing_nodes)
 
 
 def is_quantizing(node: fx.Node) -> bool:
@@ -71,7 +71,10 @@ def is_quantizing(node: fx.Node) -> bool:
 
 @dataclass(slots=True)
 class Reader:
-    """Converts one PT2E module to a front, or to a network if layers train."""
+    """Converts one PT2E module to a front, or to a network if layers train.
+
+    Methods that refuse a node raise `InputError`.
+    """
 
     module: Any
     label: str
@@ -96,7 +99,10 @@ class Reader:
         self.changing_nodes = self.training.find_changing_nodes()
 
     def convert(self) -> QuantizedFront:
-        """Convert the module to a `QuantizedFront`, or a `QuantizedNetwork` if layers train."""
+        """Convert the module to a `QuantizedFront`, or a `QuantizedNetwork` if layers train.
+
+        Call it once. Raises `InputError` for a module without a conversion.
+        """
         graph = self.module.graph
         result = graph.output_node().args[0]
         results = list(result) if isinstance(result, tuple | list) else [result]
@@ -133,7 +139,10 @@ class Reader:
                 self.refuse(node, self._no_kernel_message(node))
 
     def _add_dequantize(self, node: fx.Node) -> None:
-        """Add the layer that dequantizes the result; refuse a result that is not quantized."""
+        """Add the layer that dequantizes the result, and set `has_flat_result`.
+
+        Refuses a result that is not quantized.
+        """
         value = self.values[node]
         is_dequantized = isinstance(value, QuantizedValue) and not (
             is_quantizing(node) and operator_name(node).startswith("quantize")
@@ -157,7 +166,7 @@ class Reader:
             return attrgetter(str(node.target))(self.module).detach()
         if node.op != "call_function":
             self.refuse(node, "it is no operator with an int8 kernel")
-        if all(isinstance(self.values[n], torch.Tensor) for n in node.all_input_nodes):
+        if all(isinstance(self.values[source], torch.Tensor) for source in node.all_input_nodes):
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
             with torch.no_grad():
                 return node.target(*args, **kwargs)
@@ -189,7 +198,8 @@ class Reader:
         """Convert a quantize or dequantize node to a quantized value, perhaps a padded one.
 
         A quantize node adds the pending layer of its operand, a layer that rescales a quantized
-        operand, or a quantize layer for the input. Refuses more than one scale for a tensor.
+        operand, or a quantize layer for the input; the layer's wire gets the name of the node,
+        unless the value is padded. Refuses more than one scale for a tensor.
         """
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
@@ -230,33 +240,38 @@ class Reader:
         )
         return quantized_value
 
-    def _add_pending(self, pending: PendingLayer, levels: Levels) -> QuantizedValue:
-        """Add a pending layer whose result has `levels`; return its quantized value.
+    def _add_pending(self, pending_layer: PendingLayer, levels: Levels) -> QuantizedValue:
+        """Add a pending layer whose result has `levels`, narrowed to its clamp; return the result.
 
         The layer becomes a `TrainedLayer` if its node trains. If its input already has these
-        levels, no layer is added: the result is the input's value with the limits of `levels`.
+        levels, no layer is added: the result is the input's value with these levels.
         """
-        clamped_levels = levels.narrow_limits(pending.clamp)
-        layer = pending.make_layer(clamped_levels)
+        clamped_levels = levels.narrow_limits(pending_layer.clamp)
+        layer = pending_layer.make_layer(clamped_levels)
         if layer is None:
-            (source,) = pending.inputs
-            return replace(source, levels=clamped_levels, flattened_shape=pending.flattened_shape)
-        if pending.node in self.training.nodes:
+            (source,) = pending_layer.inputs
+            return replace(
+                source, levels=clamped_levels, flattened_shape=pending_layer.flattened_shape
+            )
+        if pending_layer.node in self.training.nodes:
             training = self.training
             layer = TrainedLayer(layer, rounding=training.rounding, headroom=training.headroom)
         layer_number = self._add_layer(
-            _layer_name(pending.node),
+            _layer_name(pending_layer.node),
             layer,
-            tuple(source.layer_number for source in pending.inputs),
+            tuple(source.layer_number for source in pending_layer.inputs),
         )
         return QuantizedValue(
             layer_number=layer_number,
             levels=clamped_levels,
-            flattened_shape=pending.flattened_shape,
+            flattened_shape=pending_layer.flattened_shape,
         )
 
     def _add_layer(self, name: str, layer: QuantizedLayer, inputs: tuple[int, ...]) -> int:
-        """Add a layer under a unique name made from `name`; return its number, counted from 1."""
+        """Add a layer and its wire; return its number, counted from 1.
+
+        Its name is `name`, with a suffix if another layer already has this name.
+        """
         self.layer_counts[name] += 1
         if self.layer_counts[name] > 1 or name in self.layers:
             name = f"{name}_{layer.operator}{self.layer_counts[name]}"
@@ -337,10 +352,10 @@ class Reader:
     def read_weight_and_constants(
         self, node: fx.Node, weight: Any, bias: Any, source: QuantizedValue
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the int8 weight of a layer, and the constants of its sums by argument name.
+        """Return the int8 weight of a layer, and the constants of its sums by buffer name.
 
-        The constants are the initial sums (``start``), and the scale and bias of each output.
-        Refuses layers whose sums may exceed 32 bits.
+        The constants are the initial sum (``start``), ``scale`` and ``bias`` of each output.
+        Refuses layers whose sums may exceed 32 bits, or have more than `_MAX_PRODUCTS` products.
         """
         weight_bytes, scales = self.read_weight(node, weight)
         max_sum = weight_bytes.double().abs().flatten(1).sum(1).max()
@@ -368,11 +383,11 @@ class Reader:
         """
 
         def make_layer(levels: Levels) -> QuantizedLayer | None:
-            old = source.levels
-            has_same_scale = (levels.scale, levels.zero) == (old.scale, old.zero)
-            if has_same_scale and levels.low <= old.low and levels.high >= old.high:
+            old_levels = source.levels
+            has_same_scale = (levels.scale, levels.zero) == (old_levels.scale, old_levels.zero)
+            if has_same_scale and levels.low <= old_levels.low and levels.high >= old_levels.high:
                 return None
-            return _rescaling_layer(old, levels)
+            return _rescaling_layer(old_levels, levels)
 
         return PendingLayer(
             node=node,
@@ -382,7 +397,10 @@ class Reader:
         )
 
     def clamp_operand(self, node: fx.Node, low: float, high: float) -> PendingLayer:
-        """Return the pending layer of an activation's operand, narrowed to `low` and `high`."""
+        """Return the pending layer of an activation's operand, clamped to `low` and `high`.
+
+        Refuses operands without an int8 kernel.
+        """
         value = self.values[node.args[0]]
         if isinstance(value, QuantizedValue):
             value = self._make_rescaling(node, value)
@@ -418,10 +436,10 @@ class Reader:
         raise InputError(f"{self.label}: {message}")
 
 
-def _rescaling_layer(old: Levels, new: Levels) -> QuantizedLayer:
+def _rescaling_layer(old_levels: Levels, new_levels: Levels) -> QuantizedLayer:
     """Return the layer that converts bytes to other levels: means of one element each."""
-    window_arguments = ((1, 1), (1, 1), (0, 0, 0, 0), to_float32(old.scale), old.zero)
-    return QuantizedLayer("average", {}, (*window_arguments, *new.rounding))
+    window_arguments = ((1, 1), (1, 1), (0, 0, 0, 0), to_float32(old_levels.scale), old_levels.zero)
+    return QuantizedLayer("average", {}, (*window_arguments, *new_levels.rounding))
 
 
 def _layer_name(node: fx.Node) -> str:
@@ -433,10 +451,10 @@ def _ancestor_nodes(result: Any) -> set[fx.Node]:
     """Return the nodes that a result depends on, the nodes of the result included."""
     ancestors: set[fx.Node] = set()
     results = result if isinstance(result, tuple | list) else [result]
-    pending = [node for node in results if isinstance(node, fx.Node)]
-    while pending:
-        node = pending.pop()
+    pending_nodes = [node for node in results if isinstance(node, fx.Node)]
+    while pending_nodes:
+        node = pending_nodes.pop()
         if node not in ancestors:
             ancestors.add(node)
-            pending += node.all_input_nodes
+            pending_nodes += node.all_input_nodes
     return ancestors

@@ -28,8 +28,8 @@ def with_fronts(model: nn.Module) -> nn.Module:
     Raises
     ------
     InputError
-        If an operator in a converted module has no kernel; the message names the operator and its
-        module.
+        If a converted module does not have one input and one result, or has an operator or
+        quantization without a kernel; the message names the operator and its module.
     """
     return _replace_converted(model, "", {})
 
@@ -39,9 +39,9 @@ def _replace_converted(
 ) -> nn.Module:
     """Return the front of a converted module; otherwise the module, or a shallow copy of it.
 
-    In a copy, fronts replace converted submodules. `results` has the result of each module visited
-    so far, and gets those of this module and its submodules. `path` is the name of the module in
-    messages.
+    In a copy, fronts replace converted submodules. `results` maps each module visited so far to its
+    result; this function adds those of the module and its submodules. `path` is the name of the
+    module in messages.
     """
     if module not in results:
         results[module] = module  # a module that contains itself is not changed
@@ -66,8 +66,8 @@ def convert_front(
 ) -> QuantizedFront:
     """Convert a PT2E module to a quantized front; `label` is the name of the module in messages.
 
-    If layers train by `training`, the result is a `QuantizedNetwork`. Raises `InputError` for an
-    operator without a kernel; the message names the operator and its module.
+    If layers train by `training`, the result is a `QuantizedNetwork`. Raises `InputError` as
+    `with_fronts` does.
     """
     return Reader(module, label, training or Training(frozenset()), PATTERNS).convert()
 

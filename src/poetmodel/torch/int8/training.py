@@ -1,8 +1,8 @@
 """Trainable int8 layers: forward like a quantized front, backward in float32.
 
-Eager PyTorch with these modules is the definition. The forward pass saves only int8 tensors. The
-gradient of a weight belongs to a parameter without memory, `TrainedLayer.weight_gradient`;
-`QuantizedSGD` subtracts it from the bytes of the weight.
+Eager PyTorch with these modules is the definition. The forward pass saves only int8 tensors, and
+the scales of weights. The gradient of a weight belongs to a parameter without memory,
+`TrainedLayer.weight_gradient`; `QuantizedSGD` subtracts the gradient from the bytes of the weight.
 """
 
 from __future__ import annotations
@@ -131,13 +131,14 @@ def subtract_gradient(
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; `maximize`
     negates the gradient. `update_16_bits` subtracts `change` from a `state` with a residual,
-    `update_stochastic` from one without. Raises `InputError` if the latter has no `draws`.
+    `update_stochastic` from one without. Raises `InputError` for a `state` without a residual if
+    `draws` is None.
     """
     if len(state) == 1 and draws is None:
         raise InputError("draws: stochastic rounding needs the random numbers of an update")
     weight = state[0]
     block_rows = max(1, _UPDATE_BLOCK * len(weight) // max(1, weight.numel()))
-    for first_row in range(0, len(weight), block_rows):  # blocks keep temporary memory small
+    for first_row in range(0, len(weight), block_rows):  # blocks limit temporary memory
         block = slice(first_row, first_row + block_rows)
         scale = weight_scale if weight.ndim == _DEPTHWISE else weight_scale[block]
         block_state = [tensor[block] for tensor in state]
@@ -150,7 +151,7 @@ def subtract_gradient(
         elif draws is not None:
             first_element = first_row * weight[0].numel()
             update_stochastic(
-                block_state[0], draws.uniform(block_state[0], first=first_element), change
+                block_state[0], draws.draw_uniform(block_state[0], first=first_element), change
             )
 
 
@@ -185,7 +186,7 @@ class QuantizedNetwork(QuantizedFront):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the results of a batch.
+        """Return the results of a batch, in the type of `x`.
 
         Raises
         ------
@@ -211,7 +212,7 @@ def _call_with_proxy(
 ) -> tuple[Tensor, Tensor | None]:
     """Return (int8 result, proxy) of a layer; the proxy is None before the first trained layer.
 
-    `pairs` has an int8 input and its proxy for each input of the layer.
+    `pairs` are the inputs of the layer, each with its proxy.
     """
     inputs, proxies = zip(*pairs, strict=True)
     if not isinstance(layer, TrainedLayer) and all(proxy is None for proxy in proxies):
@@ -232,6 +233,7 @@ def _register_layer(layer: TrainedLayer) -> None:
 
 @cache
 def _register_check() -> None:
+    """Register `_check_optimizer`; further calls have no effect, because of the cache."""
     register_optimizer_step_pre_hook(_check_optimizer)
 
 
@@ -253,8 +255,9 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     """Gradient descent for models with trained int8 layers.
 
-    The weights of these layers follow the definition of quantization-aware scaling; all other
-    trained parameters, including biases, follow ``torch.optim.SGD``.
+    The weights of these layers follow quantization-aware scaling (Lin et al., "On-device training
+    under 256KB memory", NeurIPS 2022), as defined by `subtract_gradient`; all other trained
+    parameters, including biases, follow ``torch.optim.SGD``.
 
     Parameters
     ----------
@@ -286,7 +289,9 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         if type(seed) is not int or not 0 <= seed < _SEED_LIMIT:
             raise InputError(f"seed: expected a whole number from 0 to below 2^32, got {seed!r}")
         self._layers = list(trained_layers(model).values())
-        trained_parameters = [p for p in model.parameters() if p.requires_grad]
+        trained_parameters = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
         super().__init__(trained_parameters, lr=lr, weight_decay=weight_decay)
         self.defaults.update(updates=0, seed=seed)
         for group in self.param_groups:
@@ -297,7 +302,7 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
 
     def sites(self) -> dict[int, int]:
         """Return the index of each trained int8 layer, by the id of `weight_gradient`."""
-        return {id(layer.weight_gradient): k for k, layer in enumerate(self._layers)}
+        return {id(layer.weight_gradient): i for i, layer in enumerate(self._layers)}
 
     def draws(self, group_index: int, site: int) -> RoundingDraws:
         """Return the random numbers for the next update of layer `site` in a parameter group."""
@@ -313,7 +318,8 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update int8 weights by quantized SGD, and other parameters by plain SGD.
 
-        Only parameters with a gradient are updated. Returns the loss of the closure, or None.
+        Only parameters with a gradient are updated. Counts the update. Returns the loss of the
+        closure; None without a closure.
 
         Raises
         ------
@@ -332,17 +338,23 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         for group_index, group in enumerate(self.param_groups):
             lr = float(group["lr"])
             settings = {"weight_decay": group["weight_decay"], "maximize": group["maximize"]}
-            parameters_with_gradient = [p for p in group["params"] if p.grad is not None]
-            for parameter in (p for p in parameters_with_gradient if id(p) in sites):
+            parameters_with_gradient = [
+                parameter for parameter in group["params"] if parameter.grad is not None
+            ]
+            for parameter in (
+                candidate for candidate in parameters_with_gradient if id(candidate) in sites
+            ):
                 site = sites[id(parameter)]
                 layer, draws = self._layers[site], self.draws(group_index, site)
                 subtract_gradient(
                     layer.state, parameter.grad, layer.weight_scale, lr, draws=draws, **settings
                 )
-            float_parameters = [p for p in parameters_with_gradient if id(p) not in sites]
+            float_parameters = [
+                parameter for parameter in parameters_with_gradient if id(parameter) not in sites
+            ]
             sgd(
                 float_parameters,
-                [p.grad for p in float_parameters],
+                [parameter.grad for parameter in float_parameters],
                 [None] * len(float_parameters),
                 lr=lr,
                 momentum=0.0,

@@ -41,7 +41,7 @@ class PendingLayer:
     clamp: tuple[float, float] = (-math.inf, math.inf)
     """Real limits of the result, set by the activations after the operator."""
     flattened_shape: tuple[int, ...] = ()
-    """The same for the result as in `QuantizedValue`."""
+    """As in `QuantizedValue`, for the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

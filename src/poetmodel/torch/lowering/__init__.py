@@ -1,4 +1,7 @@
-"""Lowering: convert the operations of a captured step to calls of exported kernels."""
+"""Lowering: convert the operations of a captured step to calls of exported kernels.
+
+Importing the package registers the lowerings of all operators.
+"""
 
 from poetmodel.torch.lowering import (
     linear,

@@ -101,10 +101,10 @@ def with_evaluation(
 def _make_counting_loss(
     loss_fn: Callable[..., torch.Tensor] | None,
 ) -> Callable[..., torch.Tensor] | None:
-    """Return a loss function that adds the number of correct samples to the loss; None for None.
+    """Return a loss function that adds the number of correct samples to the loss of `loss_fn`.
 
-    `_cut_to_output` later cuts the graph before this sum, at the stack of both numbers. A loss
-    module preserves the names of its parameters.
+    Returns None if `loss_fn` is None. `_cut_to_output` later cuts the graph before this sum, at the
+    stack of both numbers. A loss module preserves the names of its parameters.
     """
     if loss_fn is None:
         return None
@@ -132,7 +132,8 @@ def _make_counting_loss(
 def _class_dimension(output: Any, target: Any) -> int | None:
     """Return the dimension of `output` along which classes have scores.
 
-    Returns None unless `target` has an integer label for each vector of scores.
+    Returns None unless there are several classes, and `target` has an integer label for each vector
+    of scores.
     """
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
@@ -156,10 +157,10 @@ def _capture_forward(
     """Capture and lower a forward pass in evaluation mode.
 
     The output of the pass is the tensor that `sum_function` sums; without this function, the
-    model's loss. `model_inputs` are the first of `inputs`, which the model reads. Messages contain
-    `option`, which requested the pass, and `step_name`.
+    model's loss. `model_inputs` are the first of `inputs`; the pass has no other inputs. Messages
+    contain `option`, which requested the pass, and `step_name`.
 
-    Raises `CaptureError` if the pass draws random numbers.
+    Raises `CaptureError` if the pass draws random numbers; otherwise as for `lower`.
     """
     model = with_fronts(model)
     with ExitStack() as stack:
@@ -217,7 +218,9 @@ def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
     remaining_nodes = set(graph.nodes)
     return replace(
         joint,
-        arguments=tuple(a for a in joint.arguments if a.node in remaining_nodes),
+        arguments=tuple(
+            argument for argument in joint.arguments if argument.node in remaining_nodes
+        ),
         results=(replace(loss, node=clone),),
     )
 
@@ -225,7 +228,8 @@ def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
 def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) -> LoweredStep:
     """Return a lowered forward pass whose last node writes to the caller's output.
 
-    The first `model_input_count` flat inputs belong to the model; inputs of the target are removed.
+    Of the flat inputs, only the first `model_input_count` remain. States, and values that no call
+    reads, are removed, too.
     """
     graph, buffer = step.graph, step.loss.buffer
     last_index = graph.node_of[graph.tensor_index[buffer]]
@@ -234,10 +238,14 @@ def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) ->
         nodes[last_index], name="output", op="output", phase=Phase.FORWARD, outputs=(), in_place=()
     )
     input_names = {
-        a.name for a in joint.arguments_of(InputKind.USER_INPUT) if a.position < model_input_count
+        argument.name
+        for argument in joint.arguments_of(InputKind.USER_INPUT)
+        if argument.position < model_input_count
     }
     output_value = joint.results[0].node.meta["val"]
-    read_buffers = {a.buffer for calls in step.calls for call in calls for a in _references(call)}
+    read_buffers = {
+        ref.buffer for calls in step.calls for call in calls for ref in _references(call)
+    }
     return replace(
         step,
         graph=replace(graph, name=f"{graph.name} in evaluation mode", nodes=tuple(nodes)),
@@ -256,9 +264,9 @@ def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) ->
 def _remove_shared_values(
     step: LoweredStep, pass_name: str, forward_pass: LoweredStep
 ) -> LoweredStep:
-    """Return a forward pass without values that the step already has.
+    """Return a forward pass without initial values that the step already contains.
 
-    A different value whose name the step also has is renamed, with `pass_name` in the new name.
+    A different value under a name of the step is renamed, with `pass_name` in the new name.
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)

@@ -1,4 +1,4 @@
-"""Matrix and vector products, losses, updates of state, and the norm of gradients."""
+"""Lowerings of matrix and vector products, losses, updates of state, and the norm of gradients."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def _lower_update(
 ) -> None:
     """Add the calls of an optimizer's update rule; `views` are the parameter and its state.
 
-    Refuses parameters that are not dense, and rules without a kernel.
+    Refuses parameters that are not dense, moments in another layout, and rules without a kernel.
     """
     parameter = views[0]
     same_shape_views = [view for view in views if view.shape == parameter.shape]
@@ -353,6 +353,7 @@ def accumulate_gradient(
 
     Sets the condition of the operation: the calls that clip, and all calls added later, are
     executed only for the last batch of an accumulation. `count` is the number of batches so far.
+    Refuses a `total` that is not dense.
     """
     if not total.is_dense:
         op.refuse("expected a dense parameter")
@@ -486,6 +487,7 @@ _UPDATES: Final[dict[type[Rule], Callable[..., None]]] = {
     Adamax: _lower_adamax,
     RAdam: _lower_radam,
 }
+"""The function that adds the calls of each update rule."""
 
 
 def _decay_constants(rule: Rule) -> tuple[float, float, float]:
@@ -504,8 +506,8 @@ def lower_gradient(
 ) -> StridedView:
     """Add calls that sum and clip gradients; return the result in the layout of the parameter.
 
-    `clip_factors` are clip factors. The result is in workspace, unless a single gradient without
-    clipping already has this layout.
+    Each of `clip_factors` multiplies the sum. The result is in workspace, unless a single gradient
+    without clipping already has this layout.
     """
     return _lower_sum_and_clip(op, tuple(map(op.value, gradients)), parameter, clip_factors)
 
@@ -518,13 +520,13 @@ def _lower_sum_and_clip(
 ) -> StridedView:
     """Add calls that sum gradients and multiply the sum by clip factors; return the result.
 
-    A single gradient in the parameter's layout without factors is returned itself, without calls.
+    Without factors, a single gradient in the parameter's layout is returned without calls.
     """
-    first, *other_gradients = gradients
-    if not other_gradients and not clip_factors and first.has_layout_of(parameter):
-        return first
+    first_gradient, *other_gradients = gradients
+    if not other_gradients and not clip_factors and first_gradient.has_layout_of(parameter):
+        return first_gradient
     gradient = replace(allocate_workspace(op, parameter.shape), strides=parameter.strides)
-    _lower_sum(op, gradient, first, other_gradients)
+    _lower_sum(op, gradient, first_gradient, other_gradients)
     for clip_factor in clip_factors:
         factor_view = op.value(clip_factor).broadcast(gradient.shape)
         op.call(
@@ -538,11 +540,11 @@ def _lower_sum_and_clip(
 
 
 def _lower_sum(
-    op: Lowering, out: StridedView, first: StridedView, other_tensors: Sequence[StridedView]
+    op: Lowering, out: StridedView, first_tensor: StridedView, other_tensors: Sequence[StridedView]
 ) -> None:
-    copy(op, out, first)
-    for other in other_tensors:
-        op.call("pm_add", out, out, other, shape_table(op, out, out, other), 1.0)
+    copy(op, out, first_tensor)
+    for other_tensor in other_tensors:
+        op.call("pm_add", out, out, other_tensor, shape_table(op, out, out, other_tensor), 1.0)
 
 
 @lowers(BufferUpdate)
@@ -561,13 +563,13 @@ def _lower_gradient_norm(op: Lowering) -> None:
     fill(op, out, 0)
     max_workspace_bytes = 0
     for gradients in op.args[0]:
-        first, *other_gradients = map(op.value, gradients)
+        gradient, *other_gradients = map(op.value, gradients)
         op.workspace_bytes = 0  # gradients reuse the same workspace
         if other_gradients:
-            total = allocate_workspace(op, first.shape)
-            _lower_sum(op, total, first, other_gradients)
-            first = total
-        op.call("pm_square_sum", out, first, shape_table(op, first))
+            total = allocate_workspace(op, gradient.shape)
+            _lower_sum(op, total, gradient, other_gradients)
+            gradient = total
+        op.call("pm_square_sum", out, gradient, shape_table(op, gradient))
         max_workspace_bytes = max(max_workspace_bytes, op.workspace_bytes)
     op.workspace_bytes = max_workspace_bytes
     op.call("pm_clip_factor", out, float(op.node.target.max_norm))

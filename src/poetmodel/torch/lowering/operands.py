@@ -91,7 +91,7 @@ class StridedView:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements fill one contiguous piece of memory, in any order of dimensions."""
+        """Whether the elements fill a contiguous range of memory, in any order of dimensions."""
         return sum(
             (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
         ) == self.elements - 1 and 0 not in (
@@ -145,7 +145,7 @@ class Lowering:
     outputs : mapping
         Views of the outputs, by position.
     relative_rates : mapping, optional
-        Learning rates as multiples of the first parameter group's.
+        Learning rates as multiples of the first parameter group's, by their nodes.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Lowering:
         *arguments: Argument | StridedView,
         index_range: tuple[int, int] | None = None,
     ) -> None:
-        """Add a call; a view becomes the pointer to its first element.
+        """Add a call under `condition`; a view becomes the pointer to its first element.
 
         `index_range` is (minimum, maximum + 1) of the indices that the kernel may read. Raises
         `CaptureError` for unknown kernels, and for elements of another type than the kernel's.
@@ -214,7 +214,10 @@ class Lowering:
                 self.refuse(
                     f"expected {next(type_texts, parameter_type)}, got {_TYPE_TEXTS[argument.type]}"
                 )
-        values = tuple(a.ref if isinstance(a, StridedView) else a for a in arguments)
+        values = tuple(
+            argument.ref if isinstance(argument, StridedView) else argument
+            for argument in arguments
+        )
         self.calls.append(Call(kernel, values, self.condition, index_range))
 
     def refuse(self, reason: str) -> NoReturn:
@@ -270,13 +273,13 @@ def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False)
     """Return the shape table of views of one shape, as defined in ``pm_each.h``.
 
     Dimensions that are contiguous in all views are merged. They are sorted by the strides of the
-    first view, the largest outermost, unless `preserve_order`. Refuses more than `RANK` dimensions
-    after merging.
+    first view, the largest outermost, unless `preserve_order`. Refuses more than `MAX_RANK`
+    dimensions after merging.
     """
     dimensions = [
-        (views[0].shape[k], *(view.strides[k] for view in views))
-        for k in range(len(views[0].shape))
-        if views[0].shape[k] != 1
+        (views[0].shape[i], *(view.strides[i] for view in views))
+        for i in range(len(views[0].shape))
+        if views[0].shape[i] != 1
     ]
     if not preserve_order:
         dimensions.sort(key=lambda dimension: -abs(dimension[1]))
@@ -305,7 +308,7 @@ def slice_view(
 
 def remove_dimensions(view: StridedView, dimensions: Iterable[int]) -> StridedView:
     """Return a view at the first index of some dimensions, without these dimensions."""
-    remaining_dimensions = [k for k in range(len(view.shape)) if k not in set(dimensions)]
+    remaining_dimensions = [i for i in range(len(view.shape)) if i not in set(dimensions)]
     return select_dimensions(view, remaining_dimensions)
 
 
@@ -313,8 +316,8 @@ def select_dimensions(view: StridedView, dimensions: Sequence[int]) -> StridedVi
     """Return a view with some of its dimensions, in the given order."""
     return replace(
         view,
-        shape=tuple(view.shape[k] for k in dimensions),
-        strides=tuple(view.strides[k] for k in dimensions),
+        shape=tuple(view.shape[i] for i in dimensions),
+        strides=tuple(view.strides[i] for i in dimensions),
     )
 
 
@@ -329,14 +332,17 @@ def _replace_item(numbers: tuple[int, ...], index: int, number: int) -> tuple[in
 
 
 def positive_dimension(dimension: int, rank: int) -> int:
-    """Return the index of a dimension from the first one; negative ones count from the end."""
+    """Return the index of a dimension from the first one; negative dimensions count from the end.
+
+    Returns 0 for a tensor without dimensions.
+    """
     return dimension % rank if rank else 0
 
 
 def allocate_workspace(
     op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.REAL
 ) -> StridedView:
-    """Allocate a tensor of 4-byte elements in the workspace of the operation."""
+    """Allocate a tensor of 4-byte elements in the workspace; increase `op.workspace_bytes`."""
     offset = op.workspace_bytes // 4
     op.workspace_bytes += 4 * math.prod(shape)
     return StridedView(
@@ -347,7 +353,8 @@ def allocate_workspace(
 def convert_operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> StridedView:
     """Return an operand as a tensor of type `kind`.
 
-    Adds calls that write numbers, and tensors of another type, to a tensor in workspace.
+    Adds calls that write numbers, and tensors of another type, to a tensor in workspace. Refuses to
+    convert tensors to truth values.
     """
     if not isinstance(argument, fx.Node):
         scalar = allocate_workspace(op, (), kind)
@@ -376,7 +383,10 @@ def random_site(node: fx.Node) -> int:
 
 
 def copy(op: Lowering, out: StridedView, x: StridedView) -> None:
-    """Add a call that copies a tensor, and converts its type if necessary."""
+    """Add a call that broadcasts and copies a tensor, and converts its type if necessary.
+
+    Refuses to convert numbers to bytes.
+    """
     x = x.broadcast(out.shape)
     if out.type is x.type:
         op.call(f"pm_copy{SUFFIX[x.type]}", out, x, shape_table(op, out, x))
@@ -398,7 +408,7 @@ def make_contiguous(op: Lowering, view: StridedView) -> StridedView:
 
 
 def fill(op: Lowering, out: StridedView, number: float) -> None:
-    """Add a call that sets all elements of a dense tensor to a number."""
+    """Add a call that sets all elements of a dense tensor to a number; refuse other tensors."""
     if not out.is_dense:
         op.refuse("expected a dense output")
     value: Argument = float(number) if out.type is DataType.REAL else int(number)

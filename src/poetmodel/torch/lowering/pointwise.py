@@ -1,4 +1,4 @@
-"""Elementwise operators with broadcasting, copies, and random numbers.
+"""Lowerings of elementwise operators with broadcasting, copies, and random numbers.
 
 Random masks are replayed within a step, as defined in ``pm_random.h``.
 """
@@ -36,7 +36,8 @@ def lower_pointwise(
 ) -> None:
     """Add the call of a kernel of reals for all elements of the output.
 
-    `constants` are the arguments of the kernel after the tensors.
+    Marks the operation as elementwise. `constants` are the arguments of the kernel after the
+    tensors.
     """
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
@@ -152,7 +153,7 @@ def _lower_affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
 def _lower_integer_pointwise(
     op: Lowering, kernel: str, *operands: Any, constants: tuple[int, ...] = ()
 ) -> None:
-    """Add the call of a kernel of integers for all elements of the output."""
+    """Add the call of a kernel of integers for all elements; mark the operation as elementwise."""
     out = op.output()
     views = [
         convert_operand(op, argument, DataType.INT32).broadcast(out.shape) for argument in operands
@@ -291,7 +292,7 @@ def _split_halves(view: StridedView, dimension: int) -> tuple[StridedView, Strid
 
 @lowers(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
 def _lower_clamp(op: Lowering) -> None:
-    """Lower a clamp to constant limits; a missing limit is infinite."""
+    """Lower a clamp to constant limits; a missing limit is infinite. Refuses integers."""
     low = None if op.node.target is aten.clamp_max.default else op.args[1]
     high = None if op.node.target is aten.clamp_min.default else op.args[-1]
     constants = (
@@ -343,9 +344,9 @@ def _lower_comparison(op: Lowering, x: Any, y: Any, relations: int) -> None:
 
 @lowers(
     *(
-        getattr(getattr(aten, n), kind)
-        for n in _COMPARISON_RELATIONS
-        for kind in ("Tensor", "Scalar")
+        getattr(getattr(aten, name), overload)
+        for name in _COMPARISON_RELATIONS
+        for overload in ("Tensor", "Scalar")
     )
 )
 def _lower_relation(op: Lowering) -> None:
@@ -372,7 +373,7 @@ _TRUTH_TABLES: Final = {
 
 @lowers(*_TRUTH_TABLES)
 def _lower_logical(op: Lowering) -> None:
-    """Lower a logical operator of booleans by its truth table."""
+    """Lower a logical operator of booleans by its truth table; refuse integers."""
     out = op.output()
     if out.type is not DataType.UINT8 or op.returns_bytes:
         op.refuse("expected truth values, got integers")
@@ -441,7 +442,7 @@ def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float
     aten.view_copy.default,
 )
 def _lower_clone(op: Lowering) -> None:
-    """Lower a copy, also with another shape if both tensors are contiguous."""
+    """Lower a copy; refuse a copy with another shape unless both tensors are contiguous."""
     out, x = op.output(), op.value(op.args[0])
     if out.shape != x.shape:
         if not (out.is_contiguous and x.is_contiguous):
@@ -535,7 +536,10 @@ def _lower_normal(op: Lowering) -> None:
 
 
 def _lower_random_numbers(op: Lowering, kernel: str, *constants: Any) -> None:
-    """Add the call that fills the output with random numbers, in the order of its memory."""
+    """Add the call that fills the output with random numbers, in the order of its memory.
+
+    Refuses outputs that are not dense.
+    """
     out = op.output()
     if not out.is_dense:
         op.refuse("expected a dense output")

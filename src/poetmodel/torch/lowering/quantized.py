@@ -1,4 +1,4 @@
-"""Int8 layers: each operator of their forward and backward passes becomes one kernel call."""
+"""Lowerings of int8 layers: forward pass, backward pass and updates of weights."""
 
 from __future__ import annotations
 

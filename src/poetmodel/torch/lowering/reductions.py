@@ -1,4 +1,4 @@
-"""Reductions, operators on rows, and batch, layer and group norm."""
+"""Lowerings of reductions, distances, operators on rows, and batch, layer and group norm."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _lower_reduction(
 def _count_reduced_elements(op: Lowering, dimensions: int | Sequence[int] | None) -> int:
     """Return the number of elements of the first operand that are reduced to one element."""
     x = op.value(op.args[0])
-    return math.prod(x.shape[k] for k in _reduced_dimensions(x, dimensions))
+    return math.prod(x.shape[i] for i in _reduced_dimensions(x, dimensions))
 
 
 @lowers(aten.sum.default, aten.sum.dim_IntList)
@@ -115,7 +115,13 @@ def _lower_argmax(op: Lowering) -> None:
     )
 
 
-@lowers(*(getattr(n, kind) for n in (aten.any, aten.all) for kind in ("default", "dim", "dims")))
+@lowers(
+    *(
+        getattr(packet, overload)
+        for packet in (aten.any, aten.all)
+        for overload in ("default", "dim", "dims")
+    )
+)
 def _lower_any(op: Lowering) -> None:
     """Lower ``any`` and ``all``: ``all`` is true unless any element is false."""
     is_all = aten_name(op) == "all"
@@ -167,7 +173,8 @@ def _call_on_pairs(
 ) -> None:
     """Add the call of a kernel on all pairs of rows of two adjacent operands.
 
-    `first_index` is the index of the first of the two in `operands`.
+    `first_index` is the index of the first of the two in `operands`. Refuses orders other than 1
+    and 2, and different batch dimensions.
     """
     if order not in (1, 2):
         op.refuse(f"expected distances of order 1 or 2, got {order:g}")
@@ -187,12 +194,13 @@ def _call_on_rows(
 ) -> None:
     """Add the call of a kernel on all rows along a dimension.
 
-    The output may overwrite an operand. `constants` are the last arguments of the kernel.
+    Marks the operation as elementwise: the output may overwrite an operand. `constants` are the
+    last arguments of the kernel.
     """
     views = [op.output(), *(convert_operand(op, argument) for argument in operands)]
     row_dimensions = _reduced_dimensions(views[0], dimension)
-    size = math.prod(views[0].shape[k] for k in row_dimensions)
-    strides = [view.strides[k] for view in views for k in row_dimensions] or [0] * len(views)
+    size = math.prod(views[0].shape[i] for i in row_dimensions)
+    strides = [view.strides[i] for view in views for i in row_dimensions] or [0] * len(views)
     rows = [remove_dimensions(view, row_dimensions) for view in views]
     op.call(kernel, *views, shape_table(op, *rows), size, *strides, *constants)
     op.is_elementwise = True
@@ -242,7 +250,9 @@ def _lower_batch_norm(op: Lowering) -> None:
     )
     variant = op.node.target._schema.overload_name or op.node.target._schema.name
     is_training = not variant.endswith("no_training") and op.args[-3]
-    statistics = [None, None] if variant == "no_stats" else [op.value(a) for a in op.args[3:5]]
+    statistics = (
+        [None, None] if variant == "no_stats" else [op.value(argument) for argument in op.args[3:5]]
+    )
     mean, variance = (_check_vector(op, view) for view in statistics)
     momentum, epsilon = op.args[-2:]
     out = op.output()
@@ -269,7 +279,7 @@ def _lower_batch_norm_backward(op: Lowering) -> None:
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     is_training, epsilon = op.args[7:9]
     w, mean, scale = (
-        _optional_operand(op, op.args[k]) for k in ((2, 5, 6) if is_training else (2, 3, 4))
+        _optional_operand(op, op.args[i]) for i in ((2, 5, 6) if is_training else (2, 3, 4))
     )
     dx = op.output() if op.has_output(0) else dy
     op.is_elementwise = op.has_output(0)
@@ -389,10 +399,13 @@ def _check_vector(op: Lowering, view: StridedView | None) -> StridedView | int:
 def _channel_layout(
     op: Lowering, *views: StridedView
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
-    """Return (strides of batch, channels and pixels for each tensor, sizes of these three)."""
+    """Return (strides of batch, channels and pixels for each tensor, sizes of these three).
+
+    The strides of all tensors are one tuple. Refuses pixels that cannot be merged.
+    """
     batch, channels, *pixels = views[0].shape
     strides = [(*view.strides[:2], _require_stride(op, pixels, view.strides[2:])) for view in views]
-    return tuple(n for view_strides in strides for n in view_strides), (
+    return tuple(stride for view_strides in strides for stride in view_strides), (
         batch,
         channels,
         math.prod(pixels),
@@ -404,7 +417,8 @@ def _row_layout(
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
     """Return (strides of outer dimensions, rows and elements for each tensor, sizes of these).
 
-    The elements of a row are the last `inner_rank` dimensions.
+    The strides of all tensors are one tuple. The elements of a row are the last `inner_rank`
+    dimensions. Refuses dimensions that cannot be merged.
     """
     leading_rank = len(views[0].shape) - inner_rank
     leading_sizes, inner_sizes = views[0].shape[:leading_rank], views[0].shape[leading_rank:]
@@ -426,13 +440,13 @@ def _row_layout(
         for view in views
     ]
     counts = (math.prod(outer_sizes), math.prod(row_sizes), math.prod(inner_sizes))
-    return tuple(n for view_strides in strides for n in view_strides), counts
+    return tuple(stride for view_strides in strides for stride in view_strides), counts
 
 
 def _merged_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
     """Return the stride of dimensions merged into one; None if they cannot be merged."""
     dimensions = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
-    if any(a != size * b for (_, a), (size, b) in pairwise(dimensions)):
+    if any(outer != size * inner for (_, outer), (size, inner) in pairwise(dimensions)):
         return None
     return dimensions[-1][1] if dimensions else 0
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from poetmodel.plan import Op, Program
 from poetmodel.torch.graph.operators import set_kernel
-from poetmodel.torch.graph.python import python_function
+from poetmodel.torch.graph.python import compile_graph
 from poetmodel.torch.graph.rewriting import Rewriter
 from poetmodel.torch.step.in_place import argument_position, in_place_kernel
 from poetmodel.torch.step.updates import ParameterUpdate, Update
@@ -109,7 +109,7 @@ class StepWriter(Rewriter):
         for output_index in self._outputs_of_operation.get(None, ()):
             self._write_output(output_index)
         self.graph.output([self._results[output_index] for output_index in self.end_results])
-        source, function = python_function(self.graph, name=self.name, n_separate=2)
+        source, function = compile_graph(self.graph, name=self.name, n_separate_arguments=2)
         return StepProgram(
             graph=self.graph,
             source=source,

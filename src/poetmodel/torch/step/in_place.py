@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 
-from poetmodel.torch.graph.dropout import dropout_backward_in_place
+from poetmodel.torch.graph.dropout import make_in_place_dropout_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -101,7 +101,7 @@ def in_place_kernel(node: fx.Node, position: int) -> Kernel | None:
     """
     target: Any = node.target
     if target is _DROPOUT_BACKWARD:
-        return dropout_backward_in_place(node) if position == 0 else None
+        return make_in_place_dropout_backward(node) if position == 0 else None
     tags = getattr(target, "tags", ())
     name = getattr(getattr(target, "_schema", None), "name", "").removeprefix("aten::")
     is_elementwise = torch.Tag.pointwise in tags or name in _ELEMENTWISE
