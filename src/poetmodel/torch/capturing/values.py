@@ -74,7 +74,7 @@ class Read:
 
     expression: CallExpression
     value: Any
-    """A number, or nested shapes."""
+    """A number, or a tuple with the shape of each tensor."""
     description: str
     """Description of the value, for display."""
     line: str
@@ -82,7 +82,7 @@ class Read:
 
     @property
     def is_check(self) -> bool:
-        """Whether an operator's assertion read the value, which only raises if it is false."""
+        """Whether an operator that asserts the value read it; it raises if the value is false."""
         return self.expression.function is bool
 
 
@@ -180,7 +180,7 @@ class KnownValues:
 
         Returns None if an input is unknown or the operation fails, and a random value if one is
         drawn or read. An in-place operation changes known constants. If one of its tensors is no
-        constant, the known values of all its tensors are invalidated instead.
+        constant, or it draws numbers, the known values of all its tensors are invalidated instead.
         """
         inputs = tensors_in((arguments, keywords))
         name = function.overloadpacket.__name__
@@ -250,7 +250,10 @@ class KnownValues:
             vars(fake).pop(_VALUE_ATTRIBUTE, None)
 
     def record_read(self, known_value: KnownValue, value: Any, *, function: Any = None) -> None:
-        """Record that Python read `value`: a known value, or `function` of it. Skips constants."""
+        """Record that Python read `value`: a known value, or `function` of it.
+
+        Skips constants, and values that were read before.
+        """
         expression = known_value.expression
         if function is not None and expression is not None:
             expression = self._call_expression(function, (expression,))
@@ -289,7 +292,9 @@ class KnownValues:
                 self.record_read(known_value, shapes_of(known_value.real_value), function=shapes_of)
             return known_value
         deciding_tensors = [
-            d for d in tensors_in(arguments[position]) if position != 1 or d.dtype in _MASK_DTYPES
+            tensor
+            for tensor in tensors_in(arguments[position])
+            if position != 1 or tensor.dtype in _MASK_DTYPES
         ]
         for tensor in deciding_tensors:
             size_value = self.evaluate(size_function, (tensor,), {})
@@ -508,7 +513,10 @@ class FiniteChecks:
         return is_turned_on
 
     def take_result(self) -> tuple[torch.Tensor, ...]:
-        """Return (whether all tests passed,) as a tensor, or () without tests. Clears the tests."""
+        """Return (whether all tests passed,) as a tensor, or () without tests.
+
+        Clears the results of tests, but not `lines`.
+        """
         if not self._results:
             return ()
         are_finite = torch.stack([result.detach().reshape(()) for result in self._results]).all()
