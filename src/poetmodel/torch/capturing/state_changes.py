@@ -224,8 +224,8 @@ class StateChanges:
         self._name = name
         self._reads = reads
         self._watched: dict[ItemId, _WatchedHolder] = {}
-        """Watched holders, by (``id``, key). The ``id`` is that of a content of modules, or of another
-        object, class, dict of globals or cell; the key is a global's name, otherwise None."""
+        """Watched holders, by (``id``, key). The ``id`` is that of a container in modules, or of
+        another object, class, dict of globals or cell; the key is a global's name, else None."""
         self._snapshot_ids: set[int] = set()
         """``id`` of each dict, list, set and deque that the module snapshot restores."""
         for path, key, holder, old_content, is_owner in snapshot.contents():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-import torch  # noqa: F401
+import torch  # noqa: F401 - so that the mock modules are moved behind it
 
 
 def _reorder_mock_modules() -> None:

@@ -130,6 +130,8 @@ class Backend(GraphPlanner):
         ------
         BudgetError
             If the budget is too small; the message has the smallest known sufficient budget.
+        CaptureError
+            If PyTorch cannot capture the call as one graph, or a graph cannot be planned.
         InputError
             If times are to be measured, kernels are Inductor's, or the device has no storage.
         """
@@ -180,7 +182,10 @@ class Backend(GraphPlanner):
     def _compile_call(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
     ) -> Any:
-        """Compile a graph of a call; with ``outside="auto"`` a later call compiles it again."""
+        """Compile a graph of a call; with ``outside="auto"`` a later call compiles it again.
+
+        Raises `InputError` for ``outside="auto"`` if the step has several graphs.
+        """
         if self._settings.outside == AUTO and call.waits_with_others:
             raise InputError(_AUTO_ERROR)
         if self._settings.outside != AUTO:
@@ -328,7 +333,8 @@ class Backend(GraphPlanner):
     def _build_joint_graph(self, graph: fx.Graph, n_forward_outputs: int | None) -> JointGraph:
         """Prepare an FX graph in place for planning; return it as a `JointGraph`.
 
-        `n_forward_outputs` is None for a graph without a backward pass.
+        `n_forward_outputs` is None for a graph without a backward pass. Raises `CaptureError` for
+        an LSTM of oneDNN, and as `JointGraph` does.
         """
         if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
             raise CaptureError(

@@ -397,9 +397,9 @@ class LiveCalls:
         if len(calls) > 1 and any(call.saved_storage is not None for call in calls):
             storages = _storage_references(arguments)
             calls = [
-                c
-                for c in calls
-                if c.saved_storage is not None and c.saved_storage.storage.cdata in storages
+                call
+                for call in calls
+                if call.saved_storage is not None and call.saved_storage.storage.cdata in storages
             ]
         return calls[-1] if calls else None
 
@@ -546,7 +546,7 @@ class LiveCalls:
         """Return (budget [B], whether it is final).
 
         A percentage refers to the calls of the first step, which are known when a backward pass
-        begins; until then the budget may increase.
+        begins; until then the budget may increase. Updates the keep-all peak of these calls.
         """
         graphs = [
             new_pass.graph,
@@ -668,7 +668,7 @@ def _get_storages(value: Any) -> tuple[Any, ...]:
 
 def _storage_references(values: Iterable[Any]) -> dict[int, StorageWeakRef]:
     """Return references to the storages of tensors, by key; they prevent reuse of the key."""
-    references = (StorageWeakRef(s) for value in values for s in _get_storages(value))
+    references = (StorageWeakRef(storage) for value in values for storage in _get_storages(value))
     return {reference.cdata: reference for reference in references}
 
 

@@ -117,7 +117,7 @@ class GraphPlanner:
         self._graph_plans: list[GraphPlan] = []
         self._settings = settings
         self._profiles = Profiles(
-            settings.cache, timed=settings.costs == MEASURED, is_generated=is_generated
+            settings.cache, measures_times=settings.costs == MEASURED, is_generated=is_generated
         )
         self._file = None if storage is None else SlotFile(storage)
         self._first_keep_all_bytes: dict[Hashable, int] = {}
@@ -162,7 +162,9 @@ class GraphPlanner:
         with show_phases(after_s=SHOW_AFTER_S) as show_phase:
             until_s = monotonic() + self._settings.time_limit
             if earlier_call is None:
-                parameter_ids = (id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
+                parameter_ids = (
+                    id(value) for value in inputs if isinstance(value, torch.nn.Parameter)
+                )
                 earlier_call = FirstCall(
                     function=(frame_id, *parameter_ids),
                     first_keep_all_bytes=self._first_keep_all_bytes,
@@ -261,7 +263,7 @@ class GraphPlanner:
         Raises
         ------
         InputError
-            If no graph was compiled yet, or the file cannot be written.
+            If no graph was compiled yet, the file cannot be written, or it has another suffix.
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """
