@@ -95,7 +95,7 @@ class Cache:
                 size = min(os.fstat(stream.fileno()).st_size, MAX_FILE_BYTES)
                 header_line, _, encoded = stream.read(size).partition(b"\n")
             header = json.loads(header_line)
-            if header != _header(kind, key, encoded):
+            if header != _make_header(kind, key, encoded):
                 raise ValueError("different or damaged file")  # noqa: TRY301 - like json.loads
             content = json.loads(encoded)
         except FileNotFoundError:
@@ -117,7 +117,7 @@ class Cache:
             self._encoded_values[kind, key] = encoded
             return
         path = self._path(kind, key)
-        header_line = json.dumps(_header(kind, key, encoded)).encode()
+        header_line = json.dumps(_make_header(kind, key, encoded)).encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_bytes(path, header_line + b"\n" + encoded)
@@ -141,7 +141,7 @@ class Cache:
             path.unlink(missing_ok=True)
 
 
-def _header(kind: str, key: str, encoded: bytes) -> dict[str, Any]:
+def _make_header(kind: str, key: str, encoded: bytes) -> dict[str, Any]:
     checksum = hashlib.sha256(encoded).hexdigest()
     return {"format": FORMAT, "version": VERSION, "kind": kind, "key": key, "sha256": checksum}
 

@@ -94,7 +94,7 @@ def input_names(spec: Any, *, by_name: bool) -> tuple[str, ...]:
 # -- arguments of a model ----------------------------------------------------------------------
 
 
-def _signature(model: torch.nn.Module) -> inspect.Signature | None:
+def _find_signature(model: torch.nn.Module) -> inspect.Signature | None:
     try:
         return inspect.signature(model.forward)
     except (TypeError, ValueError):
@@ -113,7 +113,7 @@ def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
         return True
     if len(arguments) != 1 or not isinstance(arguments[0], Mapping):
         return False
-    signature = _signature(model)
+    signature = _find_signature(model)
     if signature is None:
         return False
     parameters = signature.parameters.values()
@@ -280,7 +280,7 @@ def _call_errors(model: torch.nn.Module, inputs: Inputs, *, has_no_loss_fn: bool
 
     With a loss_fn the last input is the target, which ``forward`` does not get.
     """
-    signature = _signature(model)
+    signature = _find_signature(model)
     if signature is None or model._forward_pre_hooks:  # noqa: SLF001 - hooks may change arguments
         return
     arguments = positional_inputs(inputs) if has_no_loss_fn else positional_inputs(inputs)[:-1]

@@ -291,7 +291,7 @@ class AssignedBuffers:
         shares its memory with another buffer.
         """
         has_new = not self._registered_buffers.issuperset(self._assigned_buffers)
-        buffers = self._buffers()
+        buffers = self._current_buffers()
         for path, key in sorted(self._assigned_buffers):
             for other_path, buffer in buffers.items():
                 if other_path != (path, key) and storage_key(buffer) == storage_key(
@@ -316,15 +316,15 @@ class AssignedBuffers:
         """
         if self.before_forward is not None:
             self.before_forward()
-        old_buffers = self._buffers()
-        parameters = self._parameters()
+        old_buffers = self._current_buffers()
+        parameters = self._current_parameters()
         copied_buffers = self._registered_buffers & old_buffers.keys()
         for path, key in copied_buffers:
             self._set_buffer(path, key, old_buffers[path, key].detach().clone())
         try:
             yield
             self._check_parameters(parameters)
-            new_buffers = self._buffers()
+            new_buffers = self._current_buffers()
             for path, key in sorted(new_buffers.keys() - old_buffers.keys()):
                 error = "is new after forward; register it, with a tensor, in __init__"
                 raise CaptureError(self._format_error(path, key, error))
@@ -340,7 +340,7 @@ class AssignedBuffers:
             for path, key in copied_buffers:
                 self._set_buffer(path, key, old_buffers[path, key])
 
-    def _parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
+    def _current_parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
         """Return (tensor, number of hooks) of each parameter, also of new modules."""
         return {
             (path, key): (tensor, sum(len(getattr(tensor, name) or ()) for name in _TENSOR_HOOKS))
@@ -353,7 +353,7 @@ class AssignedBuffers:
         self, old_parameters: Mapping[tuple[str, str], tuple[torch.Tensor, int]]
     ) -> None:
         """Raise `CaptureError` if parameters, or their hooks, differ from `old_parameters`."""
-        new_parameters = self._parameters()
+        new_parameters = self._current_parameters()
         for path, key in sorted(old_parameters.keys() | new_parameters.keys()):
             (old_tensor, n_old_hooks), (new_tensor, n_new_hooks) = (
                 values.get((path, key), (None, 0)) for values in (old_parameters, new_parameters)
@@ -365,7 +365,7 @@ class AssignedBuffers:
                 )
                 raise CaptureError(self._format_error(path, key, error, kind="parameter"))
 
-    def _buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
+    def _current_buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
         return {
             (path, key): buffer
             for path, module in self._modules.items()
@@ -448,7 +448,7 @@ class GeneratorStates:
 
     def __init__(self, name: str, snapshot: ModuleSnapshot) -> None:
         self._name = name
-        self._generators = tuple(filter(_is_restorable, _generators(snapshot)))
+        self._generators = tuple(filter(_is_restorable, _find_generators(snapshot)))
         self._old_states = [_to_comparable(generator.get_state()) for generator in self._generators]
 
     @contextmanager
@@ -486,7 +486,7 @@ def _is_restorable(generator: _Generator) -> bool:
     return True
 
 
-def _generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
+def _find_generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
     """Yield the generators of ``random`` and ``numpy.random``, and those in modules."""
     yield _Generator("Python's random", random.getstate, random.setstate)
     for generator in {

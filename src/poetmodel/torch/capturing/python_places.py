@@ -69,7 +69,7 @@ class RecordedPlaces:
         self._registered_ids: set[int] = set()
         self._watched_ids: set[int] = set()
         self.on_holder: Callable[[str, Any], bool] = lambda *_: False
-        """Called with the name and object of each container and object before code changes it.
+        """Called with the name and value of each container and object, before code can change it.
 
         Returns whether the callee retains a reference until `on_forgotten`.
         """

@@ -90,7 +90,7 @@ class PythonReads:
         Parameters
         ----------
         on_holder : callable
-            Called with the name and object of each container and object before the code changes it.
+            Called with the name and value of each container and object, before code can change it.
             Returns whether the callback retains a reference until `on_forgotten`.
         on_forgotten : callable
             Called with the ``id`` of each retained object that the forward pass created itself.

@@ -282,7 +282,7 @@ class StateChanges:
             if (id(cell), None) not in self._watched:
                 self._watched[id(cell), None] = _WatchedVariable(name, cell, {None: first_value})
 
-    def _changes(self) -> Iterator[tuple[_WatchedHolder, Any, Any, Any]]:
+    def _find_changes(self) -> Iterator[tuple[_WatchedHolder, Any, Any, Any]]:
         """Yield (watched holder, key, old value, new value) of each item with a changed value.
 
         Items outside of modules whose old value has tensors are omitted.
@@ -295,16 +295,16 @@ class StateChanges:
                 if comparison_key(old_value) != comparison_key(new_value):
                     yield watched_holder, key, old_value, new_value
 
-    def _changed_keys(self) -> dict[ItemId, Any]:
+    def _find_changed_keys(self) -> dict[ItemId, Any]:
         """Return the comparison key of each changed item's new value, by `ItemId`."""
         return {
             watched_holder.item_id(key): comparison_key(new_value)
-            for watched_holder, key, _, new_value in self._changes()
+            for watched_holder, key, _, new_value in self._find_changes()
         }
 
     def restore(self) -> None:
         """Restore changed values, except those in modules, which the snapshot restores."""
-        for watched_holder, key, old_value, _ in list(self._changes()):
+        for watched_holder, key, old_value, _ in list(self._find_changes()):
             if watched_holder.item_id(key)[0] not in self._snapshot_ids:
                 watched_holder.set_item(key, old_value)
 
@@ -324,17 +324,17 @@ class StateChanges:
             Restores the state before the first pass.
         """
         self._watch_variables()
-        first_keys = self._changed_keys()
+        first_keys = self._find_changed_keys()
         self.first_pass_keys = first_keys
         if not first_keys:
             return
         changed_item_by_id = {
             watched_holder.item_id(key): (watched_holder, key, old_value)
-            for watched_holder, key, old_value, _ in self._changes()
+            for watched_holder, key, old_value, _ in self._find_changes()
         }
         forward()
-        second_keys = self._changed_keys()
-        for watched_holder, key, old_value, _ in self._changes():
+        second_keys = self._find_changed_keys()
+        for watched_holder, key, old_value, _ in self._find_changes():
             changed_item_by_id.setdefault(
                 watched_holder.item_id(key), (watched_holder, key, old_value)
             )

@@ -111,6 +111,7 @@ ASSERTS: Final = frozenset(
 """Operators that raise if a number is 0."""
 
 _FROM_NUMBERS: Final = ("arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor")
+"""Operators that create a tensor from numbers alone."""
 _FROM_METADATA: Final = (
     "full_like",
     "new_full",
@@ -190,7 +191,7 @@ class KnownValues:
         reads_metadata = name in _FROM_METADATA
         if reads_metadata and any(tensor.numel() > _MAX_STORED for tensor in inputs):
             return None
-        values = [_known_value(tensor, function) for tensor in inputs]
+        values = [_get_known_value(tensor, function) for tensor in inputs]
         known_inputs = [value for value in values if value is not None]
         are_known = len(known_inputs) == len(values) and all(
             value.real_value is not None for value in known_inputs
@@ -203,7 +204,7 @@ class KnownValues:
             or (is_writing and depends_on_inputs)
         ):
             if is_writing:
-                _invalidate(inputs)
+                _invalidate_values(inputs)
             is_random = is_random_operator or any(
                 value.real_value is None for value in known_inputs
             )
@@ -219,7 +220,7 @@ class KnownValues:
                 return None
             if reads_metadata or not depends_on_inputs:
                 return KnownValue(real_value)
-            return KnownValue(real_value, self._call_expression(function, arguments, keywords))
+            return KnownValue(real_value, self._make_call_expression(function, arguments, keywords))
 
     def attach(self, outputs: Any, known_value: KnownValue | None) -> None:
         """Attach known values to the fake outputs of an operation, except large ones.
@@ -241,7 +242,7 @@ class KnownValues:
             if real_value.numel() <= _MAX_STORED:
                 expression = known_value.expression
                 if has_many_outputs and expression is not None:
-                    expression = self._call_expression(select_leaf, (expression, index))
+                    expression = self._make_call_expression(select_leaf, (expression, index))
                 setattr(fake, _VALUE_ATTRIBUTE, KnownValue(real_value, expression))
 
     def detach(self, fakes: Any) -> None:
@@ -256,7 +257,7 @@ class KnownValues:
         """
         expression = known_value.expression
         if function is not None and expression is not None:
-            expression = self._call_expression(function, (expression,))
+            expression = self._make_call_expression(function, (expression,))
         if isinstance(expression, CallExpression) and expression not in self.reads:
             self.reads[expression] = Read(
                 expression=expression,
@@ -267,7 +268,7 @@ class KnownValues:
 
     def record_assert(self, function: Any, tensor: torch.Tensor) -> None:
         """Record that an operator asserts `tensor`: as a read if known, otherwise in `asserts`."""
-        known_value = _known_value(tensor, function)
+        known_value = _get_known_value(tensor, function)
         if known_value is None or known_value.real_value is None:
             self.asserts.append(function)
         else:
@@ -309,16 +310,16 @@ class KnownValues:
             )
             return KnownValue(function(*real_arguments, **real_keywords), is_metadata_only=True)
 
-    def _call_expression(
+    def _make_call_expression(
         self, function: Any, arguments: Any, keywords: Any = None
     ) -> CallExpression:
         """Return the expression of a call; equal calls have the same expression object."""
         leaves, spec = _pytree.tree_flatten((tuple(arguments), keywords or {}))
-        expressions = tuple(self._leaf_expression(leaf) for leaf in leaves)
+        expressions = tuple(self._find_leaf_expression(leaf) for leaf in leaves)
         key = (function, spec, tuple(map(_leaf_key, expressions)))
         return self._calls.setdefault(key, CallExpression(function, expressions, spec))
 
-    def _leaf_expression(self, leaf: Any) -> Any:
+    def _find_leaf_expression(self, leaf: Any) -> Any:
         """Return the expression of a tensor with a known value; any other object unchanged."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
@@ -348,7 +349,7 @@ def _leaf_key(leaf: Any) -> Any:
     return (type(leaf), leaf if isinstance(leaf, SourceTensor) else repr(leaf))
 
 
-def _known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
+def _get_known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
     """Return the known value of an operator's argument; None if unknown or invalidated.
 
     Operators that return a literal have a real tensor as argument, which is copied.
@@ -367,13 +368,13 @@ def _real_or_zeros(leaf: Any, function: Any) -> Any:
     """Return the known value of a tensor, or zeros of its shape; any other object unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    known_value = _known_value(leaf, function)
+    known_value = _get_known_value(leaf, function)
     if known_value is None or known_value.real_value is None:
         return torch.zeros(leaf.shape, dtype=leaf.dtype)
     return known_value.real_value
 
 
-def _invalidate(tensors: Iterable[torch.Tensor]) -> None:
+def _invalidate_values(tensors: Iterable[torch.Tensor]) -> None:
     """Detach known values from tensors; free those of constants, which invalidates their views."""
     for tensor in tensors:
         known_value = getattr(tensor, _VALUE_ATTRIBUTE, None)
@@ -470,6 +471,7 @@ _LOGICAL: Final = frozenset(
     ("__or__", "__ror__", "__and__", "__rand__", "logical_or", "logical_and", "bitwise_or",
      "bitwise_and")
 )  # fmt: skip
+"""Functions, like `_REDUCTIONS`, whose result gets the expected value that their arguments share."""
 _NEGATIONS: Final = frozenset(("__invert__", "logical_not", "bitwise_not"))
 _READ_FUNCTIONS: Final = frozenset(("__bool__", "item"))
 _EXPECTED_ATTRIBUTE: Final = "poetmodel_expected"

@@ -1,4 +1,7 @@
-"""`backend`: a RAM budget for ``torch.compile``; `partitioner`: for users who set up Inductor."""
+"""The functions that users call: `backend`, a RAM budget for ``torch.compile``, and `partitioner`.
+
+`named` is the back end by name; `plans` and `summary` describe its graphs.
+"""
 
 from __future__ import annotations
 

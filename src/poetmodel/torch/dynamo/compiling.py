@@ -166,13 +166,15 @@ class Backend(GraphPlanner):
 
         Raises `CaptureError` if gradients are to be added and there is a wrapper.
         """
-        sharded_modules, ddp = _sharded_modules(), active_ddp()
+        sharded_modules, ddp = _find_sharded_modules(), active_ddp()
         if self._settings.add_gradients and (sharded_modules or ddp is not None):
             raise CaptureError(WRAPPER_ERROR)
         self._fsdp_modules.update(sharded_modules)
         if ddp is not None:
             self._replicas.add(ddp)
-        waits_with_others = has_ddp_buckets() or any(map(has_compiled_siblings, _local_modules()))
+        waits_with_others = has_ddp_buckets() or any(
+            map(has_compiled_siblings, _find_local_modules())
+        )
         return {
             "is_sharded": bool(sharded_modules),
             "waits_with_others": waits_with_others and not self._has_one_plan,
@@ -328,7 +330,7 @@ class Backend(GraphPlanner):
                 shapes.append(f"{self.names[position]} {sizes_text}")
         suffix = ", ..." if len(shapes) > _MAX_SHAPES else ""
         shapes_text = f" of {', '.join(shapes[:_MAX_SHAPES])}{suffix}" if shapes else ""
-        return f", {_function_name()}{shapes_text}"
+        return f", {_find_function_name()}{shapes_text}"
 
     def _build_joint_graph(self, graph: fx.Graph, n_forward_outputs: int | None) -> JointGraph:
         """Prepare an FX graph in place for planning; return it as a `JointGraph`.
@@ -437,23 +439,23 @@ def _find_translator() -> Any:
     return getattr(InstructionTranslator, "current_tx", lambda: None)()
 
 
-def _local_modules() -> list[torch.nn.Module]:
+def _find_local_modules() -> list[torch.nn.Module]:
     """Return the modules among the local variables of the captured function."""
     translator = _find_translator()
     values = () if translator is None else translator.f_locals.values()
     return [value for value in values if isinstance(value, torch.nn.Module)]
 
 
-def _sharded_modules() -> list[torch.nn.Module]:
+def _find_sharded_modules() -> list[torch.nn.Module]:
     """Return the modules sharded by FSDP2 that contain local modules of the captured function."""
     return [
         sharded_module
-        for module in _local_modules()
+        for module in _find_local_modules()
         for sharded_module in find_sharded_parents(module)
     ]
 
 
-def _function_name() -> str:
+def _find_function_name() -> str:
     """Return the name of the captured function, or of the module that it calls."""
     translator = _find_translator()
     if translator is None:
@@ -488,7 +490,7 @@ def require_whole_model(*, has_one_plan: bool) -> None:
             "inside, then wrap it"
         )
     if translator is not None and not translator.one_graph:
-        if advice := wrapper_advice(is_sharded=bool(_sharded_modules())):
+        if advice := wrapper_advice(is_sharded=bool(_find_sharded_modules())):
             raise CaptureError(advice)
         raise CaptureError(
             "the saved tensors of several graphs add up, and code between graphs has no budget: "

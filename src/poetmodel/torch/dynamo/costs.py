@@ -58,12 +58,12 @@ class Profiles:
         measures_times: bool,
         is_generated: Callable[[fx.Node], bool] | None = None,
     ) -> None:
-        """Create a profiler; `get` executes operations."""
+        """Create a profiler; `load_or_measure` executes operations."""
         self._cache = cache
         self._profiler = OpProfiler(measure_times=measures_times)
         self._is_generated = is_generated
 
-    def get(self, joint: JointGraph) -> list[OpProfile]:
+    def load_or_measure(self, joint: JointGraph) -> list[OpProfile]:
         """Return the profiles of a graph's operations: from the cache, or measured and then cached.
 
         Measuring executes each operation on synthetic tensors, once for each call key, except

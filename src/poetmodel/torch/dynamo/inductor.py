@@ -168,7 +168,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a joint graph; return the modules of its forward and backward passes.
 
-        Sets `results_bytes` and `final_bytes`.
+        Removes unused and repeated nodes from the graph of `gm`. Sets `results_bytes` and
+        `final_bytes`.
         """
         require_whole_model(has_one_plan=True)
         gm.graph.eliminate_dead_code()

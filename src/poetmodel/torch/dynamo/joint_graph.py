@@ -74,7 +74,10 @@ class JointGraph(StepGraph):
         *,
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
-        """Check the graph, order its operations, and predict their profiles."""
+        """Check the graph, order its operations, and predict their profiles.
+
+        Sets the fake value of each wait to that of its input, which the wait returns.
+        """
         _check_plannable(graph)
         for node in graph.nodes:
             if is_wait(node.target):  # a wait returns its input tensor
@@ -152,7 +155,10 @@ class JointGraph(StepGraph):
 
     @property
     def has_zero_tangents(self) -> bool:
-        """Whether a scalar and other results need gradients; gradients of the latter are probably 0."""
+        """Whether a scalar and other results need gradients.
+
+        The gradients of the latter are probably 0.
+        """
         are_scalars = [fake_value(node).numel() == 1 for node in self.tangents]
         return any(are_scalars) and not all(are_scalars)
 

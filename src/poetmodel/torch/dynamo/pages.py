@@ -1,7 +1,7 @@
 """Pages of compiled graphs: operators that write and read a file of slots.
 
-Steps may overlap, so a page has no fixed slot: it gets a free one. Its token, a tensor of
-8 bytes that autograd saves, frees the slot when it is deleted.
+Steps may overlap, so each page is written to a free slot instead of a fixed one. Its token, a
+tensor of 8 bytes, is saved by autograd; the slot is freed when the token is deleted.
 """
 
 from __future__ import annotations

@@ -451,7 +451,7 @@ class GraphProblem:
             self.joint.outside_bytes = self.call.outside.peak_bytes
             graph = self.joint.training_graph(middle_bytes=max(0, usable_bytes - saved_bytes))
             times_s.insert(self.middle_node, 0.0)
-        costs = _costs(graph, self.settings, self.device, times_s)
+        costs = _make_costs(graph, self.settings, self.device, times_s)
         paging = self.settings.paging is not None
         return Problem(graph, costs, ram=usable_bytes, paging=paging, minimize="time")
 
@@ -681,7 +681,7 @@ def _regions_refusal(
     )
 
 
-def _costs(
+def _make_costs(
     graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
 ) -> Costs:
     """Return the costs of a graph: estimated for `device`, or from `times_s` if measured."""

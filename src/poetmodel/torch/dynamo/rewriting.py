@@ -300,7 +300,7 @@ class GraphPlanner:
             graph_plan = call.graph_plan
             if graph_plan is None:
                 profiles, agreed_call = self._agree_profiles(joint, call)
-                graph_plan = self._plan(joint, profiles, name, agreed_call, reserved_bytes)
+                graph_plan = self._plan_graph(joint, profiles, name, agreed_call, reserved_bytes)
         self._graph_plans.append(graph_plan)
         _LOG.info("%s", graph_plan.record)
         record = graph_plan.record
@@ -334,7 +334,7 @@ class GraphPlanner:
             return [operation.profile for operation in joint.operations], call
         call.show_phase("measuring operations")
         key = joint.training_graph().sha256  # by predicted sizes, which are equal in all processes
-        profiles = self._profiles.get(joint)
+        profiles = self._profiles.load_or_measure(joint)
         rates = None if self._settings.device else load_machine_rates(self._settings.cache)
         measurements = call.gather(key, (profiles, rates, call.wrapped_bytes))
         all_profiles, all_rates, wrapped_bytes = zip(*measurements, strict=True)
@@ -346,7 +346,7 @@ class GraphPlanner:
             rates = tuple(map(min, zip(*all_rates, strict=True)))
         return profiles, replace(call, rates=rates, wrapped_bytes=max(wrapped_bytes))
 
-    def _plan(
+    def _plan_graph(
         self,
         joint: JointGraph,
         profiles: Sequence[OpProfile],
