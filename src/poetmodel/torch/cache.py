@@ -180,7 +180,7 @@ def host_key() -> list[Any]:
 
 
 def plain_operations(graph: torch.fx.Graph) -> list[Any]:
-    """Return (FX opcode, target, arguments) of each operation of a graph, for a key.
+    """Return [FX opcode, target, arguments] of each node of a graph but the output, for a key.
 
     Raises
     ------

@@ -53,7 +53,7 @@ class Assumptions:
 
 
 class Guards:
-    """Checks whether a captured step is valid for a call, by properties of its state and inputs.
+    """Checks whether a captured step is valid for a call, by properties of state and inputs.
 
     These must be the properties at construction. Construction and checks raise `CaptureError` if no
     compiled step supports the call: in inference mode, for inputs that were computed with a

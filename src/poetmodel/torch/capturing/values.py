@@ -471,7 +471,7 @@ _LOGICAL: Final = frozenset(
     ("__or__", "__ror__", "__and__", "__rand__", "logical_or", "logical_and", "bitwise_or",
      "bitwise_and")
 )  # fmt: skip
-"""Functions, like `_REDUCTIONS`, whose result gets the expected value that their arguments share."""
+"""Functions, like `_REDUCTIONS`, whose result has the common expected value of the arguments."""
 _NEGATIONS: Final = frozenset(("__invert__", "logical_not", "bitwise_not"))
 _READ_FUNCTIONS: Final = frozenset(("__bool__", "item"))
 _EXPECTED_ATTRIBUTE: Final = "poetmodel_expected"
