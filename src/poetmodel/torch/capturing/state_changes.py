@@ -313,8 +313,8 @@ class StateChanges:
     def check(self, forward: Callable[[], object], restore: Callable[[], object]) -> None:
         """Raise `CaptureError` if each forward pass changes Python state; call this after a pass.
 
-        Stores the keys of values that the first pass sets in `first_pass_keys`. Does not restore
-        the state at its end.
+        Stores the comparison keys of values that the first pass sets in `first_pass_keys`. Does not
+        restore the state at its end.
 
         Parameters
         ----------

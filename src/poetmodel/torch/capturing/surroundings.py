@@ -45,7 +45,7 @@ CAPTURE_LOCK: Final = RLock()
 
 
 def onednn_kernels(*, enabled: bool) -> AbstractContextManager[None]:
-    """Context manager that turns the kernels of oneDNN on or off, and at its end restores that."""
+    """Context manager that turns oneDNN kernels on or off, and restores the old setting."""
     backend = torch.backends.mkldnn
     return temporary_setting(partial(setattr, backend, "enabled"), enabled, backend.enabled)
 

@@ -82,7 +82,7 @@ class Read:
 
     @property
     def is_check(self) -> bool:
-        """Whether an operator that asserts the value read it; it raises if the value is false."""
+        """Whether an asserting operator read the value; such an operator raises if it is false."""
         return self.expression.function is bool
 
 
