@@ -62,7 +62,7 @@ _MODULES: Final = {
     "to_executorch": "executorch.program",
     "trace": "step.trace",
 }
-"""Module of each name that is imported when it is first used."""
+"""Module in this package of each name that is imported at its first use."""
 
 __all__ = [
     "Backend",
@@ -100,7 +100,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used.
+    """Import a name at its first use, and store it as a global of this module.
 
     Raises `AttributeError` for an unknown name, and `BackendUnavailableError` without the PyTorch
     or ExecuTorch that the name needs.

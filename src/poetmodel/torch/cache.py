@@ -1,8 +1,8 @@
-"""Cache of plain values in a folder, by kind and key, and the keys of graphs and hosts.
+"""Cache of JSON values in a folder or in memory, by kind and key; keys of graphs and hosts.
 
-The files are JSON; several processes may share them. The first line has format, kind, key and the
-checksum of the second line, which is the content. Files are written atomically. An unreadable or
-damaged file counts as missing.
+The files are JSON; several processes may share them. The first line has format, version, kind, key
+and the checksum of the second line, which is the content. Files are written atomically. An
+unreadable or damaged file counts as missing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def digest(*values: Any) -> str:
-    """Return a SHA-256 digest of JSON values."""
+    """Return a SHA-256 digest of JSON values, in hexadecimal digits."""
     text = json.dumps(values, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
@@ -49,7 +49,8 @@ def digest(*values: Any) -> str:
 def default_folder() -> Path | None:
     """Return the default folder of the cache; None if the variable `FOLDER_VARIABLE` is empty.
 
-    Without the variable, it is ``poetmodel`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    Without the variable, it is ``poetmodel`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. Raises
+    `RuntimeError` if it would be there and the user has no home directory.
     """
     folder_setting = os.environ.get(FOLDER_VARIABLE)
     if folder_setting is not None:
@@ -59,7 +60,7 @@ def default_folder() -> Path | None:
 
 
 class Cache:
-    """A cache of plain values by kind and key: files in a folder, or in memory without a folder."""
+    """A cache of JSON values by kind and key: files in a folder, or in memory without a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -70,8 +71,8 @@ class Cache:
     def from_option(cls, option: str | Path | bool) -> Cache:  # noqa: FBT001 - like the option of `compile`
         """Return the cache for the option ``cache`` of `compile`.
 
-        The cache is in memory if the option is False, or if it is True and the user has no home
-        directory.
+        The cache is in memory if the option is False, or if it is True and there is no default
+        folder: `FOLDER_VARIABLE` is empty, or the user has no home directory.
         """
         if option is False:
             return cls(None)
@@ -83,7 +84,7 @@ class Cache:
     def read(self, kind: str, key: str) -> Any:
         """Return the stored value; None if it is missing, or its file is unreadable or damaged.
 
-        Sets the modification time of the file to now, for `_prune`.
+        Sets the modification time of the file to now, because `_prune` removes the oldest files.
         """
         if self.folder is None:
             encoded = self._encoded_values.get((kind, key))
@@ -94,7 +95,7 @@ class Cache:
                 size = min(os.fstat(stream.fileno()).st_size, MAX_FILE_BYTES)
                 header_line, _, encoded = stream.read(size).partition(b"\n")
             header = json.loads(header_line)
-            if header != _header(kind, key, encoded):
+            if header != _make_header(kind, key, encoded):
                 raise ValueError("different or damaged file")  # noqa: TRY301 - like json.loads
             content = json.loads(encoded)
         except FileNotFoundError:
@@ -107,13 +108,16 @@ class Cache:
         return content
 
     def write(self, kind: str, key: str, content: Any) -> None:
-        """Store a plain value; remove files above `MAX_FILES`. Only log a failure to write."""
+        """Store a JSON value; remove the least recently used files above `MAX_FILES`.
+
+        A failure to write is only logged. Raises `ValueError` for NaN or an infinite number.
+        """
         encoded = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         if self.folder is None:
             self._encoded_values[kind, key] = encoded
             return
         path = self._path(kind, key)
-        header_line = json.dumps(_header(kind, key, encoded)).encode()
+        header_line = json.dumps(_make_header(kind, key, encoded)).encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_bytes(path, header_line + b"\n" + encoded)
@@ -137,7 +141,7 @@ class Cache:
             path.unlink(missing_ok=True)
 
 
-def _header(kind: str, key: str, encoded: bytes) -> dict[str, Any]:
+def _make_header(kind: str, key: str, encoded: bytes) -> dict[str, Any]:
     checksum = hashlib.sha256(encoded).hexdigest()
     return {"format": FORMAT, "version": VERSION, "kind": kind, "key": key, "sha256": checksum}
 
@@ -146,7 +150,7 @@ def _header(kind: str, key: str, encoded: bytes) -> dict[str, Any]:
 
 
 class NoKeyError(Exception):
-    """A graph contains a value without a plain representation, so that it has no key."""
+    """A graph has no key, because it contains a value that `plain_value` cannot represent."""
 
 
 @cache
@@ -159,7 +163,7 @@ def _code_digest() -> str:
 
 
 def host_key() -> list[Any]:
-    """Return the values of software and host on which costs, workspaces and kernels depend."""
+    """Return versions and properties of the host on which costs, workspaces and kernels depend."""
     return [
         _code_digest(),
         str(torch.__version__),
@@ -176,14 +180,14 @@ def host_key() -> list[Any]:
 
 
 def plain_operations(graph: torch.fx.Graph) -> list[Any]:
-    """Return the operations of a graph as plain values, for a key.
+    """Return [FX opcode, target, arguments] of each node of a graph but the output, for a key.
 
     Raises
     ------
     NoKeyError
-        If an argument has no plain representation.
+        If `plain_value` cannot represent an argument.
     """
-    positions = {node: k for k, node in enumerate(graph.nodes)}
+    positions = {node: index for index, node in enumerate(graph.nodes)}
     return [
         [
             node.op,
@@ -196,13 +200,13 @@ def plain_operations(graph: torch.fx.Graph) -> list[Any]:
 
 
 def plain_layout(tensor: torch.Tensor) -> list[Any]:
-    """Return type, device, shape, strides and offset of a tensor as plain values."""
+    """Return type, device, shape, strides and storage offset of a tensor as JSON values."""
     layout = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
     return [str(tensor.dtype), str(tensor.device), *layout]
 
 
 def _plain_target(target: Any, positions: dict[Any, int]) -> Any:
-    """Return the target of a call as plain values, a custom operation by its content."""
+    """Return the target of a call as text; of a `CustomOperation` [class, attributes]."""
     if isinstance(target, CustomOperation):
         return [type(target).__name__, plain_value(target.key_attributes(), positions)]
     if isinstance(target, str | torch._ops.OpOverload):  # noqa: SLF001 - the type of operators
@@ -211,12 +215,12 @@ def _plain_target(target: Any, positions: dict[Any, int]) -> Any:
 
 
 def plain_value(value: Any, positions: dict[Any, int]) -> Any:
-    """Return an argument of a call as plain values; an FX node becomes its entry in `positions`.
+    """Return an argument of a call as JSON values; an FX node becomes its entry in `positions`.
 
     Raises
     ------
     NoKeyError
-        If a value has no plain representation.
+        If the type of the argument, or of a value in it, has no representation.
     """
     if isinstance(value, torch.fx.Node):
         return ["node", positions[value]]

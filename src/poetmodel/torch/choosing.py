@@ -115,7 +115,10 @@ class Choice:
         return self.selection.status
 
     def freeze(self, model: torch.nn.Module) -> None:
-        """Set ``requires_grad`` of all parameters of a model: True only for the chosen ones."""
+        """Set ``requires_grad`` of all parameters of a model: True only for the chosen ones.
+
+        Parameters of a loss module are not changed.
+        """
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in self.parameters)
 
@@ -184,9 +187,10 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         Maximum tensor size, such as ``32KiB``: the steps are divided into tiles, as in `export`.
         ``auto`` tries sizes that fit, within a fraction of the time limit, and uses the size with
         the best schedule for the step that trains all layers. Default: no tiles.
-    backend, time_limit, gap, threads, seed
+    backend, time_limit, gap, threads, seed, solver_options
         As for `poetmodel.solve`. The gap applies to the score, and to the schedule of the set. The
-        time limit does not include captures.
+        time limit does not include captures. The schedule of the set is solved without the
+        `solver_options`.
     **limits
         Limits as for `poetmodel.Problem`: ``ram``, ``deadline``, ``deadline_counts``,
         ``aux_bytes``, ``energy_budget``, ``commit``, ``recompute``, ``paging``, and ``minimize``.
@@ -203,7 +207,7 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     CaptureError
         If the step cannot be captured, or an operator has no kernel.
     InputError
-        If a score is missing, invalid, or of an unknown layer.
+        If an option is invalid, or a score is missing, invalid, or of an unknown or int8 layer.
 
     Notes
     -----
@@ -224,7 +228,9 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         parameters = _captured_parameters(model, loss_fn).items()
         check_layer_names(
             stated_scores,
-            group_by_layer((name for name, p in parameters if p.requires_grad), per),
+            group_by_layer(
+                (name for name, parameter in parameters if parameter.requires_grad), per
+            ),
             source,
         )
     if optimizer is None:
@@ -338,7 +344,7 @@ def _choose_tiles(
     limits: Mapping[str, Any],
     request: Request,
 ) -> tuple[ChosenTiles, dict[str, Any]]:
-    """Choose the tile size of a step; return (step in tiles, limits).
+    """Choose the tile size of a step; return (tile size with the step in tiles, limits).
 
     With tiles, the returned limits have the RAM in bytes, because a percentage of RAM refers to the
     step without tiles. If `choice.is_whole`, step and limits are unchanged. Otherwise, each
@@ -402,7 +408,8 @@ def gradient_norms(
 ) -> dict[str, float]:
     """Return the norm of the gradients of each layer, by layer; 0 for a layer without gradients.
 
-    Works on a copy: the model, its buffers and its gradients do not change.
+    Works on a copy: the model, its buffers and its gradients do not change. Raises `CaptureError`
+    if the forward or backward pass fails.
     """
     model_copy, loss_copy = copy.deepcopy((with_fronts(model), loss_fn))
     parameters = _captured_parameters(model_copy, loss_copy)
@@ -478,7 +485,10 @@ def _check_not_quantized(scores: Mapping[str, float], model: torch.nn.Module, so
 def _step_costs(
     step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
 ) -> Costs:
-    """Return the costs of a step: the profile's, or else estimates for the device."""
+    """Return the costs of a step: the profile's, or else estimates for the device.
+
+    Raises `InputError` without a profile and a device.
+    """
     loaded_device = Device.load(device) if isinstance(device, str) else device
     if isinstance(profile, Costs):
         return profile if loaded_device is None else replace(profile, device=loaded_device)
@@ -493,7 +503,9 @@ def _captured_parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, tor
     """Return the parameters of model and loss by their names in a capture."""
     parameter_of_name = dict(model.named_parameters())
     if isinstance(loss_fn, torch.nn.Module):
-        parameter_of_name |= {f"{LOSS}.{name}": p for name, p in loss_fn.named_parameters()}
+        parameter_of_name |= {
+            f"{LOSS}.{name}": parameter for name, parameter in loss_fn.named_parameters()
+        }
     return parameter_of_name
 
 
@@ -501,8 +513,11 @@ def _captured_parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, tor
 def _train_only(
     parameters: Mapping[str, torch.nn.Parameter], chosen_names: Collection[str]
 ) -> Iterator[None]:
-    """Context manager that sets ``requires_grad`` to True for only the chosen parameters."""
-    old_flags = {name: p.requires_grad for name, p in parameters.items()}
+    """Context manager that sets ``requires_grad`` to True for only the chosen parameters.
+
+    At its end it restores the old values.
+    """
+    old_flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in chosen_names)

@@ -129,13 +129,13 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
     Raises
     ------
     CaptureError
-        If the step cannot be captured.
+        If the step cannot be captured, or its results differ from those of eager PyTorch.
     BudgetError
         If a limit is not usable.
     NoScheduleError
         If no schedule meets the limits, or none was found in time.
     InputError
-        If the page file cannot be created, or costs cannot be measured.
+        If an option is invalid, the page file cannot be created, or costs cannot be measured.
     """
     arguments = locals().copy()
     options = CompileOptions(
@@ -203,7 +203,8 @@ class Step:
         ------
         CaptureError
             If the inputs, the parameters, the modules, or Python values that model or loss read
-            differ from those at compilation.
+            differ from those at compilation. With ``dynamic="retrace"`` the step is then compiled
+            again, which may raise the errors of `compile`.
         PageError
             If a page cannot be written, read or verified. The step then has no effect, except if it
             was compiled with an optimizer but without `storage` or `rollback`: then some parameters
@@ -330,7 +331,7 @@ class Step:
         Raises
         ------
         InputError
-            If the file cannot be written.
+            If the file cannot be written, or is neither ``*.html`` nor ``*.json``.
         MissingExtraError
             If a page is requested, and a library that draws it is missing.
         """

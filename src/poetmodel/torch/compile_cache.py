@@ -67,10 +67,10 @@ class CachedSchedules:
         self._cache = cache
 
     def load_result(self, problem: Problem, *, gap: float) -> SolveResult | None:
-        """Return the cached schedule of a problem, verified now, with its bound.
+        """Return the cached result of a problem: its schedule, verified now, and its bound.
 
-        Returns None if the cache has none, or the schedule is invalid. If its solve stopped at a
-        wider gap than `gap`, the termination is ``interrupted``, so that the result is not final.
+        Returns None if the cache has no result, or the schedule is invalid. If the solve stopped at
+        a wider gap than `gap`, the termination is ``interrupted``, so that the result is not final.
         """
         content = self._cache.read("schedule", _problem_key(problem))
         if content is None:
@@ -112,7 +112,7 @@ class CachedSchedules:
         if schedule is None or result.time_limit_s is None:
             return
         cached_result = self.load_result(problem, gap=result.requested_gap)
-        if cached_result is not None and _rank(cached_result) < _rank(result):
+        if cached_result is not None and _rank_key(cached_result) < _rank_key(result):
             return
         content = {
             "schedule": {name: getattr(schedule, name) for name in (*_SPANS, "resident")},
@@ -150,10 +150,12 @@ class CachedStep(CachedSchedules):
         content = self._cache.read("step", key)
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             if content is not None:
-                cached_profiles = {int(k): OpProfile.from_list(values) for k, values in content}
+                cached_profiles = {
+                    int(index): OpProfile.from_list(values) for index, values in content
+                }
                 return build_trace(joint, build_captured_graph(joint, profiles=cached_profiles))
         captured_graph = build_captured_graph(joint)
-        entries = [[k, profile.to_list()] for k, profile in captured_graph.profiles.items()]
+        entries = [[index, profile.to_list()] for index, profile in captured_graph.profiles.items()]
         self._cache.write("step", key, entries)
         return build_trace(joint, captured_graph)
 
@@ -181,7 +183,9 @@ class CachedStep(CachedSchedules):
                 )
         profile = measure()
         compute = profile.costs.compute
-        times_s = [compute[n.name].time_s if n.name in compute else 0.0 for n in trace.graph.nodes]
+        times_s = [
+            compute[node.name].time_s if node.name in compute else 0.0 for node in trace.graph.nodes
+        ]
         content = {
             "times_s": times_s,
             "paging": None if profile.paging is None else asdict(profile.paging),
@@ -192,8 +196,11 @@ class CachedStep(CachedSchedules):
         return profile
 
 
-def _rank(result: SolveResult) -> tuple[float, float]:
-    """Return (value, gap) of a result for comparisons; smaller is better, missing is worst."""
+def _rank_key(result: SolveResult) -> tuple[float, float]:
+    """Return (value, gap) of a result for comparisons; smaller is better.
+
+    A missing value counts as infinite, a missing gap as 1.
+    """
     value, gap = result.value, result.gap
     return (float("inf") if value is None else value, 1.0 if gap is None else gap)
 
@@ -216,18 +223,17 @@ def _problem_key(problem: Problem) -> str:
 
 
 def _plain_graph(joint: Joint) -> list[Any]:
-    """Return a captured graph as plain values, for a key.
-
-    These are operations, shapes, arguments, results and the norm to clip to.
+    """Return operations, shapes, arguments, results and clipping norm of a graph, for a key.
 
     Shapes are included because they may depend on values that the model reads, such as masks.
     """
     nodes = list(joint.graph_module.graph.nodes)
     shapes = [[list(tensor.shape) for tensor in tensors_in(node.meta.get("val"))] for node in nodes]
-    positions = {node: k for k, node in enumerate(nodes)}
+    positions = {node: index for index, node in enumerate(nodes)}
     storage_groups: dict[int, int] = {}
     arguments = []
-    values = list(map(joint.value, joint.arguments))  # keep alive: keys are memory addresses
+    # Storage keys are unique only while the tensors exist.
+    values = list(map(joint.value, joint.arguments))
     for argument, value in zip(joint.arguments, values, strict=True):
         description: Any = (
             plain_value(value, positions) if not isinstance(value, torch.Tensor) else None
@@ -241,6 +247,6 @@ def _plain_graph(joint: Joint) -> list[Any]:
                 value.requires_grad,
             ]
         arguments.append([str(argument.kind), argument.name, positions[argument.node], description])
-    results = [[str(r.kind), positions[r.node], r.path] for r in joint.results]
+    results = [[str(result.kind), positions[result.node], result.path] for result in joint.results]
     max_norm = plain_value(joint.clip_grad_norm, positions)
     return [plain_operations(joint.graph_module.graph), shapes, arguments, results, max_norm]

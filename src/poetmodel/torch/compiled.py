@@ -136,7 +136,8 @@ class Compiled:
         self.trace = self.cached_step.load_trace()
         self.guards = Guards(joint)
         self.trace_s = perf_counter() - start_s
-        """Time to capture the step, and to execute it once to find tensors and workspaces [s]."""
+        """Time to capture the step, and to execute it once to find tensors and workspaces, unless
+        these are cached [s]."""
         self.keep_all_bytes = keep_all_bytes(self.trace)
         """The keep-all peak of tensors and workspaces [B]."""
         self.budget_bytes = self._resolve_budget(options, first_compiled)
@@ -150,7 +151,8 @@ class Compiled:
         costs_start_s = perf_counter()
         show_phase("finding the costs of operations")
         costs, self.profile, self.notes = _find_costs(self.trace, options, self.cached_step)
-        """`notes` describe the origin of the costs, for display."""
+        """`profile` is the measurement of the costs, None for estimates; `notes` describe the
+        origin of the costs, for display."""
         if divisions:
             note = f"{len(divisions)} operations are executed in pieces, with the same bits"
             self.notes = (*self.notes, note)
@@ -258,7 +260,10 @@ class Compiled:
         return result
 
     def _make_plan(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
-        """Return the plan of a result's schedule, with its check."""
+        """Return the plan of a result's schedule, with its check.
+
+        Raises `NoScheduleError` if the result has no schedule.
+        """
         graph, costs = self.scheduled.graph, self.costs
         usable_bytes = self.budget_bytes - self.scheduled.reserved_bytes
         schedule = _make_reserved_state_resident(graph, result.require_schedule())
@@ -350,7 +355,8 @@ def _find_costs(
 ) -> tuple[Costs, Profile | None, tuple[str, ...]]:
     """Return (costs of the step, their measurement, notes on their origin).
 
-    The measurement is None if the costs are estimates for a device.
+    The measurement is None if the costs are estimates for a device. Otherwise creates the folder
+    for pages, if tensors may be paged.
     """
     if options.device is not None:
         device = options.device

@@ -46,27 +46,28 @@ class Assumptions:
     """For each parameter and buffer, and each input that the step changes or differentiates: the
     index of the first of them that is the same tensor."""
     overlaps: tuple[int | None, ...]
-    """For each input the index of a changed tensor that overlaps it in memory, or None; empty if
-    the step changes no tensor, or modules changed."""
+    """For each input the index, among the tensors that the step changes, of one that overlaps it in
+    memory; None if none does. Empty if the step changes no tensor, or modules changed."""
     autocast: bool
     """Whether autocast is on around the step; autocast inside the model is part of the graph."""
 
 
 class Guards:
-    """Checks whether a captured step is valid for a call: state and inputs as at construction.
+    """Checks whether a captured step is valid for a call, by properties of state and inputs.
 
-    The checks raise `CaptureError` if no compiled step supports the call: in inference mode, for
-    inputs that were computed with a gradient, and for hooks of parameters or inputs.
+    These must be the properties at construction. Construction and checks raise `CaptureError` if no
+    compiled step supports the call: in inference mode, for inputs that were computed with a
+    gradient, and for hooks of parameters or inputs.
     """
 
     def __init__(self, joint: Joint) -> None:
         """Record the current assumptions of a captured step for the inputs of its capture."""
         self._joint = joint
         named_modules = tuple(joint.module.named_modules())
-        self._names = tuple(format_path(path) or "the model" for path, _ in named_modules)
+        self._module_names = tuple(format_path(path) or "the model" for path, _ in named_modules)
         # While these references exist, no new module can have the id of one of them.
         self._modules = tuple(module for _, module in named_modules)
-        self._identities = tuple(map(id, self._modules))
+        self._module_ids = tuple(map(id, self._modules))
         result_targets = {result.target for result in joint.results}
         target_inputs = [
             argument
@@ -77,25 +78,33 @@ class Guards:
         self._alias_names = tuple(
             argument.name for argument in (*joint.module_arguments, *target_inputs)
         )
-        mutated_arguments = {r.target for r in joint.results if r.kind is OutputKind.MUTATION}
+        mutated_arguments = {
+            result.target for result in joint.results if result.kind is OutputKind.MUTATION
+        }
         updated_arguments = joint.module_arguments if joint.optimizer is not None else ()
         changed_arguments = [
-            a for a in joint.module_arguments if a in mutated_arguments or a in updated_arguments
+            argument
+            for argument in joint.module_arguments
+            if argument in mutated_arguments or argument in updated_arguments
         ]
         self._find_changed_tensors = Lookup([argument.target for argument in changed_arguments])
-        """Finds the parameters and buffers that the step changes."""
-        self._changed_inputs = [a.position for a in target_inputs if a in mutated_arguments]
+        """Finds the parameters and buffers that the step changes, given the captured module."""
+        self._changed_inputs = [
+            argument.position for argument in target_inputs if argument in mutated_arguments
+        ]
         """Positions of the flat inputs that the step changes."""
         self._changed_names = [argument.name for argument in changed_arguments]
         self._changed_names += [joint.input_names[position] for position in self._changed_inputs]
-        self._constants = tuple(_constant_holders(joint, self._names, self._modules))
+        self._constants = tuple(_constant_holders(joint, self._module_names, self._modules))
+        """(attributes of a module, key, name for display, constant tensor), see `hold`."""
         self.compiled_assumptions = self._assumptions(joint.inputs)
         """Assumptions at the compilation of the step."""
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step is valid for flat inputs and the current state.
 
-        Raises `CaptureError` if no compiled step supports the call.
+        Constant tensors must be the objects of the capture. Raises `CaptureError` if no compiled
+        step supports the call.
         """
         joint = self._joint
         return (
@@ -106,7 +115,11 @@ class Guards:
         )
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
-        """Yield a text for each difference of flat inputs and state from those at compilation."""
+        """Yield a text for each difference of flat inputs and state from those at compilation.
+
+        After a replaced module, or a missing tensor, further differences are omitted. Raises
+        `CaptureError` if no compiled step supports the call.
+        """
         compiled_assumptions, current_assumptions = (
             self.compiled_assumptions,
             self._assumptions(inputs),
@@ -116,7 +129,7 @@ class Guards:
         )
         if compiled_assumptions.modules != current_assumptions.modules:
             yield _describe_replaced(
-                self._names, compiled_assumptions.modules, current_assumptions.modules
+                self._module_names, compiled_assumptions.modules, current_assumptions.modules
             )
             return
         arguments = self._joint.module_arguments
@@ -159,17 +172,17 @@ class Guards:
             return ()
         changed_tensors = [
             *self._find_changed_tensors(self._joint.module),
-            *(inputs[k] for k in self._changed_inputs),
+            *(inputs[position] for position in self._changed_inputs),
         ]
-        by_storage: dict[int, list[int]] = {}
+        indices_by_storage: dict[int, list[int]] = {}
         for index, tensor in enumerate(changed_tensors):
-            by_storage.setdefault(storage_key(tensor), []).append(index)
+            indices_by_storage.setdefault(storage_key(tensor), []).append(index)
         return tuple(
             next(
                 (
-                    k
-                    for k in by_storage.get(storage_key(value), ())
-                    if _is_overlapping(changed_tensors[k], value)
+                    index
+                    for index in indices_by_storage.get(storage_key(value), ())
+                    if _is_overlapping(changed_tensors[index], value)
                 ),
                 None,
             )
@@ -191,7 +204,7 @@ class Guards:
         if compiled_assumptions.training[1:] != current_assumptions.training[1:]:
             yield "modules were switched into or out of training mode"
         for name, hooks, current_hooks in zip(
-            self._names, compiled_assumptions.hooks, current_assumptions.hooks, strict=True
+            self._module_names, compiled_assumptions.hooks, current_assumptions.hooks, strict=True
         ):
             if hooks != current_hooks:
                 yield f"hooks of {name} were added or removed"
@@ -201,20 +214,23 @@ class Guards:
     def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
         """Return the current assumptions of a step on flat inputs.
 
-        Raises `CaptureError` in inference mode, for unsuitable inputs and for hooks of tensors.
+        Raises `CaptureError` as `refuse_inference_mode` and `refuse_inputs` do, and for hooks of
+        parameters.
         """
         joint = self._joint
         modules = tuple(joint.module.modules())
         module_attributes = [module.__dict__ for module in modules]
-        identities = tuple(map(id, modules))
+        module_ids = tuple(map(id, modules))
         try:
-            tensors = joint.module_tensors() if identities == self._identities else []
+            tensors = joint.module_tensors() if module_ids == self._module_ids else []
         except AttributeError:
             tensors = []
         refuse_inference_mode()
         refuse_inputs(inputs)
         hooked_names = [
-            joint.module_arguments[k].name for k, tensor in enumerate(tensors) if _is_hooked(tensor)
+            joint.module_arguments[index].name
+            for index, tensor in enumerate(tensors)
+            if _is_hooked(tensor)
         ]
         if hooked_names:
             raise CaptureError(_hook_error(joint.name, hooked_names))
@@ -225,14 +241,17 @@ class Guards:
         )
         return Assumptions(
             inputs=tuple(map(_guarded_properties, inputs)),
-            modules=identities,
+            modules=module_ids,
             training=tuple([attributes["training"] for attributes in module_attributes]),
             hooks=tuple(
                 [tuple(chain(*map(attributes.get, HOOKS))) for attributes in module_attributes]
             ),
             tensors=tuple(map(_guarded_properties, tensors)),
             aliases=tuple(
-                [first_index_of.setdefault(identity, k) for k, identity in enumerate(tensor_ids)]
+                [
+                    first_index_of.setdefault(tensor_id, index)
+                    for index, tensor_id in enumerate(tensor_ids)
+                ]
             ),
             overlaps=self._overlapping_indices(inputs) if tensors else (),
             autocast=torch.is_autocast_enabled("cpu"),
@@ -253,9 +272,10 @@ def _is_overlapping(tensor_a: torch.Tensor, tensor_b: torch.Tensor) -> bool:
 def _constant_holders(
     joint: Joint, names: Sequence[str], modules: Sequence[torch.nn.Module]
 ) -> Iterator[tuple[dict[str, Any], str, str, torch.Tensor]]:
-    """Yield (attributes, key, name, tensor) of each module attribute or global that is a constant.
+    """Yield (attributes, key, name, tensor) of each attribute or global that is a constant tensor.
 
-    `names` are the display names of `modules`.
+    The attributes are the ``__dict__`` of a module of the model or of a Python module. `names` are
+    the display names of `modules`.
     """
     constants = {
         id(value) for value in map(joint.value, joint.arguments_of(InputKind.CONSTANT_TENSOR))
@@ -319,10 +339,11 @@ def _hook_error(step_name: str, tensor_names: Sequence[str]) -> str:
 
 
 def _guarded_properties(value: Any) -> Any:
-    """Return the properties of a tensor that guards compare, or (type, text) of another object.
+    """Return the properties that guards compare.
 
-    Values of tensors are not compared. By the text NaN equals itself, and by the type 1 differs
-    from 1.0.
+    Those of a plain tensor are (shape, type, strides, device, whether it requires a gradient), not
+    its values. Those of any other object are (type, text): by the text NaN equals itself, and by
+    the type 1 differs from 1.0.
     """
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))
@@ -353,7 +374,10 @@ def _property_differences(
 
 
 def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Sequence[int]) -> str:
-    """Return a text that names the replaced or removed modules, given the ``id`` of each module."""
+    """Return a text that names the replaced or removed modules, given the ``id`` of each module.
+
+    If there are none, it states that modules were added.
+    """
     if len(old_ids) == len(new_ids):
         replaced_names = [
             name
@@ -374,10 +398,10 @@ def _alias_differences(
     names: Sequence[str], old_aliases: Sequence[int], new_aliases: Sequence[int]
 ) -> Iterator[str]:
     """Yield a text for each tensor that became the same as another one, or ceased to be so."""
-    for k, (old_alias, new_alias) in enumerate(zip(old_aliases, new_aliases, strict=True)):
+    for index, (old_alias, new_alias) in enumerate(zip(old_aliases, new_aliases, strict=True)):
         if old_alias == new_alias:
             continue
-        if old_alias != k:
-            yield f"{names[k]} was the same tensor as {names[old_alias]} and is not"
-        if new_alias != k:
-            yield f"{names[k]} was not the same tensor as {names[new_alias]} and is"
+        if old_alias != index:
+            yield f"{names[index]} was the same tensor as {names[old_alias]} and is not"
+        if new_alias != index:
+            yield f"{names[index]} was not the same tensor as {names[new_alias]} and is"

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     Inputs = Sequence[Any] | Mapping[str, Any]
     Builder = Callable[[Iterator[torch.Tensor]], Any]
+    """Returns a value, given an iterator over the tensors in it."""
     Leaves = list[tuple[str, torch.Tensor]]
+    """(path in the output, tensor) of each tensor."""
 
 
 def _convert_mappings(inputs: Any) -> Any:
@@ -45,7 +47,7 @@ def positional_inputs(inputs: Inputs) -> tuple[Any, ...]:
 
 
 def flatten(inputs: Inputs) -> tuple[list[Any], Any]:
-    """Return the flat list of inputs and its nesting; mappings of any type become dicts."""
+    """Return (flat list of inputs, its nesting as a ``TreeSpec``); all mappings count as dicts."""
     flat, spec = _pytree.tree_flatten(_convert_mappings(positional_inputs(inputs)))
     return flat, spec
 
@@ -57,15 +59,18 @@ def unflatten(flat: Sequence[Any], spec: Any) -> tuple[Any, ...]:
 
 
 def copy_inputs(inputs: Inputs) -> Inputs:
-    """Return inputs with each tensor copied to memory of its own, detached.
+    """Return inputs with a detached copy of each tensor; ``requires_grad`` is unchanged.
 
-    The reason: a batch is often a view of a larger tensor, and two inputs may share one storage.
-    Anything but a tuple, list or mapping is returned unchanged.
+    Each copy has memory of its own, because a batch is often a view of a larger tensor, and two
+    inputs may share one storage. A mapping becomes a tuple of one dict. Anything but a tuple, list
+    or mapping is returned unchanged.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         return inputs
     flat, spec = flatten(inputs)
-    return unflatten([_copy_tensor(x) if isinstance(x, torch.Tensor) else x for x in flat], spec)
+    return unflatten(
+        [_copy_tensor(value) if isinstance(value, torch.Tensor) else value for value in flat], spec
+    )
 
 
 def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -73,7 +78,7 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def input_names(spec: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return the name of each flat input for display: ``inputs[0]``, or its key if `by_name`."""
+    """Return the name of each flat input for display: ``inputs[0]``; if `by_name`, key and path."""
     count = spec.num_leaves
     if not by_name:
         return tuple(f"inputs[{position}]" for position in range(count))
@@ -89,7 +94,7 @@ def input_names(spec: Any, *, by_name: bool) -> tuple[str, ...]:
 # -- arguments of a model ----------------------------------------------------------------------
 
 
-def _signature(model: torch.nn.Module) -> inspect.Signature | None:
+def _find_signature(model: torch.nn.Module) -> inspect.Signature | None:
     try:
         return inspect.signature(model.forward)
     except (TypeError, ValueError):
@@ -101,20 +106,22 @@ def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
 
     True if `arguments` is a mapping. Also true for a tuple of one mapping, if ``forward`` takes
     keywords only, or if all keys are parameters of ``forward`` and there is more than one key or
-    parameter, so that no single name matches by chance. If ``forward`` takes any keyword
-    (``**kwargs``) besides named parameters, one key must be such a parameter.
+    parameter, so that no single name matches by chance. If ``forward`` takes ``**kwargs`` besides
+    named parameters, one key that is a parameter suffices instead of all.
     """
     if isinstance(arguments, Mapping):
         return True
     if len(arguments) != 1 or not isinstance(arguments[0], Mapping):
         return False
-    signature = _signature(model)
+    signature = _find_signature(model)
     if signature is None:
         return False
     parameters = signature.parameters.values()
     keys, parameter_kinds = set(arguments[0]), {parameter.kind for parameter in parameters}
     parameter_names = {
-        p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     if parameter_kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
         return True
@@ -137,7 +144,10 @@ def refuse(name: str, errors: Iterable[str]) -> None:
 
 
 def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iterator[str]:
-    """Yield each error of a step that is detectable without executing the step."""
+    """Yield each error of a step that is detectable without executing the step.
+
+    Callers stop at the first error, because later checks may fail after it.
+    """
     if not torch.is_grad_enabled():
         yield "gradients are off (torch.no_grad): capture a training step outside of it"
     if not isinstance(model, torch.nn.Module):
@@ -171,7 +181,7 @@ def empty_input_errors(inputs: Inputs) -> Iterator[str]:
 
 
 def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
-    """Yield an error if a parameter or buffer is lazy or a tensor subclass."""
+    """Yield an error if a parameter or buffer is lazy, nested, or of a class with own operators."""
     if torch.nn.parameter.is_lazy(tensor):
         yield (
             f"{path} has no shape yet, as in every lazy module; call the model once on inputs first"
@@ -184,7 +194,7 @@ def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
 
 
 def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
-    """Yield an error if a module is compiled, scripted or a parallel wrapper."""
+    """Yield an error if a module, or its forward, is compiled, scripted or a parallel wrapper."""
     kinds = [kind.__name__ for kind in type(module).__mro__]
     subject = f"module {path!r} is" if path else "the model is"
     is_wrapper = "OptimizedModule" in kinds
@@ -210,6 +220,7 @@ def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
 _PARALLEL_WRAPPERS: Final = frozenset(
     ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 )
+"""Names of classes of modules that execute a model in several replicas or shards."""
 
 
 def _is_compiled(function: object) -> bool:
@@ -225,7 +236,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def input_errors(inputs: object) -> Iterator[str]:
-    """Yield an error for each input that a step does not support."""
+    """Yield each error of inputs that a step does not support: their container, names, values."""
     if not isinstance(inputs, tuple | list | Mapping):
         yield (
             "inputs: expected a tuple such as (x, y), the target last, or a mapping of named "
@@ -269,7 +280,7 @@ def _call_errors(model: torch.nn.Module, inputs: Inputs, *, has_no_loss_fn: bool
 
     With a loss_fn the last input is the target, which ``forward`` does not get.
     """
-    signature = _signature(model)
+    signature = _find_signature(model)
     if signature is None or model._forward_pre_hooks:  # noqa: SLF001 - hooks may change arguments
         return
     arguments = positional_inputs(inputs) if has_no_loss_fn else positional_inputs(inputs)[:-1]
@@ -380,7 +391,7 @@ def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
     kind = type(value)
     items: dict[Any, Any]
     if is_dataclass(value):
-        items = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        items = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         build: Callable[[dict[Any, Any]], Any] = lambda attributes: kind(**attributes)  # noqa: E731
         path_format = "{}.{}"
     elif isinstance(value, Mapping):
@@ -406,7 +417,7 @@ def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
 
 
 def _copy_with_attributes(value: Any, attributes: dict[str, Any]) -> Any:
-    """Return a shallow copy of an object with some attributes replaced."""
+    """Return a shallow copy of an object whose attributes in `attributes` are replaced."""
     object_copy = copy.copy(value)
     vars(object_copy).update(attributes)
     return object_copy

@@ -104,12 +104,15 @@ def capture(
     -------
     Joint
         The captured step, in which an int8 front replaces each module quantized by PT2E. Capturing
-        changes no parameter, gradient, buffer or random generator.
+        changes no parameter, gradient, buffer or random generator. If forward sets attributes,
+        stores tensors outside of the model, or reads the value of a buffer that the step changes, a
+        warning is logged.
 
     Raises
     ------
     CaptureError
-        If the step cannot be captured. The message names the operation, its line and a remedy.
+        If the step cannot be captured. The message has a remedy; if they are known, it names the
+        operation and its line.
     """
     name = name or type(model).__name__
     refuse(name, step_errors(model, loss_fn, inputs))
@@ -118,7 +121,7 @@ def capture(
     uses_keywords = takes_keywords(
         model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
     )
-    # A list for the structure of the output, which the captured module fills.
+    # The captured module stores the structure of its output in this list.
     output_structures: list[OutputStructure] | None = [] if isinstance(inputs, Mapping) else None
     checks = FiniteChecks()
     captured_module, assigned_buffers = _wrap_with_loss(
@@ -223,7 +226,7 @@ def capture(
         finite_check_lines=tuple(checks.lines),
     )
     constants = joint.arguments_of(InputKind.CONSTANT_TENSOR)
-    joint.python_guards.set_constants([joint.value(a) for a in constants])
+    joint.python_guards.set_constants([joint.value(argument) for argument in constants])
     refuse(name, _capture_errors(joint))
     changed_paths = {result.target.target for result in joint.results if result.target is not None}
     sources = joint.value_guards.sources
@@ -271,7 +274,7 @@ def _record_python_reads(
     try:
         with python_reads.record_reads(), suppress(*FOREIGN_ERRORS):
             forward()
-        python_reads.places.remove_temporary()
+        python_reads.places.remove_temporary_objects()
         state_changes.check(forward, restore)
     finally:
         restore()
@@ -287,11 +290,12 @@ def _try_export(
     *,
     uses_onednn: bool,
 ) -> tuple[fx.GraphModule, KnownValues] | None:
-    """Return the joint graph and the known values; None if the export must be repeated.
+    """Return (joint graph, known values); None if the export failed and must be repeated.
 
-    An export is repeated if the code stores tensors of one forward pass for the next, or reads an
-    unknown value. After such a read `checks` are turned on: the step then tests whether the numbers
-    are finite.
+    An export is repeated if the code stores tensors of one forward pass for the next: then
+    `leftovers` registers their holders. It is also repeated if the code reads an unknown value:
+    then `checks` record tests for finite numbers. Any other error, and one that remains after this,
+    is raised.
     """
     values = KnownValues()
     context = TracingContext(make_fake_mode(values, uses_onednn=uses_onednn))
@@ -328,12 +332,12 @@ def _wrap_with_loss(
     output_structures: list[OutputStructure] | None,
     checks: FiniteChecks,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
-    """Return a module that computes the loss from flat inputs; it contains the user's modules.
+    """Return (module that computes the loss from flat inputs, tracker of its assigned buffers).
 
-    If `output_structures` is a list, the module returns the loss and the other tensors of the
-    model's output, detached; each forward pass replaces the list's content by the structure of the
-    output. If forward tests for finite numbers and `checks` record this, the last result is that of
-    the checks. Also returns the buffers that forward assigns.
+    The module contains the user's modules. If `output_structures` is a list, the module returns the
+    loss and the other tensors of the model's output, detached; each forward pass replaces the
+    list's content by the structure of the output. If forward tests for finite numbers and `checks`
+    record this, the last result is that of the checks.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -367,7 +371,7 @@ def _wrap_with_loss(
 
 def _capture_errors(joint: Joint) -> Iterator[str]:
     """Yield each reason why a captured step is refused: its loss, no gradient, an operation."""
-    losses = [r.node.meta["val"] for r in joint.results if r.kind is OutputKind.LOSS]
+    losses = [result.node.meta["val"] for result in joint.results if result.kind is OutputKind.LOSS]
     if len(losses) != 1 or losses[0].numel() != 1:
         shapes = [tuple(loss.shape) for loss in losses]
         yield (

@@ -99,13 +99,14 @@ class InputSpec:
     node: fx.Node
     """The placeholder, or the ``get_attr`` node of a constant."""
     target: str
-    """Path in the captured module, such as ``model.conv1.weight``; empty for other kinds."""
+    """Path of a parameter or buffer in the captured module, such as ``model.conv1.weight``; of a
+    constant its attribute in the graph module; empty for other kinds."""
     name: str
     """Name for display: the path in the user's module, or ``inputs[0]``."""
     position: int = 0
     """Position of a user input among the flat inputs; otherwise 0."""
     optimizer_value: OptimizerValue | None = None
-    """Source of a value that an optimizer holds; None for other kinds."""
+    """Source of a moment or learning rate; None for other kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ class OutputSpec:
     node: fx.Node
     """The node that computes the value; may be a view, or the placeholder of an input."""
     target: InputSpec | None
-    """The input that the gradient or new value belongs to; None for other kinds."""
+    """The input that a gradient or new value belongs to; None for other kinds."""
     path: str = ""
     """Path of an output in the model's return value; otherwise empty."""
 
@@ -139,12 +140,17 @@ class Lookup:
         self._tensors = [path.rpartition(".")[::2] for path in paths]
         """(path of the module, name in it) of each tensor."""
         split_owners = [owner.split(".") for owner, _ in self._tensors if owner]
-        owners = (".".join(names[: k + 1]) for names in split_owners for k in range(len(names)))
+        owners = (
+            ".".join(names[: depth + 1]) for names in split_owners for depth in range(len(names))
+        )
         self._modules = [(path, *path.rpartition(".")[::2]) for path in dict.fromkeys(owners)]
         """(path, path of its parent, name in the parent) of each module on the paths."""
 
     def __call__(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        """Return the current tensors, in the order of the paths."""
+        """Return the current tensors, in the order of the paths.
+
+        Raises `AttributeError` if a path no longer exists.
+        """
         modules = {"": module}
         for path, owner, name in self._modules:
             child = modules[owner].__dict__["_modules"].get(name)
@@ -199,11 +205,11 @@ class Joint:
     def module_arguments(self) -> tuple[InputSpec, ...]:
         """The arguments that are parameters and buffers of the module, in order."""
         kinds = (InputKind.PARAMETER, InputKind.BUFFER)
-        return tuple(a for a in self.arguments if a.kind in kinds)
+        return tuple(argument for argument in self.arguments if argument.kind in kinds)
 
     @cached_property
     def _lookup(self) -> Lookup:
-        return Lookup([a.target for a in self.module_arguments])
+        return Lookup([argument.target for argument in self.module_arguments])
 
     def module_tensors(self) -> list[torch.Tensor]:
         """Return the current tensors of `module_arguments`."""
@@ -224,7 +230,7 @@ class Joint:
 
     def arguments_of(self, kind: InputKind) -> tuple[InputSpec, ...]:
         """Return the arguments of one kind, in order."""
-        return tuple(a for a in self.arguments if a.kind == kind)
+        return tuple(argument for argument in self.arguments if argument.kind == kind)
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:
@@ -232,7 +238,7 @@ class Joint:
         return input_names(self.input_spec, by_name=self.output is not None)
 
     def build_output(self, loss: torch.Tensor, other_tensors: Sequence[torch.Tensor]) -> Any:
-        """Return the step's output: its loss, or the model's output structure with its tensors."""
+        """Return the output of a step: the loss, or the model's output with these tensors."""
         return loss if self.output is None else self.output.build(loss, other_tensors)
 
     def tensors_by_name(self, output: Any) -> dict[str, torch.Tensor]:
@@ -275,7 +281,8 @@ class Joint:
             msg = f"{self.name}: expected {n_expected} inputs (the target last), got {n_inputs}"
         else:
             nestings = [
-                unflatten([_NestedInput()] * s.num_leaves, s) for s in (self.input_spec, spec)
+                unflatten([_NestedInput()] * tree_spec.num_leaves, tree_spec)
+                for tree_spec in (self.input_spec, spec)
             ]
             msg = f"{self.name}: expected inputs nested as {nestings[0]!r}, got {nestings[1]!r}"
         raise CaptureError(msg)
@@ -293,7 +300,9 @@ class Joint:
             return value
         if argument.kind is InputKind.TANGENT:
             example = argument.node.meta["val"]
-            device = next((a.device for a in self.inputs if isinstance(a, torch.Tensor)), None)
+            device = next(
+                (value.device for value in self.inputs if isinstance(value, torch.Tensor)), None
+            )
             ones = torch.ones(tuple(example.shape), dtype=example.dtype, device=device)
             return ones / self.accumulate
         if argument.optimizer_value is not None:
@@ -324,7 +333,7 @@ _KIND_BY_DESCRIPTOR: Final = {
 def input_specs(
     name: str, graph_module: fx.GraphModule, names: Sequence[str]
 ) -> Iterator[InputSpec]:
-    """Yield the inputs of a captured graph: placeholders in order, then constants.
+    """Yield the inputs of a captured graph: placeholders in order, then constant tensors.
 
     `name` is that of the step, `names` those of the flat inputs. Raises `CaptureError` for a kind
     of input that is not supported.
@@ -360,10 +369,16 @@ def output_specs(
     With `has_check`, the module's last output is a check for finite numbers. Raises `CaptureError`
     for a loss that is no tensor, and for a kind of output that is not supported.
     """
-    argument_of = {a.node.meta["desc"]: a for a in arguments if "desc" in a.node.meta}
+    argument_of = {
+        argument.node.meta["desc"]: argument
+        for argument in arguments
+        if "desc" in argument.node.meta
+    }
     output = graph_module.graph.output_node()
     output_positions = [
-        d.idx for d in output.meta["desc"] if isinstance(d, descriptors.PlainAOTOutput)
+        descriptor.idx
+        for descriptor in output.meta["desc"]
+        if isinstance(descriptor, descriptors.PlainAOTOutput)
     ]
     for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):
         if node is None:

@@ -1,7 +1,9 @@
-"""State of modules, random generators and stray tensors: restores or refuses changes by forward.
+"""State that a forward pass changes in a capture: of modules, random generators and other objects.
 
-A table outside of modules (``functools.lru_cache``, a dictionary, a global) would retain a tensor
-of the capture, which has no numbers. Eager code that later reads the tensor would fail.
+The capture restores this state, or refuses the step.
+
+A table outside of modules (``functools.lru_cache``, a dictionary, a global) would otherwise retain
+a tensor of the capture, which has no numbers. Eager code that later reads the tensor would fail.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class ModuleSnapshot:
         for path, module in self._modules.items():
             self._containers += self._containers_of(path, module)
         self._is_before_first_pass = True
-        """Whether no forward pass of the capture has begun yet."""
+        """Whether no forward pass of the current export has begun yet."""
 
     def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Container]:
         """Yield the attributes of a module, and containers and user objects reachable from them."""
@@ -66,7 +68,7 @@ class ModuleSnapshot:
         pending: list[tuple[str, Any]] = list(attributes.items())
         while pending:
             key, value = pending.pop()
-            if isinstance(value, (*_PLAIN, torch.Tensor)) or id(value) in visited_ids:
+            if isinstance(value, (*_PLAIN_TYPES, torch.Tensor)) or id(value) in visited_ids:
                 continue
             visited_ids.add(id(value))
             if isinstance(value, torch.nn.Module) or is_user_object(value):
@@ -77,10 +79,10 @@ class ModuleSnapshot:
             elif not isinstance(value, tuple):
                 continue
             items = value.values() if isinstance(value, dict) else value
-            pending += [(key, item) for item in items if not isinstance(item, _PLAIN)]
+            pending += [(key, item) for item in items if not isinstance(item, _PLAIN_TYPES)]
 
     def instances_of(self, types: tuple[type, ...]) -> Iterator[Any]:
-        """Yield the instances of some types in the snapshot."""
+        """Yield the instances of `types` in the snapshot, once for each container that has them."""
         for container in self._containers:
             for value in container.values():
                 if isinstance(value, types):
@@ -151,7 +153,8 @@ class _Container:
 
     def __init__(self, path: str, key: str, value: Any) -> None:
         self.path, self.key, self.value = path, key, value
-        """Path of the module, attribute (empty for all of them), and the container itself."""
+        """Path of the module; the attribute that refers to the container, empty for the dict of a
+        module's attributes and for PyTorch's global hooks; the container itself."""
         self.old_content = self._first_pass_content = copy_content(value)
         """Content in the snapshot, and before the first forward pass of the capture."""
 
@@ -164,9 +167,9 @@ class _Container:
         return _has_same_objects(copy_content(self.value), self.old_content)
 
     def record_first_pass(self) -> None:
-        """Record the current content as that before the first pass, which the capture may have set.
+        """Record the content before the first forward pass, which the capture may have set.
 
-        Only for attributes that every module has.
+        Has no effect except for attributes that every module has.
         """
         if self.key in OWN_ATTRIBUTES:
             self._first_pass_content = copy_content(self.value)
@@ -241,7 +244,7 @@ class _TensorState:
 
 _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a tensor that contain its hooks."""
-_PLAIN: Final = (str, bytes, int, float, complex, NoneType)
+_PLAIN_TYPES: Final = (str, bytes, int, float, complex, NoneType)
 _ABSENT: Final = object()
 OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has: parameters, buffers, hooks, submodules, mode."""
@@ -288,7 +291,7 @@ class AssignedBuffers:
         shares its memory with another buffer.
         """
         has_new = not self._registered_buffers.issuperset(self._assigned_buffers)
-        buffers = self._buffers()
+        buffers = self._current_buffers()
         for path, key in sorted(self._assigned_buffers):
             for other_path, buffer in buffers.items():
                 if other_path != (path, key) and storage_key(buffer) == storage_key(
@@ -305,22 +308,23 @@ class AssignedBuffers:
 
     @contextmanager
     def track_pass(self) -> Iterator[None]:
-        """Context manager around a forward pass: records assigned buffers, copies registered ones.
+        """Context manager around a forward pass: records which buffers the pass assigns.
 
-        Calls `before_forward` first. Raises `CaptureError` if forward assigns a buffer a value of
-        another shape or type, one with a gradient, or None, adds a buffer, or changes parameters.
+        Copies the new values of registered buffers into their tensors. Calls `before_forward`
+        first. Raises `CaptureError` if forward assigns a buffer a value of another shape or type,
+        one that requires a gradient, or None, adds a buffer, or changes parameters.
         """
         if self.before_forward is not None:
             self.before_forward()
-        old_buffers = self._buffers()
-        parameters = self._parameters()
+        old_buffers = self._current_buffers()
+        parameters = self._current_parameters()
         copied_buffers = self._registered_buffers & old_buffers.keys()
         for path, key in copied_buffers:
             self._set_buffer(path, key, old_buffers[path, key].detach().clone())
         try:
             yield
             self._check_parameters(parameters)
-            new_buffers = self._buffers()
+            new_buffers = self._current_buffers()
             for path, key in sorted(new_buffers.keys() - old_buffers.keys()):
                 error = "is new after forward; register it, with a tensor, in __init__"
                 raise CaptureError(self._format_error(path, key, error))
@@ -336,7 +340,7 @@ class AssignedBuffers:
             for path, key in copied_buffers:
                 self._set_buffer(path, key, old_buffers[path, key])
 
-    def _parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
+    def _current_parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
         """Return (tensor, number of hooks) of each parameter, also of new modules."""
         return {
             (path, key): (tensor, sum(len(getattr(tensor, name) or ()) for name in _TENSOR_HOOKS))
@@ -349,7 +353,7 @@ class AssignedBuffers:
         self, old_parameters: Mapping[tuple[str, str], tuple[torch.Tensor, int]]
     ) -> None:
         """Raise `CaptureError` if parameters, or their hooks, differ from `old_parameters`."""
-        new_parameters = self._parameters()
+        new_parameters = self._current_parameters()
         for path, key in sorted(old_parameters.keys() | new_parameters.keys()):
             (old_tensor, n_old_hooks), (new_tensor, n_new_hooks) = (
                 values.get((path, key), (None, 0)) for values in (old_parameters, new_parameters)
@@ -361,7 +365,7 @@ class AssignedBuffers:
                 )
                 raise CaptureError(self._format_error(path, key, error, kind="parameter"))
 
-    def _buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
+    def _current_buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
         return {
             (path, key): buffer
             for path, module in self._modules.items()
@@ -375,7 +379,10 @@ class AssignedBuffers:
     def _check_new_value(
         self, path: str, key: str, old_tensor: torch.Tensor, new_tensor: torch.Tensor | None
     ) -> None:
-        """Raise `CaptureError` if a new value is None, has another shape or type, or a gradient."""
+        """Raise `CaptureError` if a new value cannot replace the old one.
+
+        It cannot if it is None, differs in shape or type, or requires a gradient.
+        """
         if new_tensor is None:
             error = "is removed in forward; retain it, and change its values"
         elif new_tensor.shape != old_tensor.shape or new_tensor.dtype != old_tensor.dtype:
@@ -441,7 +448,7 @@ class GeneratorStates:
 
     def __init__(self, name: str, snapshot: ModuleSnapshot) -> None:
         self._name = name
-        self._generators = tuple(filter(_is_restorable, _generators(snapshot)))
+        self._generators = tuple(filter(_is_restorable, _find_generators(snapshot)))
         self._old_states = [_to_comparable(generator.get_state()) for generator in self._generators]
 
     @contextmanager
@@ -471,7 +478,7 @@ class GeneratorStates:
 
 
 def _is_restorable(generator: _Generator) -> bool:
-    """Return whether a generator has a state; that of the operating system has none."""
+    """Return whether a generator has a state; the generator of the operating system has none."""
     try:
         generator.get_state()
     except FOREIGN_ERRORS:
@@ -479,7 +486,7 @@ def _is_restorable(generator: _Generator) -> bool:
     return True
 
 
-def _generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
+def _find_generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
     """Yield the generators of ``random`` and ``numpy.random``, and those in modules."""
     yield _Generator("Python's random", random.getstate, random.setstate)
     for generator in {
@@ -499,7 +506,7 @@ def _generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
         )
 
 
-_MAX_CONVERTED_LENGTH: Final = 16
+_MIN_UNCONVERTED_LENGTH: Final = 16
 """Tuples of at least this length contain only numbers, and are compared without conversion."""
 
 
@@ -507,7 +514,7 @@ def _to_comparable(state: Any) -> Any:
     """Return a state with arrays converted to bytes, which ``==`` compares."""
     if isinstance(state, dict):
         return {key: _to_comparable(value) for key, value in state.items()}
-    if isinstance(state, tuple) and len(state) < _MAX_CONVERTED_LENGTH:
+    if isinstance(state, tuple) and len(state) < _MIN_UNCONVERTED_LENGTH:
         return tuple(map(_to_comparable, state))
     return state.tobytes() if hasattr(state, "tobytes") else state
 

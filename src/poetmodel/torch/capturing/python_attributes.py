@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _PATCHED_STANDARD_MODULES: Final = ("argparse",)
 """Modules of the standard library whose objects contain a user's values."""
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
-"""Flags of a class: created by Python code; without attributes that can be set."""
+"""Flags of classes that Python code created, and of classes whose attributes cannot be set."""
 
 
 class AttributeRecorder:
@@ -43,8 +43,8 @@ class AttributeRecorder:
         """Called with each class of recorded objects, and with each of its base classes."""
 
     @contextmanager
-    def patches(self) -> Iterator[None]:
-        """Context manager that patches all registered classes, also those registered in it."""
+    def patch_classes(self) -> Iterator[None]:
+        """Context manager that patches the registered classes, also those registered inside."""
         self._is_active = True
         for kind in list(self._classes):
             self._patch(kind)
@@ -62,7 +62,8 @@ class AttributeRecorder:
     def register(self, kind: type) -> bool:
         """Register a class; return whether attribute reads of its instances are recorded.
 
-        Calls `on_class` for a new class and its bases. Inside `patches` the class is patched too.
+        Calls `on_class` for a new class and its bases. Registers the result of `_class_to_patch`,
+        and inside `patch_classes` patches it.
         """
         is_recorded = self._recorded_by_class.get(kind)
         if is_recorded is None:
@@ -77,9 +78,9 @@ class AttributeRecorder:
         return is_recorded
 
     def _patch(self, kind: type) -> None:
-        """Patch a class to report attribute reads of its instances, also of subclasses.
+        """Patch a class, so that attribute reads of instances, also of subclasses, are reported.
 
-        Has no effect if the metaclass forbids it.
+        Has no effect if the metaclass forbids setting attributes.
         """
         read_attribute: Any = kind.__getattribute__
 
@@ -96,7 +97,7 @@ class AttributeRecorder:
         old_method = vars(kind).get("__getattribute__")
         try:
             kind.__getattribute__ = read_and_report  # type: ignore[assignment, method-assign, unused-ignore]
-        except (AttributeError, TypeError):  # a metaclass forbids it
+        except (AttributeError, TypeError):  # a metaclass forbids setting attributes
             return
         self._patched_classes.append((kind, old_method))
 
@@ -105,8 +106,8 @@ def _class_to_patch(kind: type) -> type | None:
     """Return the class to patch so that reads of all instances are recorded; None if impossible.
 
     It is `torch.nn.Module` for modules, otherwise the last class in the method resolution order
-    that is a user's, a package's or generated. If a class before it defines ``__getattribute__``,
-    which may translate names, that method calls the patched one.
+    that is a user's, a package's or generated, or of `_PATCHED_STANDARD_MODULES`. If a class before
+    it defines ``__getattribute__``, which may translate names, that method calls the patched one.
     """
     if issubclass(kind, torch.nn.Module):
         module: type = torch.nn.Module

@@ -42,7 +42,7 @@ _MAX_LISTINGS: Final = 10_000
 
 
 def find_user_line(frame: FrameType | None) -> Line | None:
-    """Return the innermost line of a user or a package on the stack of `frame`; None if none."""
+    """Return the innermost line of a user or a package on the stack of `frame`, else None."""
     while frame is not None:
         if code_origin(frame.f_code.co_filename) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
             return (frame.f_code.co_filename, frame.f_lineno)
@@ -54,7 +54,10 @@ class ExecutedCode:
     """The code object of a function that was executed, with the executed lines."""
 
     def __init__(self, code: CodeType, global_values: dict[str, Any]) -> None:
-        """Find the names that `code` reads and sets, unless its lines are not recorded."""
+        """Find the names that `code` reads and sets.
+
+        Without `is_traced` the list of instructions and these names are not set.
+        """
         self.code = code
         self.global_values = global_values
         origin = code_origin(code.co_filename)
@@ -62,9 +65,9 @@ class ExecutedCode:
         """Whether executed lines are recorded, and the names in them guarded."""
         self.is_library = origin is CodeOrigin.LIBRARY
         self.first_globals: dict[str, Any] = {}
-        """Values of globals when the function was first called, by name."""
+        """Values of `global_names` when the function was first called, by name."""
         self.first_closure_values: dict[str, Any] = {}
-        """Values of closure variables when the function was first called, by name."""
+        """Values of `stored_closure_names` when the function was first called, by name."""
         self._lines: set[int] = set()
         if not self.is_traced:
             return
@@ -108,7 +111,7 @@ class InstructionList:
 
     @staticmethod
     def from_code(code: CodeType) -> InstructionList:
-        """Return the instructions of a code object, cached."""
+        """Return the instructions of a code object; cached in `_LISTINGS`."""
         cached_listing = _LISTINGS.get(id(code))
         if cached_listing is not None and cached_listing.code is code:
             return cached_listing
@@ -129,7 +132,11 @@ class InstructionList:
 
     def find_names(self, opnames: tuple[str, ...]) -> frozenset[str]:
         """Return the variable names in all instructions named in `opnames`."""
-        return frozenset(str(i.argval) for i in self.instructions if i.opname in opnames)
+        return frozenset(
+            str(instruction.argval)
+            for instruction in self.instructions
+            if instruction.opname in opnames
+        )
 
 
 _LISTINGS: Final[dict[int, InstructionList]] = {}
@@ -228,10 +235,10 @@ class FollowingCode:
     def _keys_by_attribute(
         self, name: str, following_code: FollowingCode, value: Any
     ) -> list[tuple[Any, FollowingCode]] | None:
-        """Return the keys that a container's attribute `name` reads; None if all may be read.
+        """Return (key, following code) of each key that a container's attribute `name` reads.
 
-        An attribute of a namespace is its own key. Methods that write, and attributes of a
-        subclass, read no key.
+        Returns None if all keys may be read. An attribute of a namespace is its own key. Methods
+        that write, and attributes of a subclass, read no key.
         """
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):  # UserDict, UserList
@@ -246,9 +253,10 @@ class FollowingCode:
         return [] if is_subclass_attribute and type(value) not in CONTAINERS else None
 
     def _keys_by_variable(self, name: str, value: Any) -> list[tuple[Any, FollowingCode]] | None:
-        """Return the keys that are read from the container in a local variable.
+        """Return (key, following code) of each key that is read from the container in a variable.
 
-        Returns None if the variable is set more than once, or all of the container may be read.
+        Returns None if the local variable `name` is set more than once, or all of the container may
+        be read.
         """
         listing, n_stores, keys = self._listing, 0, []
         if listing is None:

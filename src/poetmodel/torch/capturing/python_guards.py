@@ -1,4 +1,4 @@
-"""Guards of Python values: check that they are equal to the values that a capture read."""
+"""Guards of Python values: check that current values are equal to those that a capture read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from poetmodel.torch.capturing.python_values import (
     attributes_of,
     comparison_key,
     describe,
-    format_read_place,
+    format_read_line,
     snapshot_of,
 )
 from poetmodel.torch.errors import FOREIGN_ERRORS
@@ -37,11 +37,11 @@ class Access(StrEnum):
     CLASS = "class"
     """An attribute of a class itself."""
     ITEM = "item"
-    """By a key or an index; also a global of a file, in the file's dict."""
+    """An item, by a key or an index; also a global of a Python module, in its dict."""
     CELL = "cell"
     """A variable of a closure."""
     COMPUTED = "computed"
-    """By `getattr`: an attribute in ``__slots__``, the defaults of a function."""
+    """An attribute by `getattr`: one in ``__slots__``, or the defaults of a function."""
     CONTENT = "content"
     """All items of a container."""
 
@@ -51,8 +51,10 @@ class GuardedPlace:
     """A place that was read: an attribute, an item, a variable, or all items of a holder."""
 
     holder: Any
+    """The object, class, dict, list, container or cell with the value."""
     access: Access
     key: Any
+    """Name of the attribute or variable, or key of the item; None for all items."""
     name: str
     """Name of the place for display."""
     line: Line | None
@@ -63,7 +65,10 @@ class GuardedPlace:
     """The value at the end of the capture, with all state restored."""
 
     def current_value(self) -> Any:
-        """Return the current value, or a snapshot of all items; `ABSENT` if reading fails."""
+        """Return the current value, or a snapshot of all items.
+
+        Returns `ABSENT` if the value is missing, or reading it fails.
+        """
         holder, key = self.holder, self.key
         try:
             if self.access is Access.ATTRIBUTE:
@@ -112,25 +117,41 @@ class PythonGuards:
     def set_constants(self, constants: Sequence[torch.Tensor]) -> None:
         """Prepare the comparisons; tensors in `constants` must stay the same objects.
 
-        Most attributes and items have a fast check by identity; all other places are slow.
+        Most attributes and items are checked fast, by identity. All other places are slow.
         """
-        snapshots = {id(p.holder): p.value for p in self._places if p.access is Access.CONTENT}
+        snapshots = {
+            id(place.holder): place.value
+            for place in self._places
+            if place.access is Access.CONTENT
+        }
         attributes: dict[int, list[tuple[str, Any]]] = {}
         for place in self._places:
             if place.access in (Access.ATTRIBUTE, Access.COMPUTED):
                 attributes.setdefault(id(place.holder), []).append((place.key, place.value))
         self._comparison = Comparison(snapshots, attributes, frozenset(map(id, constants)))
-        attribute_places = [p for p in self._places if p.access in (Access.ATTRIBUTE, Access.CLASS)]
-        self._absent_attributes = [(p.holder, p.key) for p in attribute_places if p.value is ABSENT]
-        present_places = [p for p in attribute_places if p.value is not ABSENT]
+        attribute_places = [
+            place for place in self._places if place.access in (Access.ATTRIBUTE, Access.CLASS)
+        ]
+        self._absent_attributes = [
+            (place.holder, place.key) for place in attribute_places if place.value is ABSENT
+        ]
+        present_places = [place for place in attribute_places if place.value is not ABSENT]
         self._attributes = [(place.holder, place.key) for place in present_places]
-        item_places = [p for p in self._places if p.access is Access.ITEM and p.value is not ABSENT]
+        item_places = [
+            place
+            for place in self._places
+            if place.access is Access.ITEM and place.value is not ABSENT
+        ]
         item_places = [place for place in item_places if _is_subscriptable(place)]
         self._items = [(place.holder, place.key) for place in item_places]
-        self._contents = [(p.holder, p.value) for p in self._places if p.access is Access.CONTENT]
+        self._contents = [
+            (place.holder, place.value) for place in self._places if place.access is Access.CONTENT
+        ]
         fast_ids = {*map(id, attribute_places), *map(id, item_places)}
         self._slow_places = [
-            p for p in self._places if id(p) not in fast_ids and p.access is not Access.CONTENT
+            place
+            for place in self._places
+            if id(place) not in fast_ids and place.access is not Access.CONTENT
         ]
         self._compared_places = [*present_places, *item_places, *self._slow_places]
         self._expected_values = [place.value for place in self._compared_places]
@@ -139,7 +160,10 @@ class PythonGuards:
         return len(self._places)
 
     def hold(self) -> bool:
-        """Return whether all values are equal to the old ones, or are set by forward itself."""
+        """Return whether all values are equal to the old ones, or are set by forward itself.
+
+        If so, stores the current plain values, so that later checks by identity succeed.
+        """
         if self._are_identical():
             return True
         if not all(map(self._is_valid, self._places)):
@@ -151,7 +175,7 @@ class PythonGuards:
         return True
 
     def _are_identical(self) -> bool:
-        """Return whether all guarded values are identical to those of the capture; a fast check."""
+        """Return whether all guarded values are identical to the expected ones; a fast check."""
         try:
             values = [holder.__dict__[key] for holder, key in self._attributes]
             values += [holder[key] for holder, key in self._items]
@@ -173,12 +197,12 @@ class PythonGuards:
             if place.access is Access.CONTENT:
                 old_value, new_value = self._display_content(place.holder, old_value, new_value)
                 if old_value == new_value:
-                    yield f"{place.name} has other items{format_read_place(place.line)}"
+                    yield f"{place.name} has other items{format_read_line(place.line)}"
                     continue
             texts = describe(old_value), describe(new_value)
             if texts[0] == texts[1]:
                 texts = (texts[0], "another one")
-            yield f"{place.name} was {texts[0]} and is {texts[1]}{format_read_place(place.line)}"
+            yield f"{place.name} was {texts[0]} and is {texts[1]}{format_read_line(place.line)}"
 
     def _display_content(self, holder: Any, old_content: Any, new_content: Any) -> tuple[Any, Any]:
         """Return two snapshots of a container as dicts, lists or sets, for display.

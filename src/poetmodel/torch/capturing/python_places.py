@@ -19,7 +19,7 @@ from poetmodel.torch.capturing.python_values import (
     PLAIN,
     comparison_key,
     content_of,
-    format_read_place,
+    format_read_line,
     is_iterator,
     items_of,
     origin_of_module,
@@ -69,7 +69,7 @@ class RecordedPlaces:
         self._registered_ids: set[int] = set()
         self._watched_ids: set[int] = set()
         self.on_holder: Callable[[str, Any], bool] = lambda *_: False
-        """Called with the name and object of each container and object before code changes it.
+        """Called with the name and value of each container and object, before code can change it.
 
         Returns whether the callee retains a reference until `on_forgotten`.
         """
@@ -79,7 +79,10 @@ class RecordedPlaces:
     # -- recording -------------------------------------------------------------------------------
 
     def register(self, value: Any, name: str) -> None:  # noqa: C901 - one branch for each type
-        """Record later reads of a value, and of the values that it contains or wraps."""
+        """Register a value, and the values that it contains or wraps, so that reads are recorded.
+
+        Reports classes and containers to the callbacks.
+        """
         kind = type(value)
         if isinstance(value, type):
             self._attributes.on_class(value)
@@ -113,7 +116,7 @@ class RecordedPlaces:
     def add(
         self, holder: Any, access: Access, key: Any, value: Any, name: str, line: Line | None
     ) -> None:
-        """Record a place that was read, once; keys without a hash are ignored."""
+        """Record a place that was read, unless it is recorded or its key has no hash."""
         self.holders.setdefault(id(holder), holder)
         try:
             place_key = (id(holder), access, (type(key), key))
@@ -161,7 +164,7 @@ class RecordedPlaces:
             except FOREIGN_ERRORS:
                 self.record_all(value, name, line)
                 return
-            # Neither UserDict nor UserList.
+            # CONTAINERS[4:6] are UserDict and UserList.
             is_namespace = content is not value and not isinstance(value, CONTAINERS[4:6])
             display_name = f"{name}.{key}" if is_namespace else f"{name}[{key!r}]"
             self.add(content, Access.ITEM, key, item, display_name, line)
@@ -187,7 +190,7 @@ class RecordedPlaces:
                         self.record_use(attribute, display_name, line, code_after_key)
                     return
             return
-        if isinstance(value, ModuleType) and _python_root(value) == "torch":
+        if isinstance(value, ModuleType) and _root_package(value) == "torch":
             return
         attribute = vars(value).get(key, ABSENT)
         display_name = f"{value.__name__}.{key}"
@@ -235,8 +238,11 @@ class RecordedPlaces:
             if is_user_defined(kind):
                 yield kind
 
-    def remove_temporary(self) -> None:
-        """Remove objects that forward created, which have no other references, and their places."""
+    def remove_temporary_objects(self) -> None:
+        """Remove objects that forward created, which have no other references, with their places.
+
+        Calls `on_forgotten` with those that a callback retains.
+        """
         for place in self.places.values():
             self.holders.setdefault(id(place.holder), place.holder)
         while True:
@@ -267,7 +273,10 @@ class RecordedPlaces:
 
 
 def is_user_defined(value: Any) -> bool:
-    """Return whether a class, function or Python module is the user's or generated."""
+    """Return whether a class, function or Python module is the user's or generated.
+
+    False for classes of plain values, such as enumerations.
+    """
     module = value.__name__ if isinstance(value, ModuleType) else value.__module__
     is_plain = isinstance(value, type) and issubclass(value, PLAIN)
     return not is_plain and origin_of_module(str(module)) in _USER_ORIGINS
@@ -302,16 +311,19 @@ def cell_value(cell: CellType) -> Any:
         return ABSENT
 
 
-def _python_root(module: ModuleType) -> str:
+def _root_package(module: ModuleType) -> str:
     return module.__name__.partition(".")[0]
 
 
 def guard_error(place: GuardedPlace) -> str | None:
-    """Return the error message for an iterator or large container that was read; else None."""
+    """Return the error message for an iterator or large container that was read as a whole.
+
+    Returns None for any other place.
+    """
     value = place.holder if place.access is Access.CONTENT else None
     if value is None:
         return None
-    line = format_read_place(place.line)
+    line = format_read_line(place.line)
     if is_iterator(value):
         return (
             f"{place.name} is an iterator ({type(value).__name__}){line}: each pass would advance "
@@ -331,7 +343,10 @@ def guard_error(place: GuardedPlace) -> str | None:
 
 
 def is_unchanged(place: GuardedPlace) -> bool:
-    """Return whether a place has the value of its first read; if not, forward has set the place."""
+    """Return whether a place has the value of its first read; otherwise forward has set it.
+
+    True for the content of a container.
+    """
     if place.access is Access.CONTENT:
         return True
     value = place.value

@@ -90,7 +90,7 @@ class PythonReads:
         Parameters
         ----------
         on_holder : callable
-            Called with the name and object of each container and object before the code changes it.
+            Called with the name and value of each container and object, before code can change it.
             Returns whether the callback retains a reference until `on_forgotten`.
         on_forgotten : callable
             Called with the ``id`` of each retained object that the forward pass created itself.
@@ -106,7 +106,7 @@ class PythonReads:
         self._thread = get_ident()
         self._is_active = True
         self.places.record_use(self._loss_fn, "loss_fn", None, FollowingCode.unknown(None))
-        with self._attributes.patches():
+        with self._attributes.patch_classes():
             old_tracer = sys.gettrace()
             sys.settrace(self._trace_call)
             try:
@@ -177,7 +177,7 @@ class PythonReads:
             self._is_busy = False
 
     def _record_read(self, value: Any, name: str, attribute: Any, frame: FrameType) -> None:
-        """Record that `frame` reads an attribute of an instance, of its class, or in a dict."""
+        """Record an attribute that `frame` reads: of an instance or class, or an item of a dict."""
         self.places.holders.setdefault(id(value), value)  # so that the ``id`` in sites stays unique
         origin = code_origin(frame.f_code.co_filename)
         if origin is CodeOrigin.OWN:
@@ -276,7 +276,10 @@ class PythonReads:
                         yield display_name, cell, executed_code.first_closure_values[name]
 
     def _find_functions(self) -> None:
-        """Find and add the functions of executed closures that no registered object refers to."""
+        """Find the functions of executed closures that no registered object refers to.
+
+        Adds them to the holders and functions of `places`.
+        """
         missing_ids = {
             id(executed_code.code)
             for executed_code in self._codes.values()
@@ -290,7 +293,7 @@ class PythonReads:
                 self.places.functions.setdefault(id(value.__code__), set()).add(id(value))
 
     def _record_code(self) -> None:
-        """Record the globals and closure variables that executed lines read."""
+        """Record the globals, closure variables, defaults and class attributes that code reads."""
         for executed_code in list(self._codes.values()):
             if not executed_code.is_traced:
                 continue
@@ -364,7 +367,7 @@ class PythonReads:
         if not code.co_freevars:
             return {}
         function_ids = self.places.functions.get(id(code), set())
-        parents = [c for c in self._codes.values() if code in c.code.co_consts]
+        parents = [parent for parent in self._codes.values() if code in parent.code.co_consts]
         local_names = {name for parent in parents for name in parent.code.co_cellvars}
         cells: dict[str, CellType] = {}
         for function in (self.places.holders[key] for key in function_ids):
@@ -375,7 +378,7 @@ class PythonReads:
         return cells
 
     def make_guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
-        """Return guards of all places that forward did not set; call this after all restoring.
+        """Return guards of all places that forward did not set; call this with all state restored.
 
         `name` is that of the step in messages. `alternatives` has the comparison keys of values
         that forward itself sets, by `GuardedPlace.item_id`. Raises `CaptureError` if a place cannot
@@ -383,7 +386,7 @@ class PythonReads:
         """
         self._find_functions()
         self._record_code()
-        self.places.remove_temporary()
+        self.places.remove_temporary_objects()
         places = list(self.places.places.values())
         for place in places:
             place.value = place.current_value()

@@ -49,7 +49,7 @@ _MAX_TEXT_LENGTH: Final = 60
 
 
 def content_of(container: Any) -> Any:
-    """Return the dict, list, set or array that has the content of a container or namespace."""
+    """Return the dict, list, set, deque or array that has the content of a container."""
     if isinstance(container, UserDict | UserList):
         return container.data
     return vars(container) if isinstance(container, SimpleNamespace) else container
@@ -82,8 +82,8 @@ def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
     """Return a hashable key of a value: different keys mean different values.
 
     Plain values, arrays, containers and attributes of objects are compared. Tensors are compared by
-    shape and dtype, modules and objects of the standard library by class, functions and classes by
-    name, and values nested deeper than `depth` by type.
+    shape and dtype, modules and objects of the standard library by class, functions, classes and
+    Python modules by name, and values nested deeper than `depth` by type.
     """
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -100,7 +100,10 @@ def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
     if isinstance(content, dict):
         return (
             kind,
-            tuple((comparison_key(k), comparison_key(x, depth - 1)) for k, x in content.items()),
+            tuple(
+                (comparison_key(key), comparison_key(item, depth - 1))
+                for key, item in content.items()
+            ),
         )
     if isinstance(content, list | tuple | deque):
         return (kind, tuple([comparison_key(item, depth - 1) for item in content]))
@@ -109,7 +112,10 @@ def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
     attributes = attributes_of(value)
     if attributes is None or origin_of_module(kind.__module__) is CodeOrigin.STANDARD:
         return (kind,)
-    return (kind, tuple((key, comparison_key(x, depth - 1)) for key, x in attributes.items()))
+    return (
+        kind,
+        tuple((key, comparison_key(attribute, depth - 1)) for key, attribute in attributes.items()),
+    )
 
 
 def key_has_tensors(key: Any) -> bool:
@@ -142,7 +148,8 @@ class Comparison:
     Parameters
     ----------
     snapshots : mapping
-        Content of containers at the capture, by ``id``; they may have changed since.
+        Content of containers at the capture, by the container's ``id``; containers may have changed
+        since.
     attributes : mapping
         (name, value) of each attribute that was read, by the object's ``id``.
     constants : set of int
@@ -181,7 +188,11 @@ class Comparison:
         return self._is_same_object(old_value, new_value, depth - 1)
 
     def _is_same_object(self, old_value: Any, new_value: Any, depth: int) -> bool:
-        """Return whether two tuples, callables or objects of one type have equal inner values."""
+        """Return whether two tuples, callables or objects of one type have equal inner values.
+
+        Of objects only the attributes that were read are compared. False for modules, and for
+        objects without such attributes.
+        """
         if isinstance(old_value, tuple | frozenset):
             return self.is_same_content(snapshot_of(old_value), snapshot_of(new_value), depth)
         if isinstance(old_value, partial):
@@ -209,7 +220,8 @@ class Comparison:
                 return False
         elif id(old_value) in self._attributes and not isinstance(old_value, torch.nn.Module):
             pairs = [
-                (x, _get_attribute(new_value, key)) for key, x in self._attributes[id(old_value)]
+                (old_attribute, _get_attribute(new_value, key))
+                for key, old_attribute in self._attributes[id(old_value)]
             ]
         else:
             return False
@@ -239,8 +251,8 @@ def _get_attribute(value: Any, key: str) -> Any:
 def snapshot_of(content: Any) -> Any:
     """Return an immutable copy of a container's content.
 
-    A tuple of all keys and then all values of a dict, a tuple (type, shape, bytes) of an array, a
-    frozenset of a set, otherwise a tuple of the items.
+    It is for a dict a tuple of all keys, then all values; for an array (type, shape, bytes); for a
+    set a frozenset; otherwise a tuple of the items.
     """
     if isinstance(content, dict):
         return (*content, *dict.values(content))
@@ -266,7 +278,7 @@ def describe(value: Any) -> str:
     return f"a {type(value).__qualname__}"
 
 
-def format_read_place(line: tuple[str, int] | None) -> str:
+def format_read_line(line: tuple[str, int] | None) -> str:
     """Return ", read at FILE:LINE" for a message; empty if the line is unknown."""
     return f", read at {format_source_line(*line)}" if line else ""
 

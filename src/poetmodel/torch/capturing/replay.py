@@ -1,4 +1,4 @@
-"""Executing the captured graph node by node, with results equal to eager mode bit by bit.
+"""Execution of the captured graph node by node, with results equal to eager mode bit by bit.
 
 Networks repeat operations. If a replay only measures, expensive operations with equal call keys
 (operator, shapes, strides, types, numbers) are executed once.
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph.profiles import OpProfile, OpProfiler
 
     Execute = Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]
+    """Called with an operation's node, arguments and keywords; returns the result."""
 
 
 @contextmanager
@@ -57,7 +58,9 @@ def replay(joint: Joint, execute: Execute = execute_kernel) -> None:
     Values are freed after their last use. The state of the random generator is restored.
     """
     values = ((argument.node, joint.value(argument)) for argument in joint.arguments)
-    env = {node: v.detach() if isinstance(v, torch.Tensor) else v for node, v in values}
+    env = {
+        node: value.detach() if isinstance(value, torch.Tensor) else value for node, value in values
+    }
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         _Interpreter(joint.graph_module, execute).run(initial_env=env, enable_io_processing=False)
 
@@ -93,7 +96,8 @@ class DistinctOpExecutor:
         self._execute = execute
         self._keys = {
             node: call_key(
-                node.target, *(fx.node.map_arg(a, fake_value) for a in (node.args, node.kwargs))
+                node.target,
+                *(fx.node.map_arg(argument, fake_value) for argument in (node.args, node.kwargs)),
             )
             for node in joint.graph_module.graph.nodes
             if has_flop_formula(node) or _is_large(node)
@@ -130,7 +134,7 @@ LARGE_BYTES: Final = 2**18
 
 
 def _is_large(node: fx.Node) -> bool:
-    """Return whether an operation of PyTorch, no view, has large outputs of floats or booleans."""
+    """Return whether a PyTorch operator that is no view has large outputs of floats or booleans."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
         return False
@@ -159,16 +163,19 @@ def replay_distinct(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]
 
 
 def _is_reusable(value: Any, inputs: Any) -> bool:
-    """Return whether outputs can be used again: on the CPU, in other memory than the inputs."""
+    """Return whether later calls may return these outputs: on the CPU, not in inputs' memory."""
     input_keys = {storage_key(tensor) for tensor in tensors_in(inputs)}
     outputs = tensors_in(value)
-    return all(t.device.type == "cpu" and storage_key(t) not in input_keys for t in outputs)
+    return all(
+        output.device.type == "cpu" and storage_key(output) not in input_keys for output in outputs
+    )
 
 
 def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpProfile]:
-    """Execute a step on the inputs of its capture; return the profile of each operation.
+    """Execute a step on the inputs of its capture; return the profile of each operation, by node.
 
-    Expensive operations with equal call keys are executed once and have the same profile.
+    ``getitem``, which picks an output of another operation, has no profile. Expensive operations
+    with equal call keys are executed once and have the same profile.
 
     Raises
     ------

@@ -1,7 +1,8 @@
-"""Python state that a forward pass changes: finds it, locates the code and refuses the step.
+"""Detection of Python state that forward passes change, and refusal of such a step.
 
 A compiled step runs no Python code of the model. State that only the first pass sets, such as a
-flag or a table, is allowed. State that each pass changes would stay unchanged.
+flag or a table, is allowed. State that each pass changes would stay unchanged in a compiled step,
+so the step is refused with the line of code that changes the state.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class _WatchedHolder:
         return self.ignores_items or not isinstance(self.holder, dict | UserDict)
 
     def copy_current(self) -> Any:
-        """Return a copy of the current content."""
+        """Return a copy of the current content; the old content if there is none."""
         content = self.content
         return self.old_content if content is None else copy_content(content)
 
@@ -105,7 +106,8 @@ class _WatchedHolder:
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
         """Yield (key, old value, new value) of each item that is no longer the same object.
 
-        A changed list, set or deque is yielded as a whole, with the key None.
+        A changed list, set or deque is yielded as a whole, with the key None. Attributes that every
+        module has, and names that begin with two underscores, are omitted.
         """
         old_content, new_content = self.old_content, self.copy_current()
         if not isinstance(old_content, dict):
@@ -139,7 +141,7 @@ class _WatchedGlobal(_WatchedHolder):
 
 
 class _WatchedClass(_WatchedHolder):
-    """The attributes of a class that are plain values."""
+    """The attributes of a class that are plain values or tuples."""
 
     @property
     def content(self) -> Any:
@@ -190,7 +192,10 @@ class _WatchedVariable(_WatchedHolder):
 
 
 def plain_attributes(kind: type) -> dict[str, Any]:
-    """Return the attributes of a class itself that are plain values, by name."""
+    """Return the attributes of a class itself that are plain values or tuples, by name.
+
+    Names that begin with two underscores are omitted.
+    """
     return {
         key: value
         for key, value in vars(kind).items()
@@ -212,10 +217,15 @@ class StateChanges:
     """
 
     def __init__(self, name: str, snapshot: ModuleSnapshot, reads: PythonReads) -> None:
-        """Watch modules, their containers and classes, and the objects that `reads` reports."""
+        """Watch modules, their containers and classes, and the objects that `reads` reports.
+
+        Sets the callbacks of `reads`.
+        """
         self._name = name
         self._reads = reads
         self._watched: dict[ItemId, _WatchedHolder] = {}
+        """Watched holders, by (``id``, key). The ``id`` is that of a container in modules, or of
+        another object, class, dict of globals or cell; the key is a global's name, else None."""
         self._snapshot_ids: set[int] = set()
         """``id`` of each dict, list, set and deque that the module snapshot restores."""
         for path, key, holder, old_content, is_owner in snapshot.contents():
@@ -272,8 +282,11 @@ class StateChanges:
             if (id(cell), None) not in self._watched:
                 self._watched[id(cell), None] = _WatchedVariable(name, cell, {None: first_value})
 
-    def _changes(self) -> Iterator[tuple[_WatchedHolder, Any, Any, Any]]:
-        """Yield (watched holder, key, old value, new value) of each item with a changed value."""
+    def _find_changes(self) -> Iterator[tuple[_WatchedHolder, Any, Any, Any]]:
+        """Yield (watched holder, key, old value, new value) of each item with a changed value.
+
+        Items outside of modules whose old value has tensors are omitted.
+        """
         for watched_holder in list(self._watched.values()):
             is_in_snapshot = id(watched_holder.content) in self._snapshot_ids
             for key, old_value, new_value in watched_holder.changes():
@@ -282,16 +295,16 @@ class StateChanges:
                 if comparison_key(old_value) != comparison_key(new_value):
                     yield watched_holder, key, old_value, new_value
 
-    def _changed_keys(self) -> dict[ItemId, Any]:
+    def _find_changed_keys(self) -> dict[ItemId, Any]:
         """Return the comparison key of each changed item's new value, by `ItemId`."""
         return {
             watched_holder.item_id(key): comparison_key(new_value)
-            for watched_holder, key, _, new_value in self._changes()
+            for watched_holder, key, _, new_value in self._find_changes()
         }
 
     def restore(self) -> None:
         """Restore changed values, except those in modules, which the snapshot restores."""
-        for watched_holder, key, old_value, _ in list(self._changes()):
+        for watched_holder, key, old_value, _ in list(self._find_changes()):
             if watched_holder.item_id(key)[0] not in self._snapshot_ids:
                 watched_holder.set_item(key, old_value)
 
@@ -299,6 +312,9 @@ class StateChanges:
 
     def check(self, forward: Callable[[], object], restore: Callable[[], object]) -> None:
         """Raise `CaptureError` if each forward pass changes Python state; call this after a pass.
+
+        Stores the comparison keys of values that the first pass sets in `first_pass_keys`. Does not
+        restore the state at its end.
 
         Parameters
         ----------
@@ -308,17 +324,17 @@ class StateChanges:
             Restores the state before the first pass.
         """
         self._watch_variables()
-        first_keys = self._changed_keys()
+        first_keys = self._find_changed_keys()
         self.first_pass_keys = first_keys
         if not first_keys:
             return
         changed_item_by_id = {
             watched_holder.item_id(key): (watched_holder, key, old_value)
-            for watched_holder, key, old_value, _ in self._changes()
+            for watched_holder, key, old_value, _ in self._find_changes()
         }
         forward()
-        second_keys = self._changed_keys()
-        for watched_holder, key, old_value, _ in self._changes():
+        second_keys = self._find_changed_keys()
+        for watched_holder, key, old_value, _ in self._find_changes():
             changed_item_by_id.setdefault(
                 watched_holder.item_id(key), (watched_holder, key, old_value)
             )

@@ -1,6 +1,6 @@
 """Context of PyTorch during a capture: fake tensors, annotations, operators without decomposition.
 
-Fake tensors get the strides of real tensors, and their values if these are known.
+Fake tensors get the strides of real tensors, and known values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CAPTURE_LOCK: Final = RLock()
 
 
 def onednn_kernels(*, enabled: bool) -> AbstractContextManager[None]:
-    """Context manager that turns the kernels of oneDNN on or off."""
+    """Context manager that turns oneDNN kernels on or off, and restores the old setting."""
     backend = torch.backends.mkldnn
     return temporary_setting(partial(setattr, backend, "enabled"), enabled, backend.enabled)
 
@@ -87,13 +87,13 @@ class _StrideCorrector:
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the fake outputs of an operation, or the known value that Python reads.
 
-        Records reads and asserts. Raises `ForbiddenError` if Python reads a random number, or if
-        one determines a shape.
+        Records reads and asserts. Raises `ForbiddenError` if Python reads a random number, if one
+        determines a shape, and as `_check_foreign_tensors` does.
         """
         keywords = kwargs or {}
         if not isinstance(func, OpOverload):
             return self._predict(func, types, args, keywords)
-        _check_foreign(func, args, keywords)
+        _check_foreign_tensors(func, args, keywords)
         if func in ASSERTS:
             self._values.record_assert(func, args[0])
         is_read = torch.Tag.data_dependent_output in func.tags
@@ -183,7 +183,10 @@ class _StrideCorrector:
         return _pytree.tree_unflatten(leaves, spec)
 
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
-        """Return (shape, strides) of each output of a call on zeros, cached; None if it fails."""
+        """Return (shape, strides) of each output of a call on zeros, cached.
+
+        Returns None if the call fails, or an argument has no hash.
+        """
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_layout_key, leaves)))
         try:
@@ -196,7 +199,7 @@ class _StrideCorrector:
         return self._layouts[key]
 
 
-def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
+def _check_foreign_tensors(func: OpOverload, args: Any, keywords: Any) -> None:
     """Raise `ForbiddenError` if a tensor that is not fake is written, or used with a gradient."""
     for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - has the writes
         value = args[position] if position < len(args) else keywords.get(argument.name)
@@ -236,7 +239,7 @@ def _measure_layouts(
 
 
 def _execute_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool) -> Any:
-    """Execute an operation on zeros; return the outputs, None if it fails or has a generator."""
+    """Execute an operation on zeros; return the outputs, None if it fails or takes a generator."""
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
     random_state = torch.random.fork_rng(devices=[])
@@ -310,7 +313,7 @@ def annotate_nodes(
 ) -> Iterator[None]:
     """Context manager that annotates each recorded node with its module and the user's line.
 
-    Has no effect in PyTorch 2.9, which lacks annotations; names then contain the operator only.
+    Has no effect in PyTorch 2.9, which lacks annotations; messages then name only the operator.
 
     Parameters
     ----------
@@ -387,7 +390,8 @@ def attach_known_values(
 ) -> Iterator[None]:
     """Context manager that attaches `inputs` and buffers to the fake ones of each forward pass."""
     buffers = {
-        path: b.detach() for path, b in captured_module.named_buffers(remove_duplicate=False)
+        path: buffer.detach()
+        for path, buffer in captured_module.named_buffers(remove_duplicate=False)
     }
     real_inputs = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
 

@@ -74,7 +74,7 @@ class Read:
 
     expression: CallExpression
     value: Any
-    """A number, or nested shapes."""
+    """A number, or a tuple with the shape of each tensor."""
     description: str
     """Description of the value, for display."""
     line: str
@@ -82,7 +82,7 @@ class Read:
 
     @property
     def is_check(self) -> bool:
-        """Whether an operator's assertion read the value, which only raises if it is false."""
+        """Whether an asserting operator read the value; such an operator raises if it is false."""
         return self.expression.function is bool
 
 
@@ -111,6 +111,7 @@ ASSERTS: Final = frozenset(
 """Operators that raise if a number is 0."""
 
 _FROM_NUMBERS: Final = ("arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor")
+"""Operators that create a tensor from numbers alone."""
 _FROM_METADATA: Final = (
     "full_like",
     "new_full",
@@ -180,7 +181,7 @@ class KnownValues:
 
         Returns None if an input is unknown or the operation fails, and a random value if one is
         drawn or read. An in-place operation changes known constants. If one of its tensors is no
-        constant, the known values of all its tensors are invalidated instead.
+        constant, or it draws numbers, the known values of all its tensors are invalidated instead.
         """
         inputs = tensors_in((arguments, keywords))
         name = function.overloadpacket.__name__
@@ -190,7 +191,7 @@ class KnownValues:
         reads_metadata = name in _FROM_METADATA
         if reads_metadata and any(tensor.numel() > _MAX_STORED for tensor in inputs):
             return None
-        values = [_known_value(tensor, function) for tensor in inputs]
+        values = [_get_known_value(tensor, function) for tensor in inputs]
         known_inputs = [value for value in values if value is not None]
         are_known = len(known_inputs) == len(values) and all(
             value.real_value is not None for value in known_inputs
@@ -203,7 +204,7 @@ class KnownValues:
             or (is_writing and depends_on_inputs)
         ):
             if is_writing:
-                _invalidate(inputs)
+                _invalidate_values(inputs)
             is_random = is_random_operator or any(
                 value.real_value is None for value in known_inputs
             )
@@ -219,7 +220,7 @@ class KnownValues:
                 return None
             if reads_metadata or not depends_on_inputs:
                 return KnownValue(real_value)
-            return KnownValue(real_value, self._call_expression(function, arguments, keywords))
+            return KnownValue(real_value, self._make_call_expression(function, arguments, keywords))
 
     def attach(self, outputs: Any, known_value: KnownValue | None) -> None:
         """Attach known values to the fake outputs of an operation, except large ones.
@@ -241,7 +242,7 @@ class KnownValues:
             if real_value.numel() <= _MAX_STORED:
                 expression = known_value.expression
                 if has_many_outputs and expression is not None:
-                    expression = self._call_expression(select_leaf, (expression, index))
+                    expression = self._make_call_expression(select_leaf, (expression, index))
                 setattr(fake, _VALUE_ATTRIBUTE, KnownValue(real_value, expression))
 
     def detach(self, fakes: Any) -> None:
@@ -250,10 +251,13 @@ class KnownValues:
             vars(fake).pop(_VALUE_ATTRIBUTE, None)
 
     def record_read(self, known_value: KnownValue, value: Any, *, function: Any = None) -> None:
-        """Record that Python read `value`: a known value, or `function` of it. Skips constants."""
+        """Record that Python read `value`: a known value, or `function` of it.
+
+        Skips constants, and values that were read before.
+        """
         expression = known_value.expression
         if function is not None and expression is not None:
-            expression = self._call_expression(function, (expression,))
+            expression = self._make_call_expression(function, (expression,))
         if isinstance(expression, CallExpression) and expression not in self.reads:
             self.reads[expression] = Read(
                 expression=expression,
@@ -264,7 +268,7 @@ class KnownValues:
 
     def record_assert(self, function: Any, tensor: torch.Tensor) -> None:
         """Record that an operator asserts `tensor`: as a read if known, otherwise in `asserts`."""
-        known_value = _known_value(tensor, function)
+        known_value = _get_known_value(tensor, function)
         if known_value is None or known_value.real_value is None:
             self.asserts.append(function)
         else:
@@ -289,7 +293,9 @@ class KnownValues:
                 self.record_read(known_value, shapes_of(known_value.real_value), function=shapes_of)
             return known_value
         deciding_tensors = [
-            d for d in tensors_in(arguments[position]) if position != 1 or d.dtype in _MASK_DTYPES
+            tensor
+            for tensor in tensors_in(arguments[position])
+            if position != 1 or tensor.dtype in _MASK_DTYPES
         ]
         for tensor in deciding_tensors:
             size_value = self.evaluate(size_function, (tensor,), {})
@@ -304,16 +310,16 @@ class KnownValues:
             )
             return KnownValue(function(*real_arguments, **real_keywords), is_metadata_only=True)
 
-    def _call_expression(
+    def _make_call_expression(
         self, function: Any, arguments: Any, keywords: Any = None
     ) -> CallExpression:
         """Return the expression of a call; equal calls have the same expression object."""
         leaves, spec = _pytree.tree_flatten((tuple(arguments), keywords or {}))
-        expressions = tuple(self._leaf_expression(leaf) for leaf in leaves)
+        expressions = tuple(self._find_leaf_expression(leaf) for leaf in leaves)
         key = (function, spec, tuple(map(_leaf_key, expressions)))
         return self._calls.setdefault(key, CallExpression(function, expressions, spec))
 
-    def _leaf_expression(self, leaf: Any) -> Any:
+    def _find_leaf_expression(self, leaf: Any) -> Any:
         """Return the expression of a tensor with a known value; any other object unchanged."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
@@ -343,7 +349,7 @@ def _leaf_key(leaf: Any) -> Any:
     return (type(leaf), leaf if isinstance(leaf, SourceTensor) else repr(leaf))
 
 
-def _known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
+def _get_known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
     """Return the known value of an operator's argument; None if unknown or invalidated.
 
     Operators that return a literal have a real tensor as argument, which is copied.
@@ -362,13 +368,13 @@ def _real_or_zeros(leaf: Any, function: Any) -> Any:
     """Return the known value of a tensor, or zeros of its shape; any other object unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    known_value = _known_value(leaf, function)
+    known_value = _get_known_value(leaf, function)
     if known_value is None or known_value.real_value is None:
         return torch.zeros(leaf.shape, dtype=leaf.dtype)
     return known_value.real_value
 
 
-def _invalidate(tensors: Iterable[torch.Tensor]) -> None:
+def _invalidate_values(tensors: Iterable[torch.Tensor]) -> None:
     """Detach known values from tensors; free those of constants, which invalidates their views."""
     for tensor in tensors:
         known_value = getattr(tensor, _VALUE_ATTRIBUTE, None)
@@ -465,6 +471,7 @@ _LOGICAL: Final = frozenset(
     ("__or__", "__ror__", "__and__", "__rand__", "logical_or", "logical_and", "bitwise_or",
      "bitwise_and")
 )  # fmt: skip
+"""Functions, like `_REDUCTIONS`, whose result has the common expected value of the arguments."""
 _NEGATIONS: Final = frozenset(("__invert__", "logical_not", "bitwise_not"))
 _READ_FUNCTIONS: Final = frozenset(("__bool__", "item"))
 _EXPECTED_ATTRIBUTE: Final = "poetmodel_expected"
@@ -508,7 +515,10 @@ class FiniteChecks:
         return is_turned_on
 
     def take_result(self) -> tuple[torch.Tensor, ...]:
-        """Return (whether all tests passed,) as a tensor, or () without tests. Clears the tests."""
+        """Return (whether all tests passed,) as a tensor, or () without tests.
+
+        Clears the results of tests, but not `lines`.
+        """
         if not self._results:
             return ()
         are_finite = torch.stack([result.detach().reshape(()) for result in self._results]).all()

@@ -1,15 +1,15 @@
 """A back end for ``torch.compile``: the joint graph of AOTAutograd, planned within a RAM budget.
 
 Each storage that the graph allocates is a tensor of the plan; views are recreated from it. The plan
-becomes a joint graph in its own order, in which a recomputation is a copy of a node and a page
-transfer is an operator. PyTorch splits the graph into the forward and the backward pass.
+is written as a joint graph in the plan's order: a recomputation is a copy of a node, and a page
+transfer is an operator. PyTorch splits that graph into the forward and the backward pass.
 """
 
 from __future__ import annotations
 
 import sys
 
-import torch  # noqa: F401
+import torch  # noqa: F401 - so that the mock modules are moved behind it
 
 
 def _reorder_mock_modules() -> None:

@@ -1,4 +1,7 @@
-"""`backend`: a RAM budget for ``torch.compile``; `partitioner`: for users who set up Inductor."""
+"""The functions that users call: `backend`, a RAM budget for ``torch.compile``, and `partitioner`.
+
+`named` is the back end by name; `plans` and `summary` describe its graphs.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,8 @@ def backend(  # noqa: PLR0913 - its options
         bit by bit. ``inductor``: the fused kernels of ``torch.compile``, with its results bit by
         bit; needs a C++ compiler, does not page, and plans no evaluation without gradients.
     storage : str or Path, optional
-        A folder for pages; without it no tensor is paged.
+        A folder for pages, created if missing, whose transfer times are measured now; without it
+        no tensor is paged.
     device : str or Device, optional
         Device that times are estimated for; by default this machine, measured once.
     costs : str, optional
@@ -158,8 +162,8 @@ def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Itera
     if kernels == INDUCTOR and arguments["storage"] is not None:
         yield f"storage: pages need kernels={EAGER!r}"
     if kernels == INDUCTOR:
-        eager_only = (name for name in ("outside", "regions", OPTION_NAME) if arguments[name])
-        yield from (f"{name}: needs kernels={EAGER!r}" for name in eager_only)
+        eager_options = (name for name in ("outside", "regions", OPTION_NAME) if arguments[name])
+        yield from (f"{name}: needs kernels={EAGER!r}" for name in eager_options)
     if kernels == INDUCTOR and costs == MEASURED:
         yield f"costs: kernels that are generated later cannot be {MEASURED}"
     if costs is not None and arguments["device"] is not None:
@@ -219,7 +223,7 @@ def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any
     if errors:
         raise InputError(errors)
     back_end = next(
-        (back_end for parameters, back_end in _NAMED_BACK_ENDS if parameters == options), None
+        (back_end for known_options, back_end in _NAMED_BACK_ENDS if known_options == options), None
     )
     if back_end is None:
         back_end = backend(**options)
@@ -242,7 +246,10 @@ def plans() -> list[PlanRecord]:
 
 
 def summary() -> str:
-    """Return one line for each graph of the back ends that were requested by name."""
+    """Return one line for each graph of the back ends that were requested by name.
+
+    Returns a hint if there is no graph.
+    """
     return (
         "\n".join(back_end.summary() for _, back_end in _NAMED_BACK_ENDS if back_end.was_called)
         or NO_GRAPH_TEXT

@@ -130,6 +130,8 @@ class Backend(GraphPlanner):
         ------
         BudgetError
             If the budget is too small; the message has the smallest known sufficient budget.
+        CaptureError
+            If PyTorch cannot capture the call as one graph, or a graph cannot be planned.
         InputError
             If times are to be measured, kernels are Inductor's, or the device has no storage.
         """
@@ -164,13 +166,15 @@ class Backend(GraphPlanner):
 
         Raises `CaptureError` if gradients are to be added and there is a wrapper.
         """
-        sharded_modules, ddp = _sharded_modules(), active_ddp()
+        sharded_modules, ddp = _find_sharded_modules(), active_ddp()
         if self._settings.add_gradients and (sharded_modules or ddp is not None):
             raise CaptureError(WRAPPER_ERROR)
         self._fsdp_modules.update(sharded_modules)
         if ddp is not None:
             self._replicas.add(ddp)
-        waits_with_others = has_ddp_buckets() or any(map(has_compiled_siblings, _local_modules()))
+        waits_with_others = has_ddp_buckets() or any(
+            map(has_compiled_siblings, _find_local_modules())
+        )
         return {
             "is_sharded": bool(sharded_modules),
             "waits_with_others": waits_with_others and not self._has_one_plan,
@@ -180,7 +184,10 @@ class Backend(GraphPlanner):
     def _compile_call(
         self, module: fx.GraphModule, inputs: Sequence[Any], call: FirstCall, **options: Any
     ) -> Any:
-        """Compile a graph of a call; with ``outside="auto"`` a later call compiles it again."""
+        """Compile a graph of a call; with ``outside="auto"`` a later call compiles it again.
+
+        Raises `InputError` for ``outside="auto"`` if the step has several graphs.
+        """
         if self._settings.outside == AUTO and call.waits_with_others:
             raise InputError(_AUTO_ERROR)
         if self._settings.outside != AUTO:
@@ -323,12 +330,13 @@ class Backend(GraphPlanner):
                 shapes.append(f"{self.names[position]} {sizes_text}")
         suffix = ", ..." if len(shapes) > _MAX_SHAPES else ""
         shapes_text = f" of {', '.join(shapes[:_MAX_SHAPES])}{suffix}" if shapes else ""
-        return f", {_function_name()}{shapes_text}"
+        return f", {_find_function_name()}{shapes_text}"
 
     def _build_joint_graph(self, graph: fx.Graph, n_forward_outputs: int | None) -> JointGraph:
         """Prepare an FX graph in place for planning; return it as a `JointGraph`.
 
-        `n_forward_outputs` is None for a graph without a backward pass.
+        `n_forward_outputs` is None for a graph without a backward pass. Raises `CaptureError` for
+        an LSTM of oneDNN, and as `JointGraph` does.
         """
         if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
             raise CaptureError(
@@ -431,23 +439,23 @@ def _find_translator() -> Any:
     return getattr(InstructionTranslator, "current_tx", lambda: None)()
 
 
-def _local_modules() -> list[torch.nn.Module]:
+def _find_local_modules() -> list[torch.nn.Module]:
     """Return the modules among the local variables of the captured function."""
     translator = _find_translator()
     values = () if translator is None else translator.f_locals.values()
     return [value for value in values if isinstance(value, torch.nn.Module)]
 
 
-def _sharded_modules() -> list[torch.nn.Module]:
+def _find_sharded_modules() -> list[torch.nn.Module]:
     """Return the modules sharded by FSDP2 that contain local modules of the captured function."""
     return [
         sharded_module
-        for module in _local_modules()
+        for module in _find_local_modules()
         for sharded_module in find_sharded_parents(module)
     ]
 
 
-def _function_name() -> str:
+def _find_function_name() -> str:
     """Return the name of the captured function, or of the module that it calls."""
     translator = _find_translator()
     if translator is None:
@@ -482,7 +490,7 @@ def require_whole_model(*, has_one_plan: bool) -> None:
             "inside, then wrap it"
         )
     if translator is not None and not translator.one_graph:
-        if advice := wrapper_advice(is_sharded=bool(_sharded_modules())):
+        if advice := wrapper_advice(is_sharded=bool(_find_sharded_modules())):
             raise CaptureError(advice)
         raise CaptureError(
             "the saved tensors of several graphs add up, and code between graphs has no budget: "

@@ -45,7 +45,7 @@ class Profiles:
     ----------
     cache : Cache
         Stores the profiles of whole graphs.
-    timed : bool
+    measures_times : bool
         Whether to time operations.
     is_generated : callable, optional
         Whether a compiler generates the kernel of a node; by default no kernel is generated.
@@ -55,16 +55,20 @@ class Profiles:
         self,
         cache: Cache,
         *,
-        timed: bool,
+        measures_times: bool,
         is_generated: Callable[[fx.Node], bool] | None = None,
     ) -> None:
-        """Create a profiler; `get` measures."""
+        """Create a profiler; `load_or_measure` executes operations."""
         self._cache = cache
-        self._profiler = OpProfiler(measure_times=timed)
+        self._profiler = OpProfiler(measure_times=measures_times)
         self._is_generated = is_generated
 
-    def get(self, joint: JointGraph) -> list[OpProfile]:
-        """Return the profiles of a graph's operations, from the cache or by executing each once."""
+    def load_or_measure(self, joint: JointGraph) -> list[OpProfile]:
+        """Return the profiles of a graph's operations: from the cache, or measured and then cached.
+
+        Measuring executes each operation on synthetic tensors, once for each call key, except
+        operations whose kernel is generated.
+        """
         key = self._key(joint)
         cached_lists = None if key is None else self._cache.read("profiles", key)
         with suppress(TypeError, ValueError, AttributeError):
@@ -97,7 +101,10 @@ class Profiles:
 
 
 def load_machine_rates(cache: Cache) -> tuple[float, float]:
-    """Return (FLOP/s of a matrix product, B/s of a copy), measured once and cached."""
+    """Return (FLOP/s of a matrix product, B/s of a copy), measured once and cached.
+
+    The bytes of a copy are those read and those written.
+    """
     rates = cache.read("rates", digest(host_key()))
     if rates is None:
         rates = _measure_rates()

@@ -1,4 +1,4 @@
-"""Capture on fake tensors, so that models larger than this machine can be planned."""
+"""Capture on fake tensors, to plan models that need more RAM than this machine has."""
 
 from __future__ import annotations
 

@@ -52,7 +52,10 @@ class Frontier:
 
     @cached_property
     def min_peak_bytes(self) -> int:
-        """Smallest peak found in a short time, including memory that is not in the plan [B]."""
+        """Smallest peak found in a short time, including memory that is not in the plan [B].
+
+        The keep-all peak if none was found.
+        """
         graph_problem = self.graph_problem
         problem = graph_problem.make_problem(MAX_BYTES)
 
@@ -102,24 +105,28 @@ class Frontier:
     def find_plans(self, budget_bytes: int, until_s: float) -> list[GraphPlan]:
         """Return the plans within a budget that are not dominated in peaks, saved bytes and time.
 
-        Solves for new plans; after `until_s` [s], on the monotonic clock, each takes at most about
-        a second.
+        The plans are in order of time; there may be none. Solves for new plans. After `until_s`
+        [s], on the monotonic clock, each takes at most about a second.
         """
         self._until_s = until_s
         graph_problem = self.graph_problem
         keep_all_peaks = self.keep_all_plan.peaks
-        min_saved, max_saved = self.min_saved_bytes, keep_all_peaks.saved_bytes
-        high_peak = min(budget_bytes, graph_problem.keep_all_bytes)
-        low_peak = min(high_peak, self.tight_plan.record.predicted_peak_bytes)
-        middle_peak = (low_peak + high_peak) // 2
-        saved_limits = [
-            min_saved + int(fraction * (max_saved - min_saved)) for fraction in _SAVED_FRACTIONS
+        low_saved_bytes, high_saved_bytes = self.min_saved_bytes, keep_all_peaks.saved_bytes
+        high_peak_bytes = min(budget_bytes, graph_problem.keep_all_bytes)
+        low_peak_bytes = min(high_peak_bytes, self.tight_plan.record.predicted_peak_bytes)
+        middle_peak_bytes = (low_peak_bytes + high_peak_bytes) // 2
+        saved_limits_bytes = [
+            low_saved_bytes + int(fraction * (high_saved_bytes - low_saved_bytes))
+            for fraction in _SAVED_FRACTIONS
         ]
-        limits = [(high_peak, max_saved), *((high_peak, limit) for limit in saved_limits)]
+        limits = [
+            (high_peak_bytes, high_saved_bytes),
+            *((high_peak_bytes, limit) for limit in saved_limits_bytes),
+        ]
         limits += [
-            (low_peak, max_saved),
-            (middle_peak, max_saved),
-            (middle_peak, saved_limits[2]),
+            (low_peak_bytes, high_saved_bytes),
+            (middle_peak_bytes, high_saved_bytes),
+            (middle_peak_bytes, saved_limits_bytes[2]),
         ]
         candidates = [
             self.tight_plan,
@@ -199,7 +206,7 @@ def _nondominated_plans(plans: list[GraphPlan], budget_bytes: int) -> Iterator[G
         if max(peaks.forward_bytes, peaks.backward_bytes) > budget_bytes:
             continue
         if any(
-            all(a <= b for a, b in zip(faster_sizes, sizes, strict=True))
+            all(faster_size <= size for faster_size, size in zip(faster_sizes, sizes, strict=True))
             for faster_sizes in yielded_sizes
         ):
             continue

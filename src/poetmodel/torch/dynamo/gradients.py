@@ -65,8 +65,8 @@ has_side_effect(add_gradient)
 def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[int, str]:
     """Return the name of each input that is a trained parameter, by its position in `inputs`."""
     return {
-        k: names.get(k) or f"parameter {k}"
-        for k, value in enumerate(inputs)
+        position: names.get(position) or f"parameter {position}"
+        for position, value in enumerate(inputs)
         if isinstance(value, torch.nn.Parameter) and value.requires_grad
     }
 
@@ -86,8 +86,8 @@ def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
     (output,) = graph.find_nodes(op="output")
     arguments = {node.meta.get("desc"): node for node in graph.find_nodes(op="placeholder")}
     results = list(output.args[0])
-    for k, descriptor in enumerate(output.meta.get("desc", ())):
-        gradient = results[k]
+    for position, descriptor in enumerate(output.meta.get("desc", ())):
+        gradient = results[position]
         if not isinstance(descriptor, GradAOTOutput) or not isinstance(gradient, fx.Node):
             continue
         parameter = descriptor.grad_of
@@ -102,7 +102,7 @@ def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
         for key in ("nn_module_stack", "fwd_nn_module_stack"):
             if key in gradient.meta:
                 node.meta[key] = gradient.meta[key]
-        results[k] = node
+        results[position] = node
     output.args = (tuple(results),)
     _set_ownership(graph)
 
@@ -168,7 +168,9 @@ class AdditionChecks:
             results = compiled_function(*arguments)
             node = find_node(results)
             if node is not None:
-                names = {id(arguments[k]): name for k, name in self._parameters.items()}
+                names = {
+                    id(arguments[position]): name for position, name in self._parameters.items()
+                }
                 node().metadata[_NAMES_KEY] = names
                 node().register_prehook(lambda _: _check_pass(node()))
             elif any(getattr(value, "requires_grad", False) for value in results):
@@ -298,13 +300,13 @@ class _GradientWatch:
 
     def __init__(self, target: Any, name: str) -> None:
         self._name = name
-        self._current_pass_id = _current_pass_id()
+        self._pass_id = _current_pass_id()
         self._handle = target.register_prehook(self)
 
     def __call__(self, gradients: Sequence[Any]) -> None:
         """Check the gradients that autograd accumulates, and remove the prehook."""
         self._handle.remove()
-        if self._current_pass_id == _current_pass_id() and any(
+        if self._pass_id == _current_pass_id() and any(
             gradient is not None for gradient in gradients
         ):
             raise CaptureError(f"{OPTION_NAME}: {_sources_message(self._name)}")

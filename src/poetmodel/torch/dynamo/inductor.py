@@ -65,13 +65,13 @@ def is_generated(node: fx.Node) -> bool:
 class InliningPredictor:
     """Predicts which operations of a joint graph Inductor inlines."""
 
-    def __init__(self, graph: fx.Graph, forward_outputs: int) -> None:
+    def __init__(self, graph: fx.Graph, n_forward_outputs: int) -> None:
         """Find the results, the forward pass and the reductions of a joint graph."""
         self._op_types = partitioners.get_default_op_list()
         (output,) = graph.find_nodes(op="output")
         results = _pytree.tree_leaves(output.args)
         self._results = set(results)
-        self._forward = find_ancestors(results[:forward_outputs])
+        self._forward = find_ancestors(results[:n_forward_outputs])
         self._reductions: set[fx.Node] = set()
         """Reductions, and element-wise operations on their results, which are not inlined.
 
@@ -143,7 +143,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     def __init__(self, graphs: GraphPlanner, *, reserved_bytes: int = 0) -> None:
         self.graphs = graphs
         self.results_bytes = self.final_bytes = 0
-        """Bytes of the last graph: results of the forward pass, and all results at its end [B]."""
+        """Bytes of the last graph: results of the forward pass, and all results that the backward
+        pass returns, with autograd's copies [B]."""
         self._reserved_bytes = reserved_bytes
 
     def __call__(
@@ -167,7 +168,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a joint graph; return the modules of its forward and backward passes.
 
-        Sets `results_bytes` and `final_bytes`.
+        Removes unused and repeated nodes from the graph of `gm`. Sets `results_bytes` and
+        `final_bytes`.
         """
         require_whole_model(has_one_plan=True)
         gm.graph.eliminate_dead_code()
@@ -232,7 +234,7 @@ class MeasuringCompiler:
         """Strides of the arguments of the forward pass, by name."""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a forward or backward graph, measure its peak, and return the counted pass."""
+        """Compile a forward or backward graph, store its measured peak, return the counted pass."""
         names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
         compiled_function = compile_fx_inner(gm, example_inputs, **options)
         is_backward = options.get("is_backward", False)
@@ -383,7 +385,7 @@ class InductorBackend(Backend):
         )
 
     def _inference_budget_bytes(self, counted_graph: CountedGraph) -> int:
-        """Return the budget of a call without gradients, by default its peak [B].
+        """Return the budget of a call without gradients: its peak, unless stated in bytes [B].
 
         Raises
         ------

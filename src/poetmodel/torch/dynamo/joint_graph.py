@@ -74,7 +74,10 @@ class JointGraph(StepGraph):
         *,
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
-        """Check the graph, order its operations, and predict their profiles."""
+        """Check the graph, order its operations, and predict their profiles.
+
+        Sets the fake value of each wait to that of its input, which the wait returns.
+        """
         _check_plannable(graph)
         for node in graph.nodes:
             if is_wait(node.target):  # a wait returns its input tensor
@@ -135,7 +138,10 @@ class JointGraph(StepGraph):
         Outputs that are missing in a profile get 0 bytes: kernels may omit unused gradients.
         """
         for operation, profile in zip(self.operations, profiles, strict=True):
-            sizes = {layout.position: profile.sizes_bytes[k] for k, layout in profile.outputs}
+            sizes = {
+                layout.position: profile.sizes_bytes[storage_index]
+                for storage_index, layout in profile.outputs
+            }
             for number in operation.storages:
                 storage = self.storages[number]
                 output_sizes = (sizes.get(layout.position, 0) for layout in storage.layouts)
@@ -149,7 +155,10 @@ class JointGraph(StepGraph):
 
     @property
     def has_zero_tangents(self) -> bool:
-        """Whether a scalar and other results need gradients; the latter are probably 0."""
+        """Whether a scalar and other results need gradients.
+
+        The gradients of the latter are probably 0.
+        """
         are_scalars = [fake_value(node).numel() == 1 for node in self.tangents]
         return any(are_scalars) and not all(are_scalars)
 
@@ -263,7 +272,7 @@ class JointGraph(StepGraph):
             node.
         """
         results_node = self.results_node(self.final_results, workspace_bytes=self.copied_bytes)
-        nodes = list(map(self._node, self.operations))
+        nodes = list(map(self._make_node, self.operations))
         if middle_bytes is not None:
             count = sum(operation.phase is Phase.FORWARD for operation in self.operations)
             middle_node = replace(
@@ -272,14 +281,14 @@ class JointGraph(StepGraph):
             nodes.insert(count, replace(middle_node, phase=Phase.FORWARD))
         return Graph(name="captured", nodes=(*nodes, results_node), kernels="pytorch")
 
-    def _node(self, operation: Operation) -> Node:
+    def _make_node(self, operation: Operation) -> Node:
         """Return the node of an operation; results that the caller holds get 0 bytes."""
         caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
         if len(operation.storages) > 1:  # the caller holds a copy too
             workspace_bytes += sum(self.storages[number].bytes for number in caller_storages)
         # The memory that other code uses between the passes is freed by the first backward node.
-        if operation.node is self._first_backward:
+        if operation.node is self._first_backward_node:
             output_bytes = sum(self.storages[number].bytes for number in operation.storages)
             outside_bytes = self.outside_bytes - self.tangents_bytes - output_bytes
             workspace_bytes = max(workspace_bytes, outside_bytes)
@@ -293,11 +302,14 @@ class JointGraph(StepGraph):
         outputs = zip(operation.storages, graph_node.outputs, strict=True)
         return replace(
             graph_node,
-            outputs=tuple(replace(t, bytes=0) if k in caller_storages else t for k, t in outputs),
+            outputs=tuple(
+                replace(tensor, bytes=0) if number in caller_storages else tensor
+                for number, tensor in outputs
+            ),
         )
 
     @cached_property
-    def _first_backward(self) -> fx.Node | None:
+    def _first_backward_node(self) -> fx.Node | None:
         """Node of the first operation of the backward pass; None without one."""
         phases = ((operation.phase, operation.node) for operation in self.operations)
         return next((node for phase, node in phases if phase is Phase.BACKWARD), None)
@@ -411,7 +423,9 @@ def _saved_copies(
         *(user for member in candidates_and_forward for user in member.users),
     }:
         if node.op == "call_function" and node not in views:
-            input_sizes = storage_sizes(s for s in node.all_input_nodes if s.op == "call_function")
+            input_sizes = storage_sizes(
+                source for source in node.all_input_nodes if source.op == "call_function"
+            )
             sizes |= input_sizes
             for key in input_sizes:
                 readers.setdefault(key, set()).add(node)
@@ -441,16 +455,18 @@ def _execution_order(
     the backward pass, all of them would be in RAM at the same time. All other independent nodes
     keep their position.
     """
-    delayed_nodes = {node: k for k, node in enumerate(filter(_is_expanding, independent_nodes))}
+    delayed_nodes = {
+        node: position for position, node in enumerate(filter(_is_expanding, independent_nodes))
+    }
     for node in calls:
         if node in delayed_nodes:
             continue
         needed_nodes, pending = set[fx.Node](), [node]
         while pending:
             sources = [
-                s
-                for s in pending.pop().all_input_nodes
-                if s in delayed_nodes and s not in needed_nodes
+                source
+                for source in pending.pop().all_input_nodes
+                if source in delayed_nodes and source not in needed_nodes
             ]
             needed_nodes.update(sources)
             pending += sources
@@ -474,7 +490,7 @@ def _is_pure(node: fx.Node) -> bool:
 
 def _is_expanding(node: fx.Node) -> bool:
     """Return whether a node's outputs are at least as large as its inputs, arguments excluded."""
-    sources = (s for s in node.all_input_nodes if s.op == "call_function")
+    sources = (source for source in node.all_input_nodes if source.op == "call_function")
     read_bytes = sum(storage_sizes(sources).values())
     output_bytes: int = sum(tensor.nbytes for tensor in tensors_in(fake_value(node)))
     return output_bytes >= read_bytes

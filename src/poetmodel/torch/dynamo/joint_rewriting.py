@@ -98,7 +98,7 @@ class JointRewriter(Rewriter):
         ]
 
     def _page_out(self, number: int) -> None:
-        """Write a page-out of storage `number`, after the waits for it; record its token."""
+        """Write the waits for storage `number`, then its page-out; record the token of the page."""
         for key in self._awaited_keys.intersection(self.output_keys(number)):
             self.write_wait(key)
         value = self._newest[self.output_keys(number)[0]]

@@ -194,11 +194,11 @@ class CountedGraph:
 
     def count_backward(self, compiled_pass: CompiledPass) -> CompiledPass:
         """Wrap a backward pass, so that it ends its call; raises as `count_forward`."""
-        return self._count_final_pass(compiled_pass, self._backward_pass)
+        return self._count_final_pass(compiled_pass, self._make_backward_pass)
 
     def count_inference(self, compiled_pass: CompiledPass) -> CompiledPass:
         """Wrap a graph without a backward pass, to count it; raises as `count_forward`."""
-        return self._count_final_pass(compiled_pass, self._inference_pass)
+        return self._count_final_pass(compiled_pass, self._make_inference_pass)
 
     def _count_final_pass(
         self, compiled_pass: CompiledPass, make_pass: Callable[[Sequence[Any]], _Pass]
@@ -267,11 +267,11 @@ class CountedGraph:
             self, saved_storage, tuple(sized_storage(*result) for result in layout.results)
         )
 
-    def _inference_pass(self, arguments: Sequence[Any]) -> _Pass:
+    def _make_inference_pass(self, arguments: Sequence[Any]) -> _Pass:
         storages = self._calls.find_argument_storages(arguments)
         return _Pass(self, self.peaks.forward_bytes, argument_storages=storages)
 
-    def _backward_pass(self, arguments: Sequence[Any]) -> _Pass:
+    def _make_backward_pass(self, arguments: Sequence[Any]) -> _Pass:
         """Return the record of a backward pass: its peak, and the call that saved `arguments`."""
         backward_call = self._calls.find_call(self, arguments)
         retains_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no other
@@ -397,9 +397,9 @@ class LiveCalls:
         if len(calls) > 1 and any(call.saved_storage is not None for call in calls):
             storages = _storage_references(arguments)
             calls = [
-                c
-                for c in calls
-                if c.saved_storage is not None and c.saved_storage.storage.cdata in storages
+                call
+                for call in calls
+                if call.saved_storage is not None and call.saved_storage.storage.cdata in storages
             ]
         return calls[-1] if calls else None
 
@@ -546,7 +546,7 @@ class LiveCalls:
         """Return (budget [B], whether it is final).
 
         A percentage refers to the calls of the first step, which are known when a backward pass
-        begins; until then the budget may increase.
+        begins; until then the budget may increase. Updates the keep-all peak of these calls.
         """
         graphs = [
             new_pass.graph,
@@ -668,7 +668,7 @@ def _get_storages(value: Any) -> tuple[Any, ...]:
 
 def _storage_references(values: Iterable[Any]) -> dict[int, StorageWeakRef]:
     """Return references to the storages of tensors, by key; they prevent reuse of the key."""
-    references = (StorageWeakRef(s) for value in values for s in _get_storages(value))
+    references = (StorageWeakRef(storage) for value in values for storage in _get_storages(value))
     return {reference.cdata: reference for reference in references}
 
 

@@ -83,7 +83,10 @@ class RemeasuredGraph:
         return compile_backward
 
     def end_measurement(self) -> OutsideMemory | None:
-        """End a running measurement; return its result, None without one or a backward pass."""
+        """End the running measurement, and return its result.
+
+        Returns None if no measurement is running, or no backward pass was executed since it began.
+        """
         heap_watch, self._heap_watch = self._heap_watch, None
         if heap_watch is None:
             return None
@@ -114,19 +117,19 @@ class LossOnlyGraph:
         results = list(output.args[0])
         values = (getattr(node, "meta", {}).get("example_value") for node in results)
         differentiable_values = {
-            k: value
-            for k, value in enumerate(values)
+            position: value
+            for position, value in enumerate(values)
             if isinstance(value, torch.Tensor) and value.requires_grad
         }
         if all(value.numel() != 1 for value in differentiable_values.values()):
             return
         self._detached_positions = [
-            k for k, value in differentiable_values.items() if value.numel() != 1
+            position for position, value in differentiable_values.items() if value.numel() != 1
         ]
         with module.graph.inserting_before(output):
-            for k in self._detached_positions:
-                results[k] = module.graph.call_method("detach", (results[k],))
-                results[k].meta["example_value"] = differentiable_values[k].detach()
+            for position in self._detached_positions:
+                results[position] = module.graph.call_method("detach", (results[position],))
+                results[position].meta["example_value"] = differentiable_values[position].detach()
         output.args = (tuple(results),)
         module.recompile()
 
@@ -140,8 +143,8 @@ class LossOnlyGraph:
             """Call the compiled graph, and register the refusal of gradients."""
             results = compiled_function(*arguments)
             if torch.is_grad_enabled():
-                for k in self._detached_positions:
-                    results[k].requires_grad_().register_hook(_refuse_gradient)
+                for position in self._detached_positions:
+                    results[position].requires_grad_().register_hook(_refuse_gradient)
             return results
 
         return call_compiled

@@ -1,7 +1,7 @@
 """Pages of compiled graphs: operators that write and read a file of slots.
 
-Steps may overlap, so a page has no fixed slot: it gets a free one. Its token, a tensor of
-8 bytes that autograd saves, frees the slot when it is deleted.
+Steps may overlap, so each page is written to a free slot instead of a fixed one. Its token, a
+tensor of 8 bytes, is saved by autograd; the slot is freed when the token is deleted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class SlotFile(ScratchFile):
         """Storage bytes, offset, shape and strides of the tensor in each slot, by file offset."""
 
     def write(self, memory: memoryview) -> int:
-        """Write a page into a free slot; return its offset after the medium has stored the page."""
+        """Write a page into a free slot; return its offset after the medium has stored the page.
+
+        In a forked process this first creates a new file. Raises `PageError` if writing fails.
+        """
         if self.process != os.getpid():
             self._create()
         size = round_up(len(memory), ALIGNMENT_BYTES)
@@ -77,7 +80,7 @@ class SlotFile(ScratchFile):
         self._read_page(offset, memory, "a page")
 
     def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
-        """Register the slot at `offset` as free, if `process` is this process."""
+        """Register the slot at `offset` as free, if `process` is the one that created the file."""
         if process == self.process:
             self._free_slots[round_up(size_bytes, ALIGNMENT_BYTES)].append(offset)
 

@@ -443,14 +443,15 @@ class GraphProblem:
             RAM for the plan [B].
         saved_bytes : int, optional
             Upper bound on the RAM of the plan between both passes [B]. The graph then has a node
-            without outputs between them, whose workspace is the rest of `usable_bytes`.
+            without outputs between them, whose workspace is the rest of `usable_bytes`. Also sets
+            the outside memory of the joint graph to that of the call.
         """
         graph, times_s = self.graph, list(self.times_s)
         if saved_bytes is not None:
             self.joint.outside_bytes = self.call.outside.peak_bytes
             graph = self.joint.training_graph(middle_bytes=max(0, usable_bytes - saved_bytes))
             times_s.insert(self.middle_node, 0.0)
-        costs = _costs(graph, self.settings, self.device, times_s)
+        costs = _make_costs(graph, self.settings, self.device, times_s)
         paging = self.settings.paging is not None
         return Problem(graph, costs, ram=usable_bytes, paging=paging, minimize="time")
 
@@ -555,7 +556,11 @@ class GraphProblem:
         high_bytes = [record.peak_bytes for record in check.records]
         count = self.middle_node
         first_after_forward = next(
-            (k for k, (op, i) in enumerate(plan.program) if op == Op.COMPUTE and i >= count),
+            (
+                position
+                for position, (op, index) in enumerate(plan.program)
+                if op == Op.COMPUTE and index >= count
+            ),
             len(high_bytes),
         )
         if self.joint.is_inference:
@@ -563,8 +568,8 @@ class GraphProblem:
         held_bytes = check.records[first_after_forward - 1].ram_bytes if first_after_forward else 0
         first_backward = first_after_forward if middle_node is None else first_after_forward + 1
         saved_tensors, freed_bytes, retained_bytes = set[int](), 0, 0
-        for k, (op, index) in enumerate(plan.program):
-            if k < first_after_forward:
+        for position, (op, index) in enumerate(plan.program):
+            if position < first_after_forward:
                 if op == Op.COMPUTE:
                     saved_tensors.update(graph.outputs_of[index])
                 elif op == Op.PAGE_IN:
@@ -572,8 +577,8 @@ class GraphProblem:
                 elif op == Op.FREE:
                     saved_tensors.discard(index)
                 continue
-            if k >= first_backward:
-                retained_bytes = max(retained_bytes, high_bytes[k] + freed_bytes)
+            if position >= first_backward:
+                retained_bytes = max(retained_bytes, high_bytes[position] + freed_bytes)
             # With retain_graph autograd holds the copies that the plan frees here.
             if op == Op.FREE and index in saved_tensors:
                 saved_tensors.remove(index)
@@ -676,7 +681,7 @@ def _regions_refusal(
     )
 
 
-def _costs(
+def _make_costs(
     graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
 ) -> Costs:
     """Return the costs of a graph: estimated for `device`, or from `times_s` if measured."""

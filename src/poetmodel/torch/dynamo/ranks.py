@@ -57,7 +57,10 @@ class RankExchange:
         ------
         CaptureError
             If another process has another key, such as a graph of another shape, or does not
-            call in time, or if `compute` fails in the first process.
+            call in time, or if `compute` raises a `PoetModelError` in the first process, where this
+            error itself is raised.
+        RuntimeError
+            If the first process returns no result in time.
         """
         if _is_alone():
             return compute()

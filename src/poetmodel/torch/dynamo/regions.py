@@ -261,7 +261,7 @@ def _cost_lower_bound(problem: Problem, regions: Iterable[Region]) -> float:
 
 
 def _region_cost_bound(problem: Problem, region: Region) -> float:
-    """Return a lower bound on the cost of restoring what exceeds the budget of one region."""
+    """Return a lower bound on the cost of restoring the bytes above the budget of one region."""
     graph, costs = problem.graph, problem.objective.coefficients
     restorations: list[tuple[float, int]] = []
     read_tensors = {i for i in region.tensors if max(graph.users_of[i], default=0) >= region.stage}

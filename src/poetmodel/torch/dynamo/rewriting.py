@@ -117,7 +117,7 @@ class GraphPlanner:
         self._graph_plans: list[GraphPlan] = []
         self._settings = settings
         self._profiles = Profiles(
-            settings.cache, timed=settings.costs == MEASURED, is_generated=is_generated
+            settings.cache, measures_times=settings.costs == MEASURED, is_generated=is_generated
         )
         self._file = None if storage is None else SlotFile(storage)
         self._first_keep_all_bytes: dict[Hashable, int] = {}
@@ -162,7 +162,9 @@ class GraphPlanner:
         with show_phases(after_s=SHOW_AFTER_S) as show_phase:
             until_s = monotonic() + self._settings.time_limit
             if earlier_call is None:
-                parameter_ids = (id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
+                parameter_ids = (
+                    id(value) for value in inputs if isinstance(value, torch.nn.Parameter)
+                )
                 earlier_call = FirstCall(
                     function=(frame_id, *parameter_ids),
                     first_keep_all_bytes=self._first_keep_all_bytes,
@@ -261,7 +263,7 @@ class GraphPlanner:
         Raises
         ------
         InputError
-            If no graph was compiled yet, or the file cannot be written.
+            If no graph was compiled yet, the file cannot be written, or it has another suffix.
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """
@@ -298,7 +300,7 @@ class GraphPlanner:
             graph_plan = call.graph_plan
             if graph_plan is None:
                 profiles, agreed_call = self._agree_profiles(joint, call)
-                graph_plan = self._plan(joint, profiles, name, agreed_call, reserved_bytes)
+                graph_plan = self._plan_graph(joint, profiles, name, agreed_call, reserved_bytes)
         self._graph_plans.append(graph_plan)
         _LOG.info("%s", graph_plan.record)
         record = graph_plan.record
@@ -332,7 +334,7 @@ class GraphPlanner:
             return [operation.profile for operation in joint.operations], call
         call.show_phase("measuring operations")
         key = joint.training_graph().sha256  # by predicted sizes, which are equal in all processes
-        profiles = self._profiles.get(joint)
+        profiles = self._profiles.load_or_measure(joint)
         rates = None if self._settings.device else load_machine_rates(self._settings.cache)
         measurements = call.gather(key, (profiles, rates, call.wrapped_bytes))
         all_profiles, all_rates, wrapped_bytes = zip(*measurements, strict=True)
@@ -344,7 +346,7 @@ class GraphPlanner:
             rates = tuple(map(min, zip(*all_rates, strict=True)))
         return profiles, replace(call, rates=rates, wrapped_bytes=max(wrapped_bytes))
 
-    def _plan(
+    def _plan_graph(
         self,
         joint: JointGraph,
         profiles: Sequence[OpProfile],
