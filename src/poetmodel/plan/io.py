@@ -82,7 +82,7 @@ class PlanFile(GraphFile):
 
 
 @cache
-def _plan_file(metrics: tuple[Metric, ...]) -> type[PlanFile]:
+def _make_plan_file_type(metrics: tuple[Metric, ...]) -> type[PlanFile]:
     return add_metric_fields(PlanFile, metrics)
 
 
@@ -99,7 +99,7 @@ def parse_plan(text: str, *, source: str) -> PlanFile:
     Raises `PlanError` with all errors of the text.
     """
     with raised_as(PlanError, source):
-        file = parse_file(_plan_file(metrics_at(Display.PLAN_FILE)), text, kind="plan")
+        file = parse_file(_make_plan_file_type(metrics_at(Display.PLAN_FILE)), text, kind="plan")
         faults = list(_content_faults(file))
         if faults:
             raise PlanError(faults)
