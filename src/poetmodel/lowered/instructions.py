@@ -368,10 +368,13 @@ def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
     """Yield for each tap the numbers of output rows and columns that read the input through it."""
     (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
     width, columns, window_w, stride_w, pad_w, dilation_w = across
-    for h in range(window_h):
-        n_rows = len(_find_taps_inside(h * dilation_h - pad_h, height, rows, stride_h))
-        for v in range(window_w):
-            yield n_rows, len(_find_taps_inside(v * dilation_w - pad_w, width, columns, stride_w))
+    for row in range(window_h):
+        n_rows = len(_find_taps_inside(row * dilation_h - pad_h, height, rows, stride_h))
+        for column in range(window_w):
+            yield (
+                n_rows,
+                len(_find_taps_inside(column * dilation_w - pad_w, width, columns, stride_w)),
+            )
 
 
 def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:

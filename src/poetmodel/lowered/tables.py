@@ -208,7 +208,9 @@ def _make_lookup_loops(name: str, shape: Numbers, channels: int) -> Numbers:
     """
     candidate_dimensions = {1: (0,), _IMAGE_RANK: (0, 1)}.get(len(shape), (1,))
     fitting_dimensions = (
-        d for d in candidate_dimensions if d < len(shape) and channels in (1, shape[d])
+        candidate
+        for candidate in candidate_dimensions
+        if candidate < len(shape) and channels in (1, shape[candidate])
     )
     dimension = next(fitting_dimensions, None if channels > 1 else 0)
     if dimension is None:
