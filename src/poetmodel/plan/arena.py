@@ -65,8 +65,8 @@ class Arena:
                 ("bytes", self.bytes),
                 ("lower_bound_bytes", self.lower_bound_bytes),
                 *(
-                    (f"offsets[{n}][3]", copy_offset.offset)
-                    for n, copy_offset in enumerate(copy_offsets)
+                    (f"offsets[{number}][3]", copy_offset.offset)
+                    for number, copy_offset in enumerate(copy_offsets)
                 ),
             )
             if value < 0

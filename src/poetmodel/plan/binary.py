@@ -422,6 +422,7 @@ class _ByteReader:
 
     @property
     def is_at_end(self) -> bool:
+        """Whether all bytes have been read."""
         return self.position >= len(self.data)
 
     def read_number(self) -> int:

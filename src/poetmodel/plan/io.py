@@ -139,16 +139,16 @@ def _arena_faults(document: PlanFile, arena: ArenaEntry) -> Iterator[str]:
         check_alignment(arena.alignment)
     except PlanError as error:
         yield f"arena.{error}"
-    for n, (position, content, index, _) in enumerate(arena.offsets):
+    for number, (position, content, index, _) in enumerate(arena.offsets):
         kind = "tensors" if Content(content) == Content.OUTPUT else "nodes"
         count = len(getattr(document, kind))
         if position >= len(document.program):
             yield (
-                f"arena.offsets[{n}][0]: expected a position in the program of "
+                f"arena.offsets[{number}][0]: expected a position in the program of "
                 f"{len(document.program)} instructions, got {position}"
             )
         if index >= count:
             yield (
-                f"arena.offsets[{n}][2]: expected the number of one of the {count} {kind}, "
+                f"arena.offsets[{number}][2]: expected the number of one of the {count} {kind}, "
                 f"got {index}"
             )

@@ -190,6 +190,7 @@ class _PieceCalls:
 
     @property
     def written_buffers(self) -> set[str]:
+        """Names of the buffers that the calls write."""
         return {ref.buffer for call in self.calls for ref in written_refs(call)}
 
 
@@ -259,7 +260,9 @@ class Expansion:
             raise self._unsliceable_error
         for index in product(*(range(len(self._ranges[axis])) for axis in self._axes)):
             slice_indices, calls = dict(zip(self._axes, index, strict=True)), []
-            ranges = {axis: self._ranges[axis][n] for axis, n in slice_indices.items()}
+            ranges = {
+                axis: self._ranges[axis][position] for axis, position in slice_indices.items()
+            }
             for j, (call, sliced_call) in enumerate(
                 zip(self._calls, self._sliced_calls, strict=True)
             ):
@@ -318,7 +321,9 @@ class Expansion:
             for writer in (writers[0], writers_so_far[-1], writers[-1])
         )
         range_ends = (
-            self._ranges[axis][n][1] for axis, n in latest.items() if first[axis] != last[axis]
+            self._ranges[axis][position][1]
+            for axis, position in latest.items()
+            if first[axis] != last[axis]
         )
         return result_slice + "".join(f"[:{end}]" for end in range_ends)
 
@@ -392,7 +397,8 @@ class Expansion:
         ]
         inputs = list(dict.fromkeys((*inputs, *(old_name for _, old_name in in_place_pairs))))
         range_label = "".join(
-            _format_range(self._ranges[axis][n]) for axis, n in piece.slice_indices.items()
+            _format_range(self._ranges[axis][position])
+            for axis, position in piece.slice_indices.items()
         )
         bytes_moved = self._estimate_piece_traffic(flops, inputs, outputs)
         return replace(
