@@ -387,8 +387,8 @@ class Deployment:
         buffers = (self.step.buffers[tensor.pieces[0].buffer] for tensor in self.step.gradients)
         return (
             *(
-                (sizes[i], n)
-                for i, n in page_outs.items()
+                (sizes[i], count)
+                for i, count in page_outs.items()
                 if graph.state_of.get(i) not in rotating_tensors
             ),
             *((buffer.bytes, 1) for buffer in buffers),

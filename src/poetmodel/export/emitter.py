@@ -654,7 +654,9 @@ class ProgramSource:
         channels = sizes.group_channels
         max_elements = max(1, _CHUNK_ELEMENTS // sizes.window)
         n_channels = max(
-            n for n in range(1, channels + 1) if channels % n == 0 and n <= max_elements
+            divisor
+            for divisor in range(1, channels + 1)
+            if channels % divisor == 0 and divisor <= max_elements
         )
         loops = (
             f"for (int32_t o = 0; o < {count}; o++) {{",
@@ -701,9 +703,9 @@ class ProgramSource:
         size = "(uint32_t)sizeof piece[0]"
         write_piece, write_rest = (
             self._try_call(
-                f"pm_page_write({slot}, (uint32_t)at * {size}, piece, (uint32_t){n} * {size})"
+                f"pm_page_write({slot}, (uint32_t)at * {size}, piece, (uint32_t){length} * {size})"
             )
-            for n in (_CHUNK_ELEMENTS, "held")
+            for length in (_CHUNK_ELEMENTS, "held")
         )
         yield "{"
         yield f"    pm_real piece[{_CHUNK_ELEMENTS + max_elements}];"

@@ -68,7 +68,10 @@ def find_included_headers(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def apply_prefix(text: str, prefix: str) -> str:
-    """Return a text in which `prefix` replaces the ``pm`` of all names of C."""
+    """Return a text in which `prefix` replaces the ``pm`` of all names of C.
+
+    ``PM`` is replaced by the prefix in upper case.
+    """
     if prefix == "pm":
         return text
     return _PM_NAME.sub(lambda match: prefix if match[1] == "pm" else prefix.upper(), text)

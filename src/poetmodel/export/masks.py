@@ -94,12 +94,13 @@ class _LoopTable:
 
     @property
     def elements(self) -> int:
+        """Number of iterations of all loops."""
         return math.prod(self.sizes)
 
     def make_table(self, *tensors: int) -> tuple[int, ...]:
         """Return the shape table of tensors with these indices, with loops in the same order."""
         columns = (self.sizes, *(self.strides[k] for k in tensors))
-        return (len(self.sizes), *(n for row in zip(*columns, strict=True) for n in row))
+        return (len(self.sizes), *(number for row in zip(*columns, strict=True) for number in row))
 
     def is_in_order(self, tensor: int) -> bool:
         """Return whether the loop accesses the elements of a tensor in memory order."""

@@ -385,7 +385,7 @@ def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
 
     The expression is broken into lines of a macro.
     """
-    terms = (f"{n}u*PM_{unit}_BYTES({size}u)" for size, n in Counter(sizes).items())
+    terms = (f"{count}u*PM_{unit}_BYTES({size}u)" for size, count in Counter(sizes).items())
     return fill(" + ".join(terms) or "0u", 88).replace("\n", " \\\n    ")
 
 
