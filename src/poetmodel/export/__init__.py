@@ -1,1 +1,1 @@
-"""Export of training steps as C: the kernel calls of a step, and the folder that builds."""
+"""Export of training steps: plan a step for a device, and write it as a folder of C."""

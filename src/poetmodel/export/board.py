@@ -54,7 +54,7 @@ class ToolchainError(PoetModelError, RuntimeError):
 
 
 def list_required_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
-    """Return the programs needed to build for a target and, with `emulate`, to execute."""
+    """Return the programs needed to build for a target and, with `emulate`, to execute in QEMU."""
     if not target.is_board:
         return ("make", "cc")
     return ("make", "arm-none-eabi-gcc", *(("qemu-system-arm",) if emulate else ()))
@@ -70,7 +70,7 @@ def list_missing_programs(target: Target, *, emulate: bool = True) -> tuple[str,
 
 
 def require_programs(target: Target, *, emulate: bool = True) -> None:
-    """Check that all programs for a target are installed.
+    """Check that the programs of `list_required_programs` are installed.
 
     Raises
     ------
@@ -135,6 +135,8 @@ def execute(
     ------
     ToolchainError
         If the command exceeds the time limit.
+    OSError
+        If the command cannot be started.
     """
     try:
         return subprocess.run(  # noqa: S603 - make, QEMU, or a program built from the folder
@@ -156,7 +158,10 @@ def execute(
 
 
 def _find_first_errors(text: str, max_lines: int = 3) -> str:
-    """Return the first error lines of a compiler's output, otherwise its last lines."""
+    """Return the first error lines of a compiler's output, or its last lines if none is an error.
+
+    The lines are joined by semicolons.
+    """
     error_marks = ("error", "overflowed", "undefined reference", "heap")
     lines = [line.strip() for line in text.splitlines()]
     error_lines = [
@@ -187,6 +192,7 @@ class ProgramResult:
     """The outputs, final state and exit status of an executed program."""
 
     status: int
+    """Exit status; -1 times the signal for a program of this machine that a signal ended."""
     losses: Mapping[int, float]
     """Loss by number of the step, from 1."""
     state: bytes = field(repr=False)
@@ -236,6 +242,8 @@ def run_program(
     time_limit_s: float = 600.0,
 ) -> ProgramResult:
     """Execute a program that was built from an exported folder, in QEMU if it is for a board.
+
+    A failed step raises no error: the result has its exit status.
 
     Parameters
     ----------

@@ -85,7 +85,10 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
 
 
 def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: Device) -> None:
-    """Raise `BudgetError` if stack and runtime use all of a RAM budget given in bytes."""
+    """Raise `BudgetError` if stack and runtime use all of a RAM budget given in bytes.
+
+    Budgets in percent are not checked. Invalid values of `ram` and `stack` raise it, too.
+    """
     budget = None if ram is None else Budget.parse(ram)
     if budget is None or budget.size_bytes is None:
         return
@@ -157,9 +160,9 @@ def make_ram_error(
 ) -> BudgetError:
     """Return the error for a step with a node that needs more RAM than tensors may use.
 
-    `needed_bytes` is the working set of the node [B], and `reserved_bytes` the size of inputs,
-    stack and runtime [B]. The message advises more RAM if the device has it, and lists `hints` for
-    options that reduce the working set.
+    `needed_bytes` is the working set of the node [B], `ram_bytes` the RAM limit of the step [B],
+    and `reserved_bytes` the RAM outside of the arena [B]. The message advises more RAM if the
+    device has it, and lists `hints` for options that reduce the working set.
     """
     total_bytes, available_bytes = needed_bytes + reserved_bytes, device.ram_bytes
     tiling = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"

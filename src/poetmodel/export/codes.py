@@ -41,13 +41,13 @@ def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
 
 
 def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield each fusible pair: (lookup node, quantization node, `_make_fused_arguments`)."""
+    """Yield (lookup node, quantization node, `_make_fused_arguments` of both) of fusible pairs."""
     graph = step.graph
     for k, calls in enumerate(step.calls):
         if len(calls) != 1 or calls[0].kernel != LOOKUP_KERNEL:
             continue
         out = call_refs(calls[0])[0].buffer
-        readers = [n for n, node in enumerate(graph.nodes) if out in node.inputs]
+        readers = [index for index, node in enumerate(graph.nodes) if out in node.inputs]
         if len(readers) != 1 or out in step.returned_buffers:
             continue
         (reader,) = readers
@@ -68,7 +68,7 @@ def _name_arguments(call: Call) -> dict[str, Any]:
 
 
 def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, ...] | None:
-    """Return the numeric arguments of the fused kernel; None if the strides are irregular.
+    """Return the numeric arguments of the fused kernel; None if no such numbers describe the calls.
 
     The arguments are the numbers of images, channels and elements of a plane, the strides of the
     input between images, channels and elements, and the stride of the table between channels
@@ -98,7 +98,9 @@ def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, 
             return None
         strides = [
             int(element_positions[neighbour])
-            if all(n > m for n, m in zip(element_positions.shape, neighbour, strict=True))
+            if all(
+                size > step for size, step in zip(element_positions.shape, neighbour, strict=True)
+            )
             else 0
             for neighbour in ((1, 0, 0), (0, 1, 0), (0, 0, 1))
         ]
@@ -133,6 +135,7 @@ def _fuse_pair(
     arguments = _name_arguments(quantize_call)
     inverse_scale, zero_point = arguments["inverse"], arguments["zero"]
     rows = np.float32(step.values[table_ref.buffer]) * np.float32(inverse_scale)
+    # ``pm_q8_rint`` in C limits the magnitude to 1024, too, and rounds NaN to 0.
     rounded_rows = np.nan_to_num(np.rint(rows), nan=0.0, posinf=1024.0, neginf=-1024.0)
     int8_rows = np.clip(
         np.clip(rounded_rows, -1024, 1024) + zero_point, _MIN_INT8, _MAX_INT8
@@ -151,13 +154,27 @@ def _fuse_pair(
         flops=lookup_node.flops,
         in_place=(),
     )
-    nodes = [fused_node if n == reader else other for n, other in enumerate(graph.nodes) if n != k]
-    calls = [(call,) if n == reader else other for n, other in enumerate(step.calls) if n != k]
+    nodes = [
+        fused_node if index == reader else other
+        for index, other in enumerate(graph.nodes)
+        if index != k
+    ]
+    calls = [
+        (call,) if index == reader else other
+        for index, other in enumerate(step.calls)
+        if index != k
+    ]
     read_names = {name for node_calls in calls for other in node_calls for name in other.buffers}
     removed_names = {real_ref.buffer} | ({table_ref.buffer} - read_names)
-    buffers = {n: buffer for n, buffer in step.buffers.items() if n not in removed_names}
-    buffers[name] = Buffer(elements=int8_rows.size, type=DataType.INT8)
-    values = {n: array for n, array in step.values.items() if n not in removed_names} | {
-        name: int8_rows
+    buffers = {
+        buffer_name: buffer
+        for buffer_name, buffer in step.buffers.items()
+        if buffer_name not in removed_names
     }
+    buffers[name] = Buffer(elements=int8_rows.size, type=DataType.INT8)
+    values = {
+        buffer_name: array
+        for buffer_name, array in step.values.items()
+        if buffer_name not in removed_names
+    } | {name: int8_rows}
     return step.with_nodes(nodes, calls, buffers=buffers, values=values)

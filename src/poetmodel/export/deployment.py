@@ -192,7 +192,10 @@ class Deployment:
 
     @cached_property
     def generation_names(self) -> tuple[str, ...]:
-        """Names of the state in each generation: on storage in the order of writes, then in RAM."""
+        """Names of the state in each generation: on storage in the order of writes, then in RAM.
+
+        Empty without commits.
+        """
         if not self.commit:
             return ()
         graph = self.step.graph
@@ -257,7 +260,11 @@ class Deployment:
 
     @property
     def generations(self) -> int:
-        """Number of generations that take turns: 0, 2, or all that fit if erasing causes wear."""
+        """Number of generations that take turns; 0 without commits.
+
+        If the device states no erase cycles, there are 2. Otherwise there are as many as fit, in at
+        least two groups that each share erase blocks.
+        """
         if not self.generation_names:
             return 0
         if self.device is None or self._endurance_cycles is None:
@@ -308,12 +315,15 @@ class Deployment:
 
     @property
     def _bytes_per_generation(self) -> int:
-        """Size of the erase blocks of one generation [B]."""
+        """Size of the erase blocks of one generation, or of the block that several share [B]."""
         return self.commit_erases * self.layout.erase_block_bytes
 
     @property
     def _endurance_cycles(self) -> float | None:
-        """Rated erase cycles of the blocks of generations and pages; None if not stated."""
+        """Rated erase cycles of the blocks of generations; None if not stated.
+
+        Pages are in blocks of the same memory unless commits copy state to flash.
+        """
         if self.device is None:
             return None
         memory = self.device.flash if self.copies_to_flash else self.device.storage
@@ -332,7 +342,10 @@ class Deployment:
 
     @property
     def stored_bytes(self) -> int:
-        """Size of the erase blocks on storage: pages, samples, and all generations [B]."""
+        """Size of the erase blocks on storage [B].
+
+        Only pages count if commits copy state to flash, otherwise also samples and generations.
+        """
         return self._stored_bytes(self._generation_groups)
 
     @property
@@ -374,8 +387,8 @@ class Deployment:
         buffers = (self.step.buffers[tensor.pieces[0].buffer] for tensor in self.step.gradients)
         return (
             *(
-                (sizes[i], n)
-                for i, n in page_outs.items()
+                (sizes[i], count)
+                for i, count in page_outs.items()
                 if graph.state_of.get(i) not in rotating_tensors
             ),
             *((buffer.bytes, 1) for buffer in buffers),
@@ -397,7 +410,8 @@ class Deployment:
         """Number of steps until the first block reaches its rated erase cycles.
 
         Drivers do no wear levelling: each page stays in the same blocks, and generations take
-        turns. None if the device states no endurance, or a step writes nothing.
+        turns. None if the device states no endurance, or a step writes to no block with that
+        rating.
         """
         if self._endurance_cycles is None:
             return None
@@ -435,7 +449,11 @@ class Deployment:
         )
 
     def flash_map(self) -> dict[str, int]:
-        """Return the flash usage by use, free bytes included [B]; empty without flash."""
+        """Return the flash usage by use; empty without a device with flash [B].
+
+        The uses are those of `program_bytes`, then ``storage`` and ``free``, which is negative if
+        the flash is too small.
+        """
         if self.device is None or self.device.flash is None:
             return {}
         in_flash = self.device.stores_in_flash
@@ -444,7 +462,7 @@ class Deployment:
         return sizes | {"free": self.device.flash.size_bytes - sum(sizes.values())}
 
     def ram_map(self) -> dict[str, int]:
-        """Return the RAM usage on the device by use, free bytes included [B]."""
+        """Return the usage of the RAM limit by use, free bytes included [B]."""
         step, resident_tensors = self.step, self.plan.resident or ()
         state_bytes = sum(step.graph.tensor_bytes[i] for i in resident_tensors)
         optional_bytes = {} if self.inference is None else {"outputs": output_bytes(step)}
@@ -498,7 +516,10 @@ def output_bytes(step: LoweredStep) -> int:
 
 
 def parse_stack(stack: str | int | None, *, commit: bool) -> int:
-    """Parse the size of the stack [B]; None is the default size, which depends on `commit`."""
+    """Parse the size of the stack [B]; None is the default size, which depends on `commit`.
+
+    Raises `BudgetError` for an invalid size.
+    """
     if stack is None:
         return COMMIT_STACK_BYTES if commit else STACK_BYTES
     return parse_size(stack, field="stack")

@@ -1,4 +1,4 @@
-"""Generate the C statements of a step: straight-line kernel calls with constant addresses."""
+"""Generate the C statements of a step: kernel calls with constant addresses, and transfers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class ProgramSource:
     """Generates the body of ``pm_step`` or of a forward pass: C lines for each plan instruction.
 
     Both begin with all state at its home; state in RAM is at the beginning of the arena. Generating
-    the lines also collects the called kernels and the arrays of sizes and strides.
+    the lines, which is possible once, collects the called kernels and the arrays of sizes and
+    strides.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ProgramSource:
         """The buffers of returned gradients, none of which is in tiles."""
         self._slot_numbers = {name: k for k, name in enumerate(deployment.slots)}
         self._caller_pointers = {
-            v.pieces[0].buffer: f"x{k}" for k, v in enumerate(self.step.inputs)
+            tensor.pieces[0].buffer: f"x{k}" for k, tensor in enumerate(self.step.inputs)
         }
         """C pointers to the buffers of the caller: inputs and output."""
         if self.step.output is not None:
@@ -120,18 +121,19 @@ class ProgramSource:
         self._written_state: set[str] = set()
         """Memory-mapped state whose new value the lines have written."""
         self._workspace: int | None = None
+        """Offset of the workspace of the current node [B]; None if the node has no workspace."""
         self._has_updated = False
         """Whether the lines include an update, so that a later error leaves old and new state
         mixed."""
         self._transfers: dict[str, None] = {}
         """Slots of pending transfers, in the order of their start."""
         self.writes_early = False
-        """Whether a step writes state of the next generation before the end of the step."""
+        """Whether the lines include a write of state to the next generation."""
         self._slice_count = 0
         """Number of generated slice labels: a sliced step can pause before each computation."""
         self._replay = deployment.replay if forward_pass is None else None
         self._front_is_stored = self._replay is None
-        """Whether the generated lines have stored all outputs of the front."""
+        """Whether the lines store all outputs of the front; True without a front."""
         self._missing_outputs = set(self._replay.front.outputs) if self._replay else set()
         """Outputs of the front that are not computed yet."""
         input_indices = self._replay.front.inputs if self._replay else ()
@@ -154,7 +156,11 @@ class ProgramSource:
         return offsets
 
     def generate_lines(self) -> Iterator[str]:
-        """Yield the C statements of the step or the forward pass."""
+        """Yield the C statements of the step or the forward pass; add to `lists` and `kernels`.
+
+        Raises `InputError` if memory-mapped storage cannot hold a new value, `BudgetError` if the
+        stack is too small for an update.
+        """
         tensors = {tensor.name for tensor in self.graph.tensors}
         yield from self._index_check_lines()
         yield from self._gradient_lines({ref.buffer for ref in self._gradients} - tensors)
@@ -255,7 +261,10 @@ class ProgramSource:
     # -- indices -----------------------------------------------------------------------------------
 
     def _index_check_lines(self) -> Iterator[str]:
-        """Yield the range checks of indices in inputs, also of those that the step copies."""
+        """Yield the range checks of indices in inputs, also if kernels read copies of the inputs.
+
+        Registers these indices as checked.
+        """
         writers = {
             tensor.name: [call for call in calls if tensor.name in call.buffers]
             for node, calls in zip(self.graph.nodes, self.step.calls, strict=True)
@@ -273,7 +282,10 @@ class ProgramSource:
                     self._checked_indices.append(indices)
 
     def _range_check_lines(self, indices: Indices) -> Iterator[str]:
-        """Yield the range check of indices, unless they are constant or already checked."""
+        """Yield the range check of indices, unless they are constant or already checked.
+
+        Registers the indices as checked.
+        """
         is_checked = any(checked.implies(indices) for checked in self._checked_indices)
         if is_checked or indices.ref.buffer in self._constant_names:
             return
@@ -328,7 +340,10 @@ class ProgramSource:
         call_index: int,
         replaced_names: AbstractSet[str | None],
     ) -> Iterator[str]:
-        """Yield one call of a node after its range checks; the driver writes mapped state."""
+        """Yield one call of a node after its range checks; the driver writes mapped state.
+
+        Raises `InputError` if mapped state is only a part of its buffer.
+        """
         call = calls[call_index]
         for indices in find_index_operands(call):
             yield from self._range_check_lines(indices)
@@ -343,7 +358,7 @@ class ProgramSource:
                 "device whose storage is paged"
             )
         elif call.kernel.startswith("pm_copy"):
-            yield self._copy_to_storage(node_name, call)
+            yield self._storage_copy_line(node_name, call)
         elif call.kernel == "pm_mm_sgd":
             yield from self._row_update_lines(call)
         elif call.kernel in FUSED_KERNELS.values():
@@ -358,9 +373,10 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield a call that writes no mapped state.
 
-        `earlier_calls` are those of the same node. If they change a sum of gradients on mapped
-        storage, `call` cannot read the new sum before the commit. An update of state in RAM then
-        recomputes the sum in chunks, and a copy of the sum adds the gradient to the copied old sum.
+        `earlier_calls` are earlier calls of the same node. If they change a sum of gradients on
+        mapped storage, `call` cannot read the new sum before the commit. An update of state in RAM
+        then recomputes the sum in chunks, and a copy of the sum adds the gradient to the copied old
+        sum.
         """
         sum_names = [
             ref.buffer
@@ -368,7 +384,9 @@ class ProgramSource:
             if isinstance(ref, Ref) and ref.buffer in replaced_names
         ]
         additions = [
-            c for c in earlier_calls if any(ref.buffer in sum_names for ref in written_refs(c))
+            earlier_call
+            for earlier_call in earlier_calls
+            if any(ref.buffer in sum_names for ref in written_refs(earlier_call))
         ]
         if not (
             self.deployment.rotating_state
@@ -385,7 +403,11 @@ class ProgramSource:
     def _sum_copy_lines(
         self, copy_call: Call, add_call: Call, sum_names: Sequence[str]
     ) -> Iterator[str]:
-        """Yield a copy of the old sum of gradients, and the call that adds the gradient to it."""
+        """Yield a copy of the old sum of gradients, and a call that adds the gradient to the copy.
+
+        If the gradient is in the workspace, to which the sum is copied, a single call adds the old
+        sum to the gradient.
+        """
         (target, source), (_, gradient), count = (
             call_refs(copy_call),
             call_refs(add_call),
@@ -437,10 +459,11 @@ class ProgramSource:
             return line
         return f"if (*{self._pointer(call.condition.counter)} == {call.condition.value}) {line}"
 
-    def _copy_to_storage(self, node_name: str, call: Call) -> str:
+    def _storage_copy_line(self, node_name: str, call: Call) -> str:
         """Return the driver call for a kernel that copies a new value to memory-mapped state.
 
-        Raises `InputError` if the copy changes the order of elements.
+        Marks the new value as written. Raises `InputError` if the copy changes the order of
+        elements.
         """
         match call.arguments:
             case (Ref() as state_ref, Ref() as value_ref, (1, count, *strides)) if (
@@ -491,7 +514,9 @@ class ProgramSource:
                 changed_names = {ref.buffer for ref in written_refs(call)}
                 if changed_names & pending_names and (k <= call_index or changed_names == {target}):
                     needed_calls.insert(0, call)
-                    read_names = {a.buffer for a in call.arguments if isinstance(a, Ref)}
+                    read_names = {
+                        argument.buffer for argument in call.arguments if isinstance(argument, Ref)
+                    }
                     pending_names |= read_names & self._mapped_state
             is_last = target == targets[-1]
             yield from self._chunk_update_lines(
@@ -506,25 +531,25 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield a loop that updates memory-mapped state in chunks on the stack.
 
-        The driver writes the chunks of `targets`. All other mapped state that the calls change, and
-        the state in RAM in `preserved_names`, are updated in copies only. The first arguments of
-        update kernels are pointers, which advance with the elements except for buffers of one
-        element; the number of elements follows.
+        The driver writes the chunks of `targets`, which are marked as written. All other mapped
+        state that the calls change, and the state in RAM in `preserved_names`, are updated in
+        copies only. The first arguments of update kernels are pointers, which advance with the
+        elements except for buffers of one element; the number of elements follows.
         """
         buffers = self.step.buffers
         refs = {
-            a.buffer: a
-            for c in calls
-            for a in written_refs(c)
-            if a.buffer in self._mapped_state | preserved_names
+            ref.buffer: ref
+            for call in calls
+            for ref in written_refs(call)
+            if ref.buffer in self._mapped_state | preserved_names
         }
         chunks = {name: f"piece{k}" for k, name in enumerate(refs)}
         n_elements = max(buffers[name].elements for name in targets or chunks)
         max_elements = _CHUNK_ELEMENTS if len(chunks) <= _MAX_FULL_CHUNKS else _CHUNK_ELEMENTS // 2
         opening = "{"
         if not self.deployment.rotating_state and targets <= self._written_state:
-            # Skip the whole block if the condition is false: targets are already written, and
-            # writing unchanged values would erase them.
+            # Skip the whole block if the condition is false: the targets are already written, and a
+            # second write of the same values could erase their blocks once more.
             (call,) = calls
             opening, calls = self._conditional_line(call, opening), (replace(call, condition=None),)
         yield opening
@@ -560,7 +585,7 @@ class ProgramSource:
         self._written_state.update(targets)
 
     def _call_on_chunk(self, call: Call, n_elements: int, chunks: Mapping[str, str]) -> str:
-        """Return the C of an update call for one chunk: elements ``first`` to ``first + n``.
+        """Return the C of an update call for one chunk: ``n`` elements from ``first`` on.
 
         `chunks` has the C arrays of the chunks, by buffer; `n_elements` is the size of the buffers.
         """
@@ -629,7 +654,9 @@ class ProgramSource:
         channels = sizes.group_channels
         max_elements = max(1, _CHUNK_ELEMENTS // sizes.window)
         n_channels = max(
-            n for n in range(1, channels + 1) if channels % n == 0 and n <= max_elements
+            divisor
+            for divisor in range(1, channels + 1)
+            if channels % divisor == 0 and divisor <= max_elements
         )
         loops = (
             f"for (int32_t o = 0; o < {count}; o++) {{",
@@ -658,8 +685,9 @@ class ProgramSource:
         """Yield loops that update a mapped weight, at most `max_elements` per kernel call.
 
         `n_expression` is the C expression for the elements of one call, `arguments_text` the C
-        arguments after the pointer to the weight. All writes have one size, so that each begins at
-        a write unit of flash. Raises `BudgetError` if the stack is too small for the windows.
+        arguments after the pointer to the weight. All writes except the last have one size, so that
+        each begins at a write unit of flash. Marks the weight as written. Raises `BudgetError` if
+        the stack is too small for the windows.
         """
         if not isinstance(weight, Ref):
             raise TypeError(weight)
@@ -675,9 +703,9 @@ class ProgramSource:
         size = "(uint32_t)sizeof piece[0]"
         write_piece, write_rest = (
             self._try_call(
-                f"pm_page_write({slot}, (uint32_t)at * {size}, piece, (uint32_t){n} * {size})"
+                f"pm_page_write({slot}, (uint32_t)at * {size}, piece, (uint32_t){length} * {size})"
             )
-            for n in (_CHUNK_ELEMENTS, "held")
+            for length in (_CHUNK_ELEMENTS, "held")
         )
         yield "{"
         yield f"    pm_real piece[{_CHUNK_ELEMENTS + max_elements}];"
@@ -707,7 +735,10 @@ class ProgramSource:
         self._written_state.add(weight.buffer)
 
     def _argument(self, argument: Argument) -> str:
-        """Return the C of an argument: a pointer, the learning rate, a list name or a literal."""
+        """Return the C of an argument: a pointer, the learning rate, a list name or a literal.
+
+        Adds a new list to `lists`.
+        """
         if isinstance(argument, Ref):
             return self._pointer(argument)
         if isinstance(argument, ScaledLearningRate):
@@ -751,7 +782,7 @@ class ProgramSource:
     # -- transfers and results ---------------------------------------------------------------------
 
     def _slot_of(self, name: str) -> str:
-        """Return the C expression of the slot of a tensor; replacements use that of new state."""
+        """Return the C expression of the slot of a tensor; a replacement has that of new state."""
         old = self._replaced_state.get(name)
         if old is not None:
             return self._new_slot(old)
@@ -776,13 +807,19 @@ class ProgramSource:
             yield from self._transfer_lines("out", name)
 
     def _begin_generation_lines(self, written_names: AbstractSet[str | None]) -> Iterator[str]:
-        """Yield the write of the record before the first write of rotating state."""
+        """Yield the write of the record before the first write of rotating state.
+
+        Sets `writes_early`.
+        """
         if not self.writes_early and written_names & self.deployment.rotating_state:
             self.writes_early = True
             yield self._try_call("pm_commit_begin(1)")
 
     def _transfer_lines(self, direction: str, name: str, *, wait: bool = False) -> Iterator[str]:
-        """Yield the page-in or page-out of a tensor, then its wait if `wait` or blocking."""
+        """Yield the page-in or page-out of a tensor, then its wait if `wait` or blocking.
+
+        `direction` is ``in`` or ``out``. Registers the transfer as pending until its wait.
+        """
         slot = self._slot_of(name)
         size = self.step.buffers[self._replaced_state.get(name, name)].bytes
         address = f"PM_ADDRESS({self._address_of(name)})"
@@ -796,7 +833,10 @@ class ProgramSource:
         return self._try_call(f"pm_page_wait({slot})")
 
     def _result_lines(self, k: int) -> Iterator[str]:
-        """Yield the check of the loss and the page-outs of gradients that node `k` computes."""
+        """Yield the check and assignment of the loss, and page-outs of gradients, after node `k`.
+
+        Yields no line for a node that computes neither loss nor gradients.
+        """
         outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
         if self.step.loss.buffer in outputs:
             loss = f"*{self._pointer(self.step.loss)}"

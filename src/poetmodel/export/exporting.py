@@ -57,10 +57,12 @@ if TYPE_CHECKING:
 DEFAULT_DEVICE = "nrf52840"
 """Default device of an export: a Cortex-M4 with 256 KiB of RAM."""
 STEP_RATIO: Final = 0.9
-"""Fraction of the time limit for the step; the rest is for checks and forward passes."""
+"""Maximum fraction of the remaining time for the solve of the step.
+
+The rest is for checks and forward passes."""
 INTERRUPTED_RATIO: Final = 0.1
-"""Fraction of the time limit for the step after Ctrl-C ended the trials of tiles, to plan the
-schedule that these found."""
+"""Maximum fraction of the remaining time for the solve after Ctrl-C ended the trials of tiles: it
+only has to plan the schedule that the trials found."""
 
 
 class ExportKeywords(TypedDict, total=False):
@@ -126,7 +128,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     step : LoweredStep
         The step to export.
     folder : Path
-        The folder to write; created if it does not exist.
+        The folder to write; created if it does not exist. C files that only an earlier export wrote
+        there are deleted.
     ram : str or int, optional
         RAM limit of the step: state, tensors, inputs, stack and runtime together. Bytes, or a size
         such as ``256KiB``. A percentage is relative to the keep-all peak, as for
@@ -205,6 +208,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         If program and storage do not fit the flash of the device.
     NoScheduleError
         If no schedule meets the limits, or none was found in time.
+    VerificationError
+        If the plan or its offsets violate a rule, which is a bug.
     """
     request = Request(time_limit_s=time_limit, gap=gap, on_progress=on_progress)
     board = check_options(
@@ -299,7 +304,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         names_nodes=profile is not None,
     )
     chosen_tiles = find_cheapest_tiles(
-        _drop_oversized(candidates, deploy_tiles), make_problem, request
+        _drop_oversized_steps(candidates, deploy_tiles), make_problem, request
     )
     tile_bytes, step = chosen_tiles.tile_bytes, chosen_tiles.step
     if tile_bytes is not None:
@@ -376,7 +381,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
 def _make_replay(step: LoweredStep, samples: int, device: Device, *, commit: bool) -> Replay | None:
     """Return the storage for `samples` samples of a step; None for 0 samples.
 
-    Raises `InputError` if no storage of the device retains samples, or the step has no front.
+    Raises `InputError` if no storage of the device retains samples, or if the step has no optimizer
+    or no frozen front.
     """
     if not samples:
         return None
@@ -410,9 +416,10 @@ def _check_migration(deployment: Deployment) -> None:
     """Raise `InputError` if a step that migrates has state on storage outside of generations."""
     graph = deployment.step.graph
     names = {graph.tensors[i].name for i in graph.state_tensors} - {*deployment.generation_names}
-    if deployment.migration is not None and names - deployment.resident_names:
+    stored_names = names - deployment.resident_names
+    if deployment.migration is not None and stored_names:
         raise InputError(
-            f"migrate_from: {listed(sorted(names))} lies on storage, and no step replaces it, so "
+            f"migrate_from: {listed(sorted(stored_names))} lies on storage, and no step replaces it, so "
             "that it is in no generation; give more ram"
         )
 
@@ -420,7 +427,8 @@ def _check_migration(deployment: Deployment) -> None:
 def check_export(folder: Path, **options: Unpack[ExportKeywords]) -> Device:
     """Check the options of `export_step` before a capture, and return the device.
 
-    Raises as `export_step` does for an invalid option.
+    Raises `InputError` or `BudgetError` for an invalid option, and `BudgetError` if stack and
+    runtime use up a RAM limit in bytes.
     """
     bound = signature(export_step).bind(None, folder, **options)
     bound.apply_defaults()
@@ -448,11 +456,11 @@ def _deploy_tiles(
     return replace(new_deployment, plan=plan, arena=arena)
 
 
-def _drop_oversized(
+def _drop_oversized_steps(
     candidates: list[tuple[int | None, LoweredStep]],
     deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
 ) -> list[tuple[int | None, LoweredStep]]:
-    """Return the first (tile size, step), and the later ones whose program may fit the flash."""
+    """Return the first (tile size [B], step), and later pairs whose program may fit the flash."""
     first_candidate, *later_candidates = candidates
     return [
         first_candidate,
@@ -490,8 +498,8 @@ def _solve_and_place(
     """Solve a problem, and return (result, plan, offsets), which are all verified.
 
     Uses at most the fraction `ratio` of the remaining time. The device has `available_bytes` for
-    tensors. Raises `NoScheduleError` if no schedule is found, `VerificationError` if a result is
-    invalid.
+    tensors. The search begins from the schedule `start`, if any. Raises `NoScheduleError` if no
+    schedule is found, `VerificationError` if a result is invalid.
     """
     mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
     limit_s = max(ratio * request.remaining_s(), 1e-3)
@@ -527,7 +535,7 @@ def _plan_forward_pass(
 ) -> ForwardPass:
     """Solve and plan a forward pass that uses the RAM after the state in RAM.
 
-    Raises `BudgetError` if a node does not fit there.
+    Raises `BudgetError` if a node does not fit there, and the errors of `_solve_and_place`.
     """
     resident_bytes = deployment.resident_bytes
     is_mapped = deployment.plan.memory_mapped
@@ -599,8 +607,8 @@ def _total_ram_bytes(
 ) -> int:
     """Return the RAM limit of a step without tiles, from the option `ram` [B].
 
-    `reserved_ram_bytes` is the RAM of inputs, stack and runtime [B]. A budget of 100 % is
-    sufficient for keep-all, even with aligned tensors.
+    `reserved_ram_bytes` is the RAM outside of the arena [B], see `reserved_bytes`. With aligned
+    tensors, too, a budget of 100 % is sufficient for keep-all.
     """
     if ram is None:
         return device.ram_bytes

@@ -37,14 +37,14 @@ _CALL_PATTERN: Final = re.compile(r"\bpm_\w+\(")
 _N_REGISTER_ARGUMENTS: Final = 4
 """Number of arguments, reals excluded, that calls pass in registers."""
 _MIN_LONG_NUMBER: Final = 256
-"""Smallest integer that is no immediate operand of an instruction."""
+"""Smallest absolute value of an integer that counts as a long number: it exceeds 8 bits."""
 _ARGUMENT_PATTERNS: Final = (
     (re.compile(r"PM_(REALS|INTS|BYTES|INT8S|ADDRESS)\("), "address"),
     (re.compile(r"PM_CONSTANT_|pm_list_"), "constant"),
     (re.compile(r"-?(PM_C\(|PM_INFINITY)|lr\b"), "real"),
     (re.compile(r"-?\d+$"), "number"),
 )
-"""(pattern, table key) of each kind of argument."""
+"""(pattern, table key) of each kind of argument; the first match counts, else ``other``."""
 
 
 @cache
@@ -58,7 +58,8 @@ def load_code_sizes() -> dict[str, Any]:
 def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
     """Return the flash usage of a step, storage excluded, by use [B].
 
-    ``first weights`` is the initial state in the image of the program.
+    The keys are ``code``, ``constants`` (tables, lists, and all weights outside the graph) and
+    ``first weights`` (initial values of the state tensors of the graph).
     """
     graph, buffers = deployment.step.graph, deployment.step.buffers
     state_names = {
@@ -75,9 +76,9 @@ def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
 def make_smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
     """Return a plan and an arena whose program uses the least flash of all programs of a step.
 
-    All state is in RAM, every node is computed once, and no tensor is paged. All offsets are 0:
-    equal addresses need no copy statements, so no program has fewer. The program is for sizes only:
-    it ignores the RAM limit.
+    All state is in RAM, every node is computed once, and no tensor is paged. All offsets are 0, so
+    that outputs in place need no copy statement. The program is for sizes only, because its tensors
+    overlap.
     """
     graph = step.graph
     contents = [(BEFORE, Content.OUTPUT, i) for i in graph.state_tensors]
@@ -93,7 +94,7 @@ def make_smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
 def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> None:
     """Raise `FlashError` if a step does not fit the flash of its device.
 
-    If the sizes `are_lower_bounds`, as for `make_smallest_program`, the message calls them that.
+    If the sizes `are_lower_bounds`, as for `make_smallest_program`, the message adds "at least".
     """
     sizes, device = deployment.flash_map(), deployment.device
     if device is None or device.flash is None or sizes["free"] >= 0:
@@ -109,7 +110,10 @@ def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> No
 
 
 def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_bytes: int) -> str:
-    """Return advice for a step that exceeds the flash by `missing_bytes`; `sizes` is its usage."""
+    """Return advice for a step that exceeds the flash by `missing_bytes`.
+
+    `sizes` is the flash usage by use [B].
+    """
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
     has_moments = any(len(node.outputs) > 1 for node in updates)
     smaller_optimizer = ["take an optimizer with fewer bytes of state"] if has_moments else []
@@ -209,7 +213,7 @@ def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter
 
 
 def _split_arguments(line: str, begin: int) -> list[str]:
-    """Return the arguments of a call that begin at position `begin`, after its opening bracket."""
+    """Return the arguments of a call; `begin` is the position after its opening bracket."""
     depth, arguments = 0, [""]
     for character in line[begin:]:
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -230,11 +234,17 @@ _ENTRY_BYTES: Final = {
     "slot": 4,
     "number": 4,
 }
-"""Size of one entry of each table of ``pm_step.c``, see ``pm_state.h`` [B]."""
+"""Size of one entry of tables of ``pm_step.c``, and of one number of a list [B].
+
+See ``pm_state.h``. An entry of state or gradients includes its entry of the table of sizes."""
 
 
 def table_bytes(deployment: Deployment, source: StepSource) -> int:
-    """Return the size of the tables and lists of ``pm_step.c`` [B]."""
+    """Return the size of the tables of state, gradients and slots, and of the lists of a step [B].
+
+    Tables of inputs, samples and migrated state are not counted. Lists of gradients count only
+    after `StepSource.template_values`, which adds them.
+    """
     step = deployment.step
     pieces = [ref for tensor in step.states for ref in tensor.pieces]
     counts = {

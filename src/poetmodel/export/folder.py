@@ -72,7 +72,7 @@ def check_folder(folder: Path) -> None:
             "would find its files; choose a folder outside of it"
         )
     if not _read_manifest(folder):
-        _check_empty(folder, [*(name for name, _ in _list_templates()), _MANIFEST])
+        _check_absent_files(folder, [*(name for name, _ in _list_templates()), _MANIFEST])
 
 
 def check_shared_folder(shared_folder: Path, folder: Path) -> None:
@@ -83,7 +83,9 @@ def check_shared_folder(shared_folder: Path, folder: Path) -> None:
             f"{shared_folder}: expected another folder for shared kernels than for the step"
         )
     if not (shared_folder / "include" / f"{SHARED_PREFIX}_kernels.h").is_file():
-        _check_empty(shared_folder, [name for name, _ in _list_template_files(SOURCES / "shared")])
+        _check_absent_files(
+            shared_folder, [name for name, _ in _list_template_files(SOURCES / "shared")]
+        )
 
 
 def _check_folder(folder: Path) -> None:
@@ -99,7 +101,7 @@ def _check_folder(folder: Path) -> None:
     check_writable(existing_folder / _MANIFEST)
 
 
-def _check_empty(folder: Path, names: Sequence[str]) -> None:
+def _check_absent_files(folder: Path, names: Sequence[str]) -> None:
     """Raise `InputError` if a folder contains a file with one of these names."""
     with raise_write_errors(folder):
         present_name = next((name for name in sorted(names) if (folder / name).is_file()), None)
@@ -111,7 +113,7 @@ def _check_empty(folder: Path, names: Sequence[str]) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise `InputError` unless `prefix` is a valid prefix of names in C."""
+    """Raise `InputError` unless `prefix` is a valid prefix of names in C that no library uses."""
     if not _PREFIX_PATTERN.fullmatch(str(prefix)):
         raise InputError(
             f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
@@ -126,7 +128,11 @@ def check_prefix(prefix: str) -> None:
 
 
 def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
-    """Write all files of a deployment; delete C files that only an earlier export has."""
+    """Write all files of a deployment, those of its folder of shared kernels included.
+
+    Deletes C files, headers and weight files that only an earlier export has. Raises `InputError`
+    if a file cannot be written; the folder's paths are checked before a file is written or deleted.
+    """
     weights = Weights.from_step(deployment.step)
     source = StepSource(deployment, weights)
     shared_kernels = (
@@ -207,7 +213,10 @@ def _list_templates() -> Iterator[tuple[str, str]]:
 
 
 def _list_template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each file below a folder, except kernels and other templates."""
+    """Yield (path, text) of each file below a folder.
+
+    Omits the folders ``generated``, ``kernels`` and ``shared``. Paths begin with `parent`.
+    """
     for path in folder.iterdir():
         name = f"{parent}{path.name}"
         if path.is_file():
@@ -234,7 +243,10 @@ def _is_needed(name: str, deployment: Deployment) -> bool:
 def make_manifest(
     deployment: Deployment, source: StepSource, *, command: str, names: Sequence[str]
 ) -> str:
-    """Return the text of ``manifest.json``; sizes are those of the single-precision build."""
+    """Return the text of ``manifest.json``; sizes are those of the single-precision build.
+
+    `names` are the paths of all files of the folder.
+    """
     step, arena, plan = deployment.step, deployment.arena, deployment.plan
     identity = GraphIdentity.from_graph(step.graph)
     result = deployment.result
@@ -440,7 +452,10 @@ def _tensor_keys(tensor: NamedTensor) -> dict[str, Any]:
 
 
 def _table_keys(step: LoweredStep, tensor: NamedTensor) -> dict[str, Any]:
-    """Return the key ``tables`` of a byte input; its tables have one row, or one per channel."""
+    """Return the key ``tables`` of a byte input; {} for other inputs.
+
+    A table has one row of 256 numbers, or one row per channel.
+    """
     if tensor.type is DataType.REAL:
         return {}
     names = find_tables(step, tensor)

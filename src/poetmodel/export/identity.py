@@ -55,6 +55,7 @@ class _StepEncoder:
         """Elements and type of each buffer used so far, by canonical name."""
 
     def digest(self) -> str:
+        """Return the SHA-256 of the calls, the loss and the gradients of the step."""
         step = self._step
         calls = [self.encode_call(call) for node_calls in step.calls for call in node_calls]
         gradients = (ref for tensor in step.gradients for ref in tensor.pieces)
@@ -63,10 +64,12 @@ class _StepEncoder:
         return sha256(content.encode()).hexdigest()
 
     def encode_call(self, call: Call) -> list[object]:
+        """Return a call for JSON; register its buffers."""
         condition = call.condition and [self.encode(call.condition.counter), call.condition.value]
         return [call.kernel, [*map(self.encode, call.arguments)], condition, call.index_range]
 
     def encode(self, argument: Argument) -> object:
+        """Return an argument for JSON; register the buffer of a pointer."""
         if isinstance(argument, Ref):
             return [self._canonical_name(argument.buffer), argument.offset]
         if isinstance(argument, ScaledLearningRate):

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.files import raise_write_errors, write_text
-from poetmodel.lowered.kernels import SOURCES, defined_functions, kernel_names, kernel_source
+from poetmodel.lowered.kernels import SOURCES, find_prototypes, kernel_names, kernel_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,15 +20,16 @@ FORWARDING_HEADER: Final = '#include "{path}"\n'
 
 _INCLUDE: Final = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
 _PM_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|\.[ch]\b)")
-"""The ``pm`` at the beginning of names of C symbols and files, except of the program ``pm_run``."""
+"""The ``pm`` at the beginning of C symbols and file names, except of the program ``pm_run``."""
 
 
 def make_kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
     """Return the text of the header that declares the functions of kernels.
 
-    Names of `shared` kernels become macros for their names in the header of the shared folder.
+    `kernels` has the C source of each kernel by name. The header includes that of the shared folder
+    if there are `shared` kernels, and defines each of their names as a macro for the shared name.
     """
-    prototypes = [match for text in kernels.values() for match in defined_functions(text)]
+    prototypes = [match for text in kernels.values() for match in find_prototypes(text)]
     lines = [f"{' '.join(prototype.split())};" for prototype in prototypes]
     macros = [f"#define {name} {apply_prefix(name, SHARED_PREFIX)}" for name in sorted(shared)]
     include = [f'#include "{SHARED_PREFIX}_kernels.h"', *macros, ""] if macros else []
@@ -49,9 +50,12 @@ def make_kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -
     )
 
 
-def find_included_headers(kernels: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each header in ``kernels`` that sources include, also indirectly."""
-    pending_texts = list(kernels)
+def find_included_headers(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each header of the folder ``kernels`` that C sources include, also indirectly.
+
+    The items are (path in an exported folder, text).
+    """
+    pending_texts = list(sources)
     visited: set[str] = set()
     while pending_texts:
         for name in _INCLUDE.findall(pending_texts.pop()):
@@ -64,7 +68,10 @@ def find_included_headers(kernels: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def apply_prefix(text: str, prefix: str) -> str:
-    """Return a text in which `prefix` replaces the ``pm`` of all names of C."""
+    """Return a text in which `prefix` replaces the ``pm`` of all names of C.
+
+    ``PM`` is replaced by the prefix in upper case.
+    """
     if prefix == "pm":
         return text
     return _PM_NAME.sub(lambda match: prefix if match[1] == "pm" else prefix.upper(), text)
@@ -83,7 +90,10 @@ def add_licence(name: str, text: str) -> str:
 
 
 def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
-    """Write a folder of shared kernels: `kernels`, and present versions of those already in it."""
+    """Write a folder of shared kernels: `kernels`, and this version of kernels already in it.
+
+    Raises `InputError` if a file cannot be written.
+    """
     present_stems = {path.stem for path in (folder / "src").glob(f"{SHARED_PREFIX}_*.c")}
     present_kernels = {
         name for name in kernel_names() if apply_prefix(name, SHARED_PREFIX) in present_stems

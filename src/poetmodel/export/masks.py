@@ -1,8 +1,8 @@
 """Replace saved activations by masks, for gradients that do not need the values.
 
 The gradient of ReLU and similar activations needs one bit per element, as does dropout; that of a
-maximum needs the position in its window, a byte. PyTorch saves a number for each. Losses, gradients
-and state have the same bits.
+maximum needs the position in its window, a byte. PyTorch saves a number of several bytes for each
+element. Losses, gradients and state have the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FORWARD_KERNELS: Final = {
     "pm_hardtanh_backward": "pm_clamp",
     "pm_leaky_relu_backward": "pm_leaky_relu",
 }
-"""The kernel of an activation, by gradient kernel that may read its output instead."""
+"""The kernel of each activation whose gradient kernel, the key, may read its output."""
 _HARDSIGMOID: Final = (-3.0, 3.0)
 """Interval in which the slope of hardsigmoid is not 0."""
 _HARDSIGMOID_SLOPE: Final = 0.1666666716337204
@@ -38,8 +38,9 @@ _MAX_WINDOW: Final = 2**8
 def mask_activations(step: LoweredStep) -> LoweredStep:
     """Return a step whose gradients read masks in place of activations where possible.
 
-    A mask is the output of a separate node, which a schedule may recompute. An activation has no
-    mask if a gradient, such as that of a weight, reads its values.
+    A mask of bits is the output of a separate node, which a schedule may recompute; positions of
+    maxima remain an output of their pool. An activation has no mask if a gradient, such as that of
+    a weight, reads its values.
     """
     for rewrite in (_use_outputs, _add_bit_masks, _draw_dropout_bits, _store_byte_positions):
         step = rewrite(step)
@@ -93,12 +94,13 @@ class _LoopTable:
 
     @property
     def elements(self) -> int:
+        """Number of iterations of all loops."""
         return math.prod(self.sizes)
 
     def make_table(self, *tensors: int) -> tuple[int, ...]:
-        """Return the table for some of the tensors, with loops in the same order."""
+        """Return the shape table of tensors with these indices, with loops in the same order."""
         columns = (self.sizes, *(self.strides[k] for k in tensors))
-        return (len(self.sizes), *(n for row in zip(*columns, strict=True) for n in row))
+        return (len(self.sizes), *(number for row in zip(*columns, strict=True) for number in row))
 
     def is_in_order(self, tensor: int) -> bool:
         """Return whether the loop accesses the elements of a tensor in memory order."""
@@ -133,7 +135,10 @@ def _is_backward(node: Node) -> bool:
 
 
 def _replace_input(node: Node, old: str, new: str) -> Node:
-    """Return a node in which tensor `new` replaces input `old`."""
+    """Return a node in which tensor `new` replaces input `old`.
+
+    Drops in-place pairs with `old`, and the stated memory traffic.
+    """
     names = dict.fromkeys(new if name == old else name for name in node.inputs)
     pairs = tuple(pair for pair in node.in_place if pair[1] != old)
     return replace(node, inputs=tuple(names), in_place=pairs, bytes_moved=None)
@@ -144,7 +149,10 @@ def _replace_input(node: Node, old: str, new: str) -> Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slope:
-    """The gradient of an activation whose slope has two values, selected by a comparison of x."""
+    """The gradient of an activation whose slope has two values, selected by a comparison of x.
+
+    The compared tensor `x` is the input of the activation, or its output after `_use_outputs`.
+    """
 
     x: Ref
     loop: _LoopTable
@@ -193,8 +201,8 @@ def _parse_slope(call: Call) -> _Slope | None:
 def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
     """Find the slope of each backward node that reads a forward tensor, by index of the node.
 
-    The result is empty if the tensor is not of the forward pass, or a backward node needs its
-    values.
+    The result is empty if the tensor is not of the forward pass, or if a backward node uses it
+    other than for one comparison.
     """
     graph = step.graph
     i = graph.tensor_index.get(tensor)
@@ -205,7 +213,7 @@ def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
         if not _is_backward(graph.nodes[k]):
             continue
         call = _find_only_call(step, k)
-        operands = [a.buffer for a in call.arguments if isinstance(a, Ref)]
+        operands = [argument.buffer for argument in call.arguments if isinstance(argument, Ref)]
         slope = _parse_slope(call)
         if slope is None or slope.x.buffer != tensor or operands.count(tensor) > 1:
             return {}
@@ -214,10 +222,10 @@ def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
 
 
 def _use_outputs(step: LoweredStep) -> LoweredStep:
-    """Make gradients read outputs of activations instead of inputs, if both select equal slopes.
+    """Return a step whose gradients read outputs of activations in place of their inputs.
 
-    The next layer often saves the output for the gradient of its weights; then the input need not
-    be saved.
+    Applies where output and input select equal slopes. The next layer often saves the output for
+    the gradient of its weights; then the input need not be saved.
     """
     changes = _Changes(step=step)
     for k, node in enumerate(step.graph.nodes):
@@ -227,7 +235,7 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
             ):
                 slopes = _find_slopes(step, x.buffer)
                 if not slopes or not (len(slopes) == 1 or _bits_save_memory(step, x.buffer, shape)):
-                    continue  # other gradients read x
+                    continue  # other gradients would still read x
                 output_and_loop = _find_output(
                     step,
                     _FORWARD_KERNELS[kernel],
@@ -249,8 +257,8 @@ def _find_output(
 ) -> tuple[Ref, _LoopTable] | None:
     """Return the output of a kernel for x in the forward pass, and `loop` with the output for x.
 
-    None if no node calls the kernel with x and `number_arguments`, or if the output does not have
-    the sign of x.
+    None if no node calls the kernel with x, `number_arguments` and the strides of `loop`, or if a
+    negative slope reverses the order of values.
     """
     graph = step.graph
     for k in graph.users_of[graph.tensor_index[x.buffer]]:
@@ -275,9 +283,9 @@ def _find_output(
 
 
 def _add_bit_masks(step: LoweredStep) -> LoweredStep:
-    """Add a node with a mask of one bit per element for each tensor whose values no gradient reads.
+    """Return a step with a node for each mask of one bit per element, which gradients read.
 
-    The gradients read the mask. A tensor gets no mask if its gradients compare it differently.
+    A tensor has a mask if gradients only compare it, all in the same way, and the mask is smaller.
     """
     graph, changes = step.graph, _Changes(step=step)
     for i, tensor in enumerate(graph.tensors):
@@ -313,10 +321,11 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
 
 
 def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
-    """Split each dropout into a node that draws a mask of one bit per element, and its application.
+    """Return a step in which a separate node draws the mask of each dropout, one bit per element.
 
     The mask node has no inputs, and draws the same mask if a step recomputes it. Forward and
-    backward passes apply the mask with the same kernel.
+    backward passes apply the mask with the same kernel. A dropout whose mask has another reader, or
+    another order of elements, is unchanged.
     """
     graph, changes = step.graph, _Changes(step=step)
     for k, node in enumerate(graph.nodes):
@@ -373,7 +382,10 @@ def _parse_mask_loop(call: Call, mask: str) -> _LoopTable | None:
 
 
 def _store_byte_positions(step: LoweredStep) -> LoweredStep:
-    """Store the positions of maxima as bytes within the window, if only gradients read them."""
+    """Return a step with the positions of maxima as bytes, counted within the window.
+
+    Other readers than gradients, and windows of more than `_MAX_WINDOW` elements, prevent this.
+    """
     graph, changes = step.graph, _Changes(step=step)
     for k, node in enumerate(graph.nodes):
         match _find_only_call(step, k):
@@ -410,7 +422,11 @@ def _store_byte_positions(step: LoweredStep) -> LoweredStep:
 
 
 def _max_window_elements(windows: tuple[Argument, Argument], dilations: list[Argument]) -> int:
-    """Return the number of elements of the largest window of a pool."""
+    """Return the number of elements of the largest window of a pool.
+
+    `windows` has the (begin, end) pairs of all rows, and of all columns, as flat tuples. Raises
+    `TypeError` if they are no tuples, or a dilation is no integer.
+    """
     max_sizes = []
     for bounds, stride in zip(windows, dilations, strict=True):
         if not isinstance(bounds, tuple) or not isinstance(stride, int):

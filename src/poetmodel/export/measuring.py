@@ -43,9 +43,9 @@ class EmulatedProfile:
     """The costs of a step on an emulated board, and notes on their origin."""
 
     costs: Costs
-    """Times and energies of every node and every tensor of the graph."""
+    """Measured costs of each node except state, and estimated page costs of each tensor."""
     instructions: Mapping[str, int]
-    """Instructions of one computation of each node, by node name."""
+    """Mean instructions of one computation, by name of the node; state nodes have none."""
     notes: tuple[str, ...]
     """Origin of compute times, compute energies and page costs, one sentence each."""
 
@@ -82,6 +82,9 @@ def measure_emulated(
         If a compiler or the emulator is missing.
     ToolchainError
         If the code does not fit the emulated board, or fails on it.
+    BudgetError, FlashError, NoScheduleError
+        If `export_step` finds no export with the RAM of the emulated board and the other limits of
+        the device.
     """
     board, target, cycle_model, power_w = parse_emulation(
         device, instructions_per_cycle=instructions_per_cycle, core=core
@@ -139,7 +142,10 @@ def parse_emulation(
 def _measure_instructions(
     step: LoweredStep, device: Device, target: Target, time_limit_s: float
 ) -> dict[str, int]:
-    """Execute a step in QEMU, and return the mean instructions of one computation by node name."""
+    """Execute one step in QEMU; return the mean instructions of one computation by node name.
+
+    State nodes have no entry.
+    """
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as folder_name:
         folder = Path(folder_name)
         deployment = _export_for_board(step, device, folder)

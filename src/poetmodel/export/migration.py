@@ -45,7 +45,7 @@ class Migration:
     """Layout of the generations of the other step: the key ``generation`` of its manifest."""
     pieces: tuple[MigratedPiece, ...]
     migrated: tuple[str, ...]
-    """State tensors with the same name, shape and type in the other step."""
+    """Updated state tensors with the same name, shape and type in the other step."""
     reset: tuple[str, ...]
     """State without a match in the other step, among the state that this step updates; it has its
     initial values."""
@@ -68,7 +68,7 @@ def load_generation(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If the folder has no manifest of an export, or no generations.
+        If the folder has no manifest of an export, or the manifest describes no generations.
     """
     path = Path(folder) / _MANIFEST
     text = read_text(path)
@@ -92,7 +92,7 @@ def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
     Raises
     ------
     InputError
-        If no state matches.
+        If no updated state matches.
     """
     graph, states = step.graph, source["states"]
     replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
@@ -146,15 +146,15 @@ def _find_piece_copies(
     )
     for own_start, buffer, own_offset, own_count in own_pieces:
         for earlier_start, index, earlier_offset, earlier_count in earlier_pieces:
-            low = max(own_start, earlier_start)
-            high = min(own_start + own_count, earlier_start + earlier_count)
-            if low < high:
+            begin = max(own_start, earlier_start)
+            end = min(own_start + own_count, earlier_start + earlier_count)
+            if begin < end:
                 yield MigratedPiece(
                     buffer=buffer,
-                    buffer_offset=own_offset + low - own_start,
-                    count=high - low,
+                    buffer_offset=own_offset + begin - own_start,
+                    count=end - begin,
                     tensor_index=index,
-                    tensor_offset=earlier_offset + low - earlier_start,
+                    tensor_offset=earlier_offset + begin - earlier_start,
                 )
 
 

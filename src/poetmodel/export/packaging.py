@@ -1,4 +1,4 @@
-"""Template values of the README, build files and sketches of an exported folder."""
+"""Template values of the README, build files and sketches, and the command in the README."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 _EXAMPLE_ADDRESS: Final = 0xC0000
-"""Start address of the example partition if the device has no flash size."""
+"""Start address of the example partition if no device with a flash size commits to flash."""
 
 
 def folder_template_values(deployment: Deployment) -> TemplateValues:
@@ -94,7 +94,7 @@ def _storage_values(deployment: Deployment) -> TemplateValues:
 
 
 def _inference_values(inference: LoweredStep | None) -> TemplateValues:
-    """Return the template values for ``pm_infer``; false or empty without an inference."""
+    """Return the template values for ``pm_infer``; false or empty without an output."""
     if inference is None or inference.output is None:
         return {"INFERENCE": False, "INFERENCE_INPUTS": "", "INFERENCE_SHAPE": ""}
     n_inputs = len(inference.inputs)

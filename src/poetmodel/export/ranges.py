@@ -33,8 +33,8 @@ class Indices:
     def implies(self, other: Indices) -> bool:
         """Return whether validity of these indices implies that `other` indices are valid.
 
-        They must be the same elements of a buffer, with a range that is not wider than the other
-        one.
+        Both must be the same elements of a buffer. The indices that this object permits, `ignored`
+        included, must be permitted by `other`.
         """
         has_same_elements = (self.ref, self.shape) == (other.ref, other.shape)
         is_inside = other.low <= self.low and self.high <= other.high
@@ -43,7 +43,7 @@ class Indices:
 
 
 def find_index_operands(call: Call) -> Iterator[Indices]:
-    """Yield the index operands of a call; none if the call has no range of indices."""
+    """Yield the index operands of a call; none if the call states no range of indices."""
     if call.index_range is None:
         return
     arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
@@ -77,22 +77,24 @@ def _make_canonical_indices(
 def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> tuple[int, Numbers]:
     """Return (lowest element, canonical shape table) of the elements that loops access."""
     first = offset + sum(
-        (n - 1) * stride for n, stride in zip(sizes, strides, strict=True) if stride < 0
+        (size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if stride < 0
     )
     loops = sorted(
-        (abs(stride), n) for n, stride in zip(sizes, strides, strict=True) if stride and n > 1
+        (abs(stride), size)
+        for size, stride in zip(sizes, strides, strict=True)
+        if stride and size > 1
     )
-    rows = merge_dimensions([tuple(n for _, n in loops), tuple(stride for stride, _ in loops)]) or [
-        [1, 0]
-    ]
+    rows = merge_dimensions(
+        [tuple(size for _, size in loops), tuple(stride for stride, _ in loops)]
+    ) or [[1, 0]]
     return first, (len(rows), *(number for row in rows for number in row))
 
 
 def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Indices:
     """Return the indices of which `indices` are a copy, following ``pm_copy_int`` calls.
 
-    Returns `indices` itself if it is no copy. `writers` are the calls of the node that computes a
-    buffer, by buffer.
+    Returns `indices` itself if its elements are no copy. `writers` has, by buffer, the calls that
+    access the buffer in the node that computes it.
     """
     calls = list(writers.get(indices.ref.buffer, ()))
     match calls:

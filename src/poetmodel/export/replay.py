@@ -1,8 +1,9 @@
 """Latent replay: samples stored as the outputs of a frozen front, and training steps on them.
 
-A stored sample consists of the tensors that nodes after the front read: outputs of the front, and
-inputs such as labels. A step on a stored sample executes the program of the whole step without the
-nodes of the front, at the same addresses, so its results have the same bits.
+A stored sample consists of the tensors that nodes after the front read, or that the step returns:
+outputs of the front, and inputs such as labels. A step on a stored sample executes the program of
+the whole step without the nodes of the front, at the same addresses, so its results have the same
+bits.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ CHUNK_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """The frozen first nodes of a step, and the tensors that later nodes read."""
+    """The frozen first nodes of a step, and the tensors of a stored sample."""
 
     nodes: frozenset[int]
     """Indices of the nodes of the front."""
     outputs: tuple[str, ...]
-    """Buffers that the front writes and later nodes read, in the order of the graph."""
+    """Tensors of the front that later nodes read or the step returns.
+
+    They are in the order of the graph; `order_outputs` sorts them by their first computation."""
     inputs: tuple[int, ...]
-    """Indices of the inputs of the step that later nodes read."""
+    """Indices of the inputs of the step that later nodes read or the step returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ class Replay:
 
     @property
     def samples_per_group(self) -> int:
-        """Number of samples that fit a group of one erase block, at least one."""
+        """Number of samples of a group: 1 to `max_samples`, as many as fit one erase block."""
         free_bytes = self.layout.erase_block_bytes - HEADER_BYTES - 2 * self.chunk_bytes
         return max(1, min(self.max_samples, free_bytes // self.sample_bytes))
 
@@ -101,7 +104,7 @@ class Replay:
 
     @property
     def ram_bytes(self) -> int:
-        """Additional RAM for replay: inputs of a sample, a chunk, and the slots of groups [B]."""
+        """Additional RAM for replay: inputs of a sample, a chunk, and 2 B per group slot [B]."""
         return self.input_bytes + self.chunk_bytes + 2 * self.group_slots + 2 * self.group_slots % 4
 
 
@@ -114,7 +117,7 @@ def check_samples(samples: int) -> None:
 
 
 def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> Replay:
-    """Return the storage for the samples of a step, with its smallest front.
+    """Return the storage for `samples` samples of a step, with the front of `find_front`.
 
     Raises
     ------
@@ -139,7 +142,7 @@ def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> 
 
 
 def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
-    """Return `replay` with the outputs of its front in the order in which a plan computes them."""
+    """Return `replay` with the outputs of its front in the order of their first computations."""
     first_computation: dict[int, int] = {}
     for position, (op, k) in enumerate(plan.program):
         if op == Op.COMPUTE:
@@ -179,7 +182,7 @@ def find_front(step: LoweredStep) -> Front | None:
 
 
 def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
-    """Yield the frozen nodes: those that depend only on inputs (at least one) and constants."""
+    """Yield the indices of nodes that depend only on inputs (at least one) and constants."""
     input_buffers = {value.pieces[0].buffer for value in step.inputs}
     frozen_tensors: set[str] = set()
     for k, (node, calls) in enumerate(zip(step.graph.nodes, step.calls, strict=True)):
@@ -200,7 +203,7 @@ def _make_front(
     node_buffers: Sequence[Collection[str]],
     input_index_of: dict[str, int],
 ) -> Front:
-    """Return the front of `nodes`, with the outputs and inputs that later nodes read.
+    """Return the front of `nodes`, with the tensors that later nodes read or the step returns.
 
     `node_buffers` has the buffers of each node's calls, `input_index_of` the index of each input
     buffer.
@@ -220,7 +223,10 @@ def _make_front(
 
 
 def program_instructions(step: LoweredStep, plan: Plan, skipped_nodes: Collection[int] = ()) -> int:
-    """Return the estimated instructions of a program without those of `skipped_nodes`."""
+    """Return the estimated instructions of a program, without computations of `skipped_nodes`.
+
+    Recomputations count; nodes without an estimate count as 0.
+    """
     executed_nodes = (k for op, k in plan.program if op == Op.COMPUTE and k not in skipped_nodes)
     return sum(step.graph.nodes[k].instructions or 0 for k in executed_nodes)
 

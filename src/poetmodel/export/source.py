@@ -166,11 +166,13 @@ class StepSource:
 
     @property
     def layout_id(self) -> str:
-        """Identity of the layout of a generation: a hash of the names of its state."""
+        """Identity of the layout of a generation: a hash of the ordered names of its state."""
         return sha256(json.dumps(self.deployment.generation_names).encode()).hexdigest()[:8]
 
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
-        """Yield a macro for the index of each input, state tensor and gradient, with its shape.
+        """Yield a macro for the index of each input, state tensor and gradient.
+
+        A comment states type, shape, size and, for state, the home.
 
         Adds the names of the macros to `used_names`.
         """
@@ -190,7 +192,7 @@ class StepSource:
                 yield f"#define PM_{name} {k} /* {tensor.type.c_name}{shape}, {size} B{home} */"
 
     def _weight_values(self) -> TemplateValues:
-        """Return the initial values as 32-bit numbers in C; 0 alone if they are a binary file."""
+        """Return the template value of the weights: 32-bit numbers in C, or a binary file's 0."""
         is_binary = self.deployment.weights is WeightsFormat.BINARY
         numbers = np.frombuffer(b"" if is_binary else self.weights.data, "<u4")
         lines = [
@@ -200,8 +202,11 @@ class StepSource:
         return {"WEIGHT_WORDS": "\n".join(lines) or "    0"}
 
     def _program_values(self) -> TemplateValues:
-        """Return the template values of ``pm_step.c``: arena map, tables, lists and programs."""
-        # Tables precede lists, because they add lists.
+        """Return the template values of ``pm_step.c``: arena map, tables, lists and programs.
+
+        Adds lists for the table of gradients to `program`.
+        """
+        # Tables are generated first, because they add lists.
         tables = "\n\n".join(self._generate_tables())
         lists = [
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
@@ -229,12 +234,12 @@ class StepSource:
     def _describe_arena(self) -> Iterator[str]:
         """Yield a comment line for each copy of a tensor and each workspace in the arena.
 
-        A line has the offset, the size, and the first and last node of the lifetime; ``-`` stands
-        for the time between steps.
+        A line has the offset, the size, and the first and last node of the lifetime; ``-`` means
+        before or after the program.
         """
         graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
-        node_labels = ["-", *nodes, "-"]  # from BEFORE on
+        node_labels = ["-", *nodes, "-"]  # the first label is that of BEFORE
         last_labels = list(accumulate(node_labels, _latest_nonempty))
         first_labels = list(accumulate(reversed(node_labels), _latest_nonempty))[::-1]
         for block in sorted(
@@ -260,7 +265,10 @@ class StepSource:
     # -- tables ------------------------------------------------------------------------------------
 
     def _generate_tables(self) -> Iterator[str]:
-        """Yield the C tables of slots, buffers, state, samples, migrated state and gradients."""
+        """Yield the C tables of slots, buffers, state, samples, migrated state and gradients.
+
+        Adds lists for the table of gradients to `program`.
+        """
         slot_bytes = self.deployment.page_bytes
         if self.deployment.generation_names:
             slot_bytes = (*slot_bytes, RECORD_BYTES, *self.deployment.generation_bytes, SEAL_BYTES)
@@ -321,7 +329,10 @@ class StepSource:
         return f"{{{fields}, {_HOME_MACROS[home]}, {type_macro}}}"
 
     def home_of(self, name: str) -> str:
-        """Return the home of a state buffer: ram, storage, mapped, or flash."""
+        """Return the home of a state buffer: ram, storage, mapped, or flash.
+
+        State in flash is no tensor of the graph: no step changes it.
+        """
         graph, plan = self.step.graph, self.deployment.plan
         if name not in graph.tensor_index:
             return "flash"
@@ -339,7 +350,10 @@ class StepSource:
         return f"{{{first}, {len(tensor.pieces)}}}"
 
     def _gradient_table(self) -> Iterator[str]:
-        """Yield the table of returned gradients, if any; add lists of their shapes and strides."""
+        """Yield the table of returned gradients, if any.
+
+        Adds lists of shapes and strides of gradients that are not dense to `program`.
+        """
         slots = self.deployment.slots
         rows = []
         for gradient in self.step.gradients:
@@ -367,13 +381,16 @@ def _template_macro_names() -> set[str]:
 
 
 def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
-    """Return a C expression for the storage of slots: one macro ``PM_<unit>_BYTES`` per size."""
-    terms = (f"{n}u*PM_{unit}_BYTES({size}u)" for size, n in Counter(sizes).items())
+    """Return a C expression for the storage of slots: a term ``n*PM_<unit>_BYTES(size)`` per size.
+
+    The expression is broken into lines of a macro.
+    """
+    terms = (f"{count}u*PM_{unit}_BYTES({size}u)" for size, count in Counter(sizes).items())
     return fill(" + ".join(terms) or "0u", 88).replace("\n", " \\\n    ")
 
 
 def _declare_input_pointers(step: LoweredStep, array: str) -> Iterator[str]:
-    """Yield the declarations of a C pointer to each input, which the caller owns."""
+    """Yield a C declaration of a pointer to each input, and statements against unused names."""
     for k, tensor in enumerate(step.inputs):
         yield f"const {tensor.type.c_name} *const x{k} = {array}[{k}];"
     yield from (f"(void)x{k};" for k in range(len(step.inputs)))

@@ -57,8 +57,8 @@ def load_state_tensors(
     Raises
     ------
     InputError
-        If the folder has no manifest of an export, or its program updates no state and that is
-        required.
+        If the folder has no valid manifest of an export, or its program updates no state and that
+        is required.
     """
     path = Path(folder) / _MANIFEST
     text = read_text(path)
@@ -104,14 +104,14 @@ def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path
 
 
 def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.ndarray]:
-    """Read the arrays of a state file, by name.
+    """Read the arrays of a state file, by name. The arrays are read-only.
 
     Arrays of float32 tensors are doubles in the file of a double-precision build.
 
     Raises
     ------
     InputError
-        If the size of the file is not that of the tensors.
+        If the file cannot be read, or its size is not that of the tensors.
     """
     data = read_bytes(path)
     real_bytes = sum(tensor.bytes for tensor in tensors if tensor.dtype == "float32")
@@ -137,7 +137,11 @@ def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.nd
 def write_state(
     path: Path, tensors: Sequence[ExportedTensor], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Write a state file: the arrays of `tensors`, by name, in their order and types."""
+    """Write a state file: the array of each of `tensors`, in their order and with their types.
+
+    `arrays` has the arrays by name. Raises `KeyError` if one is missing, `InputError` if the file
+    cannot be written.
+    """
     contents = (
         arrays[tensor.name].astype(_FILE_DTYPES[tensor.dtype]).tobytes() for tensor in tensors
     )

@@ -1,8 +1,8 @@
 """The template syntax of ``export/c``, from which all files of an exported folder are made.
 
 ``@WORD@`` is replaced by the value of a word. ``@IF WORD@ ... @END WORD@`` retains the enclosed
-text if the value is true, ``@UNLESS WORD@ ... @END WORD@`` if it is false. A mark that stands alone
-on a line is removed with the line.
+text if the value is true, ``@UNLESS WORD@ ... @END WORD@`` if it is false. A mark that is alone on
+a line is removed with the line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_template(name: str) -> str:
 
 
 def fill_template(text: str, values: TemplateValues) -> str:
-    """Replace the words of a template by `values`, and remove the blocks whose condition is false.
+    """Return a template with words replaced by `values`, without blocks whose condition is false.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def fill_template(text: str, values: TemplateValues) -> str:
 
 
 def _resolve_blocks(text: str, values: TemplateValues) -> str:
-    """Remove the marks of all blocks, and the text of blocks whose condition is false."""
+    """Return a text without the marks of blocks, and without blocks whose condition is false."""
 
     def replace_block(match: re.Match[str]) -> str:
         is_true = bool(values[match[3]]) == (match[2] == "IF")

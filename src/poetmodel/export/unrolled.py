@@ -69,7 +69,7 @@ class _Pieces:
     def find_only_piece(self, loops: Loops, index: int) -> tuple[int, Loops] | None:
         """Return (piece index, loops over the piece) if loops access one piece of tensor `index`.
 
-        Returns None if they access several pieces.
+        Returns None if they access several pieces, or elements that no constant strides reach.
         """
         indices = loops.element_indices(index)
         inner_rows = indices // self.inner
@@ -81,7 +81,11 @@ class _Pieces:
         return None if piece_loops is None else (piece, piece_loops)
 
     def split_loops(self, loops: Loops, index: int) -> Iterator[tuple[int, list[Loops]]]:
-        """Yield (dimension, loops of pieces) if a dimension separates pieces of tensor `index`."""
+        """Yield (dimension, loops of each piece) for dimensions that may separate the pieces.
+
+        These are pieces of tensor `index`. Only sizes and strides are compared: callers check that
+        the loops of each piece access that piece alone.
+        """
         for d, (size, stride) in enumerate(zip(loops.sizes, loops.strides[index], strict=True)):
             group_size, remainder = divmod(self.inner, stride) if stride > 0 else (0, 1)
             group_size = min(group_size, size // self.count)
@@ -120,7 +124,11 @@ class _DividedCall:
 
 
 def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCall | None:
-    """Return the call of loops; None unless they access one piece of each divided tensor."""
+    """Return the call of loops that access one piece of each divided tensor.
+
+    `pieces` has the division of tensors by name. Returns None if the loops access several pieces of
+    a tensor, or if the kernel does not support the loops over a piece.
+    """
     piece_of: dict[str, int] = {}
     for index, ref in enumerate(loops.refs):
         if ref.buffer in pieces:
@@ -138,8 +146,8 @@ def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCal
 def _divide_call(call: Call, pieces: Mapping[str, _Pieces]) -> _DividedCall | None:
     """Divide a call by the pieces of its tensors; None if it cannot be divided.
 
-    A call without divided tensors is returned whole. `is_sum` is True if the results of the pieces
-    are summed.
+    A call that accesses at most one piece of each tensor stays one call. `pieces` has the division
+    of tensors by name.
     """
     if not pieces.keys() & set(call.buffers):
         return _DividedCall(piece_calls=(_PieceCall(call=call),))
@@ -177,6 +185,7 @@ class _Division:
             for name in dict.fromkeys(name for call in calls for name in call.buffers):
                 self._users.setdefault(name, []).append(k)
         self.pieces: dict[str, _Pieces] = {}
+        """The division of each tensor to divide."""
         self.undivided_stacks: set[str] = set()
         """Divided stacks of copies that some nodes also need undivided."""
         self.consumer_calls: dict[int, list[_DividedCall]] = {}
@@ -205,9 +214,9 @@ class _Division:
         return is_plain and not node.is_state and self.step.buffers[name].type is DataType.REAL
 
     def _propose_stacks(self) -> None:
-        """Propose to divide stacks, then tensors that are read in slices of equal number.
+        """Add stacks to `pieces`, then tensors that are read in as many slices as a stack.
 
-        A stack is the result of a node that copies equal pieces one after the other; it is divided
+        A stack is the result of a node that copies equal pieces one after the other; it is added
         only if sums over its pieces need less memory.
         """
         for k in range(len(self.graph.nodes)):
@@ -259,7 +268,7 @@ class _Division:
         )
 
     def _propose_tensor(self, name: str, pieces: _Pieces) -> None:
-        """Propose to divide a tensor and, transitively, tensors in the same loops."""
+        """Add to `pieces` a tensor and, transitively, tensors in the same loops."""
         pieces_of_tensors = {name: pieces}
         while pieces_of_tensors:
             name, pieces = pieces_of_tensors.popitem()
@@ -273,9 +282,9 @@ class _Division:
                             pieces_of_tensors.setdefault(other, other_pieces)
 
     def _find_sliced_pieces(self, name: str, counts: set[int]) -> list[_Pieces]:
-        """Return the pieces of a tensor of which its first reader accesses one, otherwise [].
+        """Return, in a list, the division of a tensor by the slice that its first reader accesses.
 
-        Their number must be in `counts`.
+        Returns [] if the tensor has no reader, or if the number of slices is not in `counts`.
         """
         elements = self.step.buffers[name].elements
         readers = [k for k in self._users[name] if k != self._find_producer(name)]
@@ -331,7 +340,7 @@ class _Division:
         ]
         for names in (
             accessed_names,
-            [n for n in accessed_names if n in outputs or not self._is_stack(n)],
+            [name for name in accessed_names if name in outputs or not self._is_stack(name)],
         ):
             piece_calls = self._divide_calls(k, names)
             if piece_calls is not None and (
@@ -384,7 +393,7 @@ class _Division:
         if key not in self._division_cache:
             calls = [_divide_call(call, dict(key[1])) for call in self.step.calls[k]]
             self._division_cache[key] = (
-                None if None in calls else [call_parts for call_parts in calls if call_parts]
+                None if None in calls else [divided_call for divided_call in calls if divided_call]
             )
         return self._division_cache[key]
 
@@ -403,10 +412,10 @@ class _Division:
         if any(call.is_sum for call in divided_calls):
             return len(piece_calls) == 1 and _is_plain_sum(self.step.calls[k][0])
         return all(
-            self._is_stack(n)
+            self._is_stack(name)
             for call in divided_calls
             for piece_call in call.piece_calls
-            for n in piece_call.piece_of
+            for name in piece_call.piece_of
         )
 
 
@@ -421,7 +430,8 @@ _SUMS: Final = ("pm_mm", "pm_sum")
 def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tuple[int, int]:
     """Return (length of a contiguous sequence, distance to the next) of loops [elements].
 
-    `pairs` are (stride, size), sorted by stride.
+    `pairs` are (stride, size), sorted by stride. Without a next sequence, the distance is
+    `elements`, the size of the buffer.
     """
     length = 1
     for stride, size in pairs:
@@ -521,7 +531,7 @@ class _Rewriter:
         """Position in the old step after which each tensor can be computed; -1 if at once."""
 
     def make_step(self) -> LoweredStep:
-        """Build the new step."""
+        """Add all nodes, and return the new step. Call this once: ordering removes late nodes."""
         for k, node in enumerate(self.graph.nodes):
             if k in self.division.producer_calls:
                 self._add_piece_nodes(k)
@@ -538,7 +548,7 @@ class _Rewriter:
         )
 
     def _add_piece_nodes(self, k: int) -> None:
-        """Add a node for each piece of the result of node `k`, except pieces that are aliases."""
+        """Add a node for each piece of the result of node `k`, or add the piece to `aliases`."""
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         pieces = self.division.pieces[result.name]
         piece_calls = [
@@ -588,9 +598,10 @@ class _Rewriter:
     def _find_alias(
         self, piece_calls: Sequence[_PieceCall], pieces: _Pieces
     ) -> tuple[str, np.ndarray] | None:
-        """Return (buffer, element indices) of which a piece is a copy; None if it is no such copy.
+        """Return the (buffer, element indices) that a piece copies; None if they cannot replace it.
 
-        Inputs of the step stay in memory until its end, so any elements of them can be aliases.
+        State cannot, because updates overwrite it, nor can a tensor of another size than the piece.
+        Inputs of the step and constants can: they stay in memory until its end.
         """
         if len(piece_calls) != 1 or piece_calls[0].call.kernel != "pm_copy":
             return None
@@ -652,7 +663,9 @@ class _Rewriter:
             return ()
         for ref, strides in zip(loops.refs[1:], loops.strides[1:], strict=True):
             buffer_strides = [
-                s for r, s in zip(loops.refs, loops.strides, strict=True) if r.buffer == ref.buffer
+                other_strides
+                for other_ref, other_strides in zip(loops.refs, loops.strides, strict=True)
+                if other_ref.buffer == ref.buffer
             ]
             if (
                 strides == loops.strides[0]
@@ -708,7 +721,7 @@ class _Rewriter:
             terms.append((ready_position, index, call, read_names))
         previous_name, links = (
             "",
-            [list(group) for _, group in groupby(sorted(terms), lambda f: f[0])],
+            [list(group) for _, group in groupby(sorted(terms), lambda term: term[0])],
         )
         for link in links:
             is_last = link is links[-1]
@@ -748,7 +761,10 @@ class _Rewriter:
             previous_name = name
 
     def _make_addition_calls(self, call: Call, result_name: str, out: str) -> list[Call]:
-        """Return calls that add the result of `call` to buffer `out`."""
+        """Return calls that add the result of `call` to buffer `out`.
+
+        `result_name` is the undivided result. Some sums need a workspace of its size.
+        """
         if call.kernel == "pm_mm":
             return [
                 replace(_redirect_output(call, out), arguments=(Ref(out), *call.arguments[1:-1], 1))
@@ -770,7 +786,10 @@ class _Rewriter:
     # -- order -------------------------------------------------------------------------------------
 
     def _order_nodes(self) -> Iterator[_NewNode]:
-        """Yield all nodes, each after the nodes of its inputs, and before an input is replaced."""
+        """Yield the nodes in an order that respects inputs and replacements of state.
+
+        Removes the yielded nodes from `late_nodes`, and omits late nodes without a reader.
+        """
         computed: set[str] = set()
         pending_nodes = list(self.early_nodes)
 
@@ -791,8 +810,8 @@ class _Rewriter:
             new_node = self.fixed_nodes[k]
             replaced_names = {tensor.replaces for tensor in new_node.node.outputs}
             for name in [
-                n
-                for n, late_node in self.late_nodes.items()
+                result
+                for result, late_node in self.late_nodes.items()
                 if replaced_names & set(late_node.node.inputs)
             ]:
                 if name in self.late_nodes:
@@ -836,7 +855,7 @@ def _redirect_output(call: Call, out: str) -> Call:
 def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
     """Fuse products with their addition to the gradient of the same weight, in place.
 
-    An example are the gradients of two time steps. The fused node is at the position of the
+    The gradients of two time steps are an example. The fused node is at the position of the
     product, where the other gradient is already computed. Returns `step` itself if unchanged.
     """
     graph = step.graph

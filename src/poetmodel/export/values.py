@@ -22,22 +22,23 @@ _MOMENTUM: Final = "pm_momentum"
 def check_values(step: LoweredStep) -> None:
     """Raise `InputError` if parameters, buffers, constants or optimizer state are not finite.
 
-    There are three exceptions: constants may contain minus infinity (attention masks), tables of
-    byte inputs any value, and a momentum buffer without a value yet only NaN.
+    There are three exceptions: values that the step does not replace may contain minus infinity, as
+    attention masks do; tables of byte inputs may contain any value; and a momentum buffer before
+    the first step may consist of NaN. Forward passes are checked, too.
     """
     steps = (step, *step.forward_passes)
-    check_finite(
+    require_all_finite(
         step.graph.name, (name for each_step in steps for name in _find_nonfinite(each_step))
     )
 
 
-def check_finite(step: str, names: Iterable[str]) -> None:
-    """Raise `InputError` if `names`, the tensors of a step that are not finite, is not empty."""
-    unique_names = [*dict.fromkeys(names)]
+def require_all_finite(step_name: str, nonfinite_names: Iterable[str]) -> None:
+    """Raise `InputError` if a step has tensors that are not finite, `nonfinite_names`."""
+    unique_names = [*dict.fromkeys(nonfinite_names)]
     if unique_names:
         verb = "hold" if len(unique_names) > 1 else "holds"
         raise InputError(
-            f"{step}: {listed(unique_names)} {verb} NaN or infinite numbers; expected finite "
+            f"{step_name}: {listed(unique_names)} {verb} NaN or infinite numbers; expected finite "
             "parameters, buffers, constants and optimizer state: repair or reload the model, then "
             "export again"
         )

@@ -1,1 +1,1 @@
-"""A training step as calls of kernels in C: its data, file, and rewrites that keep every bit."""
+"""A training step as calls of kernels in C: its data, its file, and rewrites with equal results."""

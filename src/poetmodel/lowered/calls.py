@@ -68,7 +68,7 @@ class ScaledLearningRate:
 
 
 Argument: TypeAlias = Ref | ScaledLearningRate | int | float | tuple[int, ...]
-"""An argument of a kernel: a pointer, a number, or a list of sizes or strides."""
+"""An argument of a kernel: a pointer, a learning rate, a number, or a list of integers."""
 
 
 class ConvolutionSizes(NamedTuple):
@@ -151,7 +151,9 @@ class Call:
     @property
     def buffers(self) -> tuple[str, ...]:
         """The buffers in the arguments and the condition, each once."""
-        argument_buffers = [a.buffer for a in self.arguments if isinstance(a, Ref)]
+        argument_buffers = [
+            argument.buffer for argument in self.arguments if isinstance(argument, Ref)
+        ]
         return tuple(
             dict.fromkeys(
                 [*argument_buffers, *([self.condition.counter.buffer] if self.condition else [])]
@@ -159,10 +161,16 @@ class Call:
         )
 
     def with_buffers(self, names: Mapping[str, str]) -> Call:
-        """Return the call with buffers replaced by `names`, except in the condition."""
+        """Return the call with buffers renamed, except in the condition.
+
+        `names` has the new name of a buffer by its old name; buffers without an entry are
+        unchanged.
+        """
         arguments = (
-            Ref(names.get(a.buffer, a.buffer), a.offset) if isinstance(a, Ref) else a
-            for a in self.arguments
+            Ref(names.get(argument.buffer, argument.buffer), argument.offset)
+            if isinstance(argument, Ref)
+            else argument
+            for argument in self.arguments
         )
         return replace(self, arguments=tuple(arguments))
 
@@ -182,7 +190,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTensor:
-    """A tensor that users access by name: an input, a state tensor, a gradient."""
+    """A tensor that users access by name: an input, a state tensor, a gradient, an output."""
 
     name: str
     shape: tuple[int, ...]

@@ -55,8 +55,8 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
     fused node has the position of the update, so the gradient's operands stay in memory until then.
     Updates of convolutions are fused only if the gradient is at least as large as each operand.
     Otherwise fusion would only remove a stage, and with the stage an opportunity to recompute,
-    since a stage computes a node once. Updates of int8 weights are always fused, because their
-    gradients are four times as large as the weights.
+    since a stage computes a node once. For int8 weights that is no condition, because their
+    gradients are four times as large as the weights. Returns `step` itself if no update is fused.
     """
     gradient_nodes = dict(_find_fusible_pairs(step))
     if not gradient_nodes:
@@ -90,9 +90,10 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
 
 
 def split_fused_updates(step: LoweredStep) -> LoweredStep:
-    """Return a step in which each gradient is computed as a tensor right before its update.
+    """Return a step in which a separate node computes the gradient of each fused update.
 
-    This permits dividing weights together with their gradients. The pieces can be fused again.
+    The gradient is then a tensor, so that weights can be divided together with their gradients.
+    `fuse_updates` can fuse the pieces again.
     """
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
@@ -187,7 +188,7 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
     """Yield the node indices (update, gradient) of each update that can compute its gradient."""
     graph = step.graph
     returned_names = step.returned_buffers
-    for u, calls in enumerate(step.calls):
+    for update_index, calls in enumerate(step.calls):
         match calls:
             case (Call("pm_sgd", (Ref(weight, 0), Ref(gradient, 0), int(count), *_)),):
                 pass
@@ -204,20 +205,20 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
             case _:
                 continue
         i = graph.tensor_index.get(gradient)
-        if i is None or graph.users_of[i] != (u,) or gradient in returned_names:
+        if i is None or graph.users_of[i] != (update_index,) or gradient in returned_names:
             continue
         k = graph.node_of[i]
         if _is_fusible_gradient(step, k, gradient, weight, count) and not _reads_replaced_state(
-            step, k, u
+            step, k, update_index
         ):
-            yield u, k
+            yield update_index, k
 
 
 def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, count: int) -> bool:
     """Return whether node `k` only computes the whole gradient of a weight, in its layout.
 
-    It must be one call of a supported kernel. A convolution must also have a gradient that is at
-    least as large as each operand.
+    The node must consist of one call of a supported kernel. The gradient of a float convolution
+    must also be at least as large as each operand.
     """
     node = step.graph.nodes[k]
     if len(node.outputs) != 1 or node.workspace_bytes or node.in_place:
@@ -247,23 +248,23 @@ def is_gradient_largest(step: LoweredStep, k: int) -> bool:
     return graph.nodes[k].output_bytes >= max(graph.tensor_bytes[i] for i in graph.inputs_of[k])
 
 
-def _reads_replaced_state(step: LoweredStep, k: int, u: int) -> bool:
-    """Return whether state that node `k` reads is replaced before or in update `u`."""
+def _reads_replaced_state(step: LoweredStep, k: int, update_index: int) -> bool:
+    """Return whether state that node `k` reads is replaced in node `update_index` or before."""
     graph = step.graph
     replacements = (graph.replacement_of.get(i) for i in graph.inputs_of[k])
-    return any(new is not None and graph.node_of[new] <= u for new in replacements)
+    return any(new is not None and graph.node_of[new] <= update_index for new in replacements)
 
 
-def _make_fused_call(step: LoweredStep, k: int, u: int) -> Call:
-    """Return the call that computes the gradient of node `k` and executes the update `u`."""
-    (gradient_call,), (update,) = step.calls[k], step.calls[u]
+def _make_fused_call(step: LoweredStep, k: int, update_index: int) -> Call:
+    """Return the call that computes the gradient of node `k` and executes an update with it."""
+    (gradient_call,), (update,) = step.calls[k], step.calls[update_index]
     if gradient_call.kernel in INT8_GRADIENT_KERNELS:
         n_state = len(INT8_UPDATE_KERNELS[update.kernel])
         state, (_, scale, _, _, *further_inputs) = (
             update.arguments[:n_state],
             update.arguments[n_state:],
         )
-        # The last argument is the number of weights, which the update has, too.
+        # The last argument is the number of weights, which `further_inputs` contain, too.
         _, output_gradient, x, *size_arguments, _ = gradient_call.arguments
         arguments = (*state, output_gradient, x, scale, *size_arguments, *further_inputs)
         return Call(FUSED_INT8_KERNELS[gradient_call.kernel, update.kernel], arguments)

@@ -41,7 +41,7 @@ _SLIDING: Final = (3, 5)
 
 @cache
 def load_table() -> dict[str, dict[str, float]]:
-    """Return the instructions per repeated unit, by kernel."""
+    """Return the instructions per repeated unit, by kernel and unit."""
     text = (files("poetmodel.lowered") / TABLE_FILE).read_text(encoding="utf-8")
     costs: dict[str, dict[str, float]] = json.loads(text)
     return costs
@@ -63,7 +63,7 @@ def estimate_instructions(node: Node, calls: Iterable[Call]) -> int:
 
 
 def find_computing_calls(node: Node, calls: Iterable[Call]) -> Iterator[Call]:
-    """Yield the calls of a node, except copies of buffers that it modifies in place."""
+    """Yield the calls of a node, except copies of inputs that its outputs overwrite in place."""
     return (call for call in calls if _copied_buffers(call) not in node.in_place)
 
 
@@ -84,7 +84,10 @@ def estimate_call_instructions(call: Call) -> float:
 
 
 def count_work(call: Call) -> tuple[str, Counter[str]]:
-    """Return the table key of a call, and the number of each repeated unit."""
+    """Return the table key of a call, and the number of each repeated unit.
+
+    Updates with weight decay, or that maximize, have a separate key.
+    """
     arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
     counts = Counter({"call": 1})
     _COUNTERS.get(call.kernel, _count_elements)(counts, arguments)
@@ -365,10 +368,13 @@ def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
     """Yield for each tap the numbers of output rows and columns that read the input through it."""
     (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
     width, columns, window_w, stride_w, pad_w, dilation_w = across
-    for h in range(window_h):
-        n_rows = len(_find_taps_inside(h * dilation_h - pad_h, height, rows, stride_h))
-        for v in range(window_w):
-            yield n_rows, len(_find_taps_inside(v * dilation_w - pad_w, width, columns, stride_w))
+    for row in range(window_h):
+        n_rows = len(_find_taps_inside(row * dilation_h - pad_h, height, rows, stride_h))
+        for column in range(window_w):
+            yield (
+                n_rows,
+                len(_find_taps_inside(column * dilation_w - pad_w, width, columns, stride_w)),
+            )
 
 
 def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
@@ -399,7 +405,7 @@ def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -
                 counts[f"{name} place"] += n_blocks * batch * rows * columns
 
 
-def _count_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+def _count_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the elements that each tap visits; for windows of 3x3 with stride 1, all elements."""
     sizes, planes = ConvolutionSizes(*arguments["shape"]), arguments["batch"] * arguments["count"]
     counts.update(cleared=planes * sizes.out_plane)
@@ -410,7 +416,7 @@ def _count_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None
         counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
 
 
-def _count_strided(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+def _count_strided_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     sizes = ConvolutionSizes(*arguments["shape"])
     results = arguments["batch"] * arguments["count"]
     planes = results * sizes.group_channels
@@ -434,12 +440,17 @@ def _count_bags(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _count_dot_products(counts: Counter[str], name: str, count: int, length: int) -> None:
-    """Count `count` dot products of a length, computed by ``pm_q8_dots``, under the unit `name`."""
+    """Count the words and remaining elements of `count` dot products of `length` elements.
+
+    ``pm_q8_dots`` computes them. The units begin with `name`.
+    """
     words, n_rest = divmod(length, _BLOCK)
     counts.update({f"{name} word": count * words, f"{name} rest": count * n_rest})
 
 
-def _count_clamped(counts: Counter[str], arguments: Mapping[str, Any], results: int) -> None:
+def _count_clamped_results(
+    counts: Counter[str], arguments: Mapping[str, Any], results: int
+) -> None:
     """Count `results` outputs if they are clamped to limits."""
     if (arguments["low"], arguments["high"]) != _INT8:
         counts.update(limited=results)
@@ -447,7 +458,7 @@ def _count_clamped(counts: Counter[str], arguments: Mapping[str, Any], results: 
 
 def _count_q8_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     counts.update(element=arguments["n"])
-    _count_clamped(counts, arguments, arguments["n"])
+    _count_clamped_results(counts, arguments, arguments["n"])
 
 
 def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
@@ -468,11 +479,11 @@ def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     for kind, count in (("4", channel_words), ("1", single_channels)):
         units = {"element": n_positions, "row": rows * arguments["width"], "seen": elements}
         counts.update({f"{kind} {unit}": count * number for unit, number in units.items()})
-    _count_clamped(counts, arguments, n_positions * arguments["channels"])
+    _count_clamped_results(counts, arguments, n_positions * arguments["channels"])
 
 
-def _count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count products of two outputs by two pixels, and of two or one outputs by one pixel."""
+def _count_q8_linear_layer(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+    """Count blocks of two outputs by two pixels, and smaller blocks, all as ``1x2``."""
     (result_pairs, single_results), (pixel_pairs, single_pixels) = (
         divmod(arguments["results"], 2),
         divmod(arguments["pixels"], 2),
@@ -485,7 +496,7 @@ def _count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> N
     for name, count in blocks.items():
         counts[name] += count
         _count_dot_products(counts, name, count, arguments["in"])
-    _count_clamped(counts, arguments, arguments["pixels"] * arguments["results"])
+    _count_clamped_results(counts, arguments, arguments["pixels"] * arguments["results"])
 
 
 def _count_taps_in_image(sizes: ConvolutionSizes) -> list[list[int]]:
@@ -526,10 +537,12 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
             n_all_sequences = n_pairs * count * rows * n_sequences
             counts.update({name: n_pairs * count, f"{name} run": n_all_sequences})
             _count_dot_products(counts, name, n_all_sequences, length * sizes.group_channels)
-    _count_clamped(counts, arguments, arguments["batch"] * arguments["count"] * sizes.out_plane)
+    _count_clamped_results(
+        counts, arguments, arguments["batch"] * arguments["count"] * sizes.out_plane
+    )
 
 
-def _count_q8_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+def _count_q8_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count words of four channels and single channels, for whole and for cut windows."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)
@@ -550,7 +563,7 @@ def _count_q8_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> N
     counts.update(
         {"inside": batch * channel_words * (n_lines > 0), "line": batch * channel_words * n_lines}
     )
-    _count_clamped(counts, arguments, batch * arguments["count"] * sizes.out_plane)
+    _count_clamped_results(counts, arguments, batch * arguments["count"] * sizes.out_plane)
 
 
 # -- the backward pass of quantized layers -------------------------------------------------------
@@ -687,16 +700,16 @@ _COUNTERS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] =
     "pm_conv2d_dx": _count_input_gradient,
     "pm_conv2d_dw": _count_weight_gradient,
     "pm_conv2d_dw_sgd": _count_weight_gradient,
-    "pm_depthwise": _count_depthwise,
-    "pm_depthwise_dx": _count_depthwise,
-    "pm_depthwise_dw": _count_depthwise,
-    "pm_depthwise_dw_sgd": _count_depthwise,
-    "pm_conv2d_strided": _count_strided,
-    "pm_conv2d_dx_strided": _count_strided,
-    "pm_conv2d_dw_strided": _count_strided,
-    "pm_q8_pointwise": _count_q8_pointwise,
+    "pm_depthwise": _count_depthwise_convolution,
+    "pm_depthwise_dx": _count_depthwise_convolution,
+    "pm_depthwise_dw": _count_depthwise_convolution,
+    "pm_depthwise_dw_sgd": _count_depthwise_convolution,
+    "pm_conv2d_strided": _count_strided_convolution,
+    "pm_conv2d_dx_strided": _count_strided_convolution,
+    "pm_conv2d_dw_strided": _count_strided_convolution,
+    "pm_q8_pointwise": _count_q8_linear_layer,
     "pm_q8_conv2d": _count_q8_convolution,
-    "pm_q8_depthwise": _count_q8_depthwise,
+    "pm_q8_depthwise": _count_q8_depthwise_convolution,
     "pm_q8_add": _count_q8_elements,
     "pm_q8_average": _count_q8_pool,
     "pm_q8_maximum": _count_q8_pool,
@@ -718,3 +731,6 @@ _COUNTERS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] =
     "pm_q8_depthwise_dw_sgd": _count_q8_depthwise_dw,
     "pm_q8_depthwise_dw_stochastic": _count_q8_depthwise_dw,
 }
+"""Functions that count the repeated units of calls, by kernel; other kernels: `_count_elements`.
+
+Each adds to a counter, and receives the arguments of a call by parameter name."""

@@ -105,7 +105,10 @@ class _StepFile(Strict):
 
 
 def save_step(step: LoweredStep, path: str | Path) -> None:
-    """Write a step to a ``*.step.json`` file, with values in base64."""
+    """Write a step to a ``*.step.json`` file, with values in base64.
+
+    Raises `InputError` if the file cannot be written.
+    """
     write_text(path, json.dumps(_make_document(step), allow_nan=False) + "\n")
 
 
@@ -149,7 +152,7 @@ def _call_to_json(call: Call) -> dict[str, object]:
     """Return the JSON entry of a call; unused fields are absent."""
     entry: dict[str, object] = {
         "kernel": call.kernel,
-        "arguments": [_argument_to_json(a) for a in call.arguments],
+        "arguments": [_argument_to_json(argument) for argument in call.arguments],
     }
     if call.index_range is not None:
         entry["within"] = list(call.index_range)
@@ -185,14 +188,17 @@ def _tensor_to_json(tensor: NamedTensor) -> dict[str, object]:
 
 
 def load_step(path: str | Path) -> LoweredStep:
-    """Read a ``*.step.json`` file; raise `InputError` with all errors of the file."""
+    """Read a ``*.step.json`` file; raise `InputError` if the file is not valid."""
     text = read_text(path)
     with raised_as(InputError, str(path)):
         return _step_from_json(parse_file(_StepFile, text, kind="step"))
 
 
 def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> LoweredStep:
-    """Convert a parsed document to a step. Raises `InputError` with all errors.
+    """Convert a parsed document to a step.
+
+    Raises `InputError` with all contradictions of a step, of the first invalid values, or of the
+    first invalid forward pass.
 
     `outer_values` are the buffers with values in the enclosing step and its earlier passes.
     """
@@ -245,7 +251,7 @@ def _call_from_json(entry: _CallEntry) -> Call:
 
 
 def _argument_from_json(argument: object) -> Argument:
-    """Convert a parsed argument; raise `InputError` for other types."""
+    """Convert a parsed argument of a call; raise `InputError` for a type that no argument has."""
     if isinstance(argument, _RefEntry):
         return Ref(argument.buffer, argument.offset)
     if isinstance(argument, _RateEntry):
@@ -285,12 +291,14 @@ def _find_step_errors(
             yield f"buffers: {name!r} has {step.buffers[name].bytes} B, its tensor {tensor.bytes} B"
     yield from _find_tensor_errors(step)
     state_buffers = {ref.buffer for value in step.states for ref in value.pieces}
-    state_buffers.update(t.name for node in step.graph.nodes if node.is_state for t in node.outputs)
+    state_buffers.update(
+        tensor.name for node in step.graph.nodes if node.is_state for tensor in node.outputs
+    )
     for name in sorted(state_buffers - set(values)):
         yield f"values: state {name!r} has no values"
     for name in sorted(set(values) - step.buffers.keys()):
         yield f"values: {name!r} is no buffer"
-    constant_names = {v.pieces[0].buffer for v in step.inputs} | {*values, *outer_values}
+    constant_names = {tensor.pieces[0].buffer for tensor in step.inputs} | {*values, *outer_values}
     constant_names.difference_update(tensor.name for tensor in step.graph.tensors)
     yield from _find_call_errors(step, constant_names)
 
@@ -449,7 +457,8 @@ def _decode_values(step: LoweredStep, name: str, base64_text: str) -> np.ndarray
 def load_scores(path: Path) -> dict[str, float]:
     """Read a file of scores, a CSV with the columns ``name`` and ``score``.
 
-    Raises `InputError` if it cannot be read, has a name twice, or has a score that is no number.
+    Raises `InputError` if the file cannot be read, has other columns, states a name twice, or
+    states a score that is no number.
     """
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     with raised_as(InputError, str(path)):

@@ -39,25 +39,25 @@ def kernel_names() -> frozenset[str]:
 
 @cache
 def parameter_types(kernel: str) -> tuple[str, ...]:
-    """Return the parameter types of a kernel, such as ``const pm_real *``."""
+    """Return the parameter types of a kernel, such as ``const pm_real *``, in order."""
     return tuple(
         _LAST_WORD.sub("", declaration).strip() for declaration in _parameter_declarations(kernel)
     )
 
 
 def written_refs(call: Call) -> list[Ref]:
-    """Return the pointers of a call whose parameters are not ``const``."""
+    """Return the pointers through which a call may write: those of parameters without ``const``."""
     pairs = zip(call.arguments, parameter_types(call.kernel), strict=True)
     return [
-        a
-        for a, parameter_type in pairs
-        if isinstance(a, Ref) and not parameter_type.startswith("const")
+        argument
+        for argument, parameter_type in pairs
+        if isinstance(argument, Ref) and not parameter_type.startswith("const")
     ]
 
 
 @cache
 def parameter_names(kernel: str) -> tuple[str, ...]:
-    """Return the parameter names of a kernel."""
+    """Return the parameter names of a kernel, in order."""
     return tuple(
         _LAST_WORD.findall(declaration)[0] for declaration in _parameter_declarations(kernel)
     )
@@ -67,17 +67,17 @@ def _parameter_declarations(kernel: str) -> Iterator[str]:
     """Yield the parameter declarations in the source of a kernel."""
     text = kernel_source(kernel)
     (function_prototype,) = (
-        prototype for prototype in defined_functions(text) if f" {kernel}(" in prototype
+        prototype for prototype in find_prototypes(text) if f" {kernel}(" in prototype
     )
     for parameter in function_prototype[function_prototype.index("(") + 1 : -1].split(","):
         yield " ".join(parameter.split())
 
 
 def kernel_source(name: str) -> str:
-    """Return the C source of a kernel."""
+    """Return the C source of a kernel; raise `FileNotFoundError` for an unknown name."""
     return (SOURCES / "kernels" / f"{name}.c").read_text(encoding="utf-8")
 
 
-def defined_functions(source: str) -> list[str]:
-    """Return the prototypes of the functions that a C source defines."""
+def find_prototypes(source: str) -> list[str]:
+    """Return the prototypes of the functions ``void pm_...`` and ``int pm_...`` of a C source."""
     return _PROTOTYPE.findall(source)

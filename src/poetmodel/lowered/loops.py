@@ -1,7 +1,7 @@
 """Kernel calls as nested loops over their tensors, and calls from modified loops.
 
-This module supports only kernels that accept any offsets, sizes and strides: matrix products, sums,
-copies and elementwise operators.
+This module converts only kernels that accept any offsets, sizes and strides: matrix products, sums,
+fills, copies and elementwise operators.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ class Loops:
         return replace(self, sizes=sizes, refs=refs, strides=strides)
 
     def to_call(self) -> Call | None:
-        """Return the call that executes the loops; None if the kernel does not support them."""
+        """Return the call that executes the loops; None if the kernel does not support them.
+
+        Raises `KeyError` for a kernel that `call_to_loops` does not support.
+        """
         return _CONVERTERS[_loop_kind(self.call)][1](self)
 
 
@@ -111,28 +114,32 @@ def _loop_kind(call: Call) -> str:
     """Return the key in `_CONVERTERS` of a call's kernel; "" if the kernel is not supported."""
     if call.kernel in _CONVERTERS:
         return call.kernel
-    refs = [a for a in call.arguments if isinstance(a, Ref)]
+    refs = [argument for argument in call.arguments if isinstance(argument, Ref)]
     names, other_arguments = parameter_names(call.kernel), call.arguments[len(refs) + 1 :]
     table = call.arguments[len(refs)] if len(call.arguments) > len(refs) else None
     if names[len(refs) : len(refs) + 1] != ("shape",) or not isinstance(table, tuple):
         return ""
     is_shape_table = 1 <= table[0] <= MAX_RANK and len(table) == 1 + table[0] * (1 + len(refs))
-    return "each" if is_shape_table and all(isinstance(a, float) for a in other_arguments) else ""
+    return (
+        "each"
+        if is_shape_table and all(isinstance(argument, float) for argument in other_arguments)
+        else ""
+    )
 
 
 def _int_arguments(arguments: Iterable[Argument]) -> list[int]:
-    return [a for a in arguments if isinstance(a, int)]
+    return [argument for argument in arguments if isinstance(argument, int)]
 
 
 def call_refs(call: Call) -> tuple[Ref, ...]:
     """Return the pointers of a call, in order."""
-    return tuple(a for a in call.arguments if isinstance(a, Ref))
+    return tuple(argument for argument in call.arguments if isinstance(argument, Ref))
 
 
 def pointer_names(call: Call) -> list[str]:
     """Return the parameter names of a call's pointers that are not null."""
     pairs = zip(parameter_names(call.kernel), call.arguments, strict=True)
-    return [name for name, a in pairs if isinstance(a, Ref)]
+    return [name for name, argument in pairs if isinstance(argument, Ref)]
 
 
 def with_arguments(loops: Loops, changes: Mapping[str, Argument]) -> Call:
@@ -140,8 +147,8 @@ def with_arguments(loops: Loops, changes: Mapping[str, Argument]) -> Call:
     refs = iter(loops.refs)
     names = parameter_names(loops.call.kernel)
     arguments = tuple(
-        next(refs) if isinstance(a, Ref) else changes.get(name, a)
-        for name, a in zip(names, loops.call.arguments, strict=True)
+        next(refs) if isinstance(argument, Ref) else changes.get(name, argument)
+        for name, argument in zip(names, loops.call.arguments, strict=True)
     )
     return replace(loops.call, arguments=arguments)
 
@@ -172,7 +179,9 @@ def table_columns(table: Argument) -> list[Numbers]:
 def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
     """Return the rows of a shape table without dimensions of size 1, contiguous dimensions merged.
 
-    Two dimensions are merged if the outer loop continues the inner loop in all tensors.
+    `columns` are the sizes, the innermost first, then the strides of each tensor. A row has the
+    size and the strides of one dimension. Two dimensions are merged if the outer loop continues the
+    inner loop in all tensors.
     """
     rows: list[list[int]] = []
     for size, *strides in zip(*columns, strict=True):
@@ -189,7 +198,9 @@ def make_shape_table(columns: Sequence[Numbers]) -> Numbers | None:
     `columns` are the sizes, then the strides of each tensor.
     """
     rows = merge_dimensions(columns) or [[1] * len(columns)]
-    return (len(rows), *(n for row in rows for n in row)) if len(rows) <= MAX_RANK else None
+    return (
+        (len(rows), *(number for row in rows for number in row)) if len(rows) <= MAX_RANK else None
+    )
 
 
 def _read_elementwise(call: Call) -> Loops:
@@ -199,7 +210,7 @@ def _read_elementwise(call: Call) -> Loops:
 
 
 def _write_elementwise(loops: Loops) -> Call | None:
-    """Return the call of elementwise loops; None if no shape table holds them."""
+    """Return the call of elementwise loops; None if a shape table would be too large."""
     table, count = make_shape_table((loops.sizes, *loops.strides)), len(loops.refs)
     other_arguments = loops.call.arguments[count + 1 :]
     return (
@@ -216,7 +227,10 @@ def _read_product(call: Call) -> Loops:
 
 
 def _write_product(loops: Loops) -> Call | None:
-    """Return the call of a product's loops; None unless 3 loops, output columns of stride 1."""
+    """Return the call of a product's loops.
+
+    None unless there are three loops, and columns of the output are contiguous.
+    """
     if len(loops.sizes) != len(_PRODUCT_DIMENSIONS) or (
         loops.strides[0][2] != 1 and loops.sizes[2] > 1
     ):

@@ -1,6 +1,7 @@
 """A lowered step: a training graph with the kernel calls of each node, and its initial values.
 
-Front ends produce it, and the exporter needs nothing else. No module here imports PyTorch.
+Front ends make lowered steps, and the exporter needs no other input. No module of this package
+imports PyTorch.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class LoweredStep:
     loss: Ref
     """The loss; in an inference, the output."""
     values: Mapping[str, np.ndarray] = field(repr=False)
-    """Elements of each state tensor and constant before the first step."""
+    """Elements of each state tensor and constant before the first step, flat, by buffer."""
     learning_rate: float | None = None
     """Present learning rate of the optimizer's first group of trained parameters; None without
     updates."""
@@ -77,10 +78,10 @@ class LoweredStep:
     def with_nodes(
         self, nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]], **changes: Any
     ) -> LoweredStep:
-        """Return the step with other nodes, whose instructions are estimated, and other `changes`.
+        """Return the step with other nodes, whose instructions are estimated, and with `changes`.
 
-        Nodes that replace state follow the node of the loss, so that a step whose loss is not
-        finite can return with unchanged state.
+        Nodes that replace state follow the node of the loss where `defer_updates` permits, so that
+        a step whose loss is not finite can return with unchanged state. `changes` are other fields.
         """
         loss = changes.get("loss", self.loss)
         pairs = defer_updates(zip(nodes, calls, strict=True), loss.buffer)
@@ -129,26 +130,30 @@ def defer_updates(
 
 
 ALIGNMENT: Final = 16
-"""Alignment of buffers in the file [B]."""
+"""Alignment of buffers in `Weights.data` [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Constants and initial values of state as one file, without state that is all zeros.
+    """Constants and initial values of state as the content of one file.
 
-    Reals are little-endian floats, integers have 32 bits, truth values are bytes. All reals come
-    first, so that one index can address them.
+    Elements have the types `DataType.file_dtype`. All reals are first, so that one index can
+    address them. State tensors of the graph are omitted if all of their bytes are 0.
     """
 
     data: bytes = field(repr=False)
     offsets: Mapping[str, int]
-    """Offset of each buffer [B]; state that is all zeros has none."""
+    """Offset of each buffer in `data` [B]; omitted state tensors have none."""
     real_elements: int
     """Number of real elements in `data`, padding included."""
 
     @classmethod
     def from_step(cls, step: LoweredStep) -> Weights:
-        """Return the constants and initial state of a step and its forward passes."""
+        """Return the values of a step, and the constants of its forward passes.
+
+        Buffers are sorted by type, and aligned to `ALIGNMENT`. State tensors of the training graph
+        whose bytes are all 0 are omitted; constants and all other state are included.
+        """
         steps = (step, *step.forward_passes)
         values_of_steps = [
             (owning_step, name, values)
@@ -170,33 +175,36 @@ class Weights:
         return cls(data=bytes(file_bytes), offsets=offsets, real_elements=real_elements)
 
 
-def with_stored_state(inference: LoweredStep, stored_names: Collection[str]) -> LoweredStep:
-    """Return an inference whose graph can page some state tensors.
+def with_stored_state(forward_pass: LoweredStep, stored_names: Collection[str]) -> LoweredStep:
+    """Return a forward pass in evaluation mode whose graph can page some state tensors.
 
-    Each tensor in `stored_names` becomes the output of a node on auxiliary storage (`Node.on_aux`)
-    in front of its first reader, like a sample. All other state is read from its home, like
-    constants.
+    Each tensor in `stored_names` that a call reads becomes the output of a node whose tensors begin
+    on storage (`Node.on_aux`), in front of its first reader. All other state is read from its home,
+    like constants.
     """
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
-    sampled_names: set[str] = set()
-    for node, node_calls in zip(inference.graph.nodes, inference.calls, strict=True):
+    earlier_names: set[str] = set()
+    for node, node_calls in zip(forward_pass.graph.nodes, forward_pass.calls, strict=True):
         call_buffers = (
-            a.buffer for call in node_calls for a in call.arguments if isinstance(a, Ref)
+            argument.buffer
+            for call in node_calls
+            for argument in call.arguments
+            if isinstance(argument, Ref)
         )
         read_names = [name for name in dict.fromkeys(call_buffers) if name in stored_names]
-        nodes += _make_samples(
-            inference, (name for name in read_names if name not in sampled_names)
+        nodes += _make_stored_nodes(
+            forward_pass, (name for name in read_names if name not in earlier_names)
         )
         calls += [()] * (len(nodes) - len(calls))
-        sampled_names.update(read_names)
+        earlier_names.update(read_names)
         nodes.append(replace(node, inputs=(*node.inputs, *read_names)))
         calls.append(node_calls)
-    return inference.with_nodes(nodes, calls)
+    return forward_pass.with_nodes(nodes, calls)
 
 
-def _make_samples(inference: LoweredStep, names: Iterator[str]) -> Iterator[Node]:
-    """Yield a node on auxiliary storage for each of the named state tensors."""
+def _make_stored_nodes(forward_pass: LoweredStep, names: Iterator[str]) -> Iterator[Node]:
+    """Yield a node for each named state tensor, which begins on storage."""
     for name in names:
-        tensor = Tensor(name=name, bytes=inference.buffers[name].bytes)
+        tensor = Tensor(name=name, bytes=forward_pass.buffers[name].bytes)
         yield Node(name=name, op="state", phase=Phase.INPUT, outputs=(tensor,), on_aux=True)

@@ -49,13 +49,14 @@ def find_tables(step: LoweredStep, tensor: NamedTensor) -> tuple[str, ...]:
 class ByteInput:
     """Conversion of an input of bytes to real numbers.
 
-    Each integer is multiplied by a scale, and an offset is added, in single precision.
+    Each byte, as an integer, is multiplied by a scale, and an offset is added, in single precision.
     """
 
     type: DataType
     scale: tuple[float, ...] = (1.0,)
     """One value for all channels, or one for each."""
     offset: tuple[float, ...] = (0.0,)
+    """One value for all channels, or one for each."""
 
     @classmethod
     def parse(cls, text: str, *, field: str) -> ByteInput:
@@ -89,9 +90,11 @@ class ByteInput:
         return cls(_TYPES[type_name], *parameters)
 
     def make_table(self) -> np.ndarray:
-        """Return the table: one row of 256 reals for all channels, or one for each."""
+        """Return the table, of shape (1 or number of channels, 256); columns are unsigned bytes."""
         integers = np.arange(BYTE_VALUES, dtype="u1").view(self.type.file_dtype).astype(np.float32)
-        scale, offset = (np.array(n, np.float32)[:, None] for n in (self.scale, self.offset))
+        scale, offset = (
+            np.array(numbers, np.float32)[:, None] for numbers in (self.scale, self.offset)
+        )
         table_rows: np.ndarray = integers * scale + offset
         return table_rows
 
@@ -149,7 +152,8 @@ def _add_lookup(
 ) -> LoweredStep:
     """Return a step in which input `name` has bytes, converted by `table` before its first reader.
 
-    Raises `InputError` if `channels`, the rows of the table, do not fit the shape of the input.
+    The caller adds the values of the table. Raises `InputError` if `channels`, the rows of the
+    table, do not fit the shape of the input.
     """
     (byte_tensor,) = (tensor for tensor in step.inputs if tensor.name == name)
     byte_buffer = byte_tensor.pieces[0].buffer
@@ -204,7 +208,9 @@ def _make_lookup_loops(name: str, shape: Numbers, channels: int) -> Numbers:
     """
     candidate_dimensions = {1: (0,), _IMAGE_RANK: (0, 1)}.get(len(shape), (1,))
     fitting_dimensions = (
-        d for d in candidate_dimensions if d < len(shape) and channels in (1, shape[d])
+        candidate
+        for candidate in candidate_dimensions
+        if candidate < len(shape) and channels in (1, shape[candidate])
     )
     dimension = next(fitting_dimensions, None if channels > 1 else 0)
     if dimension is None:

@@ -45,7 +45,10 @@ class Block:
 
 
 def list_blocks(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
-    """Return all blocks of a valid plan, in program order."""
+    """Return all blocks of a valid plan, in the order of their first copies.
+
+    Raises `PlanError` if the plan is for another graph.
+    """
     blocks: list[Block] = []
     latest_block_of: dict[int | None, Block] = {}
     """Block that contains the latest copy of each tensor."""
@@ -72,7 +75,10 @@ def lower_bound_bytes(blocks: Iterable[Block], length: int) -> int:
 
 
 def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
-    """Return the RAM at each position [B]; the first value is the RAM before the program."""
+    """Return the RAM at each position [B]; the first value is the RAM before the program.
+
+    `length` is the number of instructions of the program.
+    """
     ram_changes = [0] * (length + 2)
     for block in blocks:
         for begin, end, size in split_overlaps(block.spans):
@@ -86,11 +92,18 @@ def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
 
 
 def split_overlaps(spans: Sequence[Span]) -> list[Span]:
-    """Split the spans of a block so that none overlap; the largest size counts at each position."""
+    """Split the spans of a block so that none overlap; the largest size counts at each position.
+
+    Positions between two spans become spans of 0 bytes.
+    """
     if len(spans) == 1:
         return list(spans)
     edges = sorted({position for begin, end, _ in spans for position in (begin, end)})
     return [
-        Span(a, b, max((size for begin, end, size in spans if begin <= a < end), default=0))
-        for a, b in pairwise(edges)
+        Span(
+            start,
+            stop,
+            max((size for begin, end, size in spans if begin <= start < end), default=0),
+        )
+        for start, stop in pairwise(edges)
     ]

@@ -40,11 +40,11 @@ class Conflicts:
     indices: Integers
     """Indices of the conflicting blocks."""
     min_bytes_below: Integers
-    """For each conflicting block, the minimum distance by which this block must begin below it
-    [B]."""
+    """For each conflicting block, the minimum distance by which this block must begin below that
+    block, if it is placed below [B]."""
     min_bytes_above: Integers
-    """For each conflicting block, the minimum distance by which this block must begin above it
-    [B]."""
+    """For each conflicting block, the minimum distance by which this block must begin above that
+    block, if it is placed above [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,6 +164,7 @@ class _OrderSearch:
         self.offsets: Integers = np.full(len(blocks), UNPLACED, dtype=np.int64)
         self.order = self._initial_order()
         self.placements = 0
+        """Number of placements of single blocks so far."""
 
     def find_offsets(self, until_s: float) -> Integers:
         """Place greedily, then search for a smaller arena; return the best offsets.
@@ -222,5 +223,8 @@ class _OrderSearch:
         return arena_bytes, (self.bound + arena_bytes) // 2
 
     def _initial_order(self) -> list[int]:
+        """Return the blocks sorted by the next exponent of `LIFETIME_POWERS`."""
         power, heights = next(self.powers), self.problem.heights
-        return sorted(range(len(heights)), key=lambda n: -heights[n] * self.lifetimes[n] ** power)
+        return sorted(
+            range(len(heights)), key=lambda index: -heights[index] * self.lifetimes[index] ** power
+        )

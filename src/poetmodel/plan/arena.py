@@ -52,9 +52,10 @@ class Arena:
     """The offset of each copy and workspace, in the order in which the program makes them."""
 
     def __post_init__(self) -> None:
-        """Validate the fields."""
+        """Convert the offsets to `CopyOffset`, and validate the fields."""
         copy_offsets = tuple(
-            CopyOffset(p, Content(content), k, offset) for p, content, k, offset in self.offsets
+            CopyOffset(position, Content(content), index, offset)
+            for position, content, index, offset in self.offsets
         )
         object.__setattr__(self, "offsets", copy_offsets)
         check_alignment(self.alignment)
@@ -64,8 +65,8 @@ class Arena:
                 ("bytes", self.bytes),
                 ("lower_bound_bytes", self.lower_bound_bytes),
                 *(
-                    (f"offsets[{n}][3]", copy_offset.offset)
-                    for n, copy_offset in enumerate(copy_offsets)
+                    (f"offsets[{number}][3]", copy_offset.offset)
+                    for number, copy_offset in enumerate(copy_offsets)
                 ),
             )
             if value < 0
@@ -79,7 +80,10 @@ class Arena:
 
     @property
     def fragmentation(self) -> float:
-        """Excess of the block over the lower bound, as a fraction of the bound."""
+        """Excess of the block over the lower bound, as a fraction of the bound.
+
+        If the bound is 0, 1 for any excess.
+        """
         excess = self.bytes - self.lower_bound_bytes
         return excess / self.lower_bound_bytes if self.lower_bound_bytes else float(excess > 0)
 
@@ -90,13 +94,17 @@ class Arena:
             "lower_bound_bytes": self.lower_bound_bytes,
             "alignment": self.alignment,
             "offsets": [
-                [p, str(content), index, offset] for p, content, index, offset in self.offsets
+                [position, str(content), index, offset]
+                for position, content, index, offset in self.offsets
             ],
         }
 
     @staticmethod
     def load(path: str | Path) -> Arena:
-        """Read the arena of a ``*.plan.json`` file; raise `PlanError` if the file has none."""
+        """Read the arena of a ``*.plan.json`` file.
+
+        Raises `PlanError` if the file is invalid or has no arena.
+        """
         from poetmodel.plan.io import load_file
 
         entry = load_file(path).arena
@@ -112,7 +120,7 @@ class Arena:
             lower_bound_bytes=entry.lower_bound_bytes,
             alignment=entry.alignment,
             offsets=tuple(
-                CopyOffset(p, Content(content), k, offset)
-                for p, content, k, offset in entry.offsets
+                CopyOffset(position, Content(content), index, offset)
+                for position, content, index, offset in entry.offsets
             ),
         )

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MAGIC: Final = b"\x89PLN"
 """The first bytes of every binary plan; no text begins with these bytes."""
 VERSION: Final = 1
+"""Version of binary plans without homes of state."""
 VERSION_WITH_STATE: Final = 2
 """Version of binary plans with homes of state."""
 
@@ -60,7 +61,7 @@ _OPS_BY_CODE: Final = (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT, Op.WAIT, Op.FREE)
 _LENGTH_POSITION: Final = len(MAGIC) + 2 + FINGERPRINT_BYTES
 """Position of the length of the body."""
 _MAX_BITS: Final = 63
-"""Maximum length of a number."""
+"""Maximum length of a number [bits]."""
 _HOMES_PER_BYTE: Final = 8
 """Number of homes of state that one byte stores."""
 _GROUP_BITS: Final = 7
@@ -153,7 +154,7 @@ def decode(data: bytes, graph: Graph) -> Plan:
         If the bytes are no binary plan, are truncated or corrupt, have a newer version, or belong
         to another graph.
     """
-    version, flags, body = _check_graph(data, graph)
+    version, flags, body = _parse_body(data, graph)
     reader = _ByteReader(body)
     budget = reader.read_number() if flags & HAS_BUDGET else None
     device = reader.read_text() if flags & HAS_DEVICE else None
@@ -221,7 +222,7 @@ class _IndexPredictor:
         self._last_index_of[Op.COMPUTE] = -1
         self._last_computed = 0
 
-    def predict(self, op: Op) -> int:
+    def predict_index(self, op: Op) -> int:
         """Return the predicted index of an operation."""
         if op == Op.COMPUTE:
             return self._last_index_of[op] + 1
@@ -232,7 +233,8 @@ class _IndexPredictor:
     def is_due(self, k: int, *, n_unregistered: int) -> bool:
         """Return whether node `k` is the next first computation.
 
-        `after` is the number of first computations that precede it but are not registered yet.
+        `n_unregistered` is the number of first computations that precede the node and are not
+        registered yet.
         """
         position = self.n_computed + n_unregistered
         return position < len(self.new_nodes) and self.new_nodes[position] == k
@@ -243,8 +245,8 @@ class _IndexPredictor:
             self.n_computed += count
             self._last_computed = self.new_nodes[self.n_computed - 1]
 
-    def register(self, op: Op, index: int) -> None:
-        """Update the prediction with a record."""
+    def register_record(self, op: Op, index: int) -> None:
+        """Update the predictions with the operation and index of a record."""
         self._last_index_of[op] = index
         if op == Op.COMPUTE:
             self._last_computed = index
@@ -261,14 +263,17 @@ def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
             continue
         predictor.register_first_computations(n_first)
         encoded += _encode_number(n_first * len(_OPS_BY_CODE) + _OPS_BY_CODE.index(op))
-        encoded += _encode_number(_encode_signed(index - predictor.predict(op)))
-        predictor.register(op, index)
+        encoded += _encode_number(_encode_signed(index - predictor.predict_index(op)))
+        predictor.register_record(op, index)
         n_first = 0
     return bytes(encoded)
 
 
 def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
-    """Yield the steps of all records, with the first computations between them."""
+    """Yield the steps of all records, with the first computations between them.
+
+    Raises `PlanError` for a record that does not fit the graph.
+    """
     predictor = _IndexPredictor(homes)
     new_nodes, n_tensors = predictor.new_nodes, len(homes.graph.tensors)
     while not reader.is_at_end:
@@ -284,16 +289,16 @@ def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
             Instruction(Op.COMPUTE, k) for k in new_nodes[n_computed : n_computed + n_first]
         )
         predictor.register_first_computations(n_first)
-        index = predictor.predict(op) + _decode_signed(reader.read_number())
+        index = predictor.predict_index(op) + _decode_signed(reader.read_number())
         if not 0 <= index < (len(homes.graph.nodes) if op == Op.COMPUTE else n_tensors):
             raise PlanError(f"the bytes name the index {index} in {op}, which the graph lacks")
         yield Instruction(op, index)
-        predictor.register(op, index)
+        predictor.register_record(op, index)
     yield from (Instruction(Op.COMPUTE, k) for k in new_nodes[predictor.n_computed :])
 
 
 def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
-    """Yield the state tensors whose home is RAM."""
+    """Yield the state tensors whose home is RAM, from the next bits of a binary plan."""
     state = graph.state_tensors
     mask = reader.read_bytes(-(-len(state) // _HOMES_PER_BYTE))
     for position, i in enumerate(state):
@@ -305,7 +310,10 @@ def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
 
 
 def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
-    """Check start, version, flags and checksum; return version, flags, fingerprint and content."""
+    """Return version, flags, fingerprint, and the bytes from the length of the body to its end.
+
+    Raises `PlanError` if start, version, flags or checksum are wrong.
+    """
     if not data.startswith(MAGIC):
         start = "no bytes" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
         raise PlanError(f"expected a binary plan, which begins with {MAGIC.hex()}, got {start}")
@@ -330,8 +338,11 @@ def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
     )
 
 
-def _check_graph(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
-    """Check header, graph and length of a binary plan; return version, flags and body."""
+def _parse_body(data: bytes, graph: Graph) -> tuple[int, int, bytes]:
+    """Return version, flags and body of a binary plan.
+
+    Raises `PlanError` if header, graph or length are wrong.
+    """
     version, flags, fingerprint, content = _parse_header(data)
     if fingerprint != _fingerprint(graph):
         raise PlanError(
@@ -369,7 +380,10 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _encode_number(number: int) -> bytes:
-    """Encode a number in groups of 7 bits, lowest first; bit 7 is set in all but the last."""
+    """Encode a number in groups of 7 bits, lowest first; bit 7 is set in all but the last.
+
+    Raises `PlanError` for a negative number, or one of more than `_MAX_BITS` bits.
+    """
     if not 0 <= number < 1 << _MAX_BITS:
         raise PlanError(f"expected a number from 0 to 2^{_MAX_BITS} in a binary plan, got {number}")
     groups = bytearray()
@@ -397,7 +411,10 @@ def _decode_signed(number: int) -> int:
 
 
 class _ByteReader:
-    """Reads numbers and texts from bytes, sequentially."""
+    """Reads numbers and texts from bytes, sequentially.
+
+    Each method raises `PlanError` if the bytes end too early.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -405,6 +422,7 @@ class _ByteReader:
 
     @property
     def is_at_end(self) -> bool:
+        """Whether all bytes have been read."""
         return self.position >= len(self.data)
 
     def read_number(self) -> int:

@@ -28,7 +28,9 @@ class PlanCheck:
 
     Samples that start on storage do not count; replacements share the storage of their state."""
     written_bytes: int
-    """Bytes paged out, once per page-out [B]."""
+    """Bytes that page-outs and commits write, on average per step [B].
+
+    If the costs include commits, replacements of committed state count in these only."""
     read_bytes: int
     """Bytes paged in, once per page-in, including first reads of state [B]."""
     compute_s: float | None = None

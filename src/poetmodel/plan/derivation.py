@@ -112,9 +112,9 @@ class Copy:
     """Position of the last step that reads the copy, pages it out or waits for it; else `begin`."""
     reads: list[int] = field(default_factory=list)
     """Positions of the computations that read the copy."""
-    paged_out: bool = False
+    is_paged_out: bool = False
     """Whether the copy is paged out."""
-    replaced: bool = False
+    is_replaced: bool = False
     """Whether a replacement is written over the copy at its end."""
 
 
@@ -129,10 +129,10 @@ def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
             outputs, used_tensors = tuple(homes.outputs[index]), tuple(homes.inputs[index])
         for copy in [latest_copy_of[i] for i in used_tensors if i in latest_copy_of]:
             copy.end = position
-            copy.paged_out |= op == Op.PAGE_OUT
+            copy.is_paged_out |= op == Op.PAGE_OUT
             if op == Op.COMPUTE:
                 copy.reads.append(position)
-                copy.replaced |= copy.tensor in homes.replaced.get(index, ())
+                copy.is_replaced |= copy.tensor in homes.replaced.get(index, ())
         for i in outputs:
             latest_copy_of[i] = Copy(i, position, position)
             copies.append(latest_copy_of[i])
@@ -146,7 +146,7 @@ def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[in
     """
     tensors_by_position: dict[int, list[int]] = {}
     for copy in find_copies(homes, steps):
-        if not copy.replaced:
+        if not copy.is_replaced:
             tensors_by_position.setdefault(copy.end, []).append(copy.tensor)
     return {position: sorted(tensors) for position, tensors in tensors_by_position.items()}
 

@@ -82,7 +82,7 @@ class PlanFile(GraphFile):
 
 
 @cache
-def _plan_file(metrics: tuple[Metric, ...]) -> type[PlanFile]:
+def _make_plan_file_type(metrics: tuple[Metric, ...]) -> type[PlanFile]:
     return add_metric_fields(PlanFile, metrics)
 
 
@@ -99,7 +99,7 @@ def parse_plan(text: str, *, source: str) -> PlanFile:
     Raises `PlanError` with all errors of the text.
     """
     with raised_as(PlanError, source):
-        file = parse_file(_plan_file(metrics_at(Display.PLAN_FILE)), text, kind="plan")
+        file = parse_file(_make_plan_file_type(metrics_at(Display.PLAN_FILE)), text, kind="plan")
         faults = list(_content_faults(file))
         if faults:
             raise PlanError(faults)
@@ -139,16 +139,16 @@ def _arena_faults(document: PlanFile, arena: ArenaEntry) -> Iterator[str]:
         check_alignment(arena.alignment)
     except PlanError as error:
         yield f"arena.{error}"
-    for n, (position, content, index, _) in enumerate(arena.offsets):
+    for number, (position, content, index, _) in enumerate(arena.offsets):
         kind = "tensors" if Content(content) == Content.OUTPUT else "nodes"
         count = len(getattr(document, kind))
         if position >= len(document.program):
             yield (
-                f"arena.offsets[{n}][0]: expected a position in the program of "
+                f"arena.offsets[{number}][0]: expected a position in the program of "
                 f"{len(document.program)} instructions, got {position}"
             )
         if index >= count:
             yield (
-                f"arena.offsets[{n}][2]: expected the number of one of the {count} {kind}, "
+                f"arena.offsets[{number}][2]: expected the number of one of the {count} {kind}, "
                 f"got {index}"
             )

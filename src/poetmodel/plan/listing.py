@@ -80,7 +80,7 @@ def describe_fragmentation(arena: Arena) -> str:
 def describe_homes(graph: Graph, plan: Plan) -> str:
     """Return a phrase with the number and bytes of state tensors in RAM and on storage.
 
-    "" without state.
+    Returns "" without state.
     """
     resident, sizes = plan.resident or (), graph.tensor_bytes
     homes = {
@@ -192,7 +192,10 @@ class InstructionText:
         return f"number {step.index}"
 
     def format_remark(self, step: Instruction, record: InstructionRecord) -> str:
-        """Return the duration of an instruction, the state it reads, and its in-place outputs."""
+        """Return the remark on an instruction: duration, bytes, home of state, in-place outputs.
+
+        ``?`` for a transfer or free of a tensor that the graph lacks.
+        """
         op, index = step
         duration_text = format_seconds(record.end_s - record.start_s)
         if op == Op.COMPUTE and index in self.first_reads:
@@ -230,13 +233,16 @@ class InstructionText:
     def _format_in_place(self, k: int, record: InstructionRecord) -> str:
         tensors = self.graph.tensors
         pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in record.in_place]
-        return "".join(f", {tensors[y].name} in place of {tensors[x].name}" for y, x in pairs)
+        return "".join(
+            f", {tensors[output].name} in place of {tensors[overwritten].name}"
+            for output, overwritten in pairs
+        )
 
 
 def _time_unit(longest_s: float) -> tuple[float, str]:
     """Return the largest unit in which the longest time has at least three digits: size and name.
 
-    The size is in seconds.
+    The size is in seconds. Shorter times have microseconds, a time of 0 has seconds.
     """
     units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
     fitting_units = (unit for unit in units if longest_s >= 100 * unit[0])

@@ -33,7 +33,7 @@ class Plan:
     Raises
     ------
     ValueError
-        If `mode` is no storage mode.
+        If `mode` is no storage mode, or an instruction has an unknown operation.
     """
 
     program: Program = field(repr=False)
@@ -72,7 +72,7 @@ class Plan:
         return Homes.from_resident(graph, self.resident or (), is_mapped=self.memory_mapped)
 
     def first_reads(self, graph: Graph) -> Mapping[int, int]:
-        """Return the state tensor of each node whose ``compute`` is the first read of state."""
+        """Return each state tensor on storage, by the node whose ``compute`` is its first read."""
         return self.homes(graph).first_reads
 
     def to_dict(self, check: PlanCheck | None = None, arena: Arena | None = None) -> dict[str, Any]:
@@ -113,6 +113,8 @@ class Plan:
         ------
         PlanError
             If the plan has no graph identity.
+        InputError
+            If the file cannot be written.
         """
         if self.identity is None:
             raise PlanError(
@@ -122,7 +124,10 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read the program of a ``*.plan.json`` file; metrics and arena are ignored."""
+        """Read a plan from a ``*.plan.json`` file; metrics and arena are ignored.
+
+        Raises `PlanError` if the file is invalid.
+        """
         from poetmodel.plan.io import load_file
 
         return Plan.from_file(load_file(path))

@@ -37,7 +37,7 @@ def check_plan(
     graph : Graph
         The training graph.
     costs : Costs or None
-        For times and energy; None for checks of memory and order only.
+        Costs for times and energy; None for checks of memory and order only.
     plan : Plan
         The program.
     ram_budget_bytes : int, optional
@@ -106,7 +106,11 @@ def check_identity(graph: Graph, plan: Plan) -> None:
 
 
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
-    """Yield a message for each metric of a plan file that differs from the simulation."""
+    """Yield a message for each metric of a plan file that differs from the simulation.
+
+    Times and energies may differ by `RELATIVE_TOLERANCE`. Metrics without a value in the file or in
+    the simulation are not compared.
+    """
     metrics = simulated_metrics(Display.PLAN_FILE, check)
     for key, stated_value in stated.items():
         value = metrics.get(key)
@@ -147,7 +151,10 @@ def _limit_violations(
 
 
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
-    """Return the bytes that page-outs and commits write [B]."""
+    """Return the bytes that page-outs and, per step, commits write [B].
+
+    Page-outs of committed state count as a part of the commits.
+    """
     commit = None if machine.table is None else machine.table.commit
     replacements, committed_bytes = (
         ((), 0) if commit is None else (commit.replacements, commit.written_bytes)

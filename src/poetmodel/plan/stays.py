@@ -36,7 +36,7 @@ def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
 
 
 def ram_in_use(stays: Iterable[Stay], n_instructions: int) -> tuple[tuple[int, int], ...]:
-    """Return the RAM that `stays` use during and after each instruction of a program [B].
+    """Return the RAM (during, after) each instruction of a program that `stays` use [B].
 
     `n_instructions` is the length of the program.
     """

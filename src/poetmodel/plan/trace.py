@@ -195,7 +195,9 @@ class _TrackEvents:
             "workspace_bytes": node.workspace_bytes,
         }
         if pairs:
-            arguments["in_place"] = {tensors[y].name: tensors[x].name for y, x in pairs}
+            arguments["in_place"] = {
+                tensors[output].name: tensors[overwritten].name for output, overwritten in pairs
+            }
         return arguments
 
     def _transfer_arguments(self, i: int, record: InstructionRecord) -> dict[str, Any]:
@@ -270,7 +272,7 @@ def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Even
 
 
 def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Return the RAM of each kind during and after each instruction [B]."""
+    """Return the RAM (during, after) each instruction, by kind [B]."""
     stays_by_kind: list[list[Stay]] = [[] for _ in KIND_NAMES]
     for stay in list_stays(graph, plan):
         tensor = stay.index if stay.content == Content.OUTPUT else None

@@ -153,7 +153,7 @@ class TransferWindows:
         self._ram_changes[begin] += size
         self._ram_changes[first_dead_interval] -= size
         older_first_dead, is_paged_out = self._latest_copy.get(i, (0, False))
-        self._latest_copy[i] = (first_dead_interval, copy.paged_out)
+        self._latest_copy[i] = (first_dead_interval, copy.is_paged_out)
         if is_paged_in:
             first_interval = max(
                 older_first_dead,
@@ -170,7 +170,7 @@ class TransferWindows:
             )
         elif is_paged_out:
             self._page_out_of[i].last_interval = interval
-        if copy.paged_out:
+        if copy.is_paged_out:
             time_s = table.page_out_time_s[i]
             self._page_out_of[i] = PageOut(
                 tensor=i,

@@ -61,7 +61,8 @@ def choose_tiles(
 
     ``auto`` chooses the largest of 1, 1.5, 2, 3, 4, 6 … KiB with which no node needs more than
     `ram_bytes`. The step stays undivided if it fits, or if no tiles need less RAM. If no size fits,
-    the size that needs the least RAM is chosen.
+    the size that needs the least RAM is chosen. Tilings of more than `MAX_NODES` nodes are
+    excluded. For a stated size, raises the errors of `divide_step`.
     """
     if not choice.is_auto:
         return choice.size_bytes, divide_step(step, choice)
@@ -97,12 +98,13 @@ def candidate_tiles(
     paging: bool,
     names_nodes: bool = False,
 ) -> list[tuple[int | None, LoweredStep]]:
-    """Return the tile sizes [B] to try, each with the step in tiles.
+    """Return at most `MAX_CANDIDATES` tile sizes [B] to try, each with the step in tiles.
 
-    The first size is that of `choose_tiles`. With ``auto``, smaller sizes follow if the first one
-    fits and they fit in `ram_bytes`, too: finer tiles permit more schedules, but coarser tiles have
-    fewer nodes. No smaller sizes follow if the problem `names_nodes`, for example in measured costs
-    or user-defined constraints, because each size has other node names.
+    The first pair is that of `choose_tiles`, (None, `step`) if undivided. With ``auto``, smaller
+    sizes that fit in `ram_bytes` follow if the first one divides the step and fits: finer tiles
+    permit more schedules, but coarser tiles have fewer nodes. No smaller sizes follow if the
+    problem `names_nodes`, for example in measured costs or user-defined constraints, because each
+    size has other node names.
     """
     first_tiling = choose_tiles(step, choice, device, ram_bytes=ram_bytes, paging=paging)
     first_size, tiled_step = first_tiling

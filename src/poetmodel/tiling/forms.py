@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 def call_to_channel_loops(call: Call) -> Loops | None:
-    """Return a call as loops over channels; None if its kernel has no ranges of channels."""
+    """Return a call as loops over channels; None if its kernel has no ranges of channels.
+
+    The condition of the call is ignored.
+    """
     loop_format = _loop_format(call)
     return (
         _LOOP_FORMATS[loop_format][0](call)
@@ -49,9 +52,9 @@ def channel_loops_to_call(loops: Loops) -> Call | None:
     return _LOOP_FORMATS[loop_format][1](loops) if loop_format else loops.to_call()
 
 
-def names_weight(pointer: str) -> bool:
-    """Return whether a parameter name is that of weights or their gradient."""
-    return _ROLES.get(pointer) == "w"
+def is_weight_name(parameter: str) -> bool:
+    """Return whether a parameter of a convolution points to weights or their gradient."""
+    return _ROLES.get(parameter) == "w"
 
 
 def _loop_format(call: Call) -> str:
@@ -73,7 +76,7 @@ def _loop_format(call: Call) -> str:
 
 
 def contiguous_strides(sizes: Sequence[int]) -> list[int]:
-    """Return the strides of elements that are contiguous in the order of loops."""
+    """Return the strides of elements that are contiguous in the order of loops, innermost first."""
     return [prod(sizes[:k]) for k in range(len(sizes))]
 
 
@@ -94,7 +97,7 @@ def _write_update(loops: Loops) -> Call | None:
 
 
 def _read_bits(call: Call) -> Loops:
-    """Convert a call with a mask to the loops of its shape table; bits follow their order."""
+    """Convert a call with a mask to the loops of its shape table, which the bits follow."""
     sizes, *strides = table_columns(named_arguments(call)["shape"])
     strides.insert(pointer_names(call).index("bits"), tuple(contiguous_strides(sizes)))
     return Loops(call=call, sizes=sizes, refs=call_refs(call), strides=tuple(strides))
@@ -113,7 +116,7 @@ def _write_bits(loops: Loops) -> Call | None:
 def _read_planes(call: Call) -> Loops:
     """Convert a call on planes to loops over batch and channels, and dimensions within a plane.
 
-    The latter have size 0, because only their strides matter.
+    Dimensions within a plane have size 0, because only their strides matter.
     """
     arguments, names = named_arguments(call), _PLANE_KERNELS[call.kernel]
     stride_list = arguments["steps"]
@@ -220,7 +223,9 @@ def _write_convolution(loops: Loops) -> Call | None:
     )
     batch, results, channels, *_ = loops.sizes
     strides = {
-        _ROLES[n]: s for n, s in zip(pointer_names(call), loops.strides, strict=True) if n in _ROLES
+        _ROLES[name]: tensor_strides
+        for name, tensor_strides in zip(pointer_names(call), loops.strides, strict=True)
+        if name in _ROLES
     }
     changes: dict[str, Argument] = {"count": results}
     if "strides" in arguments:
@@ -264,6 +269,7 @@ _CONVOLUTIONS: Final = {
     for kind, suffix in (("conv2d", ""), ("conv2d", "_strided"), ("depthwise", ""))
     for direction in ("", "_dx", "_dw")
 }
+"""Key in `_LOOP_FORMATS` of each kernel of a convolution."""
 PRODUCT_KERNELS: Final = frozenset(
     ("pm_mm", *INT8_PRODUCT_KERNELS, *(name for name in _CONVOLUTIONS if "conv2d" in name))
 )
@@ -272,7 +278,9 @@ SUMMED_DIMENSIONS: Final = {
     "pm_mm": 1, "pm_conv2d": 2, "pm_conv2d_dx": 1, "pm_conv2d_dx_strided": 1,
     "pm_q8_pointwise_dx": 1, "pm_q8_conv2d_dx": 1,
 }  # fmt: skip
-"""Dimension that a kernel sums and that can be divided; its last argument continues a sum."""
+"""Dimension that a kernel sums and that can be divided, by kernel.
+
+If the last argument of these kernels is 1, they add to earlier sums."""
 _PLANE_KERNELS: Final = {
     "pm_batch_norm": ("out", "x"),
     "pm_batch_norm_backward": ("dx", "dy", "x"),
@@ -303,3 +311,4 @@ _LOOP_FORMATS: Final[Mapping[str, LoopFormat]] = {
     "convolution": (_read_convolution, _write_convolution),
     **INT8_LOOP_FORMATS,
 }
+"""Functions that convert calls to loops, and loops to calls, by kind of kernel or by kernel."""

@@ -1,8 +1,8 @@
 """Int8 kernels: convert their calls to loops over channels, and loops to calls.
 
-The last dimension of loops is the pixels. Its size is 0, because only its stride matters: slices
-have fewer channels per pixel. If an undivided result is computed slice by slice, the stride is
-larger than the channels of the slice.
+Loops over images end with a dimension of pixels. Its size is 0, except in conversions of images of
+one pixel, because only its stride matters: slices have fewer channels per pixel. If an undivided
+result is computed slice by slice, the stride is larger than the channels of the slice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _pixel_stride(loops: Loops, index: int, n_pixels: int) -> int | None:
 # -- convolutions ------------------------------------------------------------------------------
 
 
-def _read_pointwise(call: Call) -> Loops:
+def _read_linear_layer(call: Call) -> Loops:
     """Convert a linear layer to loops over pixels, output and input channels."""
     arguments = named_arguments(call)
     results, channels = arguments["results"], arguments["in"]
@@ -56,9 +56,9 @@ def _read_pointwise(call: Call) -> Loops:
     return make_loops(call, sizes, {**strides, **dict.fromkeys(_PER_CHANNEL_PARAMETERS, (0, 1, 0))})
 
 
-def _write_pointwise(loops: Loops) -> Call | None:
-    """Convert loops to a linear layer; None if input channels are divided."""
-    if len(loops.sizes) != len(_POINTWISE):
+def _write_linear_layer(loops: Loops) -> Call | None:
+    """Convert loops to a linear layer; None for other loops, or if input channels are divided."""
+    if len(loops.sizes) != len(_LINEAR_DIMENSIONS):
         return None
     (out_stride, *_), (in_stride, *_), *_ = loops.strides
     pixels, results, channels = loops.sizes
@@ -88,19 +88,23 @@ def _read_convolution(call: Call) -> Loops | None:
 
 
 def _write_convolution(loops: Loops) -> Call | None:
-    """Convert loops to a convolution; None if its strides are not supported."""
+    """Convert loops to a convolution; None for unsupported loops or strides."""
     sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
     out_stride, x_stride = (
         _pixel_stride(loops, 0, sizes.out_plane),
         _pixel_stride(loops, 1, sizes.plane),
     )
-    if out_stride is None or x_stride != sizes.channels or len(loops.sizes) != len(_CONVOLUTION):
+    if (
+        out_stride is None
+        or x_stride != sizes.channels
+        or len(loops.sizes) != len(_CONVOLUTION_DIMENSIONS)
+    ):
         return None
     shape = tuple(sizes._replace(results=out_stride))
     return with_arguments(loops, {"shape": shape, "count": loops.sizes[1]})
 
 
-def _read_depthwise(call: Call) -> Loops:
+def _read_depthwise_convolution(call: Call) -> Loops:
     """Convert a depthwise convolution to loops over batch, channels and pixels."""
     arguments = named_arguments(call)
     sizes, batch, count = (
@@ -116,15 +120,15 @@ def _read_depthwise(call: Call) -> Loops:
     return make_loops(call, (batch, count, 0), strides)
 
 
-def _write_depthwise(loops: Loops) -> Call | None:
-    """Convert loops to a depthwise convolution; None if pixels are not contiguous."""
+def _write_depthwise_convolution(loops: Loops) -> Call | None:
+    """Convert loops to a depthwise convolution; None for unsupported loops or strides."""
     arguments = named_arguments(loops.call)
     sizes = ConvolutionSizes(*arguments["shape"])
     out_stride, x_stride = (
         _pixel_stride(loops, 0, sizes.out_plane),
         _pixel_stride(loops, 1, sizes.plane),
     )
-    if out_stride is None or x_stride is None or len(loops.sizes) != len(_PIXELS):
+    if out_stride is None or x_stride is None or len(loops.sizes) != len(_IMAGE_DIMENSIONS):
         return None
     count, weight_channels = loops.sizes[1], sizes.filter or arguments["count"]
     filter_stride = 0 if weight_channels == count else weight_channels
@@ -148,11 +152,11 @@ def _read_pool(call: Call) -> Loops:
 
 
 def _write_pool(loops: Loops) -> Call | None:
-    """Convert loops to a pool; None if the images of a batch are not contiguous."""
+    """Convert loops to a pool; None for unsupported loops or strides."""
     arguments = named_arguments(loops.call)
     out_stride = _pixel_stride(loops, 0, arguments["height"] * arguments["width"])
     x_stride = _pixel_stride(loops, 1, arguments["x_height"] * arguments["x_width"])
-    if out_stride is None or x_stride is None or len(loops.sizes) != len(_PIXELS):
+    if out_stride is None or x_stride is None or len(loops.sizes) != len(_IMAGE_DIMENSIONS):
         return None
     changes = {"channels": loops.sizes[1], "out_step": out_stride, "x_step": x_stride}
     return with_arguments(loops, changes)
@@ -172,7 +176,7 @@ def _write_sum(loops: Loops) -> Call | None:
     return None if other_rows or {*strides} != {1} else with_arguments(loops, {"n": size})
 
 
-def _read_quantize(call: Call) -> Loops:
+def _read_quantization(call: Call) -> Loops:
     """Convert a quantization or table lookup to loops over batch, channels and pixels."""
     arguments = named_arguments(call)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
@@ -185,8 +189,8 @@ def _read_quantize(call: Call) -> Loops:
     return make_loops(call, (batch, channels, int(plane == 1)), strides)
 
 
-def _write_quantize(loops: Loops) -> Call | None:
-    """Convert loops to a quantization or lookup; None if its strides are not supported."""
+def _write_quantization(loops: Loops) -> Call | None:
+    """Convert loops to a quantization or lookup; None for unsupported loops or strides."""
     arguments = named_arguments(loops.call)
     batch, channels, *pixels = loops.sizes
     if len(pixels) != 1 or _pixel_stride(loops, 0, arguments["plane"]) != channels:
@@ -200,7 +204,7 @@ def _write_quantize(loops: Loops) -> Call | None:
     return with_arguments(loops, {"channels": channels, **strides})
 
 
-def _read_dequantize(call: Call) -> Loops:
+def _read_dequantization(call: Call) -> Loops:
     """Convert a dequantization to loops over batch, channels and pixels."""
     arguments = named_arguments(call)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
@@ -208,8 +212,8 @@ def _read_dequantize(call: Call) -> Loops:
     return make_loops(call, (batch, channels, int(plane == 1)), strides)
 
 
-def _write_dequantize(loops: Loops) -> Call | None:
-    """Convert loops to a dequantization; None if its strides are not supported."""
+def _write_dequantization(loops: Loops) -> Call | None:
+    """Convert loops to a dequantization; None for unsupported loops or strides."""
     plane, (batch, channels, *pixels) = named_arguments(loops.call)["plane"], loops.sizes
     x_stride = _pixel_stride(loops, 1, plane)
     is_contiguous = batch == 1 or loops.strides[0][0] == channels * plane
@@ -221,7 +225,7 @@ def _write_dequantize(loops: Loops) -> Call | None:
 # -- gradients -------------------------------------------------------------------------------------
 
 
-def _read_pointwise_dx(call: Call) -> Loops:
+def _read_linear_dx(call: Call) -> Loops:
     """Convert the input gradient of a linear layer to loops over pixels, outputs and inputs."""
     arguments = named_arguments(call)
     strides = {
@@ -230,15 +234,15 @@ def _read_pointwise_dx(call: Call) -> Loops:
         "w": (0, arguments["in"], 1),
         "scale": (0, 1, 0),
     }
-    return make_loops(call, tuple(arguments[name] for name in _POINTWISE), strides)
+    return make_loops(call, tuple(arguments[name] for name in _LINEAR_DIMENSIONS), strides)
 
 
-def _write_pointwise_dx(loops: Loops) -> Call | None:
+def _write_linear_dx(loops: Loops) -> Call | None:
     """Convert loops to the input gradient of a linear layer; None for other loops."""
-    if len(loops.sizes) != len(_POINTWISE):
+    if len(loops.sizes) != len(_LINEAR_DIMENSIONS):
         return None
     (out_stride, *_), (gradient_stride, *_), *_ = loops.strides
-    sizes = dict(zip(_POINTWISE, loops.sizes, strict=True))
+    sizes = dict(zip(_LINEAR_DIMENSIONS, loops.sizes, strict=True))
     return with_arguments(
         loops, {**sizes, "out_step": out_stride, "gradient_step": gradient_stride}
     )
@@ -278,7 +282,7 @@ def _write_convolution_dx(loops: Loops) -> Call | None:
     if (
         pixel_stride is None
         or gradient_pixel_stride is None
-        or len(loops.sizes) != len(_CONVOLUTION)
+        or len(loops.sizes) != len(_CONVOLUTION_DIMENSIONS)
     ):
         return None
     _, results, channels, _ = loops.sizes
@@ -286,7 +290,7 @@ def _write_convolution_dx(loops: Loops) -> Call | None:
     return with_arguments(loops, {**strides, "results": results, "channels": channels})
 
 
-def _read_pointwise_dw(call: Call) -> Loops:
+def _read_linear_dw(call: Call) -> Loops:
     """Convert the weight gradient of a linear layer to loops over pixels, outputs and inputs."""
     arguments = named_arguments(call)
     channels, gradient_pixel_stride = arguments["in"], arguments["results"]
@@ -299,9 +303,12 @@ def _read_pointwise_dw(call: Call) -> Loops:
     return make_loops(call, sizes, strides)
 
 
-def _write_pointwise_dw(loops: Loops) -> Call | None:
-    """Convert loops to the weight gradient of a linear layer; None if inputs are divided."""
-    if len(loops.sizes) != len(_POINTWISE):
+def _write_linear_dw(loops: Loops) -> Call | None:
+    """Convert loops to the weight gradient of a linear layer.
+
+    None for other loops, or if input channels are divided.
+    """
+    if len(loops.sizes) != len(_LINEAR_DIMENSIONS):
         return None
     (_, weight_stride, _), (gradient_pixel_stride, *_), (pixel_stride, *_) = loops.strides
     _, results, channels = loops.sizes
@@ -333,14 +340,17 @@ def _read_convolution_dw(call: Call) -> Loops | None:
 
 
 def _write_convolution_dw(loops: Loops) -> Call | None:
-    """Convert loops to the weight gradient of a convolution; None if inputs are divided."""
+    """Convert loops to the weight gradient of a convolution.
+
+    None for unsupported loops or strides, or if input channels are divided.
+    """
     sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
     filters = sizes.channels * sizes.window
     gradient_pixel_stride, pixel_stride = (
         _pixel_stride(loops, 1, sizes.out_plane),
         _pixel_stride(loops, 2, sizes.plane),
     )
-    if gradient_pixel_stride is None or len(loops.sizes) != len(_CONVOLUTION):
+    if gradient_pixel_stride is None or len(loops.sizes) != len(_CONVOLUTION_DIMENSIONS):
         return None
     _, results, channels, _ = loops.sizes
     if (pixel_stride, channels, loops.strides[0][1]) != (sizes.channels, sizes.channels, filters):
@@ -349,7 +359,7 @@ def _write_convolution_dw(loops: Loops) -> Call | None:
     return with_arguments(loops, {"shape": shape, "count": results * filters})
 
 
-def _read_channelwise(call: Call) -> Loops:
+def _read_channel_gradient(call: Call) -> Loops:
     """Convert a gradient of a depthwise layer or a pool to loops.
 
     The loops are over batch, channels, window elements and pixels.
@@ -385,11 +395,14 @@ def _tap_strides(n_pixels: int, pixel_stride: int) -> Numbers:
     return n_pixels * pixel_stride, 1, 0, pixel_stride
 
 
-def _write_channelwise(loops: Loops) -> Call | None:
-    """Convert loops to a gradient of a depthwise layer or a pool; None for unsupported strides."""
+def _write_channel_gradient(loops: Loops) -> Call | None:
+    """Convert loops to a gradient of a depthwise layer or a pool.
+
+    None for unsupported loops or strides.
+    """
     arguments, names = named_arguments(loops.call), pointer_names(loops.call)
     sizes, count = ConvolutionSizes(*arguments["shape"]), loops.sizes[1]
-    if len(loops.sizes) != len(_CONVOLUTION):
+    if len(loops.sizes) != len(_CONVOLUTION_DIMENSIONS):
         return None
     weight_name = "out" if _computes_weight_gradient(loops.call) else "w"
     strides, filter_stride = {}, count
@@ -413,7 +426,7 @@ def _write_channelwise(loops: Loops) -> Call | None:
 
 
 def _computes_weight_gradient(call: Call) -> bool:
-    """Return whether a call computes the gradient of a weight."""
+    """Return whether a gradient of a depthwise layer or a pool is the weight gradient."""
     return call.kernel == "pm_q8_depthwise_dw"
 
 
@@ -426,14 +439,17 @@ def _read_weight_sums(call: Call) -> Loops:
 
 def _write_weight_sums(loops: Loops) -> Call | None:
     """Convert loops to ``pm_q8_start``; None for other loops."""
-    if len(loops.sizes) != len(_ROWS) or loops.strides[0] != (1, 0):
+    if len(loops.sizes) != len(_ROW_DIMENSIONS) or loops.strides[0] != (1, 0):
         return None
     (count, terms), (next_stride, stride) = loops.sizes, loops.strides[1]
     return with_arguments(loops, {"n": count, "terms": terms, "next": next_stride, "step": stride})
 
 
 def _read_update(call: Call) -> Loops | None:
-    """Convert an update of int8 weights to loops over outputs and weights; None if depthwise."""
+    """Convert an update of int8 weights to loops over outputs and weights of an output.
+
+    None for weights of a depthwise convolution, and for an update of only some weights.
+    """
     arguments = named_arguments(call)
     sizes = results, inner = arguments["results"], arguments["inner"]
     if arguments["first"] or results * inner != arguments["count"]:
@@ -443,13 +459,16 @@ def _read_update(call: Call) -> Loops | None:
 
 
 def _write_update(loops: Loops) -> Call | None:
-    """Convert loops to an update of int8 weights; None if the weights of an output are divided."""
+    """Convert loops to an update of int8 weights.
+
+    None for other loops, or if the weights of an output are divided.
+    """
     arguments, names = named_arguments(loops.call), pointer_names(loops.call)
     results, inner = arguments["results"], arguments["inner"]
     strides = {
         name: stride for name, stride in zip(names, loops.strides, strict=True) if name != "scale"
     }
-    if len(loops.sizes) != len(_ROWS) or {*strides.values()} != {(inner, 1)}:
+    if len(loops.sizes) != len(_ROW_DIMENSIONS) or {*strides.values()} != {(inner, 1)}:
         return None
     results, scale_index = loops.sizes[0], names.index("scale")
     changes = {"results": results, "count": results * inner}
@@ -459,11 +478,11 @@ def _write_update(loops: Loops) -> Call | None:
     return with_arguments(loops, changes)
 
 
-_POINTWISE: Final = ("pixels", "results", "channels")
-_CONVOLUTION: Final = ("batch", "results", "channels", "pixels")
-_PIXELS: Final = ("batch", "channels", "pixels")
-_ROWS: Final = ("results", "weights")
-"""Dimensions of loops, by kind of kernel."""
+_LINEAR_DIMENSIONS: Final = ("pixels", "results", "channels")
+_CONVOLUTION_DIMENSIONS: Final = ("batch", "results", "channels", "pixels")
+_IMAGE_DIMENSIONS: Final = ("batch", "channels", "pixels")
+_ROW_DIMENSIONS: Final = ("results", "weights")
+"""Dimensions of the loops of linear layers, convolutions, other images, and rows of weights."""
 INT8_PRODUCT_KERNELS: Final = tuple(
     f"pm_q8_{kind}{direction}"
     for kind in ("pointwise", "conv2d")
@@ -473,24 +492,25 @@ INT8_PRODUCT_KERNELS: Final = tuple(
 INT8_LOOP_FORMATS: Final[
     dict[str, tuple[Callable[[Call], Loops | None], Callable[[Loops], Call | None]]]
 ] = {
-    "pm_q8_pointwise": (_read_pointwise, _write_pointwise),
+    "pm_q8_pointwise": (_read_linear_layer, _write_linear_layer),
     "pm_q8_conv2d": (_read_convolution, _write_convolution),
-    "pm_q8_depthwise": (_read_depthwise, _write_depthwise),
+    "pm_q8_depthwise": (_read_depthwise_convolution, _write_depthwise_convolution),
     "pm_q8_average": (_read_pool, _write_pool),
     "pm_q8_maximum": (_read_pool, _write_pool),
     "pm_q8_add": (_read_sum, _write_sum),
-    "pm_q8_quantize": (_read_quantize, _write_quantize),
-    "pm_q8_lookup": (_read_quantize, _write_quantize),
-    "pm_q8_dequantize": (_read_dequantize, _write_dequantize),
-    "pm_q8_pointwise_dx": (_read_pointwise_dx, _write_pointwise_dx),
+    "pm_q8_quantize": (_read_quantization, _write_quantization),
+    "pm_q8_lookup": (_read_quantization, _write_quantization),
+    "pm_q8_dequantize": (_read_dequantization, _write_dequantization),
+    "pm_q8_pointwise_dx": (_read_linear_dx, _write_linear_dx),
     "pm_q8_conv2d_dx": (_read_convolution_dx, _write_convolution_dx),
-    "pm_q8_pointwise_dw": (_read_pointwise_dw, _write_pointwise_dw),
+    "pm_q8_pointwise_dw": (_read_linear_dw, _write_linear_dw),
     "pm_q8_conv2d_dw": (_read_convolution_dw, _write_convolution_dw),
-    "pm_q8_depthwise_dx": (_read_channelwise, _write_channelwise),
-    "pm_q8_depthwise_dw": (_read_channelwise, _write_channelwise),
-    "pm_q8_average_dx": (_read_channelwise, _write_channelwise),
-    "pm_q8_maximum_dx": (_read_channelwise, _write_channelwise),
+    "pm_q8_depthwise_dx": (_read_channel_gradient, _write_channel_gradient),
+    "pm_q8_depthwise_dw": (_read_channel_gradient, _write_channel_gradient),
+    "pm_q8_average_dx": (_read_channel_gradient, _write_channel_gradient),
+    "pm_q8_maximum_dx": (_read_channel_gradient, _write_channel_gradient),
     "pm_q8_start": (_read_weight_sums, _write_weight_sums),
     "pm_q8_sgd": (_read_update, _write_update),
     "pm_q8_stochastic": (_read_update, _write_update),
 }
+"""Functions that convert the calls of each int8 kernel to loops, and loops to calls."""

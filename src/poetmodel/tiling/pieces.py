@@ -42,10 +42,11 @@ class Slices:
 
     undivided_step: LoweredStep
     layouts: Mapping[str, ChannelLayout]
+    """Layout of the channels of each buffer that has channels."""
     element_counts: Mapping[str, int]
     """Number of elements of buffers; for masks, of bits."""
     ranges_of: Mapping[str, tuple[Range, ...]]
-    """First and end channel of each slice of a buffer."""
+    """(first channel, end channel) of each slice, by divided buffer; the end is exclusive."""
     partial_results: dict[str, Buffer] = field(default_factory=dict)
     """Buffers of partial results of chains (see `Expansion`), by name."""
 
@@ -82,13 +83,13 @@ class Slices:
     def all_buffers(self) -> dict[str, Buffer]:
         """Return all buffers of the step in tiles, by name."""
         named_ranges = (
-            (n, channel_range)
-            for n in self.undivided_step.buffers
-            for channel_range in self.slice_ranges(n)
+            (name, channel_range)
+            for name in self.undivided_step.buffers
+            for channel_range in self.slice_ranges(name)
         )
         return {
-            self.slice_name(n, channel_range): self.slice_buffer(n, channel_range)
-            for n, channel_range in named_ranges
+            self.slice_name(name, channel_range): self.slice_buffer(name, channel_range)
+            for name, channel_range in named_ranges
         } | self.partial_results
 
     def slice_values(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -114,7 +115,7 @@ class Slices:
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
-        """Return the bytes of each undivided tensor and of each slice, by name."""
+        """Size of each tensor of the undivided step and of each slice, by name [B]."""
         sizes = {tensor.name: tensor.bytes for tensor in self.undivided_step.graph.tensors}
         for name, slice_ranges in self.ranges_of.items():
             sizes.update(
@@ -141,7 +142,10 @@ class SlicedCall:
     """Axis of each channel dimension in `views`."""
 
     def make_call(self, slices: Slices, ranges_of_axes: Mapping[Axis, Range]) -> Call | None:
-        """Return the call for one range of channels on each axis; None if there is no such call."""
+        """Return the call for one range of channels on each axis.
+
+        None if the kernel cannot execute that call.
+        """
         ranges, new_views, slice_names = {}, {}, {}
         for index, (name, d) in self.views.items():
             layout, (first, end) = slices.layouts[name], ranges_of_axes[self.axes[d]]
@@ -155,8 +159,10 @@ class SlicedCall:
             return None
         indices = iter(range(len(call.arguments)))
         arguments = (
-            Ref(slice_names.get(next(indices), a.buffer), a.offset) if isinstance(a, Ref) else a
-            for a in call.arguments
+            Ref(slice_names.get(next(indices), argument.buffer), argument.offset)
+            if isinstance(argument, Ref)
+            else argument
+            for argument in call.arguments
         )
         return replace(call, arguments=tuple(arguments))
 
@@ -184,6 +190,7 @@ class _PieceCalls:
 
     @property
     def written_buffers(self) -> set[str]:
+        """Names of the buffers that the calls write."""
         return {ref.buffer for call in self.calls for ref in written_refs(call)}
 
 
@@ -253,7 +260,9 @@ class Expansion:
             raise self._unsliceable_error
         for index in product(*(range(len(self._ranges[axis])) for axis in self._axes)):
             slice_indices, calls = dict(zip(self._axes, index, strict=True)), []
-            ranges = {axis: self._ranges[axis][n] for axis, n in slice_indices.items()}
+            ranges = {
+                axis: self._ranges[axis][position] for axis, position in slice_indices.items()
+            }
             for j, (call, sliced_call) in enumerate(
                 zip(self._calls, self._sliced_calls, strict=True)
             ):
@@ -282,9 +291,9 @@ class Expansion:
         several pieces write one slice of state.
         """
         writers: dict[str, list[int]] = {result_slice: [] for result_slice in self._result_slices}
-        for p, piece in enumerate(self._piece_calls):
+        for piece_index, piece in enumerate(self._piece_calls):
             for result_slice in piece.written_buffers & writers.keys():
-                writers[result_slice].append(p)
+                writers[result_slice].append(piece_index)
         if any(
             len(piece_indices) > 1 and self._result_slices[result_slice][0].replaces is not None
             for result_slice, piece_indices in writers.items()
@@ -295,59 +304,64 @@ class Expansion:
             for result_slice, piece_indices in writers.items()
         }
 
-    def _versioned_name(self, result_slice: str, p: int) -> str:
-        """Return the name of a result slice after piece `p`: its own name after its last writer.
+    def _versioned_name(self, result_slice: str, piece_index: int) -> str:
+        """Return the name of the content of a result slice after a piece.
 
-        Before, it is the name of a partial result. Raises `UnsliceableError` if no piece up to
-        `p` writes the slice.
+        After the last writer, the name is that of the slice, before, that of a partial result.
+        Raises `UnsliceableError` if no piece up to `piece_index` writes the slice.
         """
         writers = self._writers[result_slice]
-        writers_so_far = [q for q in writers if q <= p]
+        writers_so_far = [writer for writer in writers if writer <= piece_index]
         if not writers_so_far:
             raise self._unsliceable_error
         if writers_so_far[-1] == writers[-1]:
             return result_slice
         first, latest, last = (
-            self._piece_calls[q].slice_indices
-            for q in (writers[0], writers_so_far[-1], writers[-1])
+            self._piece_calls[writer].slice_indices
+            for writer in (writers[0], writers_so_far[-1], writers[-1])
         )
         range_ends = (
-            self._ranges[axis][n][1] for axis, n in latest.items() if first[axis] != last[axis]
+            self._ranges[axis][position][1]
+            for axis, position in latest.items()
+            if first[axis] != last[axis]
         )
         return result_slice + "".join(f"[:{end}]" for end in range_ends)
 
     def make_pieces(self) -> Iterator[Piece]:
-        """Yield the pieces in order."""
+        """Yield the pieces in order; raise `UnsliceableError` if a slice has no earlier writer.
+
+        Adds the buffers of partial results to `Slices.partial_results`.
+        """
         # Pieces with the same slice of the larger group are consecutive.
-        group = max(self._axes, key=lambda axis: (self._largest_bytes(axis), not axis[1]))
+        ordering_axis = max(self._axes, key=lambda axis: (self._largest_bytes(axis), not axis[1]))
         flops = _divide_proportionally(
             self._node.flops, [self._ranges[axis] for axis in self._axes]
         )
-        for p, piece in enumerate(self._piece_calls):
-            node, calls = self._make_piece(p, flops[p])
+        for piece_index, piece in enumerate(self._piece_calls):
+            node, calls = self._make_piece(piece_index, flops[piece_index])
             yield Piece(
                 node_index=self._node_index,
                 node=node,
                 calls=calls,
-                group=group[0],
-                slice_index=piece.slice_indices[group],
+                group=ordering_axis[0],
+                slice_index=piece.slice_indices[ordering_axis],
             )
 
     def _largest_bytes(self, axis: Axis) -> int:
         """Return the size of the largest tensor on an axis [B]."""
         calls = [call for call in self._sliced_calls if call]
-        names = (n for c in calls for n, d in c.views.values() if c.axes[d] == axis)
+        names = (name for call in calls for name, d in call.views.values() if call.axes[d] == axis)
         return max(self._slices.undivided_step.buffers[name].bytes for name in names)
 
-    def _make_piece(self, p: int, flops: int) -> tuple[Node, tuple[Call, ...]]:
+    def _make_piece(self, piece_index: int, flops: int) -> tuple[Node, tuple[Call, ...]]:
         """Return the node and the calls of a piece.
 
         In a chain, each piece except the first begins with a copy of the previous partial result.
         Adds the buffers of partial results to `Slices.partial_results`.
         """
-        node, piece = self._node, self._piece_calls[p]
+        node, piece = self._node, self._piece_calls[piece_index]
         versioned_names = {
-            name: self._versioned_name(name, p)
+            name: self._versioned_name(name, piece_index)
             for call in piece.calls
             for name in call.buffers
             if name in self._result_slices and self._result_slices[name][0].replaces is None
@@ -355,7 +369,9 @@ class Expansion:
         calls = [call.with_buffers(versioned_names) for call in piece.calls]
         in_place_pairs, outputs = [], []
         for result_slice in (
-            result_slice for result_slice, writers in self._writers.items() if p in writers
+            result_slice
+            for result_slice, writers in self._writers.items()
+            if piece_index in writers
         ):
             tensor, name, channel_range = self._result_slices[result_slice]
             new_name, buffer = (
@@ -364,12 +380,12 @@ class Expansion:
             )
             if new_name != result_slice:
                 self._slices.partial_results[new_name] = buffer
-            if p != self._writers[result_slice][0]:
-                old_name = self._versioned_name(result_slice, p - 1)
+            if piece_index != self._writers[result_slice][0]:
+                old_name = self._versioned_name(result_slice, piece_index - 1)
                 copy_arguments = (Ref(new_name), Ref(old_name), (1, buffer.elements, 1, 1))
                 calls.insert(0, Call(f"pm_copy{_COPY_SUFFIXES[buffer.type]}", copy_arguments))
                 in_place_pairs.append((new_name, old_name))
-            elif self._writers[result_slice] == [p] and channel_range is not None:
+            elif self._writers[result_slice] == [piece_index] and channel_range is not None:
                 in_place_pairs += self._find_in_place_slices(name, channel_range)
             outputs.append(_make_output_tensor(tensor, new_name, result_slice, buffer.bytes))
         inputs = self._find_piece_inputs(calls)
@@ -381,7 +397,8 @@ class Expansion:
         ]
         inputs = list(dict.fromkeys((*inputs, *(old_name for _, old_name in in_place_pairs))))
         range_label = "".join(
-            _format_range(self._ranges[axis][n]) for axis, n in piece.slice_indices.items()
+            _format_range(self._ranges[axis][position])
+            for axis, position in piece.slice_indices.items()
         )
         bytes_moved = self._estimate_piece_traffic(flops, inputs, outputs)
         return replace(
@@ -447,7 +464,11 @@ def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: 
 
 
 def _divide_proportionally(total: int, axes: Iterable[Sequence[Range]]) -> list[int]:
-    """Divide an amount in proportion to the channels of slices on each axis, without remainder."""
+    """Divide an amount in proportion to the channels of slices on each axis.
+
+    Returns the amount of each combination of slices, those of the last axis varying fastest. The
+    sum is `total`.
+    """
     amounts = [total]
     for ranges in axes:
         channels = ranges[-1][1]
@@ -468,40 +489,49 @@ def _format_range(channel_range: Range) -> str:
 
 
 def order_pieces(pieces: Sequence[Piece]) -> list[Piece]:
-    """Order pieces so that sequences of operators on one group are executed slice by slice.
+    """Return pieces in an order in which operators on one group are executed slice by slice.
 
-    State precedes its first reader, and replacements of state follow all other readers.
+    State precedes its first reader; state without a reader is last. Replacements of state follow
+    all other readers.
     """
     sort_keys = _make_sort_keys(pieces)
-    producers = {t.name: p for p, piece in enumerate(pieces) for t in piece.node.outputs}
+    producers = {
+        tensor.name: piece_index
+        for piece_index, piece in enumerate(pieces)
+        for tensor in piece.node.outputs
+    }
     successors, n_open_predecessors = _find_dependencies(pieces, producers)
-    states = {p for p, piece in enumerate(pieces) if piece.node.is_state}
+    states = {piece_index for piece_index, piece in enumerate(pieces) if piece.node.is_state}
     ready = [
-        sort_keys[p] for p in range(len(pieces)) if not n_open_predecessors[p] and p not in states
+        sort_keys[piece_index]
+        for piece_index in range(len(pieces))
+        if not n_open_predecessors[piece_index] and piece_index not in states
     ]
     heapq.heapify(ready)
     order: dict[int, None] = {}
     while ready:
-        p = heapq.heappop(ready)[-1]
-        read_pieces = (producers[name] for name in pieces[p].node.inputs if name in producers)
-        order.update(dict.fromkeys(q for q in read_pieces if q in states))
-        order[p] = None
-        for q in successors[p]:
-            n_open_predecessors[q] -= 1
-            if not n_open_predecessors[q]:
-                heapq.heappush(ready, sort_keys[q])
+        piece_index = heapq.heappop(ready)[-1]
+        read_pieces = (
+            producers[name] for name in pieces[piece_index].node.inputs if name in producers
+        )
+        order.update(dict.fromkeys(producer for producer in read_pieces if producer in states))
+        order[piece_index] = None
+        for successor in successors[piece_index]:
+            n_open_predecessors[successor] -= 1
+            if not n_open_predecessors[successor]:
+                heapq.heappush(ready, sort_keys[successor])
     order.update(dict.fromkeys(range(len(pieces))))
-    return [pieces[p] for p in order]
+    return [pieces[piece_index] for piece_index in order]
 
 
 def _make_sort_keys(pieces: Sequence[Piece]) -> list[tuple[int, ...]]:
-    """Return sort keys: sequence of pieces of one group, slice, node, and index of the piece."""
+    """Return the keys (index of the sequence of pieces of one group, slice, node, piece)."""
     sequence_index, group = 0, ""
     keys: list[tuple[int, ...]] = []
-    for p, piece in enumerate(pieces):
+    for piece_index, piece in enumerate(pieces):
         if piece.group and piece.group != group:
             sequence_index, group = sequence_index + 1, piece.group
-        keys.append((sequence_index, piece.slice_index, piece.node_index, p))
+        keys.append((sequence_index, piece.slice_index, piece.node_index, piece_index))
     return keys
 
 
@@ -513,19 +543,21 @@ def _find_dependencies(
     `producers` has the index of the piece that makes each tensor.
     """
     readers = defaultdict(set)
-    for p, piece in enumerate(pieces):
+    for piece_index, piece in enumerate(pieces):
         for name in piece.node.inputs:
-            readers[name].add(p)
+            readers[name].add(piece_index)
     successors: dict[int, set[int]] = defaultdict(set)
     n_predecessors = [0] * len(pieces)
-    for p, piece in enumerate(pieces):
+    for piece_index, piece in enumerate(pieces):
         predecessors = {producers[name] for name in piece.node.inputs if name in producers}
-        replaced_state = (t.replaces for t in piece.node.outputs if t.replaces is not None)
-        predecessors.update(q for name in replaced_state for q in readers[name])
-        for q in predecessors - {p}:
-            if not pieces[q].node.is_state:
-                successors[q].add(p)
-                n_predecessors[p] += 1
+        replaced_state = (
+            tensor.replaces for tensor in piece.node.outputs if tensor.replaces is not None
+        )
+        predecessors.update(reader for name in replaced_state for reader in readers[name])
+        for predecessor in predecessors - {piece_index}:
+            if not pieces[predecessor].node.is_state:
+                successors[predecessor].add(piece_index)
+                n_predecessors[piece_index] += 1
     return successors, n_predecessors
 
 

@@ -15,7 +15,7 @@ from poetmodel.tiling.forms import (
     call_to_channel_loops,
     channel_loops_to_call,
     contiguous_strides,
-    names_weight,
+    is_weight_name,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class View:
     first_channel: int
     """First channel of the slice."""
     n_channels: int
+    """Number of channels of the slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class ChannelLoops:
         """
         pointer_name = pointer_names(self.loops.call)[index]
         return self.is_product and (
-            is_state if pointer_name in ("a", "b") else names_weight(pointer_name)
+            is_state if pointer_name in ("a", "b") else is_weight_name(pointer_name)
         )
 
     @property
@@ -168,7 +169,7 @@ class ChannelLoops:
             if index == self.mask_index:
                 remaining_strides = zip(sizes, new_strides, contiguous_strides(sizes), strict=True)
                 if offset % MASK_BITS or any(
-                    n > 1 and stride != dense for n, stride, dense in remaining_strides
+                    size > 1 and stride != dense for size, stride, dense in remaining_strides
                 ):
                     return None
                 offset //= MASK_BITS
@@ -185,7 +186,10 @@ class ChannelLoops:
         call = channel_loops_to_call(sliced_loops)
         if call is None:
             return None
-        arguments = [1 if k in continued_sums else a for k, a in enumerate(call.arguments)]
+        arguments = [
+            1 if index in continued_sums else argument
+            for index, argument in enumerate(call.arguments)
+        ]
         return replace(call, arguments=tuple(arguments))
 
     def _slice_strides(self, strides: Numbers, view: View) -> Numbers | None:
@@ -202,6 +206,6 @@ class ChannelLoops:
 
 
 def parse_channel_loops(call: Call) -> ChannelLoops | None:
-    """Convert a call to loops; None if its kernel has no ranges of channels or checks indices."""
+    """Convert a call to loops; None if it has indices, or its kernel has no ranges of channels."""
     loops = None if call.index_range is not None else call_to_channel_loops(call)
     return None if loops is None else ChannelLoops(replace(loops, call=call))

@@ -55,9 +55,10 @@ def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
 def make_distinct_tilings(
     step: LoweredStep, sizes: Iterable[int]
 ) -> Iterator[tuple[int, LoweredStep]]:
-    """Yield each size [B] with the step in tiles of that size, without repeated tilings.
+    """Yield (size [B], step in tiles of that size), without repeated tilings.
 
-    Skips a size whose slices are those of an earlier size.
+    Skips a size whose slices are those of an earlier size. Yields `step` itself for a size at which
+    no tensor is divided.
     """
     split_step = split_fused_updates(step)
     identities: list[object] = []
@@ -134,7 +135,8 @@ class _Tiling:
     ) -> None:
         """Divide `step` into tiles of at most `tile_bytes`, except the buffers `undivided_names`.
 
-        For an inference, `training_tiling` is the tiling of the training step whose state it reads.
+        For a forward pass, `training_tiling` is the tiling of the training step whose state the
+        pass reads. Raises `UnsliceableError` if some buffers must also stay undivided.
         """
         self.undivided_step, self.graph, self.training_tiling = step, step.graph, training_tiling
         self._undivided_names, self._tile_bytes = undivided_names, tile_bytes
@@ -158,7 +160,7 @@ class _Tiling:
 
     @property
     def identity(self) -> object:
-        """A value that is equal for tilings with equal steps."""
+        """Slices, groups and undivided buffers; tilings with equal identities make equal steps."""
         groups = {name: self._groups.find(name) for name in self.slice_ranges}
         return self.slice_ranges, groups, frozenset(self._undivided_names)
 
@@ -182,7 +184,7 @@ class _Tiling:
     # -- buffers with channels, and those that are divided -----------------------------------------
 
     def _find_layouts(self) -> None:
-        """Find the layouts of buffers, starting from parameters and summed inputs.
+        """Fill `_layouts` and `_element_counts`, starting from parameters and summed inputs.
 
         The channels of a parameter are its first dimension. State of a forward pass has the layouts
         of its training step.
@@ -210,7 +212,7 @@ class _Tiling:
             loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
         ):
             self._layouts.update(channel_loops.find_summed_layouts(self._converted_buffers))
-        # Products last: if both factors have a layout, results get that of the weights.
+        # Products are last: if both factors have a layout, results have that of the weights.
         all_loops = [
             loops for node_calls in self._channel_loops for loops in node_calls if loops is not None
         ]
@@ -225,7 +227,7 @@ class _Tiling:
                     self._propagate_layouts(channel_loops)
 
     def _propagate_layouts(self, channel_loops: ChannelLoops) -> None:
-        """Find, in one pass over one call, layouts of its tensors from those that are known.
+        """Add the layouts of tensors of a call that follow from a known layout in the same call.
 
         The caller repeats this until no layout is new.
         """
@@ -327,7 +329,10 @@ class _Tiling:
         return channel_loops, dimensions
 
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
-        """Group buffers; return the slices of groups with a large tensor, and of their weights."""
+        """Group buffers; return the slices of each buffer of a divided group.
+
+        Raises `UnsliceableError` if slices of one group would differ.
+        """
         product_groups, weight_buffers = [], set()
         state_buffers = {
             ref.buffer for tensor in self.undivided_step.states for ref in tensor.pieces
@@ -349,7 +354,9 @@ class _Tiling:
                     self._groups.join(names)
         weight_groups = {self._groups.find(name) for name in weight_buffers}
         for names in product_groups:
-            self._groups.join(n for n in names if self._groups.find(n) not in weight_groups)
+            self._groups.join(
+                name for name in names if self._groups.find(name) not in weight_groups
+            )
         large_groups = {self._groups.find(name) for name in self._sliceable if self._is_large(name)}
         large_groups -= weight_groups
         divided_products = [
@@ -367,7 +374,10 @@ class _Tiling:
         return self.undivided_step.buffers[name].bytes > self._tile_bytes
 
     def _divide_groups(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
-        """Yield (buffer, slices) for groups with a tensor that is too large or has fixed slices."""
+        """Yield (buffer, slices) for groups with a tensor that is too large or has fixed slices.
+
+        Raises `UnsliceableError` if the fixed slices of a group differ.
+        """
         members = defaultdict(list)
         for name in sorted(self._sliceable):
             members[self._groups.find(name)].append(name)
@@ -394,7 +404,10 @@ class _Tiling:
     # -- the step ----------------------------------------------------------------------------------
 
     def make_step(self) -> LoweredStep:
-        """Return the step in tiles, with inference and evaluation in tiles."""
+        """Return the step in tiles, with inference and evaluation in tiles.
+
+        Raises `UnsliceableError` if some buffers must also stay undivided.
+        """
         undivided_step = self.undivided_step
         slices = Slices(
             undivided_step=undivided_step,
@@ -427,7 +440,10 @@ class _Tiling:
         ).make_step()
 
     def _make_pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
-        """Yield the pieces that replace a node, in order."""
+        """Yield the pieces that replace a node, in order.
+
+        Raises `UnsliceableError` if the calls of the node cannot be divided.
+        """
         node, calls = self.graph.nodes[k], self.undivided_step.calls[k]
         if node.is_state and node.outputs[0].name in self.slice_ranges:
             for slice_name in slices.slice_names(node.outputs[0].name):

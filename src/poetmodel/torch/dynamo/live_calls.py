@@ -387,10 +387,11 @@ class LiveCalls:
         return text
 
     def find_call(self, graph: CountedGraph, arguments: Sequence[Any]) -> _LiveCall | None:
-        """Return the live call whose saved tensors are arguments of a backward pass.
+        """Return the live call of `graph` whose backward pass has the given `arguments`.
 
-        None if it is unknown. If the graph saves no new tensor, its calls hold equal bytes, and the
-        last one is returned.
+        A graph's only live call is returned without a comparison. Of several, the latest one whose
+        saved storage is among `arguments` is returned, or the latest of all if none has a saved
+        storage: all of them then hold equal bytes. None if there is no such call.
         """
         with self._lock:
             calls = [call for call in self._calls if call.graph is graph]

@@ -15,7 +15,7 @@ from poetmodel.errors import InputError, shown
 from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.export.masks import mask_activations
 from poetmodel.export.unrolled import unroll_weight_gradients
-from poetmodel.export.values import check_finite
+from poetmodel.export.values import require_all_finite
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, DataType, NamedTensor
 from poetmodel.lowered.fusing import fuse_updates
@@ -356,7 +356,7 @@ class StepLowering:
                 if argument.optimizer_value.starts_with_gradient:
                     all_elements = torch.full_like(all_elements, math.nan)
                 elif not all_elements.isfinite().all():  # all NaN would mean: no value yet
-                    check_finite(self.joint.name, (argument.name,))
+                    require_all_finite(self.joint.name, (argument.name,))
             first_reader = next(iter(argument.node.users), argument.node)
             yield (
                 view.buffer,

@@ -104,8 +104,10 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(self, *values: Value) -> Any:
         """Compute the output, or a tuple of outputs.
 
-        If all inputs are numbers, ONNX's reference computes the result, unless the result has more
-        than `MAX_NUMBERS` elements or the operator reads only shapes.
+        The registered implementation of the operator computes the node, except if no input is a
+        tensor or a list and the operator is neither ``Shape`` nor ``Size``. Then ONNX's reference
+        computes the node. If its outputs have more than `MAX_NUMBERS` elements, they are discarded,
+        and the registered implementation computes the node again.
         """
         if self.operator in _SHAPE_OPERATORS:
             return OPERATORS[self.operator].compute(self, *values)
