@@ -517,6 +517,7 @@ def test_refusals_are_sentences(step, batches, told, tmp_path):
         "seed": lambda: pmt.QuantizedSGD(model, lr=1.0, seed=-1),
         "group": with_momentum.step,
         "layer": lambda: pmt.quantized(nn.Sequential(first, nn.GELU()), batches, train="all"),
+        "no weights": lambda: pmt.quantized(nn.Sequential(nn.ReLU()), batches, train="all"),
     }
     for name, call in calls.items():
         with told.raises(InputError, name):

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import poetmodel.torch as pmt
 from kit.rotation import quick
+from poetmodel.torch.dynamo.wrappers import has_compiled_siblings
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_gloo_available(), reason="PyTorch has no gloo here"),
@@ -144,6 +145,19 @@ def test_buckets_of_ddp_share_a_budget():
     assert isinstance(refused.value.inner_exception, pmt.CaptureError)
     assert back.summary().startswith("nothing ran, because")
     assert not back.plans
+
+
+def test_modules_compiled_around_a_module_are_no_siblings_of_it():
+    """Compiled by `torch.compile` or in place; another compiled block is a sibling."""
+    block, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    model = nn.Sequential(block, other)
+    compiled_model = torch.compile(model, backend="eager")
+    assert not has_compiled_siblings(block)
+    compiled_model.compile(backend="eager")
+    model.compile(backend="eager")
+    assert not has_compiled_siblings(block)
+    other.compile(backend="eager")
+    assert has_compiled_siblings(block)
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])

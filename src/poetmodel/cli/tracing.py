@@ -327,9 +327,16 @@ class EmulationOptions:
     )
 
     def check(self) -> None:
-        """Raise `InputError` if ``--optimizer`` is given without ``--target qemu``."""
-        if self.target != ProfileTarget.QEMU and self.optimizer is not None:
-            raise InputError("--optimizer: is for --target qemu; give that too")
+        """Raise `InputError` if an option of the emulation is given without ``--target qemu``."""
+        if self.target == ProfileTarget.QEMU:
+            return
+        for option, value in {
+            "--optimizer": self.optimizer,
+            "--core": self.core,
+            "--instructions-per-cycle": self.instructions_per_cycle,
+        }.items():
+            if value is not None:
+                raise InputError(f"{option}: is for --target qemu; give that too")
 
     def measure(
         self, step_source: str, onnx: OnnxStep, costing: CostingOptions, tile: str | None

@@ -189,8 +189,7 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         the best schedule for the step that trains all layers. Default: no tiles.
     backend, time_limit, gap, threads, seed, solver_options
         As for `poetmodel.solve`. The gap applies to the score, and to the schedule of the set. The
-        time limit does not include captures. The schedule of the set is solved without the
-        `solver_options`.
+        time limit does not include captures.
     **limits
         Limits as for `poetmodel.Problem`: ``ram``, ``deadline``, ``deadline_counts``,
         ``aux_bytes``, ``energy_budget``, ``commit``, ``recompute``, ``paging``, and ``minimize``.
@@ -565,6 +564,7 @@ def _solve_chosen_step(
         gap=request.gap,
         threads=request.threads,
         seed=request.seed,
+        solver_options=request.solver_options,
         start=start_schedule
         and replace(start_schedule, identity=GraphIdentity.from_graph(step.graph)),
     )

@@ -87,7 +87,7 @@ class PlanRecord:
     paged_in: int
     """Number of page-ins."""
     solve_s: float
-    overwritten_bytes: int
+    argument_bytes: int
     """Size of parameters, buffers and inputs, which the budget does not count [B]."""
     device: str
     eager_bytes: int | None
@@ -129,7 +129,7 @@ class PlanRecord:
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}"
             f"{checkpoint_text}; "
-            f"beside it {format_bytes(self.overwritten_bytes)} of parameters and inputs), "
+            f"beside it {format_bytes(self.argument_bytes)} of parameters and inputs), "
             f"{self.recomputed} recomputed{pages_text}, "
             f"overhead {self.overhead:.1%}{proved_text} on {self.device}, "
             f"{self.status}, solved in {format_seconds(self.solve_s)}{suffix}"
@@ -530,7 +530,7 @@ class GraphProblem:
             paged_out=n_instructions[Op.PAGE_OUT],
             paged_in=n_instructions[Op.PAGE_IN],
             solve_s=result.solve_s,
-            overwritten_bytes=_arguments_bytes(self.joint),
+            argument_bytes=_arguments_bytes(self.joint),
             device=self.device.key or self.device.name,
             eager_bytes=self.eager_bytes,
             is_predicted=self.is_predicted,

@@ -116,7 +116,7 @@ def _fsdp_tensors(state: Any) -> Iterator[Any]:
 def has_compiled_siblings(module: torch.nn.Module) -> bool:
     """Return whether `module` is in a model with another compiled module.
 
-    An ``OptimizedModule`` that contains `module` does not count. The model is that of the outermost
+    Compiled modules that contain `module` do not count. The model is that of the outermost
     module that contains `module`, at most `_MAX_DEPTH` modules away.
     """
     modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
@@ -124,15 +124,17 @@ def has_compiled_siblings(module: torch.nn.Module) -> bool:
     root, parent_ids = module, {id(module)}
     for _ in range(_MAX_DEPTH):
         root = parents.get(id(root), root)
-        if isinstance(root, OptimizedModule):
+        if _is_compiled(root):
             parent_ids.add(id(root))
     if root is module:
         return False
     return any(
-        id(submodule) not in parent_ids
-        and (isinstance(submodule, OptimizedModule) or submodule._compiled_call_impl is not None)
-        for submodule in root.modules()
+        id(submodule) not in parent_ids and _is_compiled(submodule) for submodule in root.modules()
     )
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
 
 
 def wrapper_advice(*, is_sharded: bool) -> str | None:

@@ -195,6 +195,8 @@ def _select_trained_nodes(
         if node.target in (*_WEIGHT_OPERATORS, aten.convolution.default)
     ]
     paths = [module_path(node) for node in weight_nodes]
+    if not weight_nodes:
+        raise InputError(f"{option}: the front has no layer with weights to train")
     if train == "all":
         return frozenset(weight_nodes)
     if isinstance(train, str) and (last_match := _LAST_PATTERN.fullmatch(train)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from poetmodel.graph import Phase
@@ -159,9 +160,9 @@ def _module_paths(joint: Joint) -> dict[fx.Node, str]:
 
 def _common_module(paths: Sequence[str]) -> str | None:
     """Return the path of the innermost module that contains all modules; None if none does."""
-    names_of_path = [path.split(".") for path in paths]
-    common_names = [names[0] for names in zip(*names_of_path, strict=False) if len(set(names)) == 1]
-    return ".".join(common_names) or None
+    names = zip(*(path.split(".") for path in paths), strict=False)
+    common_names = takewhile(lambda names_at_depth: len(set(names_at_depth)) == 1, names)
+    return ".".join(names_at_depth[0] for names_at_depth in common_names) or None
 
 
 def _tangent_descendants(joint: Joint) -> frozenset[fx.Node]:
