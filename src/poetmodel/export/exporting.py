@@ -419,8 +419,8 @@ def _check_migration(deployment: Deployment) -> None:
     stored_names = names - deployment.resident_names
     if deployment.migration is not None and stored_names:
         raise InputError(
-            f"migrate_from: {listed(sorted(stored_names))} lies on storage, and no step replaces it, so "
-            "that it is in no generation; give more ram"
+            f"migrate_from: {listed(sorted(stored_names))} lies on storage, and no step "
+            "replaces it, so that it is in no generation; give more ram"
         )
 
 
