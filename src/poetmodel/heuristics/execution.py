@@ -2,7 +2,8 @@
 
 A method that decides on evictions during the execution has a subclass of `StagedExecution`. A
 runtime that recomputes in another order has a subclass of `Execution`. A method with a fixed rule
-for the tensors in RAM passes the rule to `retain`, or the saved tensors to `recompute_once`.
+for the tensors in RAM passes the rule to `retain_tensors`, or the saved tensors to
+`recompute_once`.
 """
 
 from __future__ import annotations
@@ -59,11 +60,12 @@ def may_overwrite_inputs() -> bool:
 
 
 def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Schedule:
-    """Execute a method, and again with permission to overwrite inputs if it finds no schedule.
+    """Execute a method; if it finds no schedule, repeat it with permission to overwrite inputs.
 
     Only methods that requested the permission are repeated. An in-place operator may then overwrite
     an input that is read later: the input is evicted after the step. The first attempt has no
-    permission, because a method would use it to keep more state in RAM, at a higher cost.
+    permission, because a method would use it to keep more state in RAM, at a higher cost. The
+    method is not repeated in a call inside of another one, or without in-place operators.
 
     Raises the first `MethodNotApplicableError` if both attempts fail.
     """
@@ -230,7 +232,10 @@ class StagedExecution(Execution):
         return self.is_awaited(i)
 
     def demanded_tensors(self) -> Iterable[int]:
-        """Return the tensors that the stage needs in RAM besides the inputs of its node."""
+        """Return the tensors that the stage needs in RAM besides the inputs of its node.
+
+        By default there are none.
+        """
         return ()
 
     # -- the stages -----------------------------------------------------------------------------
@@ -244,7 +249,7 @@ class StagedExecution(Execution):
         """Return the tensors in RAM, of more than 0 bytes, that no step from `k` on reads.
 
         Only steps of the stage count. Inputs that step `k` may overwrite are included while such a
-        victim is chosen.
+        victim is chosen. The tensors are ascending.
         """
         return [
             i
@@ -253,7 +258,10 @@ class StagedExecution(Execution):
         ]
 
     def execute_stages(self) -> Schedule:
-        """Execute all stages and return the schedule."""
+        """Execute all stages and return the schedule.
+
+        Raises `MethodNotApplicableError` if a step or page-in cannot fit.
+        """
         for _ in self.graph.nodes:
             check_time_limit()
             self.begin_stage()
@@ -349,53 +357,57 @@ class StagedExecution(Execution):
         return f"{super()._quoted_name(k)} on the way to {super()._quoted_name(self.stage)}"
 
 
-def retain(
+def retain_tensors(
     graph: Graph,
-    keep: Callable[[int, int], bool],
-    demand: Callable[[int], Iterable[int]] = lambda _: (),
+    is_kept: Callable[[int, int], bool],
+    list_demanded: Callable[[int], Iterable[int]] = lambda _: (),
     *,
-    stored: Collection[int] = (),
+    stored_tensors: Collection[int] = (),
 ) -> Schedule:
     """Return the schedule that keeps tensors by a rule, and restores missing tensors when read.
 
-    `keep` is called with a stage and a tensor of a recomputable forward node, and returns whether
-    the tensor stays in RAM after the stage. Tensors of other nodes stay while they may be needed.
-    `demand` returns the tensors that a stage needs besides the inputs of its node. Missing tensors
-    are recomputed, except `stored` ones, which are paged out after their first computation and
-    paged in. Unneeded decisions are removed.
+    `is_kept` is called with a stage and one of the `evictable_tensors`, and returns whether the
+    tensor stays in RAM after the stage. Other tensors stay while they may be needed.
+    `list_demanded` returns the tensors that a stage needs besides the inputs of its node. Missing
+    tensors are recomputed, except `stored_tensors`, which are paged out after their first
+    computation and paged in. Unneeded decisions are removed.
     """
-    unreduced_schedule = _Retention(graph, keep, demand, stored).execute_stages()
+    unreduced_schedule = _Retention(graph, is_kept, list_demanded, stored_tensors).execute_stages()
     return PartialSchedule.from_schedule(graph, unreduced_schedule).schedule()
 
 
 class _Retention(StagedExecution):
-    """The execution of `retain`, which keeps and demands tensors by its rules."""
+    """The execution of `retain_tensors`, which keeps and demands tensors by given rules."""
 
     def __init__(
         self,
         graph: Graph,
-        keep: Callable[[int, int], bool],
-        demand: Callable[[int], Iterable[int]],
-        stored: Collection[int],
+        is_kept: Callable[[int, int], bool],
+        list_demanded: Callable[[int], Iterable[int]],
+        stored_tensors: Collection[int],
     ) -> None:
-        """Store the rules of `retain`, and find the evictable tensors and their last reads."""
+        """Store the rules, and find the evictable tensors and the last reads of all tensors."""
         super().__init__(graph)
-        self.keep, self.demand, self.stored = keep, demand, stored
+        self.is_kept, self.list_demanded, self.stored_tensors = (
+            is_kept,
+            list_demanded,
+            stored_tensors,
+        )
         self.evictable_tensors = evictable_tensors(graph)
         self.last_reads = last_possible_reads(graph, self.evictable_tensors)
 
     def begin_stage(self) -> None:
         t = self.stage
         for i in list(self.ram):
-            if self.last_reads[i] <= t or (i in self.evictable_tensors and not self.keep(t, i)):
+            if self.last_reads[i] <= t or (i in self.evictable_tensors and not self.is_kept(t, i)):
                 self.free(i)
         super().begin_stage()
 
     def pages_in(self, i: int) -> bool:
-        return i in self.stored
+        return i in self.stored_tensors
 
     def demanded_tensors(self) -> Iterable[int]:
-        return self.demand(self.stage)
+        return self.list_demanded(self.stage)
 
     def _execute_stage(self) -> None:
         computations, page_ins = self._find_missing()
@@ -406,9 +418,9 @@ class _Retention(StagedExecution):
 
 
 def recompute_once(
-    graph: Graph, saved: Collection[int], groups: Collection[Collection[int]] = ()
+    graph: Graph, saved_tensors: Collection[int], groups: Collection[Collection[int]] = ()
 ) -> Schedule:
-    """Return the schedule that saves some tensors and recomputes all other ones when they are read.
+    """Return the schedule that keeps `saved_tensors` and recomputes other tensors when read.
 
     Every node is recomputed at most once: saved and recomputed tensors stay while a later node may
     need them. `groups` are sets of nodes that are recomputed together: if the backward pass reads a
@@ -417,12 +429,12 @@ def recompute_once(
     first_backward, last_forward_use = first_backward_node(graph), last_forward_uses(graph)
     last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
     group_of = {k: group for group in groups for k in group}
-    kept_tensors = set(saved)
+    kept_tensors = set(saved_tensors)
 
-    def keep(t: int, i: int) -> bool:
+    def is_kept(t: int, i: int) -> bool:
         return i in kept_tensors or t < last_forward_use[i] or t >= first_backward
 
-    def demand(t: int) -> Iterable[int]:
+    def list_demanded(t: int) -> Iterable[int]:
         read_groups = [
             group_of.get(graph.node_of[i]) for i in graph.inputs_of[t] if i not in kept_tensors
         ]
@@ -430,7 +442,7 @@ def recompute_once(
             for k in group or ():
                 yield from (i for i in graph.outputs_of[k] if last_use[i] >= t)
 
-    return retain(graph, keep, demand)
+    return retain_tensors(graph, is_kept, list_demanded)
 
 
 # -- properties of graphs for methods -------------------------------------------------------------
@@ -451,7 +463,7 @@ def evictable_tensors(graph: Graph) -> frozenset[int]:
 
 
 def last_forward_uses(graph: Graph) -> tuple[int, ...]:
-    """Return the last node of the forward pass that reads each tensor, or else its own node."""
+    """Return, for each tensor, its last reader in the forward pass, or its own node without one."""
     return tuple(
         max((k for k in users if graph.nodes[k].phase in FORWARD), default=graph.node_of[i])
         for i, users in enumerate(graph.users_of)
@@ -465,7 +477,10 @@ def first_backward_node(graph: Graph) -> int:
 
 
 def last_possible_reads(graph: Graph, recomputable_tensors: Collection[int]) -> list[int]:
-    """Return the last stage that may read each tensor if `recomputable_tensors` are recomputed."""
+    """Return the last stage that may read each tensor if `recomputable_tensors` are recomputed.
+
+    For a tensor without readers, it is the stage of the tensor's node.
+    """
     recomputable_nodes = {graph.node_of[i] for i in recomputable_tensors}
     last_stages = list(graph.node_of)
     for i in range(len(last_stages) - 1, -1, -1):
