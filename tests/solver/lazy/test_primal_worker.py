@@ -86,7 +86,7 @@ def test_a_process_finds_better_schedules(started):
     search.raise_error()
     assert session.bounds.incumbent.value < start.value
     assert not session.bounds.incumbent.violations
-    assert session.bounds.lower == 0.0
+    assert session.bounds.lower_bound == 0.0
     assert not process.is_alive
     assert not search.is_running.is_set()
     assert not search._thread.is_alive()
@@ -207,7 +207,7 @@ def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
         peer.tell(bound=0.5, max_columns=9, solution=solution)
     with peer:
         assert until(lambda: taken)
-        assert (peer.search.session.bounds.lower, peer.search.session.max_columns) == (0.5, 9)
+        assert (peer.search.session.bounds.lower_bound, peer.search.session.max_columns) == (0.5, 9)
     assert taken == answers[1:]
 
 

@@ -126,7 +126,7 @@ class PrimalWorker:
             process.close()
 
     def _send_updates(self, process: WorkerProcess, search_future: Future[None]) -> None:
-        """Send changed states of the proof until the search ends.
+        """Send changed states of the proof until the search ends or the context exits.
 
         Log an ended process, and raise `BackendError` if the search failed.
         """
@@ -163,7 +163,7 @@ class PrimalWorker:
             self._best_value = incumbent.value
             new_schedule = FoundSchedule(incumbent.schedule, incumbent.value)
         return ProofState(
-            bound=session.bounds.lower,
+            bound=session.bounds.lower_bound,
             max_columns=session.max_columns,
             found_schedule=new_schedule,
             solution=self._solutions.popleft() if self._solutions else None,

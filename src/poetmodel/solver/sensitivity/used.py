@@ -72,8 +72,8 @@ def find_used_limits(
     -------
     tuple of UsedLimit
         One for each stated limit. Each is decided by solving the problem again without it, from the
-        schedule of the result. Empty if the result has no schedule: use `explain_infeasible` for
-        such results.
+        schedule of the result. A limit on the minimized quantity is slack without a solve. Empty if
+        the result has no schedule: use `explain_infeasible` for such results.
     """
     problem, simulation = result.problem, result.simulation
     if simulation is None:
