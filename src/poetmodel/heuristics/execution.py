@@ -108,26 +108,33 @@ class Execution:
         self.stage = -1
         self.ram: set[int] = set()
         self.ram_bytes = 0
-        self._computed: list[set[int]] = []
-        self._kept: list[set[int]] = []
-        self._paged: list[set[int]] = []
-        self._used: set[int] = set()
+        self._computed_nodes: list[set[int]] = []
+        """For each stage so far, the computed nodes."""
+        self._kept_tensors: list[set[int]] = []
+        """For each stage so far, the tensors in RAM when it begins."""
+        self._paged_tensors: list[set[int]] = []
+        """For each stage so far, the paged-in tensors."""
+        self._used_tensors: set[int] = set()
         """Tensors that the stage has read or computed."""
 
     def begin_stage(self) -> None:
         """Begin the next stage with the tensors that are in RAM."""
         self.stage += 1
-        self._computed.append(set())
-        self._kept.append(set(self.ram))
-        self._paged.append(set())
-        self._used = set()
+        self._computed_nodes.append(set())
+        self._kept_tensors.append(set(self.ram))
+        self._paged_tensors.append(set())
+        self._used_tensors = set()
 
     def compute(self, k: int) -> None:
         """Compute node `k`, in the next stage if the current one has computed its own node."""
         if self._is_stage_over:
             self.begin_stage()
-        outputs, used_tensors, kept_tensors = self.graph.outputs_of[k], self._used, self._kept[-1]
-        self._computed[-1].add(k)
+        outputs, used_tensors, kept_tensors = (
+            self.graph.outputs_of[k],
+            self._used_tensors,
+            self._kept_tensors[-1],
+        )
+        self._computed_nodes[-1].add(k)
         used_tensors.update(self.graph.inputs_of[k])
         for i in outputs:
             if i in kept_tensors and i not in used_tensors:
@@ -139,16 +146,19 @@ class Execution:
         """Page in tensor `i`, in the next stage if the current one has computed its own node."""
         if self._is_stage_over:
             self.begin_stage()
-        if i not in self._kept[-1] and self.graph.node_of[i] not in self._computed[-1]:
-            self._paged[-1].add(i)
+        if (
+            i not in self._kept_tensors[-1]
+            and self.graph.node_of[i] not in self._computed_nodes[-1]
+        ):
+            self._paged_tensors[-1].add(i)
         self._add_to_ram((i,))
 
     def free(self, i: int) -> None:
         """Remove tensor `i` from RAM."""
         self.ram.remove(i)
         self.ram_bytes -= self.sizes[i]
-        if i not in self._used:
-            self._kept[-1].discard(i)
+        if i not in self._used_tensors:
+            self._kept_tensors[-1].discard(i)
 
     def evict(self, i: int) -> None:
         """Evict tensor `i`. Subclasses may override this to record the eviction."""
@@ -178,15 +188,15 @@ class Execution:
         """Return the recorded stages as a schedule."""
         return with_immediate_page_outs(
             self.graph,
-            R=pairs_of_rows(self._computed),
-            kept=spans_of_rows(self._kept),
-            M_in=pairs_of_rows(self._paged),
+            R=pairs_of_rows(self._computed_nodes),
+            kept=spans_of_rows(self._kept_tensors),
+            M_in=pairs_of_rows(self._paged_tensors),
             identity=GraphIdentity.from_graph(self.graph),
         )
 
     @property
     def _is_stage_over(self) -> bool:
-        return self.stage < 0 or self.stage in self._computed[-1]
+        return self.stage < 0 or self.stage in self._computed_nodes[-1]
 
     def _quoted_name(self, k: int) -> str:
         return repr(self.graph.nodes[k].name)
@@ -210,9 +220,9 @@ class StagedExecution(Execution):
         super().__init__(graph, limit_bytes)
         self._last_read: dict[int, int] = {}
         """The last step of the stage that reads each tensor."""
-        self._overwritten: set[int] = set()
+        self._overwritten_inputs: set[int] = set()
         """Inputs that the current step overwrites, although a later stage reads them."""
-        self._replaceable: frozenset[int] = frozenset()
+        self._replaceable_inputs: frozenset[int] = frozenset()
         """Inputs that the current step could overwrite, while a victim is chosen."""
 
     # -- decisions of methods -------------------------------------------------------------------
@@ -254,7 +264,7 @@ class StagedExecution(Execution):
         return [
             i
             for i in sorted(self.ram)
-            if self.sizes[i] and (self._last_read.get(i, -1) < k or i in self._replaceable)
+            if self.sizes[i] and (self._last_read.get(i, -1) < k or i in self._replaceable_inputs)
         ]
 
     def execute_stages(self) -> Schedule:
@@ -282,14 +292,16 @@ class StagedExecution(Execution):
                     self.evict_until_fits(self.sizes[i], k)
                     self.page_in(i)
             if page_ins:
-                self._used.update(graph.outputs_of[k])  # a schedule keeps them up to this step
+                self._used_tensors.update(
+                    graph.outputs_of[k]
+                )  # a schedule keeps them up to this step
             if k in computations:
                 self._evict_for_step(k)
                 self.compute(k)
             for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
                 if self._can_evict(i, k):
                     self.evict(i)
-            self._overwritten.clear()
+            self._overwritten_inputs.clear()
 
     def _evict_for_step(self, k: int) -> None:
         """Evict tensors until node `k` fits.
@@ -304,7 +316,7 @@ class StagedExecution(Execution):
                 check_time_limit()
                 self.evict(victim)
             elif (overwritten_input := self._overwritten_victim(k)) is not None:
-                self._overwritten.add(overwritten_input)
+                self._overwritten_inputs.add(overwritten_input)
             else:
                 self.evict_until_fits(needed_bytes, k)  # raises the error
 
@@ -315,13 +327,13 @@ class StagedExecution(Execution):
         """
         if not may_overwrite_inputs():
             return None
-        self._replaceable = frozenset(
+        self._replaceable_inputs = frozenset(
             i
             for i in self.graph.shared_bytes_of[k]
             if self._last_read.get(i, -1) == k and not self._can_evict(i, k)
         )
-        victim = self.choose_victim(k) if self._replaceable else None
-        self._replaceable = frozenset()
+        victim = self.choose_victim(k) if self._replaceable_inputs else None
+        self._replaceable_inputs = frozenset()
         return victim
 
     def _step_bytes(self, k: int) -> int:
@@ -334,7 +346,7 @@ class StagedExecution(Execution):
         """Return whether tensor `i` is in RAM and may be evicted after step `k` of the stage."""
         last_read = self._last_read.get(i, -1)
         is_unneeded = i in self.ram and last_read <= k
-        return is_unneeded and (i in self._overwritten or not self.retains(i))
+        return is_unneeded and (i in self._overwritten_inputs or not self.retains(i))
 
     def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes to compute in the stage, and the tensors to page in."""

@@ -128,6 +128,7 @@ class _Greedy:
     def __init__(self, problem: Problem, until_s: float) -> None:
         self.problem = problem
         self.until_s = until_s
+        """Time at which the search ends, on the clock of `now_s` [s]."""
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
         self.best_score = WORST

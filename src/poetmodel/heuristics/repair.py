@@ -338,6 +338,7 @@ class Repair:
         """Apply the best move that lowers the excess; return whether a move was applied."""
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
+        """(rank, 1 to add or 0 to drop, decision) of each move."""
         for decision in self._rewarded_additions(rows):
             gain = -rows.excess_change(partial.row_use, self._row_amounts(rows, decision))
             if gain > 0:

@@ -83,6 +83,7 @@ class _SegmentSearch:
         """Restorations of the partial schedule with the smallest peak; empty for keep-all."""
         self.min_peak_bytes = keep_all_bytes
         self.until_s = math.inf
+        """Time at which repairs end, on the clock of `now_s` [s]."""
 
     def find_best(self) -> None:
         """Evaluate all segmentations, and repair the best, or the one with the smallest peak.
