@@ -155,7 +155,7 @@ def prove_model(
     """
     started_s = time.monotonic()
     problem = problem or model.problem
-    # Only a compiled model shows whether a start satisfies user-defined constraints.
+    # Only a compiled model shows whether a start satisfies the added rows.
     try:
         with time_limit(request.remaining_s() + GRACE_S):
             form = compile_model(model)

@@ -118,16 +118,16 @@ class TransferWeightSearch:
 
     def _bisect_weight(self) -> None:
         """Bisect for the smallest transfer weight whose plan meets all limits."""
-        too_small, large_enough = 0.0, None
+        small_weight, sufficient_weight = 0.0, None
         while not self._is_done() and (
-            large_enough is None or large_enough - too_small > MIN_WEIGHT_STEP
+            sufficient_weight is None or sufficient_weight - small_weight > MIN_WEIGHT_STEP
         ):
-            weight = 1.0 if large_enough is None else (too_small + large_enough) / 2
+            weight = 1.0 if sufficient_weight is None else (small_weight + sufficient_weight) / 2
             outcome, meets_limits = self._try_weight(weight)
-            if meets_limits or outcome.candidate is None or large_enough is None:
-                large_enough = weight
+            if meets_limits or outcome.candidate is None or sufficient_weight is None:
+                sufficient_weight = weight
             else:
-                too_small = weight
+                small_weight = weight
 
     def _try_weight(
         self, weight: float, *, time_ratio: float | None = None, problem: Problem | None = None

@@ -73,7 +73,7 @@ class PrimalHeuristic:
         """
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:
-            neighbourhood.until_s = self._deadline_s(max(self.max_repair_s, self.due_s))
+            neighbourhood.until_s = self._end_s(max(self.max_repair_s, self.due_s))
             neighbourhood.consider(list_restorations(self.session.problem.graph, solution))
             self._offer()
         self.spent_s += now_s() - started_s
@@ -91,7 +91,7 @@ class PrimalHeuristic:
         if "local_search" not in session.params.heuristics:
             return
         max_s = max(SEARCH_S, self.due_s)
-        until_s = self._deadline_s(min(max_s, session.request.remaining_s() / 4))
+        until_s = self._end_s(min(max_s, session.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
         incumbent, score_before = session.bounds.incumbent, neighbourhood.best_score
         if incumbent is not None and (0.0, incumbent.value) < score_before:
@@ -114,7 +114,7 @@ class PrimalHeuristic:
         # If the search ended with idle iterations, the rest of the due time counts as spent.
         self.spent_s += max(now_s() - started_s, max_s if n_idle >= max_n_idle else 0.0)
 
-    def _deadline_s(self, max_s: float) -> float:
+    def _end_s(self, max_s: float) -> float:
         """Return the time on the clock of `now_s` at which a phase of at most `max_s` ends [s]."""
         return now_s() + min(max_s, self.session.request.remaining_s())
 

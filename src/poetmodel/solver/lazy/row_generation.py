@@ -119,7 +119,7 @@ class RowGeneration:
                 from poetmodel.solver.lazy.primal_worker import PrimalWorker
 
                 with PrimalWorker(session) as self.worker:
-                    self.primal.should_stop = self.worker.is_running.is_set
+                    self.primal.should_stop = self.worker.running_event.is_set
                     yield
         except TimeLimitError:
             session.stop_reason = session.stop_reason or Termination.TIME_LIMIT
@@ -290,12 +290,12 @@ class RowGeneration:
         schedule = relaxation.disaggregate(x).schedule()
         if self.worker is not None:
             self.worker.send_solution(schedule)
-        if self.worker is None or not self.worker.is_running.is_set():
+        if self.worker is None or not self.worker.running_event.is_set():
             self.primal.repair(schedule, search_locally=search_locally)
 
     def _search_locally(self) -> None:
         """Search near the incumbent, unless the primal worker runs."""
-        if self.worker is None or not self.worker.is_running.is_set():
+        if self.worker is None or not self.worker.running_event.is_set():
             self.primal.improve()
 
     def _search_from_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:

@@ -217,6 +217,7 @@ def _add_counters(
     """
     n_columns, n_counters = form.n_columns, objective.size - form.n_columns
     entries: list[tuple[int, int, float]] = []
+    """(row, column, value) of each entry in the new rows."""
     row_upper, row_names = [], []
     n_rows = form.n_rows
     for counted_class in counted_classes:

@@ -241,8 +241,8 @@ def find_remedies(
     """Solve an infeasible problem with each change by itself, within `time_limit` [s].
 
     `conflict` has limits that no schedule meets together, or is None. With a conflict, only its
-    members are changed, because no other change can suffice. After Ctrl-C, the tuple has the
-    remedies so far.
+    members and the batch size are changed, because a change of any other limit cannot suffice.
+    After Ctrl-C, the tuple has the remedies so far.
     """
     attempts = list(_make_attempts(problem, conflict))
     results = iter(

@@ -96,11 +96,11 @@ def find_used_limits(
         threads=threads,
         start=result.schedule,
     )
-    result_without = dict(zip(changed_quantities, results, strict=False))
+    unlimited_results = dict(zip(changed_quantities, results, strict=False))
     used_limits = []
     for quantity in quantities:
         state, saved, most_saved = (
-            _compare_results(result, result_without.get(quantity))
+            _compare_results(result, unlimited_results.get(quantity))
             if quantity in changed_quantities
             else (LimitState.SLACK, 0.0, 0.0)
         )

@@ -221,6 +221,7 @@ class _FractionalPoint:
                 i for j in direct_readers for i in self.graph.inputs_of[j] if i in supply
             }
             demands: list[tuple[int, float, int | None]] = [(i, 1.0, None) for i in direct_inputs]
+            """(tensor, minimum supply, recomputed reader); None for a first computation."""
             for j in recomputed_readers.get(last_group, ()):
                 value = float(self.x[self.relaxation.recomputed[last_group, j]])
                 inputs = self.graph.inputs_of[j]
