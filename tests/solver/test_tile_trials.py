@@ -27,7 +27,7 @@ def test_the_cheapest_size_is_taken_with_its_schedule():
         )
         assert (chosen.tile_bytes, chosen.step) == (SIZES[best], problems[best])
         assert chosen.result.value == pytest.approx(values[wide])
-        assert not chosen.interrupted
+        assert not chosen.is_interrupted
         assert told
         assert [trial.tile_bytes for trial in chosen.trials] == list(SIZES)
         least = values[wide]
@@ -57,5 +57,5 @@ def test_no_size_follows_once_the_observer_stops():
         lambda problem: problem,
         Request(gap=0.0, on_progress=lambda progress: progress.overhead is None),
     )
-    assert (chosen.interrupted, len(chosen.trials)) == (True, 1)
+    assert (chosen.is_interrupted, len(chosen.trials)) == (True, 1)
     assert chosen.result.require_schedule()

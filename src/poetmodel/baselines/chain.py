@@ -19,7 +19,7 @@ from poetmodel.heuristics.execution import (
     evictable_tensors,
     first_backward_node,
     last_forward_uses,
-    retain,
+    retain_tensors,
 )
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Chain:
         def required_tensors(t: int) -> Collection[int]:
             return tensors_of_part[part_of[t]] if t in forward_peaks else ()
 
-        return retain(graph, stays_after, required_tensors, stored=stored_tensors)
+        return retain_tensors(graph, stays_after, required_tensors, stored_tensors=stored_tensors)
 
     def total_bytes(self, tensors: Collection[int]) -> int:
         """Return the sum of the bytes of `tensors` [B]."""

@@ -176,7 +176,7 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
     )
     if session.stop_event.is_set():
         raise KeyboardInterrupt
-    if solution.infeasible:
+    if solution.is_infeasible:
         raise infeasible_error
     if solution.x is None:
         raise TimeLimitError("the linear relaxation was not solved within the time limit")

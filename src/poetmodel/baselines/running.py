@@ -117,7 +117,7 @@ def _solve_by_method(
         return solver.solve(problem, **options)
     reason, formulation = infeasibility_reason(problem), ""
     if reason is not None:
-        outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
+        outcome = Outcome(termination=Termination.PROVED, is_infeasible=True, reason=reason)
     elif entry.uses_solver:
         outcome, formulation = _solve_restricted(problem, entry.function()(problem), options)
     else:

@@ -219,7 +219,7 @@ def _choose_tiles(
     )
     result = chosen_tiles.result
     is_final = result is not None and result.termination == Termination.PROVED
-    return chosen_tiles, 0.0 if is_final or chosen_tiles.interrupted else max(
+    return chosen_tiles, 0.0 if is_final or chosen_tiles.is_interrupted else max(
         clock.remaining_s(), MIN_TIME_LIMIT_S
     )
 

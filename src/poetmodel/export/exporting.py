@@ -341,7 +341,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         problem,
         board,
         request,
-        INTERRUPTED_RATIO if chosen_tiles.interrupted else STEP_RATIO,
+        INTERRUPTED_RATIO if chosen_tiles.is_interrupted else STEP_RATIO,
         available_bytes=available_bytes,
         start=None if chosen_tiles.result is None else chosen_tiles.result.schedule,
     )

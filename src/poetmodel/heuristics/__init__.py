@@ -1,1 +1,1 @@
-"""Primal heuristics: schedules without a proof."""
+"""Primal heuristics: construct, repair and improve schedules without a proof."""

@@ -40,7 +40,7 @@ class EarlierRecomputation:
     _n_failures: dict[Restoration, int] = field(default_factory=dict)
     """Number of failed attempts to move each recomputation."""
     _moved_to: set[Restoration] = field(default_factory=set)
-    """Recomputations after earlier moves. None is moved there again, so the moves end."""
+    """Recomputations that earlier moves added. No move adds one of them again, so the moves end."""
 
     def relieve(self, t: int) -> bool:
         """Move one recomputation of stage `t` to an earlier stage if that lowers the excess.
@@ -61,10 +61,11 @@ class EarlierRecomputation:
         return False
 
     def _move(self, original: Restoration, max_excess_bytes: int) -> bool:
-        """Move a recomputation to the last earlier stage with an excess below `max_excess_bytes`.
+        """Move a recomputation to the last earlier stage that lowers the total excess.
 
-        Restorations that serve only the recomputation are moved, too. Tries at most `MAX_STAGES`
-        stages. Return whether there is such a stage; if not, the caller must undo the removal.
+        The excess over all stages must fall below `max_excess_bytes`. Restorations that serve only
+        the recomputation are moved, too. Tries at most `MAX_STAGES` stages. Return whether there is
+        such a stage; if not, the caller must undo the removal.
         """
         partial, (t, k, _) = self.partial, original
         peak = partial.peak(t)

@@ -2,7 +2,8 @@
 
 A method that decides on evictions during the execution has a subclass of `StagedExecution`. A
 runtime that recomputes in another order has a subclass of `Execution`. A method with a fixed rule
-for the tensors in RAM passes the rule to `retain`, or the saved tensors to `recompute_once`.
+for the tensors in RAM passes the rule to `retain_tensors`, or the saved tensors to
+`recompute_once`.
 """
 
 from __future__ import annotations
@@ -59,11 +60,12 @@ def may_overwrite_inputs() -> bool:
 
 
 def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Schedule:
-    """Execute a method, and again with permission to overwrite inputs if it finds no schedule.
+    """Execute a method; if it finds no schedule, repeat it with permission to overwrite inputs.
 
     Only methods that requested the permission are repeated. An in-place operator may then overwrite
     an input that is read later: the input is evicted after the step. The first attempt has no
-    permission, because a method would use it to keep more state in RAM, at a higher cost.
+    permission, because a method would use it to keep more state in RAM, at a higher cost. The
+    method is not repeated in a call inside of another one, or without in-place operators.
 
     Raises the first `MethodNotApplicableError` if both attempts fail.
     """
@@ -106,26 +108,33 @@ class Execution:
         self.stage = -1
         self.ram: set[int] = set()
         self.ram_bytes = 0
-        self._computed: list[set[int]] = []
-        self._kept: list[set[int]] = []
-        self._paged: list[set[int]] = []
-        self._used: set[int] = set()
+        self._computed_nodes: list[set[int]] = []
+        """For each stage so far, the computed nodes."""
+        self._kept_tensors: list[set[int]] = []
+        """For each stage so far, the tensors in RAM when it begins."""
+        self._paged_tensors: list[set[int]] = []
+        """For each stage so far, the paged-in tensors."""
+        self._used_tensors: set[int] = set()
         """Tensors that the stage has read or computed."""
 
     def begin_stage(self) -> None:
         """Begin the next stage with the tensors that are in RAM."""
         self.stage += 1
-        self._computed.append(set())
-        self._kept.append(set(self.ram))
-        self._paged.append(set())
-        self._used = set()
+        self._computed_nodes.append(set())
+        self._kept_tensors.append(set(self.ram))
+        self._paged_tensors.append(set())
+        self._used_tensors = set()
 
     def compute(self, k: int) -> None:
         """Compute node `k`, in the next stage if the current one has computed its own node."""
         if self._is_stage_over:
             self.begin_stage()
-        outputs, used_tensors, kept_tensors = self.graph.outputs_of[k], self._used, self._kept[-1]
-        self._computed[-1].add(k)
+        outputs, used_tensors, kept_tensors = (
+            self.graph.outputs_of[k],
+            self._used_tensors,
+            self._kept_tensors[-1],
+        )
+        self._computed_nodes[-1].add(k)
         used_tensors.update(self.graph.inputs_of[k])
         for i in outputs:
             if i in kept_tensors and i not in used_tensors:
@@ -137,16 +146,19 @@ class Execution:
         """Page in tensor `i`, in the next stage if the current one has computed its own node."""
         if self._is_stage_over:
             self.begin_stage()
-        if i not in self._kept[-1] and self.graph.node_of[i] not in self._computed[-1]:
-            self._paged[-1].add(i)
+        if (
+            i not in self._kept_tensors[-1]
+            and self.graph.node_of[i] not in self._computed_nodes[-1]
+        ):
+            self._paged_tensors[-1].add(i)
         self._add_to_ram((i,))
 
     def free(self, i: int) -> None:
         """Remove tensor `i` from RAM."""
         self.ram.remove(i)
         self.ram_bytes -= self.sizes[i]
-        if i not in self._used:
-            self._kept[-1].discard(i)
+        if i not in self._used_tensors:
+            self._kept_tensors[-1].discard(i)
 
     def evict(self, i: int) -> None:
         """Evict tensor `i`. Subclasses may override this to record the eviction."""
@@ -176,15 +188,15 @@ class Execution:
         """Return the recorded stages as a schedule."""
         return with_immediate_page_outs(
             self.graph,
-            R=pairs_of_rows(self._computed),
-            kept=spans_of_rows(self._kept),
-            M_in=pairs_of_rows(self._paged),
+            R=pairs_of_rows(self._computed_nodes),
+            kept=spans_of_rows(self._kept_tensors),
+            M_in=pairs_of_rows(self._paged_tensors),
             identity=GraphIdentity.from_graph(self.graph),
         )
 
     @property
     def _is_stage_over(self) -> bool:
-        return self.stage < 0 or self.stage in self._computed[-1]
+        return self.stage < 0 or self.stage in self._computed_nodes[-1]
 
     def _quoted_name(self, k: int) -> str:
         return repr(self.graph.nodes[k].name)
@@ -208,9 +220,9 @@ class StagedExecution(Execution):
         super().__init__(graph, limit_bytes)
         self._last_read: dict[int, int] = {}
         """The last step of the stage that reads each tensor."""
-        self._overwritten: set[int] = set()
+        self._overwritten_inputs: set[int] = set()
         """Inputs that the current step overwrites, although a later stage reads them."""
-        self._replaceable: frozenset[int] = frozenset()
+        self._replaceable_inputs: frozenset[int] = frozenset()
         """Inputs that the current step could overwrite, while a victim is chosen."""
 
     # -- decisions of methods -------------------------------------------------------------------
@@ -230,7 +242,10 @@ class StagedExecution(Execution):
         return self.is_awaited(i)
 
     def demanded_tensors(self) -> Iterable[int]:
-        """Return the tensors that the stage needs in RAM besides the inputs of its node."""
+        """Return the tensors that the stage needs in RAM besides the inputs of its node.
+
+        By default there are none.
+        """
         return ()
 
     # -- the stages -----------------------------------------------------------------------------
@@ -244,16 +259,19 @@ class StagedExecution(Execution):
         """Return the tensors in RAM, of more than 0 bytes, that no step from `k` on reads.
 
         Only steps of the stage count. Inputs that step `k` may overwrite are included while such a
-        victim is chosen.
+        victim is chosen. The tensors are ascending.
         """
         return [
             i
             for i in sorted(self.ram)
-            if self.sizes[i] and (self._last_read.get(i, -1) < k or i in self._replaceable)
+            if self.sizes[i] and (self._last_read.get(i, -1) < k or i in self._replaceable_inputs)
         ]
 
     def execute_stages(self) -> Schedule:
-        """Execute all stages and return the schedule."""
+        """Execute all stages and return the schedule.
+
+        Raises `MethodNotApplicableError` if a step or page-in cannot fit.
+        """
         for _ in self.graph.nodes:
             check_time_limit()
             self.begin_stage()
@@ -274,14 +292,16 @@ class StagedExecution(Execution):
                     self.evict_until_fits(self.sizes[i], k)
                     self.page_in(i)
             if page_ins:
-                self._used.update(graph.outputs_of[k])  # a schedule keeps them up to this step
+                self._used_tensors.update(
+                    graph.outputs_of[k]
+                )  # a schedule keeps them up to this step
             if k in computations:
                 self._evict_for_step(k)
                 self.compute(k)
             for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
                 if self._can_evict(i, k):
                     self.evict(i)
-            self._overwritten.clear()
+            self._overwritten_inputs.clear()
 
     def _evict_for_step(self, k: int) -> None:
         """Evict tensors until node `k` fits.
@@ -296,7 +316,7 @@ class StagedExecution(Execution):
                 check_time_limit()
                 self.evict(victim)
             elif (overwritten_input := self._overwritten_victim(k)) is not None:
-                self._overwritten.add(overwritten_input)
+                self._overwritten_inputs.add(overwritten_input)
             else:
                 self.evict_until_fits(needed_bytes, k)  # raises the error
 
@@ -307,13 +327,13 @@ class StagedExecution(Execution):
         """
         if not may_overwrite_inputs():
             return None
-        self._replaceable = frozenset(
+        self._replaceable_inputs = frozenset(
             i
             for i in self.graph.shared_bytes_of[k]
             if self._last_read.get(i, -1) == k and not self._can_evict(i, k)
         )
-        victim = self.choose_victim(k) if self._replaceable else None
-        self._replaceable = frozenset()
+        victim = self.choose_victim(k) if self._replaceable_inputs else None
+        self._replaceable_inputs = frozenset()
         return victim
 
     def _step_bytes(self, k: int) -> int:
@@ -326,7 +346,7 @@ class StagedExecution(Execution):
         """Return whether tensor `i` is in RAM and may be evicted after step `k` of the stage."""
         last_read = self._last_read.get(i, -1)
         is_unneeded = i in self.ram and last_read <= k
-        return is_unneeded and (i in self._overwritten or not self.retains(i))
+        return is_unneeded and (i in self._overwritten_inputs or not self.retains(i))
 
     def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes to compute in the stage, and the tensors to page in."""
@@ -349,53 +369,57 @@ class StagedExecution(Execution):
         return f"{super()._quoted_name(k)} on the way to {super()._quoted_name(self.stage)}"
 
 
-def retain(
+def retain_tensors(
     graph: Graph,
-    keep: Callable[[int, int], bool],
-    demand: Callable[[int], Iterable[int]] = lambda _: (),
+    is_kept: Callable[[int, int], bool],
+    list_demanded: Callable[[int], Iterable[int]] = lambda _: (),
     *,
-    stored: Collection[int] = (),
+    stored_tensors: Collection[int] = (),
 ) -> Schedule:
     """Return the schedule that keeps tensors by a rule, and restores missing tensors when read.
 
-    `keep` is called with a stage and a tensor of a recomputable forward node, and returns whether
-    the tensor stays in RAM after the stage. Tensors of other nodes stay while they may be needed.
-    `demand` returns the tensors that a stage needs besides the inputs of its node. Missing tensors
-    are recomputed, except `stored` ones, which are paged out after their first computation and
-    paged in. Unneeded decisions are removed.
+    `is_kept` is called with a stage and one of the `evictable_tensors`, and returns whether the
+    tensor stays in RAM after the stage. Other tensors stay while they may be needed.
+    `list_demanded` returns the tensors that a stage needs besides the inputs of its node. Missing
+    tensors are recomputed, except `stored_tensors`, which are paged out after their first
+    computation and paged in. Unneeded decisions are removed.
     """
-    unreduced_schedule = _Retention(graph, keep, demand, stored).execute_stages()
+    unreduced_schedule = _Retention(graph, is_kept, list_demanded, stored_tensors).execute_stages()
     return PartialSchedule.from_schedule(graph, unreduced_schedule).schedule()
 
 
 class _Retention(StagedExecution):
-    """The execution of `retain`, which keeps and demands tensors by its rules."""
+    """The execution of `retain_tensors`, which keeps and demands tensors by given rules."""
 
     def __init__(
         self,
         graph: Graph,
-        keep: Callable[[int, int], bool],
-        demand: Callable[[int], Iterable[int]],
-        stored: Collection[int],
+        is_kept: Callable[[int, int], bool],
+        list_demanded: Callable[[int], Iterable[int]],
+        stored_tensors: Collection[int],
     ) -> None:
-        """Store the rules of `retain`, and find the evictable tensors and their last reads."""
+        """Store the rules, and find the evictable tensors and the last reads of all tensors."""
         super().__init__(graph)
-        self.keep, self.demand, self.stored = keep, demand, stored
+        self.is_kept, self.list_demanded, self.stored_tensors = (
+            is_kept,
+            list_demanded,
+            stored_tensors,
+        )
         self.evictable_tensors = evictable_tensors(graph)
         self.last_reads = last_possible_reads(graph, self.evictable_tensors)
 
     def begin_stage(self) -> None:
         t = self.stage
         for i in list(self.ram):
-            if self.last_reads[i] <= t or (i in self.evictable_tensors and not self.keep(t, i)):
+            if self.last_reads[i] <= t or (i in self.evictable_tensors and not self.is_kept(t, i)):
                 self.free(i)
         super().begin_stage()
 
     def pages_in(self, i: int) -> bool:
-        return i in self.stored
+        return i in self.stored_tensors
 
     def demanded_tensors(self) -> Iterable[int]:
-        return self.demand(self.stage)
+        return self.list_demanded(self.stage)
 
     def _execute_stage(self) -> None:
         computations, page_ins = self._find_missing()
@@ -406,9 +430,9 @@ class _Retention(StagedExecution):
 
 
 def recompute_once(
-    graph: Graph, saved: Collection[int], groups: Collection[Collection[int]] = ()
+    graph: Graph, saved_tensors: Collection[int], groups: Collection[Collection[int]] = ()
 ) -> Schedule:
-    """Return the schedule that saves some tensors and recomputes all other ones when they are read.
+    """Return the schedule that keeps `saved_tensors` and recomputes other tensors when read.
 
     Every node is recomputed at most once: saved and recomputed tensors stay while a later node may
     need them. `groups` are sets of nodes that are recomputed together: if the backward pass reads a
@@ -417,12 +441,12 @@ def recompute_once(
     first_backward, last_forward_use = first_backward_node(graph), last_forward_uses(graph)
     last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
     group_of = {k: group for group in groups for k in group}
-    kept_tensors = set(saved)
+    kept_tensors = set(saved_tensors)
 
-    def keep(t: int, i: int) -> bool:
+    def is_kept(t: int, i: int) -> bool:
         return i in kept_tensors or t < last_forward_use[i] or t >= first_backward
 
-    def demand(t: int) -> Iterable[int]:
+    def list_demanded(t: int) -> Iterable[int]:
         read_groups = [
             group_of.get(graph.node_of[i]) for i in graph.inputs_of[t] if i not in kept_tensors
         ]
@@ -430,7 +454,7 @@ def recompute_once(
             for k in group or ():
                 yield from (i for i in graph.outputs_of[k] if last_use[i] >= t)
 
-    return retain(graph, keep, demand)
+    return retain_tensors(graph, is_kept, list_demanded)
 
 
 # -- properties of graphs for methods -------------------------------------------------------------
@@ -451,7 +475,7 @@ def evictable_tensors(graph: Graph) -> frozenset[int]:
 
 
 def last_forward_uses(graph: Graph) -> tuple[int, ...]:
-    """Return the last node of the forward pass that reads each tensor, or else its own node."""
+    """Return, for each tensor, its last reader in the forward pass, or its own node without one."""
     return tuple(
         max((k for k in users if graph.nodes[k].phase in FORWARD), default=graph.node_of[i])
         for i, users in enumerate(graph.users_of)
@@ -465,7 +489,10 @@ def first_backward_node(graph: Graph) -> int:
 
 
 def last_possible_reads(graph: Graph, recomputable_tensors: Collection[int]) -> list[int]:
-    """Return the last stage that may read each tensor if `recomputable_tensors` are recomputed."""
+    """Return the last stage that may read each tensor if `recomputable_tensors` are recomputed.
+
+    For a tensor without readers, it is the stage of the tensor's node.
+    """
     recomputable_nodes = {graph.node_of[i] for i in recomputable_tensors}
     last_stages = list(graph.node_of)
     for i in range(len(last_stages) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Greedy schedules without a solver, by repair of keep-all.
+"""Schedules without a solver: keep-all, its greedy repair, and paging of every tensor.
 
 A solve starts from these schedules, and returns one if time runs out before a better schedule is
 found. *Keep-all* is the schedule that computes each node once and keeps each tensor until its last
@@ -48,8 +48,8 @@ def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
     with the most freed bytes per price first. Prices are those of the objective. If the schedule
     then exceeds a limit, a penalty for the use of the limits is added to the prices, and bisection
     finds the smallest sufficient penalty. If tensors may be paged, storage is unlimited and there
-    is no deadline, a schedule is found whenever the budget is at least the floor: every tensor can
-    be paged out and in for each use, and state has its home on storage.
+    is no deadline, a schedule is found whenever the budget is at least the minimum RAM: every
+    tensor can be paged out and in for each use, and state has its home on storage.
     """
     greedy = _Greedy(problem, now_s() + max_s)
     greedy.find_best()
@@ -62,21 +62,22 @@ def add_rewarded_decisions(
     """Return a copy of a schedule with decisions added that constraints or the objective reward.
 
     Decisions in `rewarded` are added first if they fit, then those that user-defined constraints
-    still require.
+    still require. Decisions that exceed such constraints may be dropped.
     """
     problem = objective.problem
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
     repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)
     repair.add_rewarded(rewarded)
-    repair.satisfy()
+    repair.satisfy_constraints()
     return partial.schedule()
 
 
 def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> Schedule | None:
-    """Return a repaired copy of a schedule that meets the limits of a problem with less RAM.
+    """Repair a schedule so that it fits in the RAM of a problem with less RAM; return the result.
 
-    Return None if that fails or `max_s` [s] run out. The graph of the schedule has the same nodes
-    and tensors; sizes may differ.
+    Return None if the repair fails or `max_s` [s] run out before it fits. The result may exceed
+    other limits, such as the deadline. The graph of the schedule has the same nodes and tensors;
+    sizes may differ.
     """
     objective = PenalizedObjective(problem)
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
@@ -84,7 +85,7 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
     repair.until_s = now_s() + max_s
     if not repair.fit():
         return None
-    repair.satisfy()
+    repair.satisfy_constraints()
     repair.drop_unneeded()
     return partial.schedule()
 
@@ -92,9 +93,9 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
 def page_everything(problem: Problem) -> Schedule | None:
     """Return the schedule that pages out every tensor after its computation, and in for each use.
 
-    Every stage has only its own working set in RAM, so the schedule is valid at the floor (the
-    minimum RAM), and constructed without a search. All state has its home on storage. Return None
-    if the problem permits no paging.
+    Every stage has only its own working set in RAM, so the schedule fits in the minimum RAM, and is
+    constructed without a search. It may exceed other limits. All state has its home on storage.
+    Return None if the problem permits no paging.
     """
     if not problem.can_page:
         return None
@@ -110,7 +111,8 @@ def page_everything(problem: Problem) -> Schedule | None:
 def keep_all_if_valid(problem: Problem) -> Schedule | None:
     """Return keep-all if it meets RAM, time and energy limits; None otherwise.
 
-    A better schedule exists only if the problem rewards decisions.
+    Also returns None if some user-defined constraint evidently has no schedule. If keep-all is
+    valid, a better schedule exists only if RAM is minimized or the problem rewards decisions.
     """
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
@@ -126,6 +128,7 @@ class _Greedy:
     def __init__(self, problem: Problem, until_s: float) -> None:
         self.problem = problem
         self.until_s = until_s
+        """Time at which the search ends, on the clock of `now_s` [s]."""
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
         self.best_score = WORST
@@ -146,7 +149,10 @@ class _Greedy:
             self._minimize_peak(penalty)
 
     def _find_min_penalty(self, limit_bytes: int) -> float:
-        """Bisect for the smallest penalty with which all limits are met; return it."""
+        """Bisect for the smallest penalty with which all limits are met; return it.
+
+        Return infinity if no finite penalty suffices.
+        """
         low, high = -MAX_PENALTY_LOG2, MAX_PENALTY_LOG2
         penalty = math.inf
         for _ in range(N_PENALTIES):
@@ -160,7 +166,7 @@ class _Greedy:
         return penalty
 
     def _minimize_peak(self, penalty: float) -> None:
-        """Bisect for the smallest peak by constructing schedules; their scores have it as value."""
+        """Bisect for the smallest peak by constructing schedules; the peak is the score's value."""
         low = self.problem.floor.bytes
         for _ in range(N_PEAKS):
             high = int(self.best_score.value)
@@ -186,7 +192,7 @@ class _Greedy:
             fitted_s = now_s()
             drop_s = DROP_TIME_RATIO * (fitted_s - started_s)
             repair.until_s = max(self.until_s, fitted_s + drop_s)
-        repair.satisfy()
+        repair.satisfy_constraints()
         repair.drop_unneeded()
         score = self.objective.score(partial)
         if score < self.best_score and score.excess == 0:

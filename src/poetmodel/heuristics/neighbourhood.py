@@ -61,7 +61,7 @@ class _Trajectory:
     def accepts(self, score: Score) -> bool:
         """Return whether to continue from a partial schedule with `score`.
 
-        This is so if it is at most slightly above the current and the best score.
+        This is so if the score is at most slightly above the current and the best score.
         """
         if score <= self.current_score:
             return True
@@ -160,8 +160,8 @@ class LargeNeighbourhoodSearch:
     def consider(self, restorations: Iterable[Restoration]) -> bool:
         """Repair a partial schedule of `restorations`; continue from the result if it is the best.
 
-        Return whether the result is the best so far. The first call initializes all trajectories
-        with `restorations`.
+        Return whether the result is the best so far. Until a first result is accepted, a call also
+        repairs the other trajectories, which begin with keep-all, and sets the penalty.
         """
         first_trajectory, *other_trajectories = self._trajectories
         partial_before, score_before = first_trajectory.partial, first_trajectory.current_score
@@ -177,7 +177,7 @@ class LargeNeighbourhoodSearch:
             )
             if is_best or first_trajectory.current_score.excess == 0:
                 break
-        if score_before == WORST:  # the first call: the other trajectories start here, too
+        if score_before == WORST:  # no earlier result was accepted
             if self.objective.is_limited:
                 self._penalty = self.objective.balance(first_trajectory.partial)
             for trajectory in other_trajectories:
@@ -222,13 +222,18 @@ class LargeNeighbourhoodSearch:
         rng, node_of = self.rng, self.problem.graph.node_of
         centre = rng.choice(restorations)
         if rng.random() < 0.5:  # noqa: PLR2004 - both orders with equal probability
-            restorations.sort(key=lambda r: abs(r.stage - centre.stage))
+            restorations.sort(key=lambda restoration: abs(restoration.stage - centre.stage))
         else:
             node_of_restoration = {
-                r: r.item if r.kind == RECOMPUTE else node_of[r.item] for r in restorations
+                restoration: restoration.item
+                if restoration.kind == RECOMPUTE
+                else node_of[restoration.item]
+                for restoration in restorations
             }
             restorations.sort(
-                key=lambda r: abs(node_of_restoration[r] - node_of_restoration[centre])
+                key=lambda restoration: abs(
+                    node_of_restoration[restoration] - node_of_restoration[centre]
+                )
             )
         count = rng.randint(1, MAX_DESTROYED)
         nearest_restorations = restorations[: 2 * count]
@@ -240,7 +245,8 @@ class LargeNeighbourhoodSearch:
     def _repair(self, trajectory: _Trajectory, penalty: float, rng: Random | None = None) -> Score:
         """Repair the partial schedule of a trajectory and return its score.
 
-        The score is `WORST` if the schedule does not fit in RAM. `rng` adds noise to prices.
+        The score is `WORST` if the schedule does not fit in RAM, which counts as half of
+        `RESTART_ITERATIONS`. `rng` adds noise to prices. Stores whether the result exceeds limits.
         """
         partial = trajectory.partial
         repair = Repair(
@@ -261,7 +267,7 @@ class LargeNeighbourhoodSearch:
         if not is_fit:
             trajectory.n_idle += RESTART_ITERATIONS // 2
             return WORST
-        repair.satisfy()
+        repair.satisfy_constraints()
         repair.drop_unneeded()
         score = self.objective.score(partial)
         self._exceeds_limits = score.excess > 0

@@ -124,10 +124,10 @@ class PartialSchedule:
         """For each tensor, the stages whose rows always count it."""
         self._overwritable_bytes: dict[int, dict[int, int]] = {}
         """For tensors that nodes may overwrite, the bytes that this saves, by node [B]."""
-        for q, shared in enumerate(self.working_graph.shared_bytes_of):
-            for i, size in shared.items():  # tensors that the node reads and may overwrite
-                self._overwritable_bytes.setdefault(i, {})[q] = size
-                self._always_counting[i] -= {q}
+        for k, shared_bytes in enumerate(self.working_graph.shared_bytes_of):
+            for i, size in shared_bytes.items():  # tensors that the node reads and may overwrite
+                self._overwritable_bytes.setdefault(i, {})[k] = size
+                self._always_counting[i] -= {k}
         for i in graph.state_tensors:
             # If the core reads the state on storage, no step counts it in RAM.
             is_counted = self.working_graph.tensor_bytes[i] == self.sizes[i]
@@ -174,7 +174,7 @@ class PartialSchedule:
         *,
         working_graph: Graph | None = None,
     ) -> Self:
-        """Return the restorations of a valid schedule that are read or rewarded.
+        """Return the partial schedule of a valid schedule, with only read or rewarded restorations.
 
         The result is valid, too, and needs no more energy, time, writes or RAM at any step; homes
         of state are unchanged. `rewards` are those of the problem, if it has any, and
@@ -341,7 +341,7 @@ class PartialSchedule:
         row_bytes = np.concatenate((self.row_bytes[:k], self.row_bytes[last_need + 1 :]))
         return int(row_bytes.max()) + self.sizes[i] if row_bytes.size else 0
 
-    def kept_across(self, stage: int) -> list[tuple[int, int, int]]:
+    def tensors_kept_across(self, stage: int) -> list[tuple[int, int, int]]:
         """Return (tensor, first, need) of each tensor that a stage keeps in RAM without using it.
 
         `first` is the first stage that keeps the tensor without using it, `need` the next stage
@@ -358,7 +358,7 @@ class PartialSchedule:
     def source(self, i: int, t: int) -> Restoration | None:
         """Return the restoration from which stage `t` reads tensor `i`.
 
-        Return None for a first computation.
+        Return None for a first computation and for resident state.
         """
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
@@ -401,7 +401,7 @@ class PartialSchedule:
         return [change for change, _ in self._changes[n_changes_before:]]
 
     def is_useless(self, restoration: Restoration) -> bool:
-        """Return whether no step reads a tensor from a restoration."""
+        """Return whether no step reads a tensor from a restoration; True for a page-out."""
         t, item, kind = restoration
         if kind == RECOMPUTE:
             return not self._read_outputs(item, t)

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 TIE_WEIGHT: Final = 1e-4
 """Weight of energy added to another objective, which breaks ties."""
 MIN_SLACK_RATIO: Final = 1e-9
-"""Fraction of a limit's baseline that replaces a smaller slack as divisor."""
+"""Fraction of a limit's baseline that replaces a smaller slack as divisor; also the smallest
+divisor."""
 
 
 def total_price(coefficients: Coefficients, partial: PartialSchedule) -> float:
     """Return the sum of the coefficients of all decisions of a partial schedule."""
-    nodes = sum(coefficients.compute[k] for recomputed in partial.recomputed for k in recomputed)
-    total = nodes + sum(
+    recompute_price = sum(
+        coefficients.compute[k] for recomputed in partial.recomputed for k in recomputed
+    )
+    total = recompute_price + sum(
         count * coefficients.page_in[i]
         + (0.0 if partial.starts_on_storage[i] else coefficients.page_out[i])
         for i, count in enumerate(partial.page_ins)
@@ -89,7 +92,7 @@ class PenalizedObjective:
             ):
                 if not is_single:  # a single decision is either possible or not, without a price
                     nonnegative_columns = (
-                        tuple(max(0.0, c) for c in column) for column in limit.coefficients
+                        tuple(max(0.0, price) for price in column) for column in limit.coefficients
                     )
                     penalty_terms.append((Coefficients(*nonnegative_columns), 1 / unit))
         self.is_limited = len(penalty_terms) > 1
@@ -112,9 +115,9 @@ class PenalizedObjective:
         return weighted_sum((self._objective_prices, 1.0), (self._penalty_prices, penalty))
 
     def balance(self, partial: PartialSchedule) -> float:
-        """Return the penalty at which a partial schedule's use of limits costs as its objective.
+        """Return the penalty at which the use of limits costs as much as the objective.
 
-        Return 1 if it uses none.
+        Both are prices of the decisions in `partial`. Return 1 if the use of limits has no price.
         """
         limit_price = total_price(self._penalty_prices, partial)
         return (
@@ -122,9 +125,9 @@ class PenalizedObjective:
         )
 
     def score(self, partial: PartialSchedule) -> Score:
-        """Return (excess over limits and user-defined rows, minimized quantity).
+        """Return the score of a partial schedule.
 
-        The RAM budget is not checked.
+        The excess counts user-defined constraints, but not the RAM budget.
         """
         excess = 0.0
         for prices, slack in self.limits:

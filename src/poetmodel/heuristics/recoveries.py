@@ -88,7 +88,7 @@ class Recoveries:
         """Return the cheapest recovery of tensor `i` for stage `t`, and cache it.
 
         Return None if no recovery with at most `max_chain` nested recomputations costs less than
-        `max_price`.
+        `max_price`. The cache ignores `max_chain`.
         """
         recovery, failed_price = self._cache.get((i, t), (None, -1.0))
         if recovery is None and failed_price < max_price:
@@ -116,7 +116,8 @@ class Recoveries:
     def _search_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
         """Return the cheaper of a recomputation and a page-in of tensor `i` for stage `t`.
 
-        Return None if neither is possible below `max_price`.
+        The recomputation must cost less than `max_price`; the page-in may cost more. Return None if
+        neither is possible.
         """
         k = self._node_of[i]
         page_in_price, last_page_in_stage = self._page_in(i)

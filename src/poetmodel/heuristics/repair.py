@@ -58,7 +58,7 @@ DEFAULT_STYLE: Final = RepairStyle()
 
 
 class Obstacle(NamedTuple):
-    """A stage that exceeded the limit when a restoration was dropped, so that this was undone."""
+    """A stage that exceeded the limit when a restoration was dropped: the drop was undone."""
 
     stage: int
     rise_bytes: int
@@ -102,10 +102,10 @@ class Repair:
         """Evict and restore tensors until every step fits in RAM; return whether that succeeded.
 
         The fullest stage is relieved first. If a recomputation does not fit in the stage, it is
-        moved to an earlier stage, which costs nothing. Otherwise tensors kept across the stage are
-        evicted and restored at their next need. Those that free most bytes in stages above the
-        limit for their price are first. If no tensor is kept across the stage, its recomputations
-        are replaced by page-ins. Fails if time runs out.
+        moved to an earlier stage at no cost. Otherwise tensors kept across the stage are evicted
+        and restored at their next need. Those that free most bytes in stages above the limit for
+        their price are first. If no tensor can be evicted, the recomputations of the stage are
+        replaced by page-ins. Fails if time runs out.
         """
         earlier_recomputation = EarlierRecomputation(
             partial=self.partial,
@@ -132,10 +132,10 @@ class Repair:
     def _find_best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
         """Return the recoveries that relieve a stage most for their price, the best first.
 
-        There is one for each `candidates_per_relief` tensors that could be evicted, at least one.
-        The recovery of a tensor is searched only if the tensor's minimum price could make the
-        recovery one of the best. If only one is returned, the search has an upper bound on the
-        price.
+        There is one for each `candidates_per_relief` tensors that could be evicted, at least one if
+        any recovery is possible. The recovery of a tensor is searched only if the tensor's minimum
+        price could make the recovery one of the best. If only one is returned, the search has an
+        upper bound on the price.
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
@@ -146,7 +146,7 @@ class Repair:
         None until it is searched."""
         best_rank = math.inf
         """Upper bound on the smallest rank, by a page-in or a found recovery."""
-        for i, first_stage, need in partial.kept_across(stage):
+        for i, first_stage, need in partial.tensors_kept_across(stage):
             check_time_limit()
             freed_intervals: Sequence[tuple[int, int]] = ((first_stage, need),)
             recovery = None
@@ -271,8 +271,9 @@ class Repair:
     def _replace_by_page_ins(self, t: int) -> bool:
         """Replace the recomputations of stage `t` by page-ins; return whether any was replaced.
 
-        A recomputation stays if its page-ins exceed limits. No recomputation is added to the stage
-        later, unless it had none or paging is forbidden.
+        A recomputation stays if its page-ins exceed limits. Returns False at once if the stage has
+        no recomputation or paging is forbidden. Otherwise no recomputation is added to the stage
+        later.
         """
         partial, graph = self.partial, self.problem.graph
         if not self._can_page or not partial.recomputed[t]:
@@ -296,12 +297,12 @@ class Repair:
 
     # -- user-defined constraints ----------------------------------------------------------------
 
-    def satisfy(self) -> None:
+    def satisfy_constraints(self) -> None:
         """Add decisions that constraints or the objective reward, and drop excessive ones.
 
         Each move adds or drops the decision that lowers the excess over user-defined constraints
         most for its price and fits. When no constraint is exceeded, decisions with negative prices
-        are added if they raise no excess.
+        are added if they raise no excess. Without rewards, no decision changes.
         """
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.rewards is None:
@@ -326,9 +327,9 @@ class Repair:
                     break
 
     def add_rewarded(self, rewarded: Iterable[Restoration]) -> None:
-        """Add each rewarded decision in the best stage in which it fits.
+        """Add each of the `rewarded` decisions that fits, in the best stage.
 
-        The stages of the given restorations are ignored.
+        The stages of recomputations and page-ins are ignored.
         """
         for restoration in rewarded:
             self._add_in_best_stage(restoration)
@@ -337,6 +338,7 @@ class Repair:
         """Apply the best move that lowers the excess; return whether a move was applied."""
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
+        """(rank, 1 to add or 0 to drop, decision) of each move."""
         for decision in self._rewarded_additions(rows):
             gain = -rows.excess_change(partial.row_use, self._row_amounts(rows, decision))
             if gain > 0:
@@ -417,7 +419,7 @@ class Repair:
     def _rewarded_additions(self, rows: UserRows) -> Iterator[Restoration]:
         """Yield the rewarded decisions that may be added.
 
-        Recomputations and page-ins have stage -1, which stands for any stage.
+        Recomputations and page-ins have stage -1, which means any stage.
         """
         graph = self.problem.graph
         yield from (Restoration(-1, k, RECOMPUTE) for k in rows.rewarded_nodes)

@@ -1,4 +1,4 @@
-"""Restorations: single decisions to recompute a node or to page a tensor."""
+"""Restorations: single decisions on a recomputation, a transfer or a home of state."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ MAX_SEGMENTS: Final = 256
 """Maximum number of segments."""
 FIRST_SEGMENTS_LOG2: Final = 4
 """Binary logarithm of the first number of segments."""
-CUT_RANGE_RATIO: Final = 0.25
-"""Maximum distance of a cut from equal segments, as a fraction of a segment's size."""
+START_RANGE_RATIO: Final = 0.25
+"""Maximum distance of a segment's start from equal segments, as a fraction of a segment's size."""
 
 
 def checkpoint_segments(problem: Problem) -> Schedule | None:
@@ -83,9 +83,10 @@ class _SegmentSearch:
         """Restorations of the partial schedule with the smallest peak; empty for keep-all."""
         self.min_peak_bytes = keep_all_bytes
         self.until_s = math.inf
+        """Time at which repairs end, on the clock of `now_s` [s]."""
 
     def find_best(self) -> None:
-        """Evaluate all segmentations, and repair the best, or that with the smallest peak.
+        """Evaluate all segmentations, and repair the best, or the one with the smallest peak.
 
         The best schedule within all limits is stored in `best`.
         """
@@ -152,8 +153,8 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
     powers = range(1, min(MAX_SEGMENTS, forward_count).bit_length())
     for power in sorted(powers, key=lambda power: abs(power - FIRST_SEGMENTS_LOG2)):
         check_time_limit()
-        cuts = _segment_starts(problem, forward_count, 2**power)
-        yield _segment_recomputations(problem, [0, *cuts, forward_count])
+        starts = _segment_starts(problem, forward_count, 2**power)
+        yield _segment_recomputations(problem, [0, *starts, forward_count])
 
 
 def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
@@ -171,51 +172,53 @@ def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[in
             byte_differences[graph.node_of[i] + 1] += size
             byte_differences[max(readers) + 1] -= size
     crossing_bytes = list(accumulate(byte_differences))
-    cuts: list[int] = []
+    starts: list[int] = []
     for segment in range(1, count):
         target_bytes, range_bytes = (
             produced_bytes[-1] * segment / count,
-            CUT_RANGE_RATIO * produced_bytes[-1] / count,
+            START_RANGE_RATIO * produced_bytes[-1] / count,
         )
-        first_cut = bisect_left(produced_bytes, target_bytes - range_bytes)
-        end_cut = min(
-            max(bisect_right(produced_bytes, target_bytes + range_bytes), first_cut + 1),
+        first_start = bisect_left(produced_bytes, target_bytes - range_bytes)
+        end_start = min(
+            max(bisect_right(produced_bytes, target_bytes + range_bytes), first_start + 1),
             forward_count,
         )
         candidates = [
             (crossing_bytes[k], abs(produced_bytes[k] - target_bytes), k)
-            for k in range(first_cut, end_cut)
+            for k in range(first_start, end_start)
         ]
-        cut = min(candidates)[2] if candidates else 0
-        if cut > (cuts[-1] if cuts else 0):
-            cuts.append(cut)
-    return cuts
+        start = min(candidates)[2] if candidates else 0
+        if start > (starts[-1] if starts else 0):
+            starts.append(start)
+    return starts
 
 
 def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restoration]:
-    """Return the recomputations of all segments between `bounds` except the last segment.
+    """Return the recomputations of all segments except the last one.
 
-    Tensors that later segments read are kept; the other tensors of a segment are recomputed
-    together.
+    `bounds` are the first nodes of the segments and the end of the forward pass. Tensors that later
+    segments read are kept; the other tensors of a segment are recomputed together.
     """
     graph = problem.graph
-    segment_of = [s for s, (a, b) in enumerate(pairwise(bounds)) for _ in range(a, b)]
+    segment_of = [
+        segment for segment, (first, end) in enumerate(pairwise(bounds)) for _ in range(first, end)
+    ]
     forward_count, last_segment = len(segment_of), len(bounds) - 2
     is_kept = [
         k < forward_count
-        and any(segment_of[u] != segment_of[k] for u in users if u < forward_count)
+        and any(segment_of[user] != segment_of[k] for user in users if user < forward_count)
         for k, users in zip(graph.node_of, graph.users_of, strict=True)
     ]
     first_reads: list[int | None] = [None] * last_segment
-    """First stage of the backward pass that reads a tensor which the segment does not keep."""
+    """By segment: the first stage of the backward pass that reads a tensor which is not kept."""
     read_nodes: list[list[int]] = [[] for _ in range(last_segment)]
     for t in range(forward_count, len(graph.nodes)):
         for i in graph.inputs_of[t]:
             k = graph.node_of[i]
             if k < bounds[last_segment] and not is_kept[i] and problem.may_recompute(k):
-                s = segment_of[k]
-                first_reads[s] = t if first_reads[s] is None else first_reads[s]
-                read_nodes[s].append(k)
+                segment = segment_of[k]
+                first_reads[segment] = t if first_reads[segment] is None else first_reads[segment]
+                read_nodes[segment].append(k)
     recomputations: list[Restoration] = []
     for stage, pending_nodes in zip(first_reads, read_nodes, strict=True):
         recomputed_nodes: set[int] = set()

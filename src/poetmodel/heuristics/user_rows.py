@@ -23,6 +23,7 @@ class UserRows:
         """Index the terms of `limits` by decision, and collect the rewarded decisions."""
         self.limits = tuple(limits)
         self.slacks = [limit.upper for limit in limits]
+        """For each row, the largest sum that its limit permits."""
         self.units: list[float] = []
         """For each row, the amount by which its excess is divided."""
         self.has_only_positive: list[bool] = []

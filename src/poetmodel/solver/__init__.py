@@ -1,4 +1,4 @@
-"""The solver: `solve` takes a problem or a model, and returns a verified schedule with its proof.
+"""The solver: `solve` takes a problem or a model, and returns a verified schedule with a bound.
 
 `fitting` is imported on first use, because `solve` does not need it.
 """

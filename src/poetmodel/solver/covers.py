@@ -1,7 +1,7 @@
 """Cover cuts: exact rows that exclude points which only a solver's tolerance permitted.
 
-They are not a family of `solver.lazy.cuts`, because the proof needs them with any parameters, and
-they apply to the standard form of any model, including ``compact`` and users' models.
+Cover cuts are not a family of `solver.lazy.cuts`: the proof needs them even if all families are
+disabled, and they apply to the standard form of any model, including ``compact`` and users' models.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from poetmodel.backends.standard_form import StandardForm
 
 MIN_EXCESS_RATIO: Final = Fraction(1, 10**12)
-"""Relative excess of a row above which it counts as violated. It exceeds the rounding errors of the
-row's sum."""
+"""Excess of a row above which the row counts as violated, relative to its exact limit, or in the
+unit of a scaled row without one. It exceeds the rounding errors of coefficients."""
 _HALF: Final = 0.5
 
 
@@ -48,17 +48,22 @@ def limit_rows(form: StandardForm) -> list[int]:
     The verifier checks these limits exactly.
     """
     limits = {} if form.layout is None else form.layout.limits
-    return [r for r, row in enumerate(form.rows) if isinstance(row, Label) and row in limits]
+    return [
+        row_index
+        for row_index, row in enumerate(form.rows)
+        if isinstance(row, Label) and row in limits
+    ]
 
 
 def add_covers(
     form: StandardForm, x: NDArray[np.float64], rows: Sequence[int], *, is_rejected: bool = False
 ) -> StandardForm | None:
-    """Return a form with a cover cut for each row that a 0/1 point violates; None without a cut.
+    """Return a form with a cover cut for each of `rows` that a point violates; None without a cut.
 
     `rows` are the indices of rows ``sum of coefficient * column <= limit``. Columns with positive
-    coefficients are binary, those with negative ones have an upper bound. If the verifier rejected
-    the point (`is_rejected`), it violates a limit. If then no row is violated by more than rounding
+    coefficients have whole values in every schedule; a row in which one can exceed 1 has no cut.
+    Columns with negative coefficients have an upper bound. If the verifier rejected the point
+    (`is_rejected`), the point violates a limit. If then no row is violated by more than rounding
     errors, any excess above 0 counts.
 
     Notes
@@ -68,8 +73,8 @@ def add_covers(
     the limit, so ``sum of C <= |C| - 1`` holds for every schedule, and no tolerance permits the
     point again. Columns whose coefficient is at least the largest in ``C`` are added to the sum.
     Limits that a model states in bytes, times or energies are compared in these units. All sums are
-    exact. A column ``x`` with coefficient ``-c`` counts as the literal ``1 - x`` with coefficient
-    ``c``, and the limit rises by ``c``.
+    exact. In an exact limit, a column ``x`` with coefficient ``-c`` counts as the literal ``1 - x``
+    with coefficient ``c``, and the limit rises by ``c``.
 
     References
     ----------
@@ -134,22 +139,25 @@ def _exact_row(
     If the label of the row has an exact limit, both are in the unit of that limit, and the excess
     is relative to the limit; limits in whole numbers permit none. Otherwise both are in the units
     of the form, and `min_excess_ratio` itself is added, because models scale the rows of a form.
+    Columns with negative coefficients then count at their upper bounds and are no literals.
     """
     label, layout = form.rows[row], form.layout
     exact_limit = layout.limits.get(label) if layout and isinstance(label, Label) else None
     if layout is None or exact_limit is None:
         row_slice = slice(form.matrix.indptr[row], form.matrix.indptr[row + 1])
         limit, literals = Fraction(form.row_upper[row]), []
-        for j, value in zip(
+        for column, value in zip(
             form.matrix.indices[row_slice], form.matrix.data[row_slice], strict=True
         ):
             if value < 0:
-                limit -= Fraction(value) * Fraction(form.upper[j])
+                limit -= Fraction(value) * Fraction(form.upper[column])
             else:
-                literals.append(_Literal(int(j), Fraction(value), 1))
+                literals.append(_Literal(int(column), Fraction(value), 1))
         return literals, limit + min_excess_ratio
     terms, upper = layout.exact_limit(exact_limit)
-    literals = [_Literal(j, abs(Fraction(value)), 1 if value > 0 else -1) for value, j in terms]
+    literals = [
+        _Literal(column, abs(Fraction(value)), 1 if value > 0 else -1) for value, column in terms
+    ]
     limit = upper - sum(min(Fraction(value), Fraction(0)) for value, _ in terms)
     return literals, limit if isinstance(
         exact_limit.upper, int

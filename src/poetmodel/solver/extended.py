@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 MIN_WARNED_NODES: Final = 50
-"""Number of nodes from which a user's model causes a warning, because its problem with user-defined
-constraints is solved much faster. The model takes 4 to 100 times the processor time for networks of
-67 to 413 nodes, and a second or less below."""
+"""Number of nodes from which a user's model causes a warning if user-defined constraints can state
+its additions: a problem with these is solved much faster. The model takes 4 to 100 times the
+processor time for networks of 67 to 413 nodes, and a second or less below."""
 MAX_OFFSET: Final = 1e12
 """Largest constant of a user-defined objective, in units: floats have sixteen decimal digits."""
 PAGE_OUT_FAMILIES: Final = frozenset({"paged_out", "M_out"})
@@ -79,8 +79,9 @@ class ModelTask(Task):
     def from_model(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
         """Return the task of a model, which is solved as it was built.
 
-        Logs a warning if the problem with user-defined constraints would be solved faster. Raises
-        `InputError` for any other object, or for another `formulation` than that of the model.
+        Logs a warning if the model has `MIN_WARNED_NODES` or more, and user-defined constraints can
+        state its additions. Raises `InputError` for any other object, or for another `formulation`
+        than that of the model.
         """
         problem = getattr(model, "problem", None)
         if not isinstance(problem, Problem):
@@ -106,7 +107,7 @@ class ModelTask(Task):
         )
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether bounds and infeasibility proved by the model hold for the problem."""
         return bool(self.model.exact) and has_problem_objective(self.model)
 
@@ -144,16 +145,17 @@ def prove_model(
 ) -> Outcome:
     """Solve a model from `build`, with any additions, and verify its solution.
 
-    The outcome has the valid schedule `start` if it satisfies the model and the solver finds no
-    better one. `problem`, if given, is a surrogate of the model's problem, for which the model is
-    restated. `rules_call` is the call that states the model's additions, for the hint of an
-    infeasible model.
+    Loads each solution into the model. The outcome has the valid schedule `start` if that satisfies
+    the model and the solver finds no solution. `problem`, if given, is a surrogate of the model's
+    problem, for which the form of the model is restated. `rules_call` is the call that states the
+    model's additions, for the hint of an infeasible model.
 
-    Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
+    Raises `ModelError` if the model cannot be compiled, and `VerificationError` if the verifier
+    rejects the solution of an exact formulation.
     """
     started_s = time.monotonic()
     problem = problem or model.problem
-    # Only a compiled model shows whether a start satisfies user-defined constraints.
+    # Only a compiled model shows whether a start satisfies the added rows.
     try:
         with time_limit(request.remaining_s() + GRACE_S):
             form = compile_model(model)
@@ -184,7 +186,8 @@ def _objective_unit(form: StandardForm) -> float:
     """Return the unit in which a solver minimizes a user-defined objective, a power of two.
 
     A solver's tolerances are absolute, so the smallest cost becomes a thousand units, unless the
-    largest then exceeds a million. A power of two changes no digit.
+    largest then exceeds `MAX_COST_UNITS`, or the constant `MAX_OFFSET`. A power of two changes no
+    digit. Without costs, the unit is 1.
     """
     costs = np.abs(form.objective[form.objective != 0])
     if not costs.size:
@@ -211,8 +214,8 @@ class ExtendedProof(ModelProof):
         """Return the user-defined objective with its value and bound.
 
         Returns None without a value, or if the model has the problem's objective. The bound of the
-        objective is that of the solver minus the maximum error. A bound within that error of the
-        value counts as the value. A bound beyond the value proves nothing: it becomes None.
+        objective is that of the solver, weakened by its maximum error. A bound within that error of
+        the value counts as the value. A bound beyond the value is no proof and becomes None.
         """
         if self.is_problem_objective or value is None:
             return None
@@ -310,7 +313,7 @@ def restate_form(
 
 
 def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardForm:
-    """Return the form, without rows that limit the transfer time if plans may omit transfers."""
+    """Return the form; if plans may omit transfers, without rows that limit the transfer time."""
     if problem.plans_all_transfers:
         return form
     retained_rows = [
@@ -328,7 +331,7 @@ def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardFor
 
 
 def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
-    """Return a form with a row for a limit on totals; its layout has the exact limit.
+    """Return a form with a row for a limit on totals; the layout has the exact limit.
 
     Returns `form` itself if all points satisfy the limit.
     """

@@ -62,8 +62,8 @@ def solve(
     seed : int
         Seed of the solver.
     start : Schedule, optional
-        A first schedule for the problem. The better of it, if it is valid, and the schedules of
-        built-in heuristics is used.
+        A first schedule for the problem. The solve begins from the best of this schedule, if it is
+        valid, and those of built-in heuristics.
     on_progress : callable, optional
         Called with a `SolveProgress` at irregular intervals; returning False stops the solve.
     solver_options : mapping of str to bool, int, float or str, optional
@@ -114,14 +114,14 @@ def solve(
                 raise InputError(f"start: expected a Schedule, got {shown(start)}")
             check_identity(problem.graph, start)
         if reason is not None:
-            outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
+            outcome = Outcome(termination=Termination.PROVED, is_infeasible=True, reason=reason)
         elif problem.is_overlapping:
             from poetmodel.solver.makespan import TransferWeightSearch
 
             outcome = TransferWeightSearch(task, request, start).find_schedule()
         else:
             outcome = task.solve_problem(problem, request, start)
-        if task.can_restate and task.exact:
+        if task.can_restate and task.is_exact:
             outcome = _add_reported_schedule(problem, outcome, history.best)
         result = make_result(problem, request, outcome, formulation=task.formulation)
         return replace(result, reduction=task.reduction, history=history.complete_history(result))
@@ -138,7 +138,8 @@ def _check_capabilities(solver: Solver) -> None:
 def _make_task(problem_or_model: Problem | pyo.ConcreteModel, formulation: str | None) -> Task:
     """Return the task of a problem and a formulation, or of a model as it was built.
 
-    Raises `InputError` if the formulation does not fit the problem or model.
+    Raises `InputError` if the formulation does not fit the problem or model, or if the object is
+    neither.
     """
     if not isinstance(problem_or_model, Problem):
         from poetmodel.solver.extended import ModelTask

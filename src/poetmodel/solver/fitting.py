@@ -37,13 +37,14 @@ FIRST_SOLVE_RATIO: Final = 0.6
 """Fraction of the time limit for the first solve. The rest is for its plan and arena, and for
 further solves if the arena is too large, each with half of the remaining time."""
 QUICK_S: Final = 5.0
-"""Maximum time of one quick heuristic, and of its overrun [s]."""
+"""Maximum time of one quick heuristic, and of the overrun of a local search [s]."""
 QUICK_DIVISORS: Final = (48, 12)
-"""Divisors of the RAM by which the quick heuristics reduce it: to repair the first schedule, and to
-construct a new one."""
+"""Divisors of the RAM whose quotients are the reductions for the quick heuristics: the first to
+repair the first schedule or to page every tensor, the second to construct a greedy schedule."""
 MARGIN_DIVISOR: Final = 256
-"""Divisor of the RAM that gives a margin. If the first solve was cut short, the RAM is reduced by
-the margin in addition to the excess, because a further solve would cost more than the margin."""
+"""Divisor of the RAM whose quotient is a margin. If the first solve was cut short, the RAM is
+reduced by the margin in addition to the excess, because a further solve would cost more than the
+margin."""
 MAX_PLACING_S: Final = 10.0
 """Maximum time to place one plan in an arena [s]."""
 
@@ -54,9 +55,9 @@ class Fitted(NamedTuple):
     result: SolveResult
     """Result for the stated problem; without a schedule, it has the reason."""
     plan: Plan | None
-    """The plan; None without a schedule."""
+    """The plan; None without a valid schedule."""
     arena: Arena | None
-    """The arena of the plan, no larger than the budget; None without a schedule."""
+    """The arena of the plan, no larger than the budget; None without a valid schedule."""
 
 
 def fit_arena(
@@ -86,7 +87,8 @@ def fit_arena(
     solve : callable
         The function that solves a problem, with a ``time_limit`` and `options`.
     max_solves : int
-        Maximum number of solves.
+        Maximum number of solves until an arena fits. If the first arena fits, one more may improve
+        the schedule.
     time_limit : float
         Wall time for all solves, plans and arenas [s].
     available_bytes : int, optional
@@ -99,27 +101,30 @@ def fit_arena(
     -------
     Fitted
         Result, plan and arena. The bound of the result is that of the stated problem, so its gap
-        includes the cost of the arena. Without a schedule, plan and arena are None, and the result
-        has the reason; its status is ``infeasible`` if it is proved that no arena fits.
+        includes the cost of the arena. Without a valid schedule, plan and arena are None. A result
+        without a schedule has the reason; its status is ``infeasible`` if it is proved that no
+        arena fits.
 
     Raises
     ------
     InputError
-        If the deadline counts overlapping transfers, but the plan has none (mode ``blocking``).
+        If the alignment is not a power of two, the time limit is invalid, or the deadline counts
+        overlapping transfers, but the plan has none (mode ``blocking``).
 
     Notes
     -----
-    From the second solve on, sizes are rounded up to the alignment, as in the arena: if that
-    problem is infeasible, no arena fits. Arenas differ between schedules, and a smaller budget may
-    yield a larger arena. Once a budget is too small for any schedule, the search bisects between it
-    and the smallest budget whose arena was too large. The budget is reduced by the smallest excess
-    of all arenas so far, because a single arena may be large by chance.
+    If the first arena is too large, further solves round sizes up to the alignment, as in the
+    arena: if that problem is infeasible, no arena fits. Arenas differ between schedules, and a
+    smaller budget may yield a larger arena. Once a solve finds no schedule within a budget, the
+    search bisects between that budget and the smallest budget whose arena was too large. The budget
+    is reduced by the smallest excess of all arenas so far, because a single arena may be large by
+    chance.
 
-    The first solve has three fifths of the time. If its arena fits, the remaining time is used to
-    improve the schedule. Otherwise each further solve has half of the remaining time, and only
-    searches for a schedule, without a bound, if the first was cut short with a wide gap. A plan and
-    its arena are made in any case, and improved while time remains. If none fits at the end, a
-    greedy schedule with clearly less RAM is tried.
+    The first solve has three fifths of the time. If its arena fits and the solve was cut short, the
+    remaining time is used to improve the schedule. Otherwise each further solve has half of the
+    remaining time, and only searches for a schedule, without a bound, if the first was cut short
+    with a wide gap. A plan and its arena are made in any case, and improved while time remains. If
+    time runs out before an arena fits, schedules of fast heuristics with less RAM are tried.
     """
     check_alignment(alignment)
     mode, request = StorageMode(mode), Request(time_limit_s=time_limit)
@@ -171,6 +176,11 @@ def plan_and_place(
     -------
     tuple of Plan and Arena
         The arena may exceed its limit.
+
+    Raises
+    ------
+    PlanError
+        If the schedule is not valid, or the alignment is not a power of two.
     """
     end_s = time.monotonic() + (math.inf if time_limit is None else time_limit)
     limit_bytes = ram_budget_bytes if arena_limit_bytes is None else arena_limit_bytes
@@ -297,7 +307,8 @@ class _FittingSearch:
         """Solve for the remaining time, from a first schedule whose arena fits.
 
         Returns the better schedule whose arena fits, with the better bound and the time of both
-        solves.
+        solves. Returns the first result, plan and arena at once if the first solve was not cut
+        short, or if the remaining time is too short.
         """
         was_cut_short = (
             first_result.method == "optimal" and first_result.termination == Termination.TIME_LIMIT
@@ -334,10 +345,10 @@ class _FittingSearch:
     ) -> Fitted | None:
         """Build schedules with less RAM by fast heuristics; return the first whose arena fits.
 
-        Return None if none fits, and if the result is that of a published method (of
-        `poetmodel.baselines`), whose schedule no other heuristic may replace.
+        Return None if none fits without a violation, and if the result is that of a published
+        method (of `poetmodel.baselines`), whose schedule no other heuristic may replace.
         """
-        # The schedule of a published method must come from that method.
+        # The schedule of a published method must be its own.
         if first_result.method != "optimal":
             return None
         slightly_smaller, clearly_smaller = (
@@ -364,14 +375,20 @@ class _FittingSearch:
     def _solve_within(
         self, problem: Problem, time_ratio: float, start: Schedule | None = None
     ) -> SolveResult:
-        """Solve within a fraction of the remaining time less the time to plan and place."""
+        """Solve within a fraction of the remaining time less the time to plan and place.
+
+        The result has the time limit of the whole search.
+        """
         limit_s = max(time_ratio * (self.request.remaining_s() - self.plan_and_place_s), 1e-3)
         keywords: SearchKeywords = {} if start is None else {"start": start}
         result = self.solve(problem, time_limit=limit_s, **{**self.options, **keywords})
         return replace(result, time_limit_s=self.request.time_limit_s)
 
     def _solve_from_first(self, first_result: SolveResult, smaller_problem: Problem) -> SolveResult:
-        """Solve with less RAM, from the first solve's schedule if that solve was cut short."""
+        """Solve with less RAM, from the first solve's schedule if that solve was cut short.
+
+        If its gap was wide, only a local search from that schedule follows.
+        """
         if first_result.method != "optimal" or first_result.termination != Termination.TIME_LIMIT:
             return self._solve_within(smaller_problem, 1 / 2)
         if (
@@ -387,7 +404,8 @@ class _FittingSearch:
     ) -> SolveResult:
         """Search for a schedule with less RAM near the first one, for half of the remaining time.
 
-        No bound is computed, because a bound for less RAM does not hold for the problem.
+        No bound is computed, because a bound for less RAM does not hold for the problem. The result
+        has no schedule if none is found that meets all limits.
         """
         max_s = max((self.request.remaining_s() - self.plan_and_place_s) / 2, 1e-3)
         schedule, seed = None, self.options.get("seed", 0)
@@ -429,7 +447,8 @@ class _FittingSearch:
     ) -> Fitted:
         """Convert a result with less RAM to one of the stated problem, verified with its plan.
 
-        The bound is that of the first result, and the times are those of both.
+        The result has the violations that the verifier finds, the bound of the first result, and
+        the times of both.
         """
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
@@ -452,7 +471,7 @@ class _FittingSearch:
             f"no addresses fit {self._usable_ram_text()}: tensors at multiples of "
             f"{self.alignment} B need more; {result.reason}"
         )
-        # User-defined constraints on bytes change when sizes are rounded up: this proves nothing.
+        # User-defined constraints on bytes change when sizes are rounded up: this is no proof.
         status = Status.UNKNOWN if self.problem.constraints else Status.INFEASIBLE
         return replace(result, status=status, reason=reason)
 

@@ -52,7 +52,10 @@ class TransferWeightSearch:
     start: Schedule | None
     problem: Problem = field(init=False)
     best: Candidate | None = None
+    """Best schedule whose plan meets all limits; None without one."""
     bound: float = 0.0
+    """Proven lower bound on the value of every plan minus the baseline, in the unit of the
+    quantity."""
     model_bound: float | None = None
     """Bound of the relaxation on the user-defined objective of a model."""
     min_late_makespan_s: float | None = None
@@ -70,7 +73,7 @@ class TransferWeightSearch:
             if self.start is not None:
                 self._verify_plan(self.start)
             relaxation_outcome, _ = self._try_weight(0.0, time_ratio=relaxation_ratio)
-            if relaxation_outcome.infeasible:
+            if relaxation_outcome.is_infeasible:
                 return relaxation_outcome
             if self._is_timed and self.problem.minimize == Quantity.TIME:
                 self._minimize_time()
@@ -101,7 +104,7 @@ class TransferWeightSearch:
 
         A plan may meet a deadline that the surrogate's sum misses. If the task cannot restate its
         problem, objective and deadline stay. If another quantity is minimized, the first schedule
-        whose plan meets all limits ends the loop; if one is known, nothing is solved.
+        whose plan meets all limits ends the loop; if one is known, no surrogate is solved.
         """
         problem, minimizes_time = self.problem, self.problem.minimize == Quantity.TIME
         if self.task.can_restate:
@@ -115,24 +118,24 @@ class TransferWeightSearch:
 
     def _bisect_weight(self) -> None:
         """Bisect for the smallest transfer weight whose plan meets all limits."""
-        too_small, large_enough = 0.0, None
+        small_weight, sufficient_weight = 0.0, None
         while not self._is_done() and (
-            large_enough is None or large_enough - too_small > MIN_WEIGHT_STEP
+            sufficient_weight is None or sufficient_weight - small_weight > MIN_WEIGHT_STEP
         ):
-            weight = 1.0 if large_enough is None else (too_small + large_enough) / 2
+            weight = 1.0 if sufficient_weight is None else (small_weight + sufficient_weight) / 2
             outcome, meets_limits = self._try_weight(weight)
-            if meets_limits or outcome.candidate is None or large_enough is None:
-                large_enough = weight
+            if meets_limits or outcome.candidate is None or sufficient_weight is None:
+                sufficient_weight = weight
             else:
-                too_small = weight
+                small_weight = weight
 
     def _try_weight(
         self, weight: float, *, time_ratio: float | None = None, problem: Problem | None = None
     ) -> tuple[Outcome, bool]:
-        """Solve the surrogate of one transfer weight, of the stated problem unless one is given.
+        """Solve the surrogate of `problem` for one transfer weight, by default the stated problem.
 
-        Return the outcome, and whether the plan of its schedule meets all limits. Raises the bound
-        and stores the outcome.
+        Return the outcome, and whether the plan of its schedule meets all limits. Raises the bound,
+        stores the outcome, and stores the schedule if it is the best.
         """
         request = self.request
         time_ratio = SURROGATE_RATIO if time_ratio is None else time_ratio
@@ -154,11 +157,11 @@ class TransferWeightSearch:
         return outcome, meets_limits
 
     def _raise_bound(self, weight: float, bound: float) -> None:
-        """Raise the bound on all plans to that which the bound of a surrogate implies.
+        """Raise the bound on all plans to the one that the bound of a surrogate implies.
 
         The bound of the relaxation (weight 0) holds directly. Bounds of other surrogates hold only
-        if time is minimized: no makespan is below the mean of compute and transfer time with
-        weights 1 and `weight`.
+        if time is minimized and plans have all transfers: then no makespan is below the mean of
+        compute and transfer time with weights 1 and `weight`.
         """
         if weight == 0:
             self.bound = max(self.bound, bound)
@@ -175,8 +178,9 @@ class TransferWeightSearch:
     ) -> bool:
         """Verify a schedule with its plan, and store it if it is the best.
 
-        Return whether the schedule is valid. The bound of the relaxation on `model_objective`, a
-        user-defined objective, holds for every plan.
+        Return whether the schedule is valid. Reports a new best schedule if the makespan matters,
+        and registers the makespan of a plan that violates limits. The bound of the relaxation on
+        `model_objective`, a user-defined objective, is stored, because it holds for every plan.
         """
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound
@@ -272,7 +276,11 @@ class TransferWeightSearch:
         ).with_solves(outcomes)
 
     def _no_schedule_reason(self, last_outcome: Outcome) -> str:
-        """Return why no schedule was found, with the smallest makespan if it missed a deadline."""
+        """Return the reason why no schedule was found.
+
+        The reason states the smallest makespan if plans violated limits and the problem has a
+        deadline; otherwise it is the reason of `last_outcome`.
+        """
         if self.min_late_makespan_s is None or self.problem.deadline_s is None:
             return last_outcome.reason
         return (

@@ -58,8 +58,8 @@ TERMINATIONS: Final[Mapping[SolverStatus, Termination]] = {
 """Termination of a solve by the status of the back end."""
 
 GAP_FRACTION: Final = 0.99
-"""Fraction of the gap tolerance that is the solver's. The rest covers the reduction of its bound by
-`safe_bound`."""
+"""Fraction of the gap tolerance that is passed to the solver. The rest covers the reduction of the
+solver's bound by `safe_bound`."""
 
 BUILD_TIMED_OUT: Final = "the time limit passed while the model was built"
 
@@ -75,8 +75,9 @@ def prove_formulation(
 ) -> Outcome:
     """Build and solve the model of a formulation, and verify its solution.
 
-    The outcome has the valid schedule `start` if the solver finds no better one, and no schedule if
-    building would take or takes longer than the remaining time.
+    The outcome has the valid schedule `start` if that satisfies the model and the solver finds no
+    better one; ``paper`` ignores it. The outcome has no schedule if building would take or takes
+    longer than the remaining time.
 
     Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
     """
@@ -150,14 +151,15 @@ class ModelProof:
     log: list[str] = field(default_factory=list)
     """The solver's log, in the order in which it was written."""
     last_report: BackendProgress | None = None
-    """The solver's last report, with its best solution."""
+    """The solver's last report, with the last solution reported so far; None without a report."""
     is_abandoned: bool = False
     """Whether the solver exceeded the limit and its reports are ignored."""
 
     def prove(self, start: Candidate | None) -> Outcome:
         """Solve the model; return the outcome with the better of the solution and `start`.
 
-        The first schedule `start` is used only if it satisfies the rows of the model.
+        The first schedule `start` is used only if it satisfies the rows of the model. Without
+        `drops_unneeded_decisions`, it is used only if the solver finds no solution.
         """
         form = self.form
         start_point = None if start is None else schedule_point(form, start.schedule)
@@ -184,9 +186,13 @@ class ModelProof:
         """Solve, and exclude rejected solutions by cover cuts until the verifier accepts one.
 
         A solver's tolerance may permit a point that exceeds a limit. Every schedule satisfies the
-        cover cuts that exclude the point, so bounds and infeasibility proved with them hold.
+        cover cuts that exclude the point, so bounds and infeasibility proved with them hold. The
+        cuts remain in `form`. The solution of ``paper`` is accepted with its violations.
 
-        Raises `VerificationError` if no cover cut excludes a rejected solution.
+        Return the solver's last solution, with the best bound and the total times, and its
+        candidate. The solution is None if no time was left for a call; the candidate is None
+        without an accepted solution. Raises `VerificationError` if no cover cut excludes a rejected
+        solution.
         """
         formulation = self.arrays.formulation
         raw = self._call_solver(start_point)
@@ -301,7 +307,8 @@ class ModelProof:
     def _problem_bound(self, bound: float | None) -> float | None:
         """Convert the model's bound to one on the problem, in the unit of the problem.
 
-        Return None if the model is not exact, or minimizes another objective.
+        It is at least the bound known without a solve. Return None without a bound, or if the model
+        is not exact or minimizes another objective.
         """
         if bound is None or not (self.arrays.exact and self.is_problem_objective):
             return None
@@ -313,7 +320,10 @@ class ModelProof:
         return None
 
     def _make_outcome(self, raw: RawSolution | None, candidate: Candidate | None) -> Outcome:
-        """Return the outcome with `candidate`, and with bound and statistics of `raw`."""
+        """Return the outcome with `candidate`, and with bound and statistics of `raw`.
+
+        If `raw` is None, no time was left for the solver.
+        """
         form = self.form
         statistics: dict[str, Any] = {
             "columns": form.n_columns,
@@ -337,7 +347,7 @@ class ModelProof:
             termination=TERMINATIONS[raw.status],
             candidate=candidate,
             bound=self._problem_bound(raw.bound) or 0.0,
-            infeasible=raw.is_infeasible and self.arrays.exact,
+            is_infeasible=raw.is_infeasible and self.arrays.exact,
             reason=self._no_schedule_reason(raw),
             build_s=self.build_s + raw.build_s,
             versions=backend(self.request.backend).versions(),
@@ -346,7 +356,7 @@ class ModelProof:
         )
 
     def _no_schedule_reason(self, raw: RawSolution) -> str:
-        """Return why no schedule was found, as text."""
+        """Return the reason why no schedule was found."""
         formulation = self.arrays.formulation
         if raw.status == SolverStatus.UNBOUNDED:
             return "the objective of the model is unbounded: give the variables in it bounds"

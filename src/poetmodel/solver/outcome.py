@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REFUTED: Final = (
     "a verified schedule refutes the proof of the solver, and no other proof was found in time"
 )
-"""Reason of a result that has a schedule and no proof."""
+"""Reason of a result whose schedule contradicts the proof, which is dropped."""
 EQUALITY_TOLERANCE: Final = 1e-6
 """Maximum difference between a value and a bound that counts as a rounding error, relative to the
 value."""
@@ -48,7 +48,7 @@ class Candidate:
     value: float
     """The minimized quantity minus its baseline, in the unit of the quantity."""
     model_objective: ModelObjective | None = None
-    """The user-defined objective of a model that replaced its problem's; None otherwise."""
+    """The user-defined objective of a model, if it replaced the problem's; None otherwise."""
     verify_s: float = 0.0
     """Time to verify the schedule [s]."""
 
@@ -70,13 +70,13 @@ class Outcome:
 
     termination: Termination
     candidate: Candidate | None = None
-    """The best schedule found."""
+    """The best schedule found; None without one."""
     bound: float = 0.0
     """Proven lower bound on the value of every candidate, in the unit of the quantity."""
-    infeasible: bool = False
+    is_infeasible: bool = False
     """Whether it is proved that no schedule exists."""
     reason: str = ""
-    """Why no schedule was found, as text."""
+    """Reason why no schedule was found, or `REFUTED`."""
     build_s: float = 0.0
     """Time to build and compile models [s]."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def make_candidate(
 
 
 def make_valid_candidate(problem: Problem, schedule: Schedule | None) -> Candidate | None:
-    """Verify a schedule; return None for None, or if the verifier finds a violation."""
+    """Verify a schedule; return None without a schedule, or if the verifier finds a violation."""
     if schedule is None:
         return None
     candidate = make_candidate(problem, schedule)
@@ -166,11 +166,11 @@ def is_refuted(problem: Problem, outcome: Outcome) -> bool:
         tolerance = EQUALITY_TOLERANCE * abs(candidate.value) + TOTAL_TOLERANCE * abs(
             problem.objective.baseline
         )
-    return outcome.infeasible or outcome.bound > candidate.value + tolerance
+    return outcome.is_infeasible or outcome.bound > candidate.value + tolerance
 
 
 def drop_proof(problem: Problem, outcome: Outcome) -> Outcome:
-    """Return an outcome with its schedule, but without its proof.
+    """Return an outcome with its schedule, without its proof, and with the reason `REFUTED`.
 
     The bound becomes the one that is known of the problem without a solve.
     """
@@ -178,7 +178,7 @@ def drop_proof(problem: Problem, outcome: Outcome) -> Outcome:
     return replace(
         outcome,
         bound=problem.objective.known_bound,
-        infeasible=False,
+        is_infeasible=False,
         termination=Termination.STALLED if is_proved else outcome.termination,
         reason=REFUTED,
     )
@@ -199,7 +199,7 @@ def make_result(
     """Convert an outcome to a result, without a proof that the outcome's schedule refutes."""
     base_result = SolveResult(
         problem=problem,
-        status=Status.INFEASIBLE if outcome.infeasible else Status.UNKNOWN,
+        status=Status.INFEASIBLE if outcome.is_infeasible else Status.UNKNOWN,
         termination=outcome.termination,
         reason=outcome.reason,
         formulation=formulation,
@@ -219,7 +219,7 @@ def make_result(
     if candidate is None:
         return (
             base_result
-            if outcome.infeasible
+            if outcome.is_infeasible
             else replace(base_result, termination=_unproved_termination(outcome))
         )
     model_objective, bound = candidate.model_objective, 0.0

@@ -40,7 +40,7 @@ class SolveProgress:
     overhead_bound: float | None
     """Best proven lower bound on the overhead so far; None before the first."""
     baseline: float = 0.0
-    """The cost of every schedule: for energies and times, that of a single pass."""
+    """The part of the value that every schedule has: for energies and times, a single pass."""
     schedule: Schedule | None = None
     """The verified schedule with `overhead`; None if the solver reports the overhead alone."""
 
@@ -166,7 +166,7 @@ class History:
     """Baseline for the forwarded reports."""
     entries: list[HistoryEntry] = field(default_factory=list)
     best: SolveProgress | None = None
-    """The report with the best schedule."""
+    """The report with the best schedule; None before the first."""
 
     def record(self, progress: SolveProgress) -> bool | None:
         """Add a report to the history and forward it to `on_progress`.
@@ -210,7 +210,10 @@ class History:
         return (*earlier_entries, (result.wall_s, value, bound))
 
     def _add_entry(self, entry: HistoryEntry) -> None:
-        """Append an entry with the best values so far, unless neither value has improved."""
+        """Append an entry with the best values so far, unless neither value has improved.
+
+        If there are more than `MAX_HISTORY_ENTRIES`, delete every second entry.
+        """
         entries = self.entries
         if entries:
             _, incumbent, bound = entries[-1]

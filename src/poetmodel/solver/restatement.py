@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 MAX_TERMS: Final = 4
-"""Maximum number of terms of a sum in the call; "..." stands for the rest."""
+"""Maximum number of terms of a sum in the call; "..." replaces the rest."""
 MAX_RULES: Final = 4
-"""Maximum number of constraints in the call; "..." stands for the rest."""
+"""Maximum number of constraints in the call; "..." replaces the rest."""
 
 
 class _CountKey(NamedTuple):
@@ -44,8 +44,9 @@ class _Sum(NamedTuple):
 def restate_as_call(model: pyo.ConcreteModel) -> str | None:
     """Return the Python call that states the rows and objective added to a model from `build`.
 
-    Return None if nothing was added, if totals cannot state the additions, if the model is not
-    exact, or if variables or rows that `build` made were changed.
+    Long sums and lists are shortened by "...". Return None without additions, if totals cannot
+    state them, if the model is not exact or has no active objective, or if variables or rows that
+    `build` made were changed.
     """
     objective = next(model.component_data_objects(pyo.Objective, active=True), None)
     added_rows = _added_rows(model)
@@ -65,7 +66,7 @@ def restate_as_call(model: pyo.ConcreteModel) -> str | None:
 
 
 def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
-    """Return the added rows by constraint name; None if rows that `build` made were changed."""
+    """Return the added rows by constraint name; None if rows of `build` were changed or removed."""
     rows_by_name: dict[str, list[Any]] = {}
     n_unchanged = 0
     for row in model.component_data_objects(pyo.Constraint, active=True):
@@ -225,15 +226,15 @@ class _TotalsWriter:
 
         Yields one term if the values of all items are equal or proportional to their sizes.
         """
-        n_variables, sizes = self.n_variables[count].keys(), self.graph.tensor_bytes
+        counted_items, sizes = self.n_variables[count].keys(), self.graph.tensor_bytes
         distinct_values = set(values.values())
-        if len(values) > 1 and values.keys() == n_variables and len(distinct_values) == 1:
+        if len(values) > 1 and values.keys() == counted_items and len(distinct_values) == 1:
             yield distinct_values.pop(), f"sum(v.{count}.values())"
             return
         byte_totals = {Count.PAGE_OUTS: Total.BYTES_WRITTEN, Count.PAGE_INS: Total.BYTES_READ}
         if count in byte_totals and not self.graph.state_tensors:
             prices = {value / sizes[i] for i, value in values.items() if sizes[i]}
-            if len(prices) == 1 and values.keys() == {i for i in n_variables if sizes[i]}:
+            if len(prices) == 1 and values.keys() == {i for i in counted_items if sizes[i]}:
                 yield prices.pop(), f"v.{byte_totals[count]}"
                 return
         for item, value in values.items():

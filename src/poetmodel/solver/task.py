@@ -35,9 +35,9 @@ RETRY_NOTE: Final = (
     "presolve"
 )
 GREEDY_TIME_RATIO: Final = 0.1
-"""Fraction of the time limit after which greedy returns its best schedule."""
+"""Fraction of the time limit after which the greedy heuristic returns its best schedule."""
 MAX_GREEDY_TIME_RATIO: Final = 0.5
-"""Fraction of the remaining time after which greedy ends without a schedule."""
+"""Fraction of the remaining time after which the greedy heuristic ends without a schedule."""
 MIN_UNITS: Final = 1.0
 """Smallest value of a known schedule, in units of the objective, that a solver resolves to a
 millionth. For a smaller value, the problem is restated in finer units."""
@@ -63,7 +63,7 @@ class Task:
     """Whether limits and objective can be replaced; False for models, whose rows are fixed."""
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether bounds and infeasibility proved by the formulation hold for the problem."""
         return self.formulation != "paper"
 
@@ -85,7 +85,7 @@ class Task:
         """Solve `problem`, that of the task or a surrogate, from a first schedule if there is one.
 
         If a verified schedule refutes the proof, the problem is solved again without presolve. If a
-        schedule refutes the second proof, too, the outcome has no proof.
+        schedule refutes the second proof, too, or no time remains for it, the outcome has no proof.
         """
         outcome = self._solve_once(problem, request, start)
         if not is_refuted(problem, outcome):
@@ -106,8 +106,8 @@ class Task:
     def _solve_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Build first schedules by heuristics, and prove a bound, starting with the best of them.
 
-        After a time limit, Ctrl-C or a model that is too large, the best first schedule is
-        returned.
+        After a time limit, Ctrl-C or a model that is too large, the outcome has the best first
+        schedule, except for a user's model, whose added rows the schedule may violate.
         """
         best: Candidate | None = None
         try:
@@ -121,7 +121,7 @@ class Task:
                         best, make_valid_candidate(problem, page_everything(problem))
                     )
                 best = best or self._construct_restricted(problem, request)
-            prove = self._prove_in_fine_units if self.exact else self.prove
+            prove = self._prove_in_fine_units if self.is_exact else self.prove
             outcome = self._check_start(problem, request, best) or prove(problem, request, best)
         except KeyboardInterrupt:
             outcome = Outcome(termination=Termination.INTERRUPTED)
@@ -161,12 +161,13 @@ class Task:
     def _check_start(
         self, problem: Problem, request: Request, first_candidate: Candidate | None
     ) -> Outcome | None:
-        """Report the first schedule; return an outcome if it is optimal or the callback stops.
+        """Report the first schedule unless it is optimal.
 
-        Returns None otherwise. ``paper`` has another objective and a model may have more rows, so
-        no first schedule is reported for them.
+        Return an outcome if the schedule is optimal, or if the callback stops the solve; None
+        otherwise. ``paper`` has another objective and a user's model may have more rows, so their
+        first schedules are not reported.
         """
-        if first_candidate is None or not (self.can_restate and self.exact):
+        if first_candidate is None or not (self.can_restate and self.is_exact):
             return None
         known_bound = problem.objective.known_bound
         if is_tight(problem, first_candidate.value, known_bound):
@@ -199,7 +200,7 @@ class Task:
         outcome = self.prove(stated_problem, request, first_candidate)
         while outcome.termination in REFINABLE and request.remaining_s() > 0:
             candidate = outcome.candidate
-            if candidate is None or candidate.violations or outcome.infeasible:
+            if candidate is None or candidate.violations or outcome.is_infeasible:
                 break
             if is_gap_closed(problem, candidate.value, outcome.bound, request.gap):
                 break
@@ -213,12 +214,12 @@ class Task:
                 stated_problem = stated_problem.with_bytes_below(round(candidate.value))
             else:
                 break
-            outcome_before, limited_request = (
+            outcome_before, reporting_request = (
                 outcome,
                 _with_known_progress(request, candidate, outcome.bound),
             )
             try:
-                next_outcome = self.prove(stated_problem, limited_request, start, outcome.bound)
+                next_outcome = self.prove(stated_problem, reporting_request, start, outcome.bound)
             except KeyboardInterrupt:
                 return replace(outcome, termination=Termination.INTERRUPTED)
             except TimeLimitError:
@@ -234,7 +235,11 @@ class Task:
     def prove(
         self, problem: Problem, request: Request, start: Candidate | None, bound: float = 0.0
     ) -> Outcome:
-        """Solve `problem` by the formulation, from a known schedule and a known bound."""
+        """Solve `problem` by the formulation, from a known schedule.
+
+        ``lazy`` also starts from the proven `bound`, and raises `TimeLimitError` if it exceeds the
+        time limit by more than `GRACE_S`.
+        """
         if self.formulation == "lazy":
             from poetmodel.solver import lazy
 
@@ -266,13 +271,13 @@ def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outc
 
     if estimate_build_s(problem, "compact") > request.remaining_s():
         return lazy_outcome
-    limited_request = (
+    reporting_request = (
         request
         if candidate is None
         else _with_known_progress(request, candidate, lazy_outcome.bound)
     )
     try:
-        compact_outcome = prove_formulation(problem, limited_request, "compact", start=candidate)
+        compact_outcome = prove_formulation(problem, reporting_request, "compact", start=candidate)
     except KeyboardInterrupt:
         return replace(lazy_outcome, termination=Termination.INTERRUPTED)
     except TooLargeError:
@@ -321,14 +326,14 @@ def _merge_outcomes(
     """
     bound = (
         known_candidate.value
-        if second_outcome.infeasible
+        if second_outcome.is_infeasible
         else min(second_outcome.bound, known_candidate.value)
     )
     return replace(
         second_outcome,
         candidate=better_candidate(second_outcome.candidate, known_candidate),
         bound=max(first_outcome.bound, bound),
-        infeasible=False,
+        is_infeasible=False,
     ).with_solves([first_outcome, second_outcome])
 
 

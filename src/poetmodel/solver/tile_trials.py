@@ -50,7 +50,7 @@ class ChosenTiles:
     trial found one."""
     trials: tuple[TileTrial, ...] = ()
     """All trials in the order of the candidates; empty if there was a single candidate."""
-    interrupted: bool = False
+    is_interrupted: bool = False
     """Whether Ctrl-C or the progress callback ended the trials."""
 
 
@@ -69,8 +69,8 @@ def find_cheapest_tiles(
     Parameters
     ----------
     candidates : sequence of (int or None, LoweredStep)
-        Tile sizes that fit, each with its step in tiles. None stands for a step without tiles, and
-        is valid only as the single candidate.
+        Tile sizes that fit [B], each with its step in tiles. None is the size of a step without
+        tiles, which is valid only as the single candidate.
     make_problem : callable
         Returns the problem of a step.
     request : Request
@@ -83,6 +83,7 @@ def find_cheapest_tiles(
     """
     trials: list[TileTrial] = []
     best: tuple[float, int, SolveResult | None] = (math.inf, 0, None)
+    """Smallest value so far, with the position of its candidate and the result of its trial."""
     was_interrupted = False
     reserved_s = request.remaining_s() * (1 - time_ratio)
     for position, (tile_bytes, step) in enumerate(candidates if len(candidates) > 1 else ()):
@@ -112,7 +113,7 @@ def find_cheapest_tiles(
         step=step,
         result=best[2],
         trials=tuple(trials),
-        interrupted=was_interrupted,
+        is_interrupted=was_interrupted,
     )
 
 

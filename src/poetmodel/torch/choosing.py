@@ -245,7 +245,7 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     )
     find_backend(backend).check_options(request.solver_options)
     tiles, limits = _choose_tiles(whole_step, parse_tile(tile), device, profile, limits, request)
-    elapsed_s = time_limit if tiles.interrupted else request.elapsed_s()
+    elapsed_s = time_limit if tiles.is_interrupted else request.elapsed_s()
     tile_bytes, step = tiles.tile_bytes, tiles.step
     freezable = Freezable(step=step)
     layers = group_by_layer(freezable.parameters, per)

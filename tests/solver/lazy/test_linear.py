@@ -34,9 +34,9 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
     first = session.solve_form(relaxation.form.linear_relaxation())
     answer = add_cuts(session, relaxation)
     assert answer.x is not None
-    assert not answer.infeasible
+    assert not answer.is_infeasible
     assert answer.value > 1.05 * first.objective
-    assert session.bounds.lower == pytest.approx(answer.value * relaxation.unit)
+    assert session.bounds.lower_bound == pytest.approx(answer.value * relaxation.unit)
     assert relaxation.cuts
     relaxation.cuts, kept = [], relaxation.cuts
     whole = solved(relaxation)
@@ -48,7 +48,7 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
     assert relaxation.grouping.stage_rows
     assert not relaxation.grouping.step_rows
     assert answer.value > 0
-    assert session.bounds.lower >= answer.value * relaxation.unit - CLOSE
+    assert session.bounds.lower_bound >= answer.value * relaxation.unit - CLOSE
 
 
 def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
@@ -77,16 +77,16 @@ def test_a_linear_relaxation_without_a_point_proves_infeasibility():
     """The skip connection in 14 bytes without a way to have `a` again; without time, no answer."""
     session = session_of(skip_problem(recompute=False, paging=False, ram=14))
     answer = add_cuts(session, session.build_relaxation(Grouping(4, frozenset({2}))))
-    assert answer.infeasible
+    assert answer.is_infeasible
     assert answer.x is None
     _, answer = add_rows(session, Grouping(4))
-    assert answer.infeasible
+    assert answer.is_infeasible
     problem = comb_problem(8, 9)
     relaxation = session_of(problem).build_relaxation(Grouping(16))
     session = session_of(problem, time_limit_s=1e-9)
     answer = add_cuts(session, relaxation)
     assert answer.x is None
-    assert not answer.infeasible
+    assert not answer.is_infeasible
     assert session.stop_reason == Termination.TIME_LIMIT
 
 
@@ -105,9 +105,9 @@ def test_bounds_of_the_linear_phase_hold(part):
             assert first.stage_rows <= relaxation.grouping.stage_rows
             if best is None:
                 continue
-            assert not answer.infeasible, number
-            assert session.bounds.lower <= best + CLOSE, number
-            raised += session.bounds.lower > CLOSE
+            assert not answer.is_infeasible, number
+            assert session.bounds.lower_bound <= best + CLOSE, number
+            raised += session.bounds.lower_bound > CLOSE
     assert raised > part.share(10)
 
 

@@ -81,14 +81,14 @@ def test_a_process_finds_better_schedules(started):
     _, start, session = paged_comb()
     with PrimalWorker(session) as search:
         assert until(lambda: session.bounds.incumbent is not start)
-        assert search.is_running.is_set()
+        assert search.running_event.is_set()
         (process,) = started
     search.raise_error()
     assert session.bounds.incumbent.value < start.value
     assert not session.bounds.incumbent.violations
-    assert session.bounds.lower == 0.0
+    assert session.bounds.lower_bound == 0.0
     assert not process.is_alive
-    assert not search.is_running.is_set()
+    assert not search.running_event.is_set()
     assert not search._thread.is_alive()
 
 
@@ -207,7 +207,7 @@ def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
         peer.tell(bound=0.5, max_columns=9, solution=solution)
     with peer:
         assert until(lambda: taken)
-        assert (peer.search.session.bounds.lower, peer.search.session.max_columns) == (0.5, 9)
+        assert (peer.search.session.bounds.lower_bound, peer.search.session.max_columns) == (0.5, 9)
     assert taken == answers[1:]
 
 
@@ -237,7 +237,7 @@ def test_without_a_process_the_proof_goes_on(search_by, caplog, monkeypatch, is_
     with caplog.at_level(logging.WARNING), PrimalWorker(session) as search:
         assert until(lambda: session.log)
         assert not session.is_done()
-        assert not search.is_running.is_set()
+        assert not search.running_event.is_set()
     search.raise_error()
     assert words in session.log[-1]
     assert words.partition(" (")[0] in caplog.text
@@ -260,7 +260,7 @@ def test_a_search_or_a_watcher_that_fails_is_an_error(search_by):
         assert until(session.stop_event.is_set)
     with pytest.raises(BackendError, match=r"one thread(.|\n)*LookupError: of its own"):
         search.raise_error()
-    assert not search.is_running.is_set()
+    assert not search.running_event.is_set()
 
 
 # -- whole solves --------------------------------------------------------------------------------

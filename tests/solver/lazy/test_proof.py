@@ -88,7 +88,7 @@ def test_verdicts_are_those_of_exhaustive_search(part):
     for seed, problem in with_deadlines(part.of(range(1500)), "verdict", (4, 6)):
         verdict = fastest(problem)
         infeasible = optimum(problem) is None
-        assert verdict.infeasible == infeasible, seed
+        assert verdict.is_infeasible == infeasible, seed
         assert (verdict.candidate is None) == infeasible, seed
         if verdict.candidate is not None:
             assert not make_candidate(problem, verdict.candidate.schedule).violations
@@ -113,14 +113,14 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
         outcome = prove(problem, unlimited(), start=None, params=AT_ONCE)
         best = optimum(problem)
         assert outcome.termination == Termination.PROVED, seed
-        assert outcome.infeasible == (best is None), seed
+        assert outcome.is_infeasible == (best is None), seed
         if best is None:
             assert outcome.reason.startswith("proved: "), seed
             assert "the deadline of" in outcome.reason
         else:
             value = best.value - problem.objective.baseline
             assert outcome.candidate.value == pytest.approx(value, abs=CLOSE), seed
-        seen[outcome.infeasible] += 1
+        seen[outcome.is_infeasible] += 1
     assert min(seen[True], seen[False]) > part.share(3), seen
     assert len(asked) > part.share(10)
 
@@ -181,7 +181,7 @@ def test_figures_are_those_of_all_parts(monkeypatch):
 
     monkeypatch.setattr(proof, "generate_rows", noted)
     outcome = prove(problem, unlimited(), start=None, params=AT_ONCE)
-    assert outcome.infeasible
+    assert outcome.is_infeasible
     assert len(figures) == 2
     assert outcome.statistics["rounds"] == sum(part["rounds"] for part in figures)
     assert outcome.statistics["columns"] == max(part["columns"] for part in figures) > 0
@@ -217,7 +217,7 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
     for change, infeasible in ((0.0, False), (1e-3, False), (-1e-3, True)):
         deadline = f"{least_s + change} s"
         verdict = fastest(timed_comb(deadline))
-        assert verdict.infeasible == infeasible
+        assert verdict.is_infeasible == infeasible
         assert (verdict.candidate is None) == infeasible
     assert PROOF_MARGIN > 1e-9
     told = []
@@ -229,14 +229,14 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
     problem = timed_comb(f"{least_time_s() - 1e-3} s")
     verdict = fastest(problem, unlimited(on_progress=stop), 0.25)
     assert verdict.termination == Termination.INTERRUPTED
-    assert not verdict.infeasible
+    assert not verdict.is_infeasible
     assert {(each.overhead, each.overhead_bound) for each in told} == {(None, 0.25)}
     problem = timed_comb("200%").without_limits(Quantity.TIME)
     best = prove(problem, unlimited(), start=None).candidate
     ceiling = best.value / 2
     outcome = below(problem, ceiling)
     assert outcome.bound >= ceiling
-    assert not outcome.infeasible
+    assert not outcome.is_infeasible
     above = below(problem, best.value * 2)
     assert above.candidate.value == pytest.approx(best.value)
 

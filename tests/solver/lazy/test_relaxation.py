@@ -163,7 +163,7 @@ def test_cuts_become_rows():
     """A form with cuts has one more row for each, at least its right-hand side."""
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     column = relaxation.recomputed[1, 0]
-    cut = Cut.from_terms([(1.0, column)], lower=1.0, origin=ORIGIN, in_bytes=False)
+    cut = Cut.from_terms([(1.0, column)], lower=1.0, origin=ORIGIN, is_in_bytes=False)
     form = relaxation.form_with_cuts([cut])
     assert form.n_rows == relaxation.form.n_rows + 1
     assert form.row_lower[-1] == 1.0

@@ -104,7 +104,7 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch):
 
     def misled(solver, form, limits, **given):
         given["on_progress"](BackendProgress(incumbent=None, bound=9.0, x=None))
-        assert session.bounds.lower > 2.0
+        assert session.bounds.lower_bound > 2.0
         return replace(solve(solver, form, limits, **given), solved_again=True)
 
     def watch(progress):
@@ -113,7 +113,7 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch):
 
     monkeypatch.setattr(type(session.solver), "solve", misled)
     assert session.solve_form(relaxation.form, progress_callback=watch) is not None
-    assert session.bounds.lower == 2.0
+    assert session.bounds.lower_bound == 2.0
 
 
 @pytest.mark.parametrize("repairs", [True, False])
@@ -208,7 +208,7 @@ def test_without_time_the_start_comes_back_with_a_bound():
     outcome = solved(comb_problem(minimize="ram"), time_limit_s=1e-9)
     assert outcome.termination == Termination.TIME_LIMIT
     assert outcome.bound == 8  # the floor: f1 reads f0
-    assert (outcome.candidate, outcome.infeasible) == (None, False)
+    assert (outcome.candidate, outcome.is_infeasible) == (None, False)
     assert "no schedule was found" in outcome.reason
 
 

@@ -98,7 +98,7 @@ def test_the_larger_the_gap_the_more_is_due_to_the_search():
     bounds, params = search.session.bounds, search.session.params
     value, due = bounds.incumbent.value, []
     for gap in (0.5, 0.19, 0.15, 0.11, 0.05):
-        bounds.lower = value * (1 - gap)
+        bounds.lower_bound = value * (1 - gap)
         due.append(search.due_s)
     assert due == sorted(due, reverse=True)
     assert due[0] == pytest.approx(1_000 * params.far_search_time_ratio, rel=0.05)
@@ -119,12 +119,12 @@ def test_a_search_claims_nothing_and_finds_nothing_wrong(part):
             continue
         best = run_rounds(problem).value
         session = session_of(problem)
-        bound = session.bounds.lower
+        bound = session.bounds.lower_bound
         relaxation = session.build_relaxation(random_rows(seeded(f"from/{number}"), problem))
         raw = solved(relaxation)
         if raw.x is not None:
             PrimalHeuristic(session).repair(relaxation.disaggregate(raw.x).schedule())
-        assert session.bounds.lower == bound
+        assert session.bounds.lower_bound == bound
         if session.bounds.incumbent is not None:
             found += 1
             assert session.bounds.incumbent.value >= best - CLOSE, number

@@ -1,4 +1,4 @@
-"""``lazy``: row generation over groups of stages, as in `poetmodel.solver.lazy.row_generation`."""
+"""``lazy``: the proof of a bound by row generation over groups of stages."""
 
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.proof import prove

@@ -26,7 +26,7 @@ class GroupDecisions:
     """Decisions of a solution of a grouped relaxation."""
 
     kept: frozenset[tuple[int, int]]
-    """(tensor, segment) pairs: the tensor stays in RAM from one of its events to the next."""
+    """(tensor, event) pairs: the tensor stays in RAM from that event to its next event."""
     recomputed: frozenset[tuple[int, int]]
     """(group, node) pairs that are recomputed."""
     paged_in: frozenset[tuple[int, int]]
@@ -75,11 +75,11 @@ class Disaggregation:
             differences[end] -= sizes[i]
         resident_spans = [(i, 1, len(graph.nodes)) for i in self.resident if sizes[i]]
         for i, begin, end in [*self.spans, *resident_spans]:
-            for q in (graph.node_of[i], *graph.users_of[i]):
-                if begin - 1 <= q < end:
-                    unshared_bytes = sizes[i] - graph.shared_bytes_of[q].get(i, 0)
-                    differences[q] -= unshared_bytes
-                    differences[q + 1] += unshared_bytes
+            for k in (graph.node_of[i], *graph.users_of[i]):
+                if begin - 1 <= k < end:
+                    unshared_bytes = sizes[i] - graph.shared_bytes_of[k].get(i, 0)
+                    differences[k] -= unshared_bytes
+                    differences[k + 1] += unshared_bytes
         differences[0] += self.resident_bytes
         return list(map(add, accumulate(differences), graph.step_bytes))
 
@@ -182,7 +182,8 @@ def disaggregate(
     the tensor, or the stage of the first recomputation that reads the tensor. If the tensor is only
     kept for the next group, the recomputation or page-in happens in the last stage of the group. A
     node that reads state is recomputed no later than the replacement of that state. A tensor is
-    evicted after its last need. Decisions without a need are dropped.
+    evicted after its last need. Decisions without a need are dropped. `stated_graph` is the graph
+    of the problem with its state; None if it is `graph`.
     """
     last_stages = (stated_graph or graph).last_stages
     result = _Disaggregator(graph, grouping, events, decisions, last_stages).disaggregate()
@@ -316,7 +317,8 @@ class _Disaggregator:
 def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
     """Return the worst stage of each sequence of stages with violated rows, the worst first.
 
-    `loads` are the bytes in RAM at the last step of each stage.
+    `loads` are the bytes in RAM at the last step of each stage. A row is violated above
+    `limit_bytes`.
     """
     worst_stages: list[int] = []
     was_violated = False
@@ -331,7 +333,10 @@ def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
 
 
 def violated_steps(disaggregation: Disaggregation, limit_bytes: float) -> list[tuple[int, int]]:
-    """Return, for each stage with violated steps before its last step, the worst ``(t, k)``."""
+    """Return, for each stage with violated steps before its last step, the worst ``(t, k)``.
+
+    A step is violated if its bytes in RAM exceed `limit_bytes`. Stages are ascending.
+    """
     worst_steps: dict[int, tuple[int, int]] = {}
     for t, k, load in disaggregation.step_loads():
         if load > limit_bytes and (t not in worst_steps or load > worst_steps[t][0]):

@@ -28,10 +28,11 @@ class LinearSolution:
     """The last point and the best value of the solves of a linear relaxation."""
 
     x: NDArray[Any] | None
-    """The last point; None if no solve returned one."""
+    """The last point; None if no solve returned one, or if the relaxation is infeasible."""
     value: float
-    """The largest bound of a solve, in units of the objective; minus infinity without one."""
-    infeasible: bool = False
+    """The largest bound of a solve, in units of the objective; minus infinity without one, and 0 if
+    the relaxation is infeasible."""
+    is_infeasible: bool = False
     """Whether the relaxation is proved to have no point."""
 
 
@@ -54,7 +55,7 @@ def add_cuts(
         raw = session.solve_form(relaxation.form_with_all_cuts().linear_relaxation(), basis=basis)
         if raw is None or raw.x is None or raw.bound is None:
             if raw is not None and raw.is_infeasible:
-                return LinearSolution(None, 0.0, infeasible=True)
+                return LinearSolution(None, 0.0, is_infeasible=True)
             return solution
         session.raise_bound(safe_bound(session.problem, raw.bound) * relaxation.unit)
         is_gain = raw.bound > solution.value + params.cut_gain_ratio * abs(raw.bound)
@@ -110,10 +111,10 @@ def add_rows(
     tight at the optimum.
 
     Few rows are added at a time, because finer groups have more columns; twice as many after a
-    round without gain. Calls `on_solution` with each solution, and `on_cut_point` with each point
-    that `add_cuts` cuts off. Returns the relaxation with the fewest rows that has the best bound,
-    and its solution: more rows would only make the integer problem harder. Returns the infeasible
-    relaxation if there is one.
+    round without gain. Calls `on_solution` with each solution before rows are added, and
+    `on_cut_point` in each call of `add_cuts`. Returns the relaxation of the last round with a gain,
+    or the first one, and its solution: more rows would only make the integer problem harder.
+    Returns the infeasible relaxation if there is one.
     """
     params = session.params
     relaxation = session.build_relaxation(grouping)
@@ -153,7 +154,7 @@ def add_rows(
             finest_relaxation.grouping.with_rows(new_stages[:max_rows]), finest_relaxation
         )
         finest_solution = add_cuts(session, finest_relaxation, on_cut_point)
-        if finest_solution.infeasible:
+        if finest_solution.is_infeasible:
             return finest_relaxation, finest_solution
         if finest_solution.value - solution.value > params.row_gain_ratio * abs(
             finest_solution.value
@@ -236,20 +237,20 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
         held_bytes = _HeldBytes(differences, sizes[i])
         for span in spans:
             held_bytes.add_span(*span)
-        for q in (*graph.users_of[i], graph.node_of[i]):
+        for k in (*graph.users_of[i], graph.node_of[i]):
             # Inputs and outputs of the stage's last step count in `step_bytes` already.
-            crossing_bytes = held_bytes.bytes_at(q) * (
-                1 - graph.shared_bytes_of[q].get(i, 0) / sizes[i]
+            crossing_bytes = held_bytes.bytes_at(k) * (
+                1 - graph.shared_bytes_of[k].get(i, 0) / sizes[i]
             )
-            differences[q] -= crossing_bytes
-            differences[q + 1] += crossing_bytes
+            differences[k] -= crossing_bytes
+            differences[k + 1] += crossing_bytes
     sizes = relaxation.problem.graph.tensor_bytes
     for i, column in relaxation.resident.items():
         home_bytes = _HeldBytes(differences, sizes[i])
         home_bytes.add_span(0, len(graph.nodes), float(x[column]))
-        for q in (*graph.users_of[i], graph.node_of[i]) if graph.tensor_bytes[i] else ():
-            differences[q] -= home_bytes.bytes_at(q)
-            differences[q + 1] += home_bytes.bytes_at(q)
+        for k in (*graph.users_of[i], graph.node_of[i]) if graph.tensor_bytes[i] else ():
+            differences[k] -= home_bytes.bytes_at(k)
+            differences[k + 1] += home_bytes.bytes_at(k)
     return np.array(graph.step_bytes, dtype=np.float64) + np.cumsum(differences)[:-1]
 
 

@@ -73,7 +73,7 @@ class PrimalHeuristic:
         """
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:
-            neighbourhood.until_s = self._deadline_s(max(self.max_repair_s, self.due_s))
+            neighbourhood.until_s = self._end_s(max(self.max_repair_s, self.due_s))
             neighbourhood.consider(list_restorations(self.session.problem.graph, solution))
             self._offer()
         self.spent_s += now_s() - started_s
@@ -83,14 +83,15 @@ class PrimalHeuristic:
     def improve(self) -> None:
         """Search locally until several iterations find no better schedule; offer the best one.
 
-        Ends early after the due time or a quarter of the remaining time. Does nothing without the
-        heuristic `local_search`. Adapts the number of idle iterations, and adds the time spent.
+        Ends early after the due time, or `SEARCH_S` if that is longer, and after a quarter of the
+        remaining time. Returns at once without the heuristic ``local_search``. Adapts the number of
+        idle iterations, and adds the time spent.
         """
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
             return
         max_s = max(SEARCH_S, self.due_s)
-        until_s = self._deadline_s(min(max_s, session.request.remaining_s() / 4))
+        until_s = self._end_s(min(max_s, session.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
         incumbent, score_before = session.bounds.incumbent, neighbourhood.best_score
         if incumbent is not None and (0.0, incumbent.value) < score_before:
@@ -110,10 +111,10 @@ class PrimalHeuristic:
         self.idle_iterations_per_column = max(
             IDLE_ITERATIONS_PER_COLUMN, factor * self.idle_iterations_per_column
         )
-        # If the search found nothing new, the rest of the due time counts as spent.
+        # If the search ended with idle iterations, the rest of the due time counts as spent.
         self.spent_s += max(now_s() - started_s, max_s if n_idle >= max_n_idle else 0.0)
 
-    def _deadline_s(self, max_s: float) -> float:
+    def _end_s(self, max_s: float) -> float:
         """Return the time on the clock of `now_s` at which a phase of at most `max_s` ends [s]."""
         return now_s() + min(max_s, self.session.request.remaining_s())
 
@@ -135,7 +136,7 @@ class ViolatedRows(NamedTuple):
     """Steps with violated rows, if no row of a stage is violated."""
     user_limits: dict[int, frozenset[int]]
     """Violated per-stage constraints: the position in the problem's `stage_limits`, with the
-    `change_stages` of the constraint."""
+    `coefficient_change_stages` of the constraint."""
 
     def __bool__(self) -> bool:
         return any(self)
@@ -144,9 +145,9 @@ class ViolatedRows(NamedTuple):
 def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> ViolatedRows:
     """Convert a solution to a schedule, and offer it to the session if it violates no memory row.
 
-    Return the violated rows that the relaxation does not enforce. If the peak is minimized, the
-    schedule is offered in any case: it may be good although it exceeds the peak that the solution
-    claims.
+    Rewarded decisions of the solution are added to the schedule. Return the violated rows that the
+    relaxation does not enforce. If the peak is minimized, the schedule is offered in any case: it
+    may be good although it exceeds the peak that the solution claims.
     """
     disaggregation = relaxation.disaggregate(x)
     limit_bytes = relaxation.claimed_ram_bytes(x)
@@ -174,7 +175,8 @@ def _violated_user_limits(
 ) -> dict[int, frozenset[int]]:
     """Return the per-stage constraints that a solution violates and no row enforces.
 
-    They are positions in the problem's `stage_limits`, each with its `change_stages`.
+    The keys are positions in the problem's `stage_limits`, the values the
+    `coefficient_change_stages` of the constraints.
     """
     limits = relaxation.problem.stage_limits
     if not limits:

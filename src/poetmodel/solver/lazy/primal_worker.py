@@ -71,13 +71,13 @@ class PrimalWorker:
     def __init__(self, session: Session) -> None:
         """Create the thread that supervises the process; entering the context starts both."""
         self.session = session
-        self.is_running = threading.Event()
+        self.running_event = threading.Event()
         """Set while the process is running."""
         self._solutions: deque[Schedule] = deque(maxlen=1)
         self._best_value = float("inf")
         """Smallest value of a schedule that was sent to or received from the process."""
         self._error: BaseException | None = None
-        self._closing = threading.Event()
+        self._close_event = threading.Event()
         self._thread = threading.Thread(
             target=self._supervise, name="poetmodel-search", daemon=True
         )
@@ -87,7 +87,7 @@ class PrimalWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.set()
+        self._close_event.set()
         self._thread.join()
 
     def send_solution(self, solution: Schedule) -> None:
@@ -105,7 +105,7 @@ class PrimalWorker:
         Stores errors for `raise_error`.
         """
         session, params = self.session, self.session.params
-        if self._closing.wait(params.worker_start_s):
+        if self._close_event.wait(params.worker_start_s):
             return
         try:
             process = WorkerProcess()
@@ -117,22 +117,22 @@ class PrimalWorker:
             request = replace(session.request, on_progress=None, time_limit_s=remaining_s)
             arguments = (session.problem, request, params, self._next_state())
             search_future = process.call(search_schedules, *arguments, on_progress=self._receive)
-            self.is_running.set()
+            self.running_event.set()
             self._send_updates(process, search_future)
         except BaseException as error:  # noqa: BLE001 - raised by `raise_error`
             self._store_error(error)
         finally:
-            self.is_running.clear()
+            self.running_event.clear()
             process.close()
 
     def _send_updates(self, process: WorkerProcess, search_future: Future[None]) -> None:
-        """Send changed states of the proof until the search ends.
+        """Send changed states of the proof until the search ends or the context exits.
 
         Log an ended process, and raise `BackendError` if the search failed.
         """
         sent_state = None
         while not search_future.done():
-            if self._closing.wait(UPDATE_INTERVAL_S):
+            if self._close_event.wait(UPDATE_INTERVAL_S):
                 return
             if process.has_sent_all and (new_state := self._next_state()) != sent_state:
                 process.send(new_state)
@@ -140,7 +140,7 @@ class PrimalWorker:
         try:
             search_future.result()
         except ProcessEndedError as error:
-            self.is_running.clear()  # before the log entry becomes visible
+            self.running_event.clear()  # before the log entry becomes visible
             if not self.session.is_done():
                 self._log_event(f"failed: {error}")
         except Exception as error:
@@ -163,7 +163,7 @@ class PrimalWorker:
             self._best_value = incumbent.value
             new_schedule = FoundSchedule(incumbent.schedule, incumbent.value)
         return ProofState(
-            bound=session.bounds.lower,
+            bound=session.bounds.lower_bound,
             max_columns=session.max_columns,
             found_schedule=new_schedule,
             solution=self._solutions.popleft() if self._solutions else None,
@@ -186,7 +186,7 @@ class PrimalWorker:
     def _store_error(self, error: BaseException) -> None:
         """Store the first error for `raise_error`, and stop the solve and the process."""
         self._error = self._error or error
-        self._closing.set()
+        self._close_event.set()
         self.session.stop_event.set()
 
 

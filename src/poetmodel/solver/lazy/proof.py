@@ -46,8 +46,8 @@ def prove(
     largest load of keep-all. `bound` is a proven bound, in the unit of the minimized quantity. With
     two or more threads, a second process searches for schedules during the proof. After Ctrl-C, the
     outcome has the best schedule and bound so far. If no schedule is found within a fraction of the
-    time and `can_search_fastest`, `find_fastest_schedule` decides whether any schedule meets the
-    deadline.
+    time, and `can_search_fastest` is True, `find_fastest_schedule` decides whether any schedule
+    meets the deadline.
 
     ``docs/concepts/lazy.md`` proves that each reduction is exact. With one thread, problem and seed
     determine the result unless a time limit ends a phase.
@@ -66,10 +66,10 @@ def prove(
     if candidate is None:
         fastest_outcome = find_fastest_schedule(problem, request, outcome.bound, params)
         outcomes, candidate = [outcome, fastest_outcome], fastest_outcome.candidate
-        if fastest_outcome.infeasible:
+        if fastest_outcome.is_infeasible:
             reason = infeasibility_proof(problem)
             outcome = replace(
-                outcome, termination=Termination.PROVED, infeasible=True, reason=reason
+                outcome, termination=Termination.PROVED, is_infeasible=True, reason=reason
             )
             return _merge_statistics(outcome, outcomes)
         if fastest_outcome.termination == Termination.INTERRUPTED:
@@ -108,8 +108,8 @@ def generate_rows(session: Session, first_grouping: Grouping | None = None) -> O
     return Outcome(
         termination=Termination.PROVED if is_proved else session.stop_reason or Termination.STALLED,
         candidate=session.bounds.incumbent,
-        bound=session.bounds.lower,
-        infeasible=is_infeasible,
+        bound=session.bounds.lower_bound,
+        is_infeasible=is_infeasible,
         reason=reason,
         build_s=session.build_s,
         versions=session.solver.versions(),
@@ -119,7 +119,7 @@ def generate_rows(session: Session, first_grouping: Grouping | None = None) -> O
             "columns": session.max_columns,
             "rows": session.max_rows,
             "nodes": session.n_nodes,
-            "root_bound": session.bounds.lower
+            "root_bound": session.bounds.lower_bound
             if session.root_bound is None
             else session.root_bound,
         },
@@ -197,10 +197,10 @@ def find_fastest_schedule(
         )
     best = outcome.candidate
     valid_candidate = None if best is None else make_valid_candidate(problem, best.schedule)
-    is_infeasible = valid_candidate is None and (outcome.infeasible or outcome.bound >= ceiling)
+    is_infeasible = valid_candidate is None and (outcome.is_infeasible or outcome.bound >= ceiling)
     termination = outcome.termination
     if meets_deadline and termination == Termination.INTERRUPTED:
         termination = Termination.STALLED
     return replace(
-        outcome, termination=termination, candidate=valid_candidate, infeasible=is_infeasible
+        outcome, termination=termination, candidate=valid_candidate, is_infeasible=is_infeasible
     )

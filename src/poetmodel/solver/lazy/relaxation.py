@@ -77,9 +77,9 @@ class Relaxation:
     paged_out: Family
     """Column of ``paged_out[i]``."""
     resident: Family
-    """Column of ``resident[w]``."""
+    """Column of ``resident[w]`` for state tensor `w`."""
     storage_home: Family
-    """Column of ``storage_home[w]``."""
+    """Column of ``storage_home[w]`` for state tensor `w`."""
     extra_recomputed: Family
     """Column of ``extra_recomputed[k]``."""
     extra_paged_in: Family
@@ -149,7 +149,7 @@ class Relaxation:
             shape=(len(cuts), form.n_columns),
         )
         right_sides = [cut.loosened_lower() for cut in cuts]
-        names = [f"cut {c}" for c in range(len(cuts))]
+        names = [f"cut {i}" for i in range(len(cuts))]
         return form.with_rows(cut_rows, right_sides, np.full(len(cuts), np.inf), names)
 
     def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:

@@ -67,7 +67,7 @@ class RowGeneration:
         """The bound when rows were last added; minus infinity before."""
 
     def execute_rounds(self) -> bool:
-        """Repeat rounds until the gap is closed, time runs out or a round changes nothing.
+        """Repeat rounds until the gap is closed, time runs out or a round has no effect.
 
         A round solves a relaxation, disaggregates its solution, searches for schedules, and adds
         violated rows and cuts. Returns whether it is proved that no schedule exists.
@@ -119,7 +119,7 @@ class RowGeneration:
                 from poetmodel.solver.lazy.primal_worker import PrimalWorker
 
                 with PrimalWorker(session) as self.worker:
-                    self.primal.should_stop = self.worker.is_running.is_set
+                    self.primal.should_stop = self.worker.running_event.is_set
                     yield
         except TimeLimitError:
             session.stop_reason = session.stop_reason or Termination.TIME_LIMIT
@@ -142,7 +142,7 @@ class RowGeneration:
         self.grouping = relaxation.grouping
         if solution.x is not None and not session.is_done():
             self._repair_and_search(relaxation, solution.x)
-        return None if solution.infeasible else relaxation
+        return None if solution.is_infeasible else relaxation
 
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
         """Solve an integer relaxation with the incumbent as cutoff, and raise the session's bound.
@@ -152,8 +152,10 @@ class RowGeneration:
         session, params = self.session, self.session.params
         extra_limits = session.cutoff_limits(relaxation)
         gap = session.request.gap / 2
-        if session.bounds.lower > 0 and gap < 1:
-            extra_limits["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
+        if session.bounds.lower_bound > 0 and gap < 1:
+            extra_limits["objective_stop"] = (
+                session.bounds.lower_bound / (1 - gap) / relaxation.unit
+            )
         remaining_s, time_ratio, self._max_root_idle_s = (
             session.request.remaining_s(),
             1.0,
@@ -212,7 +214,7 @@ class RowGeneration:
     def _is_infeasible(self) -> bool:
         """Return whether an infeasible relaxation proves that the problem has no schedule.
 
-        It proves nothing if the relaxation had a cutoff, by an incumbent or a ceiling, or if the
+        It is no proof if the relaxation had a cutoff, by an incumbent or a ceiling, or if the
         session was stopped.
         """
         bounds = self.session.bounds
@@ -224,9 +226,10 @@ class RowGeneration:
     def _refine(
         self, relaxation: Relaxation, raw: RawSolution, violated_rows: ViolatedRows
     ) -> Relaxation:
-        """Return a relaxation that also enforces `violated_rows`, with cuts.
+        """Return a relaxation that also enforces the worst of `violated_rows`, with cuts.
 
-        Return `relaxation` itself if the session is done.
+        Stores its grouping, and raises the bound by linear relaxations. Return `relaxation` itself
+        if the session is done.
         """
         session = self.session
         if session.is_done():
@@ -249,7 +252,7 @@ class RowGeneration:
         `is_easy` is whether the last relaxation, with `n_groups`, was solved without branching.
         Stores the bound for the next call.
         """
-        params, bound = self.session.params, self.session.bounds.lower
+        params, bound = self.session.params, self.session.bounds.lower_bound
         gain, self._bound_before_rows = bound - self._bound_before_rows, bound
         if gain > params.single_row_gain_ratio * bound:
             max_rows = 1
@@ -287,12 +290,12 @@ class RowGeneration:
         schedule = relaxation.disaggregate(x).schedule()
         if self.worker is not None:
             self.worker.send_solution(schedule)
-        if self.worker is None or not self.worker.is_running.is_set():
+        if self.worker is None or not self.worker.running_event.is_set():
             self.primal.repair(schedule, search_locally=search_locally)
 
     def _search_locally(self) -> None:
         """Search near the incumbent, unless the primal worker runs."""
-        if self.worker is None or not self.worker.is_running.is_set():
+        if self.worker is None or not self.worker.running_event.is_set():
             self.primal.improve()
 
     def _search_from_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
@@ -305,7 +308,7 @@ class RowGeneration:
             self._repair_and_search(relaxation, x, search_locally=False)
 
     def _search_if_due(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Repair and search locally if the gap is wide and the heuristic is due `SEARCH_S`.
+        """Repair and search locally if the gap is wide and more than `SEARCH_S` are due.
 
         Called between linear relaxations.
         """

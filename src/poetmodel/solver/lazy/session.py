@@ -63,18 +63,18 @@ class BoundTracker:
     """Best schedule that the verifier accepted."""
     ceiling: float = math.inf
     """Value from which schedules are useless. The solve ends when the bound reaches it."""
-    lower: float = 0.0
+    lower_bound: float = 0.0
     """Best proven bound."""
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def __post_init__(self) -> None:
-        self.lower = max(self.lower, self.problem.objective.known_bound)
+        self.lower_bound = max(self.lower_bound, self.problem.objective.known_bound)
 
     def raise_bound(self, bound: float) -> bool:
         """Raise the proven bound to `bound` if that is higher; return whether it was raised."""
         with self.lock:
-            is_higher = bound > self.lower
-            self.lower = max(bound, self.lower)
+            is_higher = bound > self.lower_bound
+            self.lower_bound = max(bound, self.lower_bound)
         return is_higher
 
     def replace_incumbent(self, candidate: Candidate) -> bool:
@@ -88,26 +88,26 @@ class BoundTracker:
                 self.incumbent = candidate
         return is_better
 
-    def upper(self) -> float | None:
+    def upper_value(self) -> float | None:
         """Return the smaller of the incumbent's value and the ceiling; None if both are missing."""
         incumbent = self.incumbent
         upper = self.ceiling if incumbent is None else min(incumbent.value, self.ceiling)
         return None if math.isinf(upper) else upper
 
     def gap(self) -> float:
-        """Return the gap between `lower` and `upper`; infinite if there is no `upper`."""
-        upper = self.upper()
-        return math.inf if upper is None else relative_gap(upper, self.lower)
+        """Return the gap between `lower_bound` and `upper_value`; infinite without the latter."""
+        upper = self.upper_value()
+        return math.inf if upper is None else relative_gap(upper, self.lower_bound)
 
     def is_closed(self) -> bool:
         """Return whether the gap is within the tolerance, or the bound reaches the ceiling."""
         with self.lock:
-            if self.lower >= self.ceiling:
+            if self.lower_bound >= self.ceiling:
                 return True
             if self.incumbent is None:
                 return False
             value = self.incumbent.value
-            return is_gap_closed(self.problem, value, self.lower, self.tolerance)
+            return is_gap_closed(self.problem, value, self.lower_bound, self.tolerance)
 
 
 @dataclass(slots=True)
@@ -155,7 +155,9 @@ class Session:
         self, first_candidate: Candidate | None, ceiling: float, bound: float
     ) -> None:
         gap = self.request.gap
-        self.bounds = BoundTracker(self.problem, gap, first_candidate, ceiling=ceiling, lower=bound)
+        self.bounds = BoundTracker(
+            self.problem, gap, first_candidate, ceiling=ceiling, lower_bound=bound
+        )
         self.solver = backend(self.request.backend)
         self.is_recomputable = recomputable_nodes(self.problem)
         if any(any(column) for column in self.problem.rewards):
@@ -177,7 +179,7 @@ class Session:
 
     def best_known(self) -> tuple[float, Candidate | None]:
         """Return the best bound and schedule so far."""
-        return self.bounds.lower, self.bounds.incumbent
+        return self.bounds.lower_bound, self.bounds.incumbent
 
     def raise_bound(self, bound: float) -> None:
         """Raise the proven lower bound to `bound` if that is higher, and report it."""
@@ -221,7 +223,7 @@ class Session:
             value, schedule = (
                 (None, None) if incumbent is None else (incumbent.value, incumbent.schedule)
             )
-            if self.request.report(value, self.bounds.lower, schedule) is False:
+            if self.request.report(value, self.bounds.lower_bound, schedule) is False:
                 self.stop_reason = self.stop_reason or Termination.INTERRUPTED
 
     # -- models and solver ---------------------------------------------------------------------
@@ -248,25 +250,26 @@ class Session:
         return relaxation
 
     def cutoff_limits(self, relaxation: Relaxation) -> dict[str, float]:
-        """Return the `Limits` with which a solver searches only for schedules better than `upper`.
+        """Return the cutoff with which a solver searches only for better schedules.
 
-        Return {} if `upper` is None.
+        Better schedules have values below `upper_value`. The key is a field of `Limits`, the value
+        is in units of the objective. Return {} if `upper_value` is None.
         """
-        upper = self.bounds.upper()
+        upper = self.bounds.upper_value()
         if upper is None:
             return {}
         value = upper / relaxation.unit
         return {"objective_cutoff": value + CUTOFF_MARGIN * (1.0 + abs(value))}
 
     def to_problem_bound(self, relaxation: Relaxation, bound: float) -> float:
-        """Convert a bound of an integer solve to the unit of the problem, limited to `upper`.
+        """Convert a bound of an integer solve to the unit of the problem, limited to `upper_value`.
 
-        The solve's cutoff is slightly above `upper`. If no point is below the cutoff, the proof
-        holds up to `upper` only. A bound clearly above the cutoff is not limited, because it
-        contradicts a schedule.
+        The solve's cutoff is slightly above `upper_value`. If no point is below the cutoff, the
+        proof holds up to `upper_value` only. A bound clearly above the cutoff is not limited,
+        because it contradicts a schedule.
         """
         value = safe_bound(self.problem, bound) * relaxation.unit
-        upper = self.bounds.upper()
+        upper = self.bounds.upper_value()
         if upper is None or value > upper + 2 * CUTOFF_MARGIN * (relaxation.unit + abs(upper)):
             return value
         return min(value, upper)
@@ -292,8 +295,9 @@ class Session:
         """Solve the form of a relaxation within the remaining time and `max_s`.
 
         `extra_limits` are further `Limits`. If `progress_callback` returns False, it ends this
-        solver call only. Updates the statistics, and reports bound and incumbent. Returns None if
-        no time remains or the session was stopped.
+        solver call only. Updates the statistics, and reports bound and incumbent. If the back end
+        solved again, the bound becomes the one before this call, because the first attempt may have
+        reported wrong bounds. Returns None if no time remains or the session was stopped.
         """
         remaining_s = self.request.remaining_s()
         if remaining_s <= 0 or self.stop_reason is not None:
@@ -319,7 +323,7 @@ class Session:
         with self.lock:
             self.max_columns = max(self.max_columns, form.n_columns)
             self.max_rows = max(self.max_rows, form.n_rows)
-        known_bound = self.bounds.lower
+        known_bound = self.bounds.lower_bound
         if form.is_mip and self.root_bound is None:
             self.root_bound = known_bound
         raw = self.solver.solve(
@@ -327,7 +331,7 @@ class Session:
         )
         self.n_nodes += raw.nodes or 0
         if raw.solved_again:
-            self.bounds.lower = known_bound  # the first call may have reported wrong bounds
+            self.bounds.lower_bound = known_bound  # the first call may have reported wrong bounds
         if raw.status == SolverStatus.INTERRUPTED:
             self.is_done()  # sets `stop_reason` after Ctrl-C
         return raw

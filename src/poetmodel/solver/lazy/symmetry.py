@@ -28,7 +28,7 @@ _HALF: Final = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedClass:
-    """Interchangeable columns, and the columns that count how many of these are 1."""
+    """Interchangeable columns, and the columns that count those with the value 1."""
 
     members: NDArray[np.int64]
     """Columns with the same cost and the same coefficients in every limit."""
@@ -41,7 +41,7 @@ class CountedForm:
     """A form with additional columns, which count interchangeable columns and have their costs."""
 
     form: StandardForm
-    """The extended form. The columns of the original form come first."""
+    """The extended form. The columns of the original form are first."""
     n_columns: int
     """Number of columns of the original form."""
     counted_classes: tuple[CountedClass, ...]
@@ -78,7 +78,7 @@ def solve_with_counts(
 
     The solution has the columns of `form`. `settings` are further arguments of
     `Session.solve_form`. At a small gap, counters would only add columns. Returns None if no time
-    remains.
+    remains or the session was stopped.
     """
     params, counted_form = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:
@@ -155,8 +155,8 @@ def count_equal_columns(
 def counted_limit_rows(form: StandardForm) -> list[int]:
     """Return the indices of rows that limit a sum over all decisions: time, energy, storage."""
     return [
-        r
-        for r, row in enumerate(form.rows)
+        row_index
+        for row_index, row in enumerate(form.rows)
         if (row.family if isinstance(row, Label) else row) in COUNTED_LIMITS
     ]
 
@@ -164,10 +164,10 @@ def counted_limit_rows(form: StandardForm) -> list[int]:
 def _symmetry_classes(
     form: StandardForm, limit_rows: list[int], cutoff: float | None, min_use_ratio: float
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Return classes of interchangeable binary columns, with an upper bound on how many are 1.
+    """Return classes of interchangeable binary columns, with the maximum number that can be 1.
 
-    Skips columns that use at most `min_use_ratio` of every limit and of the cutoff. Returns none if
-    a limit has a negative coefficient or is infinite.
+    Skips columns that use at most `min_use_ratio` of every limit and of the cutoff. Returns [] if a
+    limit has a negative coefficient or is infinite.
     """
     coefficients = form.matrix[limit_rows].toarray()
     limit_values = form.row_upper[limit_rows]
@@ -175,10 +175,12 @@ def _symmetry_classes(
         return []
     is_binary = form.integer & (form.lower == 0.0) & (form.upper == 1.0)
     columns_by_use: dict[tuple[float, ...], list[int]] = {}
-    for j in np.flatnonzero(
+    for column in np.flatnonzero(
         is_binary & ((form.objective > 0.0) | (coefficients > 0.0).any(axis=0))
     ):
-        columns_by_use.setdefault((form.objective[j], *coefficients[:, j]), []).append(int(j))
+        columns_by_use.setdefault((form.objective[column], *coefficients[:, column]), []).append(
+            int(column)
+        )
     classes = []
     max_cost = np.inf if cutoff is None else cutoff - form.offset
     for (cost, *use), members in columns_by_use.items():
@@ -215,14 +217,15 @@ def _add_counters(
     """
     n_columns, n_counters = form.n_columns, objective.size - form.n_columns
     entries: list[tuple[int, int, float]] = []
+    """(row, column, value) of each entry in the new rows."""
     row_upper, row_names = [], []
     n_rows = form.n_rows
     for counted_class in counted_classes:
         entries += [(n_rows, int(j), 1.0) for j in counted_class.members]
-        entries += [(n_rows, u, -1.0) for u in counted_class.counters]
+        entries += [(n_rows, counter, -1.0) for counter in counted_class.counters]
         n_rows += 1
-        for u in counted_class.counters[:-1]:
-            entries += [(n_rows, u, 1.0), (n_rows, u + 1, -1.0)]
+        for counter in counted_class.counters[:-1]:
+            entries += [(n_rows, counter, 1.0), (n_rows, counter + 1, -1.0)]
             n_rows += 1
         n_order_rows = len(counted_class.counters) - 1
         row_upper += [0.0, *[np.inf] * n_order_rows]
@@ -230,11 +233,11 @@ def _add_counters(
     old_entries = form.matrix.tocoo()
     is_retained = ~np.isin(old_entries.coords[0], limits[0])
     rows, columns = (old_entries.coords[axis][is_retained] for axis in (0, 1))
-    limit_rows, j = np.nonzero(limits[1])
+    limit_rows, limit_columns = np.nonzero(limits[1])
     values = np.concatenate(
         (
             old_entries.data[is_retained],
-            limits[1][limit_rows, j],
+            limits[1][limit_rows, limit_columns],
             np.array([value for _, _, value in entries]),
         )
     )
@@ -242,8 +245,10 @@ def _add_counters(
         (
             values,
             (
-                np.concatenate((rows, np.array(limits[0])[limit_rows], [r for r, _, _ in entries])),
-                np.concatenate((columns, j, [c for _, c, _ in entries])),
+                np.concatenate(
+                    (rows, np.array(limits[0])[limit_rows], [row for row, _, _ in entries])
+                ),
+                np.concatenate((columns, limit_columns, [column for _, column, _ in entries])),
             ),
         ),
         shape=(n_rows, n_columns + n_counters),
@@ -257,6 +262,6 @@ def _add_counters(
         integer=np.concatenate((form.integer, np.ones(n_counters, dtype=np.bool_))),
         row_lower=np.concatenate((form.row_lower, np.zeros(len(row_names)))),
         row_upper=np.concatenate((form.row_upper, row_upper)),
-        columns=(*form.columns, *(f"count {u}" for u in range(n_counters))),
+        columns=(*form.columns, *(f"count {i}" for i in range(n_counters))),
         rows=(*form.rows, *row_names),
     )

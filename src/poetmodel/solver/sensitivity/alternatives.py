@@ -110,17 +110,19 @@ class RamStep:
     """The smallest RAM budget that permits a better schedule, and the improvement."""
 
     status: Status
-    """``infeasible``: proven that no budget permits a better schedule. ``unknown``: none was
-    found."""
+    """``optimal``: `ram_bytes` is proven to be the smallest. ``feasible``: a smaller budget may
+    suffice. ``infeasible``: proven that no budget permits a better schedule. ``unknown``: no better
+    schedule was found."""
     ram_bytes: int | None = None
-    """The smallest RAM budget found with a better schedule, that of the problem or more [B]."""
+    """The smallest RAM budget found with a better schedule, at least that of the problem [B]; None
+    without one."""
     least_ram_bytes: int | None = None
-    """Proven: no smaller RAM budget permits a better schedule [B]."""
+    """Proven: no smaller RAM budget permits a better schedule [B]; None without a bound."""
     saved: float | None = None
-    """Saving of the best schedule found within `ram_bytes`, in the unit of the minimized
-    quantity."""
+    """Saving of the best schedule found within `ram_bytes`, in the unit of the minimized quantity;
+    None without one."""
     most_saved: float | None = None
-    """Proven maximum saving within `ram_bytes`."""
+    """Proven maximum saving within `ram_bytes`; None without a better schedule."""
 
     @property
     def proven(self) -> bool:
@@ -342,7 +344,7 @@ def _forbid(problem: Problem, i: int, forbidden: Forbidden) -> Problem:
 
 
 def _free_name(problem: Problem, name: str) -> str:
-    """Return a name that no constraint of the problem has: `name` with primes appended."""
+    """Return a name that no constraint of the problem has: `name`, with primes if it is used."""
     used_names = {row.name for row in problem.constraints}
     while name in used_names:
         name += "'"
@@ -360,7 +362,7 @@ def _make_alternative(
     """Convert the result of a solve without a decision to an alternative.
 
     `known_bound` is a proven bound on the overhead. For `KEEPING`, the schedule that evicts the
-    tensor in its longest interval is returned if it is better than the result.
+    tensor in its longest interval is used if it is better than that of the result.
     """
     base_alternative = Alternative(tensor=i, forbidden=forbidden, status=result.status)
     if result.status == Status.INFEASIBLE:

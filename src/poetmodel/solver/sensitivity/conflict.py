@@ -5,8 +5,8 @@ Notes
 QuickXplain (Junker, 2004): limits precede user-defined constraints, so the set has a constraint
 only if the limits alone do not conflict. The search halves the members, so it needs few solves if
 few of many constraints conflict. The constraints of one rule, ``name[...]``, are one member at
-first. A solve that reaches its time limit decides nothing, so QuickXplain may retain a member that
-is not needed. `find_minimal_conflict` therefore returns a member as needed only if the rest of the
+first. A solve may end undecided at its time limit, so QuickXplain may retain a member that is
+not needed. `find_minimal_conflict` therefore returns a member as needed only if the rest of the
 set is proven feasible.
 
 References
@@ -77,6 +77,7 @@ class _ConflictSearch:
 
     problem: Problem
     time_limit: float
+    """Processor time for all solves [s]."""
     threads: int
     all_limits: list[StatedLimit] = field(default_factory=list)
     """All limits and user-defined constraints of the problem."""
@@ -183,8 +184,9 @@ def find_minimal_subset(
 def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] | None:
     """Return the indices of rows that no point within the columns' bounds satisfies together.
 
-    Each added row is a member of the conflict, and so is each constraint family of `build`. Returns
-    None if a point satisfies all rows, or if that was not decided within `time_limit` [s].
+    Each added row is one member of the search. So are all rows of one constraint family of `build`,
+    or of one user-defined constraint. Returns None if a point satisfies all rows, or if that was
+    not decided within `time_limit` [s].
     """
     end_s = time.monotonic() + time_limit
     rows_of_key: dict[Any, list[int]] = {}
@@ -240,7 +242,7 @@ def find_conflict(
     Raises
     ------
     KeyboardInterrupt
-        After Ctrl-C, because an interrupted search proves nothing.
+        After Ctrl-C, because an interrupted search is no proof.
     """
     rows_of_rule: dict[str, Rows] = {}
     for row in problem.constraints:

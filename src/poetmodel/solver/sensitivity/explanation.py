@@ -128,14 +128,14 @@ class Explanation:
         if (
             not self.working_remedies
             and len(failed_remedies) > 1
-            and all(r.works is False for r in failed_remedies)
+            and all(remedy.works is False for remedy in failed_remedies)
         ):
             yield "no change of a single limit suffices: at least two must change"
         else:
             yield from (
-                r.sentence()
-                for r in failed_remedies
-                if r.works is None or not self.working_remedies
+                remedy.sentence()
+                for remedy in failed_remedies
+                if remedy.works is None or not self.working_remedies
             )
         yield from self.notes
 
@@ -200,6 +200,8 @@ def explain_infeasible(
     ------
     InputError
         If `result` is a problem instead of the result of its solve.
+    KeyboardInterrupt
+        After Ctrl-C in the search for a conflict of user-defined constraints.
     """
     argument: object = result
     if isinstance(argument, Problem):
@@ -231,7 +233,9 @@ def explain_infeasible(
     if model is None:
         remedies = tuple(remedy.raise_bound_above_stated() for remedy in remedies)
     unchecked_names = {constraint_name(member) for member in unchecked if _is_constraint(member)}
-    remedies = tuple(r for r in remedies if r.works or r.constraint not in unchecked_names)
+    remedies = tuple(
+        remedy for remedy in remedies if remedy.works or remedy.constraint not in unchecked_names
+    )
     obstacles = tuple(infeasibility_reasons(problem))
     is_joint_conflict = members and result.reason not in obstacles
     return Explanation(

@@ -54,7 +54,7 @@ class Change(StrEnum):
     RECOMPUTATION = "recomputation"
     """Recomputation allowed."""
     BATCH = "batch"
-    """Batches of one sample, for networks of the zoo."""
+    """Batches of one sample, for built-in networks."""
     CONSTRAINT = "constraint"
     """A user-defined constraint with another limit, or removed."""
 
@@ -87,6 +87,7 @@ AMOUNTS: Final = {
     ),
     Change.STORAGE: _Amount("aux_bytes", "aux_limit_bytes", Quantity.WRITES, "bytes", "of storage"),
 }
+"""The limit of each change that replaces an amount."""
 LIMITS: Final = {
     Change.RAM: "the RAM budget",
     Change.TIME: "the deadline",
@@ -240,8 +241,8 @@ def find_remedies(
     """Solve an infeasible problem with each change by itself, within `time_limit` [s].
 
     `conflict` has limits that no schedule meets together, or is None. With a conflict, only its
-    members are changed, because no other change can suffice. After Ctrl-C, the tuple has the
-    remedies so far.
+    members and the batch size are changed, because a change of any other limit cannot suffice.
+    After Ctrl-C, the tuple has the remedies so far.
     """
     attempts = list(_make_attempts(problem, conflict))
     results = iter(
@@ -306,8 +307,8 @@ def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> 
 def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
     """Yield (key, bytes) terms whose sum is the storage that a schedule uses [B].
 
-    It has the state with a home on storage, and paged-out tensors. Without state it equals the
-    bytes written, because a tensor is paged out at most once.
+    The storage contains state with a home there, and paged-out tensors. Without state, its use
+    equals the bytes written, because a tensor is paged out at most once.
     """
     state_and_replacements = {*graph.state_tensors, *graph.replacement_of.values()}
     for i, size in enumerate(graph.tensor_bytes):

@@ -72,8 +72,8 @@ def find_used_limits(
     -------
     tuple of UsedLimit
         One for each stated limit. Each is decided by solving the problem again without it, from the
-        schedule of the result. Empty if the result has no schedule: use `explain_infeasible` for
-        such results.
+        schedule of the result. A limit on the minimized quantity is slack without a solve. Empty if
+        the result has no schedule: use `explain_infeasible` for such results.
     """
     problem, simulation = result.problem, result.simulation
     if simulation is None:
@@ -96,11 +96,11 @@ def find_used_limits(
         threads=threads,
         start=result.schedule,
     )
-    result_without = dict(zip(changed_quantities, results, strict=False))
+    unlimited_results = dict(zip(changed_quantities, results, strict=False))
     used_limits = []
     for quantity in quantities:
         state, saved, most_saved = (
-            _compare_results(result, result_without.get(quantity))
+            _compare_results(result, unlimited_results.get(quantity))
             if quantity in changed_quantities
             else (LimitState.SLACK, 0.0, 0.0)
         )

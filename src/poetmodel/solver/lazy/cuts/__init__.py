@@ -1,4 +1,4 @@
-"""Cuts: inequalities that every relevant schedule satisfies, one family in each module.
+"""Cuts: inequalities that every valid schedule satisfies, one family in each module.
 
 Each family has a `Separator` for each relaxation. A cut has an origin in terms of the graph, from
 which the separator of the same family restates the cut for a finer relaxation. A new family is a
@@ -29,7 +29,7 @@ class Cut(LinearRow):
 
     origin: Any = None
     """Stages, nodes and tensors of the cut, for `restate` of its family."""
-    in_bytes: bool = True
+    is_in_bytes: bool = True
     """Whether the row sums bytes instead of decisions."""
 
     def violation(self, x: NDArray[Any]) -> float:
@@ -41,7 +41,7 @@ class Cut(LinearRow):
 
         A row of decisions needs no tolerance: a 0/1 point that violates it does so by at least 1.
         """
-        if not self.in_bytes:
+        if not self.is_in_bytes:
             return self.lower
         return self.lower - LOOSENING * max(1.0, abs(self.lower))
 
@@ -57,5 +57,5 @@ class Separator(Protocol):
     def restate(self, cut: Cut) -> Iterable[Cut]:
         """Return the cut of a coarser relaxation as cuts over the columns of this relaxation.
 
-        Return none if this relaxation has no such cut.
+        Return no cut if this relaxation has no such row.
         """

@@ -53,7 +53,7 @@ class IntervalSeparator:
     point, with `F` of a tensor first made at or after `l1` equal to one::
 
     F(i) = kept(i into l1) + min(sum of M_in[i,l], paged_out[i])
-           + min(sum of R[k,l], min of F(u) over inputs u of k),    k = node(i), l in [l1, l2]
+           + min(sum of R[k,l], min of F(p) over inputs p of k),    k = node(i), l in [l1, l2]
 
     ``F(i) >= 1`` if the first computation of a reader is in `l2`, ``F(i) >= R[j,l2]`` for a
     recomputed reader `j`. Each minimum is replaced by its smaller side at the point, so the row is
@@ -72,7 +72,7 @@ class IntervalSeparator:
     def separate(self, x: NDArray[np.float64], min_violation: float) -> list[Cut]:
         """Return cuts that the point `x` violates by more than `min_violation`.
 
-        The most violated come first. No more are searched for once there are `max_cuts`.
+        The most violated cuts are first. The search ends when there are `max_cuts`.
         """
         point = _FractionalPoint(self.relaxation, x)
         cuts: dict[tuple[tuple[float, int], ...], Cut] = {}
@@ -118,7 +118,7 @@ class IntervalSeparator:
         if lower_bound > 0 or origin.is_for_recomputation:
             pairs = ((value, column) for column, value in sorted(terms.items()))
             yield Cut.from_terms(
-                pairs, lower=lower_bound, name=self.family, origin=origin, in_bytes=False
+                pairs, lower=lower_bound, name=self.family, origin=origin, is_in_bytes=False
             )
 
     def _add_keep_term(self, i: int, first_group: int, terms: dict[int, float]) -> float:
@@ -142,7 +142,7 @@ class IntervalSeparator:
 
 
 def _add_term(terms: dict[int, float], column: int | None) -> None:
-    """Add 1 to the coefficient of a column; do nothing if the column is None."""
+    """Add 1 to the coefficient of a column, unless the column is None."""
     if column is not None:
         terms[column] = terms.get(column, 0.0) + 1.0
 
@@ -221,6 +221,7 @@ class _FractionalPoint:
                 i for j in direct_readers for i in self.graph.inputs_of[j] if i in supply
             }
             demands: list[tuple[int, float, int | None]] = [(i, 1.0, None) for i in direct_inputs]
+            """(tensor, minimum supply, recomputed reader); None for a first computation."""
             for j in recomputed_readers.get(last_group, ()):
                 value = float(self.x[self.relaxation.recomputed[last_group, j]])
                 inputs = self.graph.inputs_of[j]
@@ -265,8 +266,8 @@ class _FractionalPoint:
                             self.recompute_sums[k, last_group + 1]
                             - self.recompute_sums[k, 1:last_group]
                         )
-                        for u in graph.inputs_of[k]:
-                            recompute_value = np.minimum(recompute_value, supply[u])
+                        for p in graph.inputs_of[k]:
+                            recompute_value = np.minimum(recompute_value, supply[p])
                     values += recompute_value
                 values[first_groups <= maker_group] = 1.0
                 supply[i] = values
@@ -298,7 +299,8 @@ class _FractionalPoint:
     ) -> tuple[tuple[tuple[int, bool], ...], bool]:
         """Return the chain of a cut from tensor `i`, and whether it ends in a recomputation.
 
-        The smaller side of each minimum at the point decides the next tensor. Clears the cache.
+        The smaller side of each minimum at the point decides the next tensor. Clears
+        `supply_cache`, which is valid for one interval.
         """
         self.supply_cache.clear()
         chain: list[tuple[int, bool]] = []
@@ -315,18 +317,19 @@ class _FractionalPoint:
                 self.recompute_sums[k, last_group + 1] - self.recompute_sums[k, first_group]
             )
             min_input = None
-            for u in self.graph.inputs_of[k]:
-                value = self._supply_value(u, first_group, last_group)
+            for p in self.graph.inputs_of[k]:
+                value = self._supply_value(p, first_group, last_group)
                 if value < min_value:
-                    min_input, min_value = u, value
+                    min_input, min_value = p, value
             if min_input is None:
                 return tuple(chain), True
             i = min_input
 
     def _supply_value(self, i: int, first_group: int, last_group: int) -> float:
-        """Return how much of `i` the interval of the current chain can have; cached.
+        """Return the supply ``F`` of tensor `i` in the interval of the current chain, and cache it.
 
-        The sum of keeps at its start, page-ins and recomputations; 1 if its node is not before it.
+        The supply is the sum of the keep into `first_group`, the page-ins and the recomputations;
+        1 if the tensor is first made in `first_group` or later.
         """
         if i in self.supply_cache:
             return self.supply_cache[i]
@@ -343,11 +346,11 @@ class _FractionalPoint:
             recompute_value = float(
                 self.recompute_sums[k, last_group + 1] - self.recompute_sums[k, first_group]
             )
-            for u in self.graph.inputs_of[k]:
+            for p in self.graph.inputs_of[k]:
                 if recompute_value <= 0:
                     break
                 recompute_value = min(
-                    recompute_value, self._supply_value(u, first_group, last_group)
+                    recompute_value, self._supply_value(p, first_group, last_group)
                 )
             value += recompute_value
         self.supply_cache[i] = value

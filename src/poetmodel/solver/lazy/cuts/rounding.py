@@ -1,4 +1,4 @@
-"""Rounded memory rows: the sizes of large tensors have only some sums up to the budget."""
+"""Rounding cuts: memory rows of large tensors, with limits rounded down to a sum of sizes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RoundingSeparator:
             relaxation = self.relaxation
             minimizes_sum = relaxation.problem.objective.is_sum
             stages = () if not minimizes_sum else sorted(relaxation.grouping.stage_rows)
-            self._rows = [cut for q in stages for cut in self._stage_cuts(q)]
+            self._rows = [cut for t in stages for cut in self._stage_cuts(t)]
         return self._rows
 
     def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
@@ -77,13 +77,13 @@ class RoundingSeparator:
         """Return (), because each separator computes the rows of its relaxation."""
         return ()
 
-    def _stage_cuts(self, q: int) -> Iterator[Cut]:
-        """Yield the rounded rows of stage `q`, for growing sets of its largest tensors."""
+    def _stage_cuts(self, t: int) -> Iterator[Cut]:
+        """Yield the rounded rows of stage `t`, for growing sets of its largest tensors."""
         relaxation = self.relaxation
         graph = relaxation.problem.working_graph
-        step_tensors = {*graph.inputs_of[q], *graph.outputs_of[q]}
-        limit_bytes = relaxation.problem.usable_ram_bytes - graph.step_bytes[q]
-        sizes_and_columns = sorted(self._crossing_columns(q, step_tensors), reverse=True)
+        step_tensors = {*graph.inputs_of[t], *graph.outputs_of[t]}
+        limit_bytes = relaxation.problem.usable_ram_bytes - graph.step_bytes[t]
+        sizes_and_columns = sorted(self._crossing_columns(t, step_tensors), reverse=True)
         if limit_bytes < 0:
             return  # the stage row is infeasible by itself
         total_bytes = 0
@@ -106,17 +106,17 @@ class RoundingSeparator:
                 terms = ((-size_bytes / scale, column) for size_bytes, column in terms_by_column)
                 yield Cut.from_terms(terms, lower=-reachable_bytes / scale, name=self.family)
 
-    def _crossing_columns(self, q: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
-        """Yield (bytes, column) of earlier tensors that may stay in RAM after the group of `q`.
+    def _crossing_columns(self, t: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
+        """Yield (bytes, column) of earlier tensors that may stay in RAM after the group of `t`.
 
         Tensors of `step_tensors` are skipped. Tensors that are kept for free have no column, and no
         enforced row counts them.
         """
         relaxation = self.relaxation
         graph, grouping = relaxation.problem.working_graph, relaxation.grouping
-        next_group = grouping.group_of[q] + 1
+        next_group = grouping.group_of[t] + 1
         for i, k in enumerate(graph.node_of):
-            if k >= q:
+            if k >= t:
                 return
             if i in step_tensors or not graph.tensor_bytes[i]:
                 continue
