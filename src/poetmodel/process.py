@@ -147,7 +147,7 @@ class WorkerProcess:
         self._send("message", 0, pickle.dumps(message))
 
     def cancel(self) -> None:
-        """Request cancellation of the current job; it is interrupted after `CANCEL_GRACE_S`."""
+        """Request cancellation of the current job, which is interrupted after `CANCEL_GRACE_S`."""
         self._send("cancel", 0, b"")
 
     def end(self) -> None:
@@ -156,7 +156,10 @@ class WorkerProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """Kill the process and wait for its end."""
+        """Kill the process and wait for its end.
+
+        Does not wait in the thread that calls `on_progress`.
+        """
         self.end()
         if os.getpid() == self._parent_pid and threading.current_thread() is not self._reader:
             self._reader.join()
@@ -303,8 +306,8 @@ class _Service:
 def _to_picklable(error: BaseException) -> Exception:
     """Return an exception that can be pickled, with the original traceback as a note.
 
-    This is `error` itself if pickling preserves it, else a `PoetModelError` or `RuntimeError` with
-    its message.
+    The result is `error` itself if pickling preserves `error`, else a `PoetModelError` or
+    `RuntimeError` with the message of `error`.
     """
     traceback_text = "".join(traceback.format_exception(error))
     try:

@@ -35,7 +35,7 @@ class Status(StrEnum):
     INFEASIBLE = "infeasible"
     """Proven: no schedule meets all limits."""
     UNKNOWN = "unknown"
-    """No schedule was found, and none was ruled out."""
+    """No schedule was found, and infeasibility was not proven."""
 
 
 class Termination(StrEnum):
@@ -78,7 +78,10 @@ class ModelObjective:
 
     @property
     def gap(self) -> float:
-        """(value - bound) / value, as a fraction, 0 or more; 1 without a bound."""
+        """|value - bound| / |value|, as a fraction; 0 if the value is better than the bound.
+
+        1 without a bound. If the value is 0, the divisor is |bound|.
+        """
         if self.bound is None:
             return 1.0
         difference = (
@@ -217,7 +220,8 @@ class SolveResult:
     def bound_j(self) -> float | None:
         """Proven lower bound on the energy of every schedule of the problem [J].
 
-        None if energy was not minimized and no bound above the baseline is proven.
+        None without a schedule, and if energy was not minimized and no bound above the baseline is
+        proven.
         """
         if self.energy_j is None or not self._bounds_energy:
             return None
@@ -452,7 +456,7 @@ def gap_over_time(history: Sequence[HistoryEntry]) -> tuple[tuple[float, float],
     """Return (seconds, gap) for each entry of a history; each gap is valid until the next entry.
 
     The gap is (value - bound) / value, 0 to 1. It is 1 before the first schedule, and without a
-    bound above the baseline.
+    bound above the baseline; 0 for the value 0.
     """
     return tuple(
         (seconds, 1.0 if value is None else min(1.0, relative_gap(value, bound or 0.0)))
@@ -486,7 +490,7 @@ def primal_integral_s(
 
 
 def relative_gap(value: float, bound: float) -> float:
-    """Return ``(value - bound) / value``; 0 if the bound reaches the value."""
+    """Return ``(value - bound) / value``; 0 if the bound reaches the value or the value is <= 0."""
     if value <= 0 or bound >= value:
         return 0.0
     return (value - bound) / value
