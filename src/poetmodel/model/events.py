@@ -61,8 +61,8 @@ class Events:
     def keep_index(self, i: int, first_group: int, group: int) -> int | None:
         """Return the index `a` of the keep that has tensor `i` in RAM when `group` begins.
 
-        None if no keep of the tensor spans that. `first_group` is the group of the tensor's
-        first computation.
+        None if no keep of the tensor includes that moment. `first_group` is the group of the
+        tensor's first computation.
         """
         events = self.event_groups[i]
         if group <= first_group or not events or group > events[-1]:
@@ -159,8 +159,8 @@ def _limited_coefficients(problem: Problem) -> list[Coefficients]:
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
     """Return for each node whether the model has decisions to recompute it.
 
-    Excludes nodes without a use for recomputed outputs and, with `dominance`, nodes whose
-    recomputation paging dominates.
+    Excludes nodes that must not be recomputed, nodes without a use for recomputed outputs and, with
+    `dominance`, nodes whose recomputation paging dominates.
     """
     graph, rewards = problem.graph, problem.rewards.compute
     is_limiting = is_storage_limiting(problem)
@@ -220,11 +220,11 @@ def find_events(
 def drop_dominated_keeps(
     problem: Problem, events: Events, *, allows_moves: Callable[[int], bool]
 ) -> Events:
-    """Remove keeps and page-ins of a tensor that its only reader's outputs can replace.
+    """Return the events without keeps and page-ins that the outputs of an only reader can replace.
 
-    Return the events with `Events.dominated_keeps`, and with fewer page-ins. `allows_moves` returns
-    for a group whether no memory row depends on the stage of the group in which a node is
-    recomputed.
+    The result has `Events.dominated_keeps` and fewer page-ins. If a makespan is limited or
+    minimized, it is `events` itself. `allows_moves` returns for a group whether no memory row
+    depends on the stage of the group in which a node is recomputed.
 
     Notes
     -----

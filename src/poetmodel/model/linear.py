@@ -168,7 +168,7 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
 def scale_and_register_limit(m: Model, limit: LinearRow) -> LinearRow | None:
     """Return the scaled row of a limit, and register the limit for cover cuts.
 
-    Return None, and register nothing, if the limit cannot bind.
+    Return None, and do not register the limit, if it cannot bind.
     """
     row = scale_signed_limit(limit, m.upper)
     if row is not None:

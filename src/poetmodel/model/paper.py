@@ -74,8 +74,8 @@ def merge_outputs(problem: Problem) -> Problem:
     """Return the problem with the outputs of each node merged to one tensor.
 
     The tensor has the bytes of all outputs; paging it costs as much as paging the outputs that have
-    readers. A node without outputs gets one of 0 bytes. Limits given as percentages become bytes,
-    seconds and joules. User-defined constraints are dropped, because they name tensors;
+    readers. A node without outputs gets a tensor of 0 bytes. Limits stated as percentages become
+    bytes, seconds and joules. User-defined constraints are dropped, because they name tensors;
     `map_to_original_tensors` adds them to the model.
     """
     graph, cost_table = problem.graph, problem.table
@@ -141,7 +141,7 @@ class NodeRelations(TriangleRelations):
     """Entries of the relations for a graph whose model has one merged tensor per node."""
 
     def entry(self, name: str, t: int, k: int) -> int:
-        """Return the column of an entry of a relation; `ZERO` for an output without readers."""
+        """Return the column of entry ``name[t,k]``; `ZERO` for an output without readers."""
         if name == "R":
             return self.m.R[t, k]
         graph = self.problem.graph
