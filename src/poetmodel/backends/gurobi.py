@@ -229,7 +229,10 @@ def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
 
 
 def _read_result(model: Any, columns: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
-    """Return the solution, bound and nodes of a finished solve; without integers, no nodes."""
+    """Return the solution, bound and nodes of a finished solve.
+
+    Without integers there are no nodes, and a bound only at the optimum.
+    """
     x = np.array(columns.X) if model.SolCount else None
     if form.is_mip:
         bound, nodes = finite_or_none(model.ObjBound), int(model.NodeCount)
