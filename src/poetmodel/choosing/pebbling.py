@@ -40,8 +40,8 @@ class PebbleGame:
     def __init__(self, freezable: Freezable) -> None:
         self.freezable = freezable
         self.graph = freezable.graph
-        self._reached: dict[frozenset[int], int] = {}
-        """For each set of tensors whose computation a search found, the RAM that it needs [B]."""
+        self._sufficient_bytes: dict[frozenset[int], int] = {}
+        """RAM that suffices to compute a set of tensors, as a search has shown, by set [B]."""
 
     def min_bytes(self, name: str, bound: int) -> int:
         """Return a lower bound on the RAM to train parameter `name` [B], at least `bound`."""
@@ -79,10 +79,10 @@ class PebbleGame:
         visited = {final_tensors}
         while path:
             tensors, predecessors = path[-1]
-            if not tensors or self._reached.get(tensors, max_bytes + 1) <= max_bytes:
-                for reached_set, _ in path:
-                    self._reached[reached_set] = min(
-                        max_bytes, self._reached.get(reached_set, max_bytes)
+            if not tensors or self._sufficient_bytes.get(tensors, max_bytes + 1) <= max_bytes:
+                for tensor_set, _ in path:
+                    self._sufficient_bytes[tensor_set] = min(
+                        max_bytes, self._sufficient_bytes.get(tensor_set, max_bytes)
                     )
                 return len(visited), None
             for required_set, ram_bytes in predecessors:
