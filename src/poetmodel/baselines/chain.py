@@ -276,7 +276,10 @@ class ChainMemory(Chain):
         return list(accumulate(byte_changes[: len(graph.nodes)]))
 
     def _backward_bytes(self, s: int, freed_tensors: Collection[int]) -> int:
-        """Return the peak of backward part `s` if `freed_tensors` end at their last reader [B]."""
+        """Return the peak of backward part `s` [B].
+
+        The bytes of `freed_tensors` are subtracted after their last reader in the part.
+        """
         backward_nodes, sizes = self.steps[s].backward, self.graph.tensor_bytes
         last_reader = {i: t for t in backward_nodes for i in self.graph.inputs_of[t]}
         peak = 0
@@ -296,16 +299,16 @@ class ChainMemory(Chain):
         """Return the peaks of step `s`; `input_state` is the state that it reads."""
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
-        others_bytes = None if is_recomputed else self.other_tensor_bytes
+        other_bytes = None if is_recomputed else self.other_tensor_bytes
         return StepPeaks(
             taped_bytes=self._peak(
-                nodes, step.nodes, step.tape | step.state, other_bytes_by_stage=others_bytes
+                nodes, step.nodes, step.tape | step.state, other_bytes_by_stage=other_bytes
             ),
             untaped_bytes=self._peak(
-                nodes, step.nodes, step.state, other_bytes_by_stage=others_bytes
+                nodes, step.nodes, step.state, other_bytes_by_stage=other_bytes
             ),
             untaped_with_input_bytes=self._peak(
-                nodes, step.nodes, step.state, input_state, other_bytes_by_stage=others_bytes
+                nodes, step.nodes, step.state, input_state, other_bytes_by_stage=other_bytes
             ),
         )
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.engine import fit_budget
-from poetmodel.baselines.homes import all_in_ram, schedule_with_best_homes
+from poetmodel.baselines.homes import put_state_in_ram, schedule_with_best_homes
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 MAX_PASSES: Final = 50
-"""Maximum compute time of a run, in single passes; a longer run is abandoned."""
+"""Maximum compute time of an execution, in single passes; a longer execution is abandoned."""
 LIVENESS: Final = "liveness"
 """Variant with liveness analysis of each stage and the score ``full``."""
 
 
-@all_in_ram
+@put_state_in_ram
 def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) -> Schedule:
     """Evict the tensor with the lowest score whenever RAM is short; recompute missing tensors.
 
@@ -62,9 +62,9 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     Interpretations. Tensors that cannot be recomputed are never evicted; they are freed when no
     node can need them any more ("banishing"; simrd pins constants forever). A node that the runtime
     computes twice within a stage is computed once by the schedule, and its outputs stay between the
-    uses there. If the schedule then exceeds the budget, the runtime is run again with less RAM. A
-    run whose compute time exceeds fifty single passes is abandoned. Tensors of 0 bytes are not
-    evicted; ties go to the lowest index.
+    uses there. If the schedule then exceeds the budget, the step is executed again with less RAM.
+    An execution whose compute time exceeds fifty single passes is abandoned. Tensors of 0 bytes are
+    not evicted; of tensors with equal scores, the one with the lowest index is evicted.
 
     With `liveness`, a stage recomputes in graph order, keeps tensors that a later step of the stage
     reads, and frees the rest; see `StagedExecution`. A neighbourhood counts each node once, even if
@@ -95,9 +95,10 @@ def dtr_paging(problem: Problem) -> Schedule:
     be recomputed are evicted to storage while it has space. Tensors on storage are paged in on use
     and belong to no neighbourhood.
 
-    Each score has its own run. One more run only pages; it may fit where recomputations within a
-    stage do not. If the time is minimized and transfers overlap computations, further runs charge
-    nothing for transfers, as if all were hidden. The best schedule is returned.
+    The step is executed once with each score, and once with paging alone, which may fit where
+    recomputations within a stage do not. If the time is minimized and transfers overlap
+    computations, each execution is repeated with transfers that cost 0, as if all were hidden. The
+    best schedule is returned.
     """
     overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
     transfer_modes = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
@@ -167,7 +168,7 @@ class Runtime(Execution):
         return self.schedule()
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, whose inputs are locked, and unlock them.
+        """Evict tensors until node `k` fits in RAM, compute it, and unlock its inputs.
 
         Raises `MethodNotApplicableError` if the compute time exceeds `MAX_PASSES` single passes.
         """
@@ -307,7 +308,7 @@ class _LivenessExecution(StagedExecution):
 
     def _is_needed(self, i: int) -> bool:
         """Return whether recomputing an evicted tensor with a further user needs tensor `i`."""
-        return any(self.is_awaited(u) for u in self.scores.evicted_descendants(i))
+        return any(self.is_awaited(output) for output in self.scores.evicted_descendants(i))
 
 
 class _PagingExecution(_LivenessExecution):
@@ -327,7 +328,10 @@ class _PagingExecution(_LivenessExecution):
         """Tensors that are not in RAM and are paged in on use."""
 
     def choose_victim(self, k: int) -> int | None:
-        """Return the tensor with the lowest score, or None; write it if paging is cheaper."""
+        """Return the tensor with the lowest score; None without a candidate.
+
+        If paging is cheaper than recomputation, records that the tensor is written to storage.
+        """
         is_recomputable = self._make_recomputability_test()
         best: tuple[float, int, bool] | None = None
         for i in self.evictable_candidates(k):
@@ -336,7 +340,7 @@ class _PagingExecution(_LivenessExecution):
             cost = min(recomputation_cost, transfer_cost)
             if cost < math.inf:
                 score = (
-                    self.scores.per_byte_second(i, cost)
+                    self.scores.cost_per_byte_second(i, cost)
                     if self.counts_neighbourhood
                     else cost / self.sizes[i]
                 )
@@ -360,7 +364,7 @@ class _PagingExecution(_LivenessExecution):
 
     def evict(self, i: int) -> None:
         """Free tensor `i`, which is paged in or recomputed on its next use."""
-        if i in self.storage.stored and not self.is_awaited(i):
+        if i in self.storage.stored_tensors and not self.is_awaited(i):
             self.paged_out.add(i)
         if i in self.paged_out:
             self.free(i)
@@ -383,8 +387,8 @@ class _PagingExecution(_LivenessExecution):
         ancestors = self.scores.evicted_ancestors(i)
         paged_inputs = {
             p
-            for u in ancestors
-            for p in self.graph.inputs_of[self.graph.node_of[u]]
+            for ancestor in ancestors
+            for p in self.graph.inputs_of[self.graph.node_of[ancestor]]
             if p in self.paged_out
         }
         recomputed_tensors = (
@@ -400,7 +404,7 @@ class _PagingExecution(_LivenessExecution):
         """Return the cost of paging tensor `i` out and in; inf without space on storage."""
         if not self.storage.has_space_for(i):
             return math.inf
-        page_out = 0.0 if i in self.storage.stored else self.page_out_cost[i]
+        page_out = 0.0 if i in self.storage.stored_tensors else self.page_out_cost[i]
         return self.page_in_cost[i] + page_out
 
 
@@ -436,13 +440,13 @@ class Scores:
         sets = CostSets()
         self._sets = sets if heuristic == "eq" else None
         score_functions: dict[str, Callable[[int], float]] = {
-            "full": lambda i: self.per_byte_second(
+            "full": lambda i: self.cost_per_byte_second(
                 i, self.total_cost({*self.evicted_ancestors(i), *self.evicted_descendants(i)})
             ),
-            "eq": lambda i: self.per_byte_second(
+            "eq": lambda i: self.cost_per_byte_second(
                 i, self._node_cost(i) + sets.total_cost(self._evicted_neighbours(i))
             ),
-            "local": lambda i: self.per_byte_second(i, self._node_cost(i)),
+            "local": lambda i: self.cost_per_byte_second(i, self._node_cost(i)),
             "msps": lambda i: self.total_cost(self.evicted_ancestors(i)) / self.sizes[i],
             "lru": lambda i: -self._staleness_s(i),
             "size": lambda i: 1 / self.sizes[i],
@@ -467,8 +471,8 @@ class Scores:
             if self._sets is not None:
                 self._sets.remove(i, self._node_cost(i))
 
-    def per_byte_second(self, i: int, cost: float) -> float:
-        """Return a cost divided by the size and the staleness of tensor `i`; inf if both are 0."""
+    def cost_per_byte_second(self, i: int, cost: float) -> float:
+        """Return a cost divided by size and staleness of tensor `i`; inf if either of them is 0."""
         weight = self.sizes[i] * self._staleness_s(i)
         return cost / weight if weight > 0 else math.inf
 
@@ -489,10 +493,10 @@ class Scores:
         todo = [i]
         while todo:
             for k in self.graph.users_of[todo.pop()]:
-                for o in self.graph.outputs_of[k]:
-                    if o in self.evicted and o not in descendants:
-                        descendants.add(o)
-                        todo.append(o)
+                for output in self.graph.outputs_of[k]:
+                    if output in self.evicted and output not in descendants:
+                        descendants.add(output)
+                        todo.append(output)
         return descendants
 
     def _node_cost(self, i: int) -> float:
@@ -503,7 +507,7 @@ class Scores:
 
     def total_cost(self, tensors: Iterable[int]) -> float:
         """Return the cost of the nodes that compute `tensors`."""
-        nodes: Iterable[int] = (self.graph.node_of[u] for u in tensors)
+        nodes: Iterable[int] = (self.graph.node_of[i] for i in tensors)
         return math.fsum(
             self.node_costs[k] for k in (set(nodes) if self._counts_nodes_once else nodes)
         )
@@ -512,8 +516,12 @@ class Scores:
         """Return evicted inputs of the node of tensor `i`, and evicted outputs of its readers."""
         graph = self.graph
         input_tensors = graph.inputs_of[graph.node_of[i]]
-        reader_outputs = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
-        return [u for u in (*input_tensors, *reader_outputs) if u in self.evicted]
+        reader_outputs = (output for k in graph.users_of[i] for output in graph.outputs_of[k])
+        return [
+            neighbour
+            for neighbour in (*input_tensors, *reader_outputs)
+            if neighbour in self.evicted
+        ]
 
 
 class CostSets:
@@ -533,7 +541,9 @@ class CostSets:
         """Add an evicted tensor, and merge it with the sets of its evicted neighbours."""
         old_sets = self._find_sets(neighbours)
         self._set_of |= {
-            u: len(self._set_costs) for u, old_set in self._set_of.items() if old_set in old_sets
+            member: len(self._set_costs)
+            for member, old_set in self._set_of.items()
+            if old_set in old_sets
         }
         self._set_of[i] = len(self._set_costs)
         self._set_costs.append(sum((self._set_costs[old_set] for old_set in old_sets), start=cost))
@@ -548,4 +558,4 @@ class CostSets:
         return sum(self._set_costs[set_index] for set_index in self._find_sets(tensors))
 
     def _find_sets(self, tensors: Iterable[int]) -> list[int]:
-        return sorted({self._set_of[u] for u in tensors if u in self._set_of})
+        return sorted({self._set_of[i] for i in tensors if i in self._set_of})

@@ -36,11 +36,12 @@ class RuleWatch:
 
 
 _RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", default=None)
+"""The `RuleWatch` of the innermost `watch_rules`; None outside."""
 
 
 @contextmanager
 def watch_rules() -> Iterator[RuleWatch]:
-    """Context manager with a `RuleWatch` for calls of `select_best_schedule` inside."""
+    """Context manager: yield the `RuleWatch` of all `select_best_schedule` calls inside."""
     watch = RuleWatch()
     token = _RULE_WATCH.set(watch)
     try:

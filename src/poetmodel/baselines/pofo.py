@@ -14,7 +14,7 @@ import numpy as np
 
 from poetmodel.baselines.checkpointing import MARGIN_DIVISOR, ChainTable, best_rotor_schedule
 from poetmodel.baselines.engine import bisect_budget, select_best_schedule
-from poetmodel.baselines.homes import forward_only, in_best_homes
+from poetmodel.baselines.homes import choose_homes, mark_forward_only
 from poetmodel.baselines.paging import CostRule, eviction_costs, require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
     SequenceCost = Callable[[int, int, int], float]
+    """(first step, last step, RAM [B]) -> cost of recomputing these steps, each for its part [s or
+    J]."""
 
 UNITS: Final = 32
 """Number of units of the RAM budget in the bisection for the RAM to fill."""
@@ -59,8 +61,8 @@ class Action(StrEnum):
     action."""
 
 
-@in_best_homes
-@forward_only
+@choose_homes
+@mark_forward_only
 def pofo(problem: Problem, rule: str = "") -> Schedule:
     """Assign one action to each step of a chain so that the training step takes minimum time.
 
