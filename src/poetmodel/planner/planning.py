@@ -203,6 +203,8 @@ def checked_plan(
 
     Raises
     ------
+    PlanError
+        If the schedule is not valid.
     VerificationError
         If the plan is invalid, which is a bug of this package.
     """
@@ -275,9 +277,9 @@ def verify(
         Adds violations of the plan to `plan_violations`. Without a valid schedule or enough time,
         the makespan is that of a plan without overlap, and the RAM is None.
         """
-        blocking = PlanMetrics(simulation.makespan_s)
+        blocking_metrics = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule
-            return blocking
+            return blocking_metrics
         peak_bytes, ram_bytes = simulation.peak_ram_bytes, None
         try:
             with nullcontext() if planning_s is None else limit_time(planning_s):
@@ -290,14 +292,14 @@ def verify(
         except TimeLimitError:
             if planning_s is None:  # an outer time limit has expired
                 raise
-            return blocking
+            return blocking_metrics
         plan_violations.extend(f"plan: {violation}" for violation in check.violations)
         if plan is not None:
             plan_peak_bytes = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
             return PlanMetrics(check.makespan_s, plan_peak_bytes)
         checked_metrics = PlanMetrics(check.makespan_s, ram_bytes)
         max_metrics = PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
-        return _raise_to_stated(checked_metrics, stated or {}, max_metrics)
+        return _raise_to_stated_values(checked_metrics, stated or {}, max_metrics)
 
     verdict = check_schedule(problem, schedule, stated=stated, makespan_s=plan_metrics)
     return (
@@ -307,7 +309,7 @@ def verify(
     )
 
 
-def _raise_to_stated(
+def _raise_to_stated_values(
     metrics: PlanMetrics, stated: Mapping[str, float | None], max_metrics: PlanMetrics
 ) -> PlanMetrics:
     """Return makespan and RAM, raised to the values stated in a file, up to `max_metrics`.
@@ -366,7 +368,7 @@ def _min_ram_bytes(
             if smaller_peak_bytes is None
             else (min_bytes, middle_bytes, smaller_peak_bytes)
         )
-    # A budget of `peak_bytes` nearly always gives the same plan.
+    # The plan for a budget of `peak_bytes` is nearly always the same.
     if peak_bytes < max_bytes and peak_if_valid(peak_bytes) is not None:
         return peak_bytes
     return max_bytes
