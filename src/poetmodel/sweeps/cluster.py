@@ -38,7 +38,8 @@ def connect(
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
     """Connect to a Dask scheduler; yield a pool, and a function that counts its threads.
 
-    Workers start processes for the runs. If a worker dies, another one repeats its run.
+    Workers start processes for the runs. If a worker dies, another one repeats its run. Sets
+    the log level of Dask in this process to CRITICAL.
 
     Raises
     ------

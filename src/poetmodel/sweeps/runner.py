@@ -86,7 +86,8 @@ def sweep(
         Folder of records and schedules. Runs with a record there, for example of a killed sweep,
         are not repeated, unless they failed.
     workers : int
-        Number of concurrent runs, each in a process of this machine or in `pool`.
+        Number of concurrent runs, each in a process of this machine or in `pool`; ignored with
+        `scheduler`.
     pool : concurrent.futures.Executor, optional
         Executor that replaces processes of this machine, such as one of Dask. Files that runs name
         are sent with them. The pool stays open.
@@ -215,7 +216,7 @@ class RunQueue(Generic[AnyRun]):
     on_progress: Callable[[Progress], None] | None = None
     """Callback at the beginning and after each run."""
     remaining_chains: list[list[AnyRun]] = field(default_factory=list)
-    """Runs without a record, grouped by chain."""
+    """Runs that are neither recorded as finished nor in progress, grouped by chain."""
     n_skipped: int = 0
     """Number of runs with a record of an earlier sweep."""
     n_done: int = 0
@@ -231,7 +232,10 @@ class RunQueue(Generic[AnyRun]):
     """Claims of the runs in progress in this process, by key."""
 
     def __post_init__(self) -> None:
-        """Group the runs without a record by chain."""
+        """Group the runs by chain, except finished ones, which are counted.
+
+        Stores the records of failed runs.
+        """
         finished = self.store.finished_records()
         chains: dict[Hashable, list[AnyRun]] = {}
         for run in self.runs:
@@ -246,7 +250,8 @@ class RunQueue(Generic[AnyRun]):
     def execute(self, pool: Executor, max_runs: int | Callable[[], int]) -> None:
         """Execute all runs that no other process claims, `max_runs` at a time.
 
-        Returns when all runs are recorded, including those of other processes.
+        `max_runs` may be a function that returns the current maximum. The method returns when all
+        runs are recorded, including those of other processes.
 
         Raises
         ------
@@ -297,7 +302,7 @@ class RunQueue(Generic[AnyRun]):
     def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
         """Claim the first runs of at most `max_chains` chains, and return these chains.
 
-        Runs that another process has recorded are removed from `remaining_chains`.
+        Removes these chains, and runs that another process has recorded, from `remaining_chains`.
         """
         claimed_chains: list[list[AnyRun]] = []
         other_chains: list[list[AnyRun]] = []
@@ -337,6 +342,7 @@ class RunQueue(Generic[AnyRun]):
         return True
 
     def _count(self, run: AnyRun, record: Record) -> None:
+        """Release the claim of a run, count the run as done, and report the progress."""
         self.claims.pop(run.key).release()
         self.n_done += 1
         self.n_failed += record["status"] == FAILED
