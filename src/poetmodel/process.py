@@ -127,7 +127,7 @@ class WorkerProcess:
     ) -> Future[Any]:
         """Call a function in the process with a `WorkerJob` and the arguments.
 
-        The future gets the function's result, its exception with the traceback as a note, or
+        The future receives the function's result, its exception with the traceback as a note, or
         `ProcessEndedError`. `on_progress` is called with each progress message of the job, in
         another thread. An exception of `on_progress` ends the process and is set in the future.
         """

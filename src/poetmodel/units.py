@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ESTIMATES: Final = "energies are estimates, not measured on a board"
-"""First line of every table of energies."""
+"""Note with which energies are displayed, in titles and sentences."""
 
 MAX_BRIEF_CHARACTERS: Final = 150
 """Maximum length of the facts in a text of `brief`, without the name of the class."""

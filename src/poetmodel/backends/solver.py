@@ -77,7 +77,7 @@ class Solver(ABC):
         InputError
             If `poetmodel.solve` sets an option itself, or a name or value has a wrong type.
         UnknownOptionError
-            If the solver does not know an option, or refuses its value.
+            If the solver has no such option, or refuses its value.
         """
         errors = []
         parameter_of_option = {
@@ -164,7 +164,7 @@ class Solver(ABC):
         InputError
             If the start has a wrong shape or an infinite value.
         UnknownOptionError
-            If the solver does not know one of `Limits.options`, or refuses its value.
+            If the solver lacks one of `Limits.options`, or refuses its value.
         BackendError
             If the solver fails, or returns an invalid solution.
         """

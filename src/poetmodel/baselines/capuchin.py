@@ -76,8 +76,7 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
     paper keeps the latest ones while memory lasts ("collective recomputation"). The choices above
     do not anticipate this.
 
-    The method takes O(intervals) choices, each of which examines every interval and its
-    recomputations.
+    There are O(intervals) choices, each of which examines every interval and its recomputations.
     """
     rules = [CostRule(rule)] if rule else list(CostRule)
     searches = [

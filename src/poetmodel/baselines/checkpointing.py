@@ -39,8 +39,8 @@ def griewank_walther(problem: Problem) -> Schedule:
     later; the sample uses the first slot. All steps have equal cost in this method. Reversing a
     step computes it once more if its part of the backward pass reads its outputs;
     `min_forward_steps` does not count this, as revolve does not count the taped step. The state
-    behind a step stays in RAM if the next step's part has read it. If keeping the state needs too
-    much RAM, the state is freed and recomputed, as in revolve. The bisection takes time
+    behind a step stays in RAM if the next step's part has read it. If the schedule then
+    exceeds the budget, the state is freed and recomputed, as in revolve. The bisection takes time
     proportional to the square of the number of nodes, times the logarithm of the number of steps.
     """
     chain = Chain(problem.graph)

@@ -56,7 +56,7 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     time, an input is used when its reader is requested, and an output when it is first computed. A
     tensor without a further user is evicted at once ("eager eviction") but may be recomputed for
     other tensors. After such a recomputation the tensor stays until its score is the lowest,
-    because the runtime does not know that no node reads it. This matters if a recomputation has
+    because the runtime has no information about later readers. This matters if a recomputation has
     further outputs, and if it needs long chains of other tensors; see `Runtime`.
 
     Interpretations. Tensors that cannot be recomputed are never evicted; they are freed when no
@@ -127,8 +127,8 @@ class Runtime(Execution):
     Nodes are computed in graph order. Inputs of a node that are in RAM are locked; missing inputs
     are recomputed one by one, recursively, and locked. Then RAM is freed for all outputs. A tensor
     is freed after its last reader. A tensor that is recomputed after that stays until its score is
-    the lowest, because the runtime does not know its next reader. Tensors that cannot be recomputed
-    are never evicted, and are freed when no node can need them.
+    the lowest, because the runtime has no information about later readers. Tensors that cannot be
+    recomputed are never evicted, and are freed when no node can need them.
     """
 
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:

@@ -89,7 +89,8 @@ def bisect_budget(
     """Bisect for the largest memory at which a method meets the budget; return the best schedule.
 
     A method may count more RAM than the simulator does, so the memory may exceed the budget.
-    `schedule_with` gets a memory from 0 to `max_units` units and returns None if it is too small.
+    `schedule_with(units)` returns a schedule within a memory of 0 to `max_units` units, or None if
+    the memory is too small.
     The first call is with `first_units`, the budget. Returns None if no schedule meets the budget.
     """
     best: Candidate | None = None

@@ -52,7 +52,7 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     the lower set outside it, and the other inputs of these readers.
 
     Among the chains whose estimates meet a limit, the dynamic program finds those that no other
-    chain dominates in cost and saved bytes. The paper takes one of two: the chain of minimum cost
+    chain dominates in cost and saved bytes. The paper selects one of two: the chain of minimum cost
     (time-centric), or that of minimum saved bytes (memory-centric). Its estimates are not the
     simulator's peaks, in which tensors leave after their last use. So `N_LIMITS` limits are tried;
     of the undominated chains of each limit, bisection finds the one that saves most and meets the
@@ -117,7 +117,10 @@ class SetChain(NamedTuple):
 
 
 class LowerSets:
-    """Lower sets of the recomputable forward nodes; costs and peaks of segments between them."""
+    """Lower sets of the recomputable forward nodes; costs and peaks of segments between them.
+
+    Nodes of lower sets are indices in `nodes`, called `p` and `q` in code.
+    """
 
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
         """List the lower sets of a family, and compute costs and peaks between each pair."""

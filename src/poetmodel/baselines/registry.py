@@ -21,7 +21,7 @@ DEFAULT: Final = "optimal"
 
 
 class Aware(StrEnum):
-    """Whether a method has a property of Table 1 of POET (ICML 2022)."""
+    """Degree to which a method has a property of Table 1 of POET (ICML 2022)."""
 
     YES = "✓"
     PARTLY = "~"

@@ -81,8 +81,8 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
 def _make_request(entry: Method, options: SolveKeywords) -> Request:
     """Make a request from keywords of `poetmodel.solve`.
 
-    Raises TypeError for unknown keywords, and `InputError` if a method without a solver gets a
-    formulation, a start or solver options.
+    Raises TypeError for unknown keywords, and `InputError` if a formulation, a start or
+    solver options are passed to a method without a solver.
     """
     keywords = SolveKeywords.__annotations__
     for unknown_name in sorted(options.keys() - set(keywords)):

@@ -155,7 +155,7 @@ class ChoiceRelaxation:
 
     @cached_property
     def min_inputs(self) -> Sequence[frozenset[int]]:
-        """The inputs that each node reads, whatever subset of its outputs it computes."""
+        """For each node, the inputs that it reads in every step that has the node."""
         full_graph = self.freezable.graph
         inputs_of = [frozenset(inputs) for inputs in full_graph.inputs_of]
         for graph in self.single_graphs:
@@ -507,7 +507,7 @@ class _Program:
     ) -> float:
         """Add the costs of committing the state of each layer to a row, except `excluded_layers`.
 
-        Returns the costs of committing the state that belongs to no layer, which every step pays.
+        Returns the costs of committing the state that belongs to no layer, which each step has.
         All costs are lower bounds: a generation erases at least the blocks that its bytes fill.
         `read_cost` selects time or energy.
         """

@@ -132,7 +132,7 @@ class _LayerSearch:
     ) -> None:
         """Make the relaxation of the problem, without layers of score 0.
 
-        No set is known to be feasible or infeasible yet.
+        Checks no set yet; the bound is the score of all layers.
         """
         self.freezable, self.request = freezable, request
         self.problem = problem.resolved()

@@ -79,7 +79,7 @@ def build(
     InputError
         For an unknown formulation.
     TooLargeError
-        If memory rows have more than five million terms and `memory_rows` is not given.
+        If memory rows have more than five million terms and `memory_rows` is None.
 
     Examples
     --------

@@ -121,7 +121,7 @@ def used_outputs(graph: Graph) -> list[tuple[int, ...]]:
 def map_to_original_tensors(m: Model, problem: Problem) -> None:
     """Change a model of the merged problem to refer to the tensors of the original `problem`.
 
-    Every output with readers gets the columns of its node; an output without readers is never in
+    Every output with readers has the columns of its node; an output without readers is never in
     RAM at the beginning of a stage, and never paged. Adds the user-defined constraints.
     """
     outputs_of_node = used_outputs(problem.graph)

@@ -97,10 +97,11 @@ def _declare_relations(m: Model) -> None:
         R[t,k], k <= t         S_RAM[t,i], S_AUX[t,i], M_in[t,i], node(i) < t
         R[t,t] = 1             M_out[t,i], node(i) <= t
 
-    Recomputations of nodes that are not recomputable, and page-ins and page-outs without paging,
-    are fixed to 0. Tensors on storage from the start have S_AUX = 1. The home of state is RAM
-    (``resident[w]``) or storage. State has no entries after the stage of its replacement. A
-    replacement has only the entry of ``M_out`` in the stage that makes it.
+    Recomputations of nodes that are not recomputable or after a node's last stage
+    (`Graph.last_stages`), and page-ins and page-outs without paging, are fixed to 0. Tensors on
+    storage from the start have S_AUX = 1. The home of state is RAM (``resident[w]``) or storage.
+    State has no entries after the stage of its replacement. A replacement has only the entry of
+    ``M_out`` in the stage that makes it.
     """
     problem = m.problem
     graph = problem.working_graph

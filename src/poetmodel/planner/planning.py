@@ -105,7 +105,10 @@ def _make_unchecked_plan(
     peak_bytes: int,
     limit_s: float | None = None,
 ) -> Plan:
-    """Make the plan of a schedule without checking it; the caller states its peak [B]."""
+    """Make the plan of a schedule, which is not checked.
+
+    `peak_bytes` is the peak of the schedule [B]; `limit_s` is the `time_limit` of `make_plan` [s].
+    """
     from poetmodel.plan import Plan
 
     budget = max(ram_budget_bytes or 0, peak_bytes)
@@ -264,7 +267,7 @@ def verify(
     plan_violations: list[str] = []
 
     def make_and_check(peak_bytes: int, budget: int) -> PlanCheck:
-        """Make the plan within a RAM budget [B], or use the given one, and check it."""
+        """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it."""
         plan_budget_bytes = budget if peak_bytes <= budget else None
         candidate = plan or _make_unchecked_plan(
             graph, costs, schedule, StorageMode.DMA, plan_budget_bytes, peak_bytes

@@ -32,11 +32,11 @@ class Progress:
     """Progress of a sweep."""
 
     total: int
-    """Runs of the sweep."""
+    """Number of runs of the sweep."""
     done: int
-    """Runs with a record, those of earlier sweeps included."""
+    """Number of runs with a record, those of earlier sweeps included."""
     failed: int
-    """Runs of this sweep that ended with an error."""
+    """Number of runs of this sweep that ended with an error."""
     remaining_s: float | None
     """Estimated time of the remaining runs [s]; None before the first record."""
     last: Record | None = None
@@ -99,7 +99,7 @@ def sweep(
         Whether methods that use a solver start from the schedule of the next smaller budget, which
         is valid for the larger one. Budgets of one problem are then solved one after the other.
     on_progress : callable, optional
-        Callback that gets the `Progress` at the start and after each run.
+        Called with the `Progress` at the start and after each run.
 
     Returns
     -------

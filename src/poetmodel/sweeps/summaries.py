@@ -183,6 +183,7 @@ def _pofo_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
 
 
 _POFO_METRICS: Final = ("peak", "time", "overhead")
+"""Metrics that `_peak_time_overhead` formats, in this order."""
 
 
 def _peak_time_overhead(row: Row) -> tuple[str, str, str]:
