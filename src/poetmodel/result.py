@@ -238,7 +238,10 @@ class SolveResult:
 
     @property
     def bound(self) -> float | None:
-        """Proven bound on the objective in its unit; None without a schedule."""
+        """Proven bound on the objective in its unit; None without a schedule.
+
+        For `model_objective`, None if no bound is proven.
+        """
         if self.model_objective is not None:
             return self.model_objective.bound
         if self.simulation is None:
@@ -406,9 +409,10 @@ class SolveResult:
         }
 
     def _file_metrics(self) -> dict[str, Any]:
-        """Return the metrics of a schedule file and the RAM of the device; None without a schedule.
+        """Return the metrics of a schedule file by key; without a schedule, their values are None.
 
-        Metrics of storage and its wear are included only if the device states its endurance.
+        The RAM of the device is included if there is a device, and metrics of storage and its wear
+        if the device states the endurance of its storage.
         """
         first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
         if self.simulation is None:
@@ -442,7 +446,7 @@ class SolveResult:
         }
 
     def _energy_gap(self) -> float | None:
-        """Return the gap of the energy overhead; None if no bound is proven."""
+        """Return the gap of the energy overhead; None without a schedule or a proven bound."""
         if self.overhead_j is None or not self._bounds_energy:
             return None
         return relative_gap(self.overhead_j, self.overhead_bound_j)

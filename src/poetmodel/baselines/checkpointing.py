@@ -70,10 +70,10 @@ def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule
     With `frees_states`, a state is freed before the part of its own step, which recomputes it.
     """
     tensors_of_part: dict[int, frozenset[int]] = {}
-    todo = [(0, len(chain.steps), slots, frozenset[int]())]
-    while todo:
+    pending_spans = [(0, len(chain.steps), slots, frozenset[int]())]
+    while pending_spans:
         check_time_limit()
-        low, high, free_slots, stored_tensors = todo.pop()
+        low, high, free_slots, stored_tensors = pending_spans.pop()
         if high - low == 1 or free_slots == 1:
             for s in range(low, high):
                 tensors_of_part[s] = (
@@ -81,8 +81,8 @@ def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule
                 )
             continue
         middle = low + _steps_to_next_checkpoint(high - low, free_slots)
-        todo.append((low, middle, free_slots, stored_tensors))
-        todo.append(
+        pending_spans.append((low, middle, free_slots, stored_tensors))
+        pending_spans.append(
             (middle, high, free_slots - 1, stored_tensors | chain.steps[middle - 1].outputs)
         )
     return chain.to_schedule(
@@ -336,10 +336,10 @@ class ChainTable:
         steps = self.chain.steps
         tensors_of_part: dict[int, frozenset[int]] = {}
         freed_steps: set[int] = set()
-        todo = [(first, last, units, outer_tensors, keeps_last_state)]
-        while todo:
+        pending_spans = [(first, last, units, outer_tensors, keeps_last_state)]
+        while pending_spans:
             check_time_limit()
-            s, t, free_units, held_tensors, keeps_state = todo.pop()
+            s, t, free_units, held_tensors, keeps_state = pending_spans.pop()
             decision = (
                 None if s == t else self.best_decision(s, t, free_units, keeps_state=keeps_state)
             )
@@ -347,7 +347,7 @@ class ChainTable:
                 tensors_of_part[s] = held_tensors | steps[s].tape
                 if decision is not None:
                     tape = steps[s].tape | steps[s].state
-                    todo.append(
+                    pending_spans.append(
                         (
                             s + 1,
                             t,
@@ -365,7 +365,7 @@ class ChainTable:
             if is_freed:
                 freed_steps.add(stored_step)
             state = steps[stored_step].state
-            todo.append(
+            pending_spans.append(
                 (
                     decision.checkpoint_step,
                     t,
@@ -374,7 +374,7 @@ class ChainTable:
                     keeps_state,
                 )
             )
-            todo.append((s, stored_step, free_units, held_tensors, not is_freed))
+            pending_spans.append((s, stored_step, free_units, held_tensors, not is_freed))
         return tensors_of_part, freed_steps
 
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:

@@ -288,15 +288,17 @@ class _LivenessExecution(StagedExecution):
         def is_recomputable(i: int) -> bool:
             """Return whether `i`, with all missing inputs, can be recomputed."""
             check_time_limit()
-            required_nodes, todo = set[int](), [graph.node_of[i]]
-            while todo:
-                k = todo.pop()
+            required_nodes, pending_nodes = set[int](), [graph.node_of[i]]
+            while pending_nodes:
+                k = pending_nodes.pop()
                 if k in known_recomputable or k in required_nodes:
                     continue
                 if not self.problem.may_recompute(k):
                     return False
                 required_nodes.add(k)
-                todo += [graph.node_of[p] for p in graph.inputs_of[k] if not self._is_available(p)]
+                pending_nodes += [
+                    graph.node_of[p] for p in graph.inputs_of[k] if not self._is_available(p)
+                ]
             known_recomputable.update(required_nodes)
             return True
 
@@ -479,24 +481,24 @@ class Scores:
     def evicted_ancestors(self, i: int) -> set[int]:
         """Return tensor `i` and the evicted tensors that must be recomputed for it."""
         ancestors = {i}
-        todo = [i]
-        while todo:
-            for p in self.graph.inputs_of[self.graph.node_of[todo.pop()]]:
+        pending_tensors = [i]
+        while pending_tensors:
+            for p in self.graph.inputs_of[self.graph.node_of[pending_tensors.pop()]]:
                 if p in self.evicted and p not in ancestors:
                     ancestors.add(p)
-                    todo.append(p)
+                    pending_tensors.append(p)
         return ancestors
 
     def evicted_descendants(self, i: int) -> set[int]:
         """Return the evicted tensors whose recomputation needs tensor `i`."""
         descendants: set[int] = set()
-        todo = [i]
-        while todo:
-            for k in self.graph.users_of[todo.pop()]:
+        pending_tensors = [i]
+        while pending_tensors:
+            for k in self.graph.users_of[pending_tensors.pop()]:
                 for output in self.graph.outputs_of[k]:
                     if output in self.evicted and output not in descendants:
                         descendants.add(output)
-                        todo.append(output)
+                        pending_tensors.append(output)
         return descendants
 
     def _node_cost(self, i: int) -> float:

@@ -34,8 +34,8 @@ MAX_LABELS: Final = 8192
 MIN_LABELS: Final = 4
 """Minimum number of undominated chains that are extended for each lower set."""
 N_LIMITS: Final = 32
-"""Number of limits on the estimated peak that are tried, in equal steps up to the peak of
-keep-all."""
+"""Number of limits on the estimated peak that are tried, in equal steps up to
+`LowerSets.total_bytes`."""
 
 
 @put_state_in_ram

@@ -41,8 +41,8 @@ class Beam(NamedTuple):
     width: int
     """Maximum number of prefixes."""
     n_classes: int
-    """Number of classes of kept bytes; if there are too many prefixes, each class has equally
-    many."""
+    """Number of classes of kept bytes. If there are more than `width` prefixes, each class retains
+    at most ``width // n_classes`` of its prefixes."""
 
 
 NARROW, WIDE = Beam(60, 30), Beam(240, 60)
@@ -230,7 +230,8 @@ class ActionPrefix:
     page_ins: Transfers = Transfers()
     """Pending page-ins, with time reversed."""
     needed_page_in: tuple[float, int] | None = None
-    """Page-in of the latest offloaded step, until a part needs it: time [s] and bytes [B]."""
+    """(time [s], bytes [B]) of the page-in of the latest offloaded step, until it is appended to
+    `page_ins`; None without one."""
     sequence_start: int | None = None
     """First step of an unfinished recompute sequence; None outside a sequence."""
     sequence_cost: float = 0.0

@@ -131,9 +131,10 @@ def _solve_restricted(
 ) -> tuple[Outcome, str]:
     """Solve a restricted problem, and verify its schedule with the original problem.
 
-    Bounds of the restricted problem do not hold for the original one, so the result has the trivial
-    lower bound on every schedule. Raises `MethodNotApplicableError` if the restricted problem is
-    infeasible or the schedule violates a limit.
+    Returns the outcome and the name of the formulation. Bounds of the restricted problem are not
+    valid for the original one, so the outcome has the trivial lower bound on every schedule. Raises
+    `MethodNotApplicableError` if the restricted problem is infeasible or the schedule violates a
+    limit.
     """
     restricted_result = solver.solve(restricted_problem, **options)
     if restricted_result.status == Status.INFEASIBLE:
