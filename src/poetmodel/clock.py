@@ -73,7 +73,10 @@ def now_s(*, use_processor_time: bool | None = None) -> float:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Context manager: limit the time of the code inside, which cannot exceed an outer limit."""
+    """Context manager: limit the time of the code inside; an outer limit stays effective.
+
+    After the limit, `check_time_limit` raises.
+    """
     end_s, outer_end_s = now_s() + seconds, _END_S.get()
     token = _END_S.set(end_s if outer_end_s is None else min(end_s, outer_end_s))
     try:

@@ -147,7 +147,10 @@ class WorkerProcess:
         self._send("message", 0, pickle.dumps(message))
 
     def cancel(self) -> None:
-        """Request cancellation of the current job, which is interrupted after `CANCEL_GRACE_S`."""
+        """Request cancellation of the current job.
+
+        A job that has not ended after `CANCEL_GRACE_S` is interrupted.
+        """
         self._send("cancel", 0, b"")
 
     def end(self) -> None:
@@ -252,7 +255,7 @@ class _Service:
         """The job in progress; None between jobs."""
 
     def read_frames(self) -> None:
-        """Handle frames of the parent process; when that has ended, exit amid the job."""
+        """Handle frames of the parent process until it ends; then exit, even during a job."""
         job = WorkerJob(lambda _: None)
         while (frame := _read_frame(self.source)) is not None:
             kind, number, payload = frame
@@ -267,7 +270,7 @@ class _Service:
         os._exit(0)
 
     def write_frames(self) -> None:
-        """Write queued results, in a thread that no interrupt of the main thread affects."""
+        """Write queued frames, in a thread that no interrupt of the main thread affects."""
         while True:
             self.target.write(self.outbox.get())
             self.target.flush()

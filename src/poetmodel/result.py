@@ -277,14 +277,14 @@ class SolveResult:
 
     @property
     def gap_over_time(self) -> tuple[tuple[float, float], ...]:
-        """Time [s] and gap of each entry of `history`, as a step function; see `gap_over_time`."""
+        """Time [s] and gap of each entry of `history`; see the function `gap_over_time`."""
         return gap_over_time(self.history)
 
     @property
     def primal_integral_s(self) -> float | None:
         """Integral of the primal gap over the solve [s], with the final schedule as reference.
 
-        None without a history or a schedule; see `primal_integral_s`.
+        None without a history or a schedule; see the function `primal_integral_s`.
         """
         return primal_integral_s(self.history)
 

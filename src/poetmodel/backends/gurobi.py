@@ -115,7 +115,10 @@ class Gurobi(Solver):
 
 @contextmanager
 def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
-    """Yield an empty model in an environment without console output; free both on exit."""
+    """Context manager: yield an empty model without console output; free it on exit.
+
+    Raises `LicenceError` if Gurobi cannot start.
+    """
     settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if is_quiet else {})
     try:
         environment = gurobipy.Env(params=settings)

@@ -111,7 +111,7 @@ class Scip(Solver):
 
 @contextmanager
 def _open_log_forwarder(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
-    """Yield a function that passes new log output of SCIP to the call.
+    """Context manager: yield a function that passes new log output of SCIP to the call.
 
     SCIP writes its log to a temporary file. Redirecting its output to Python crashes the process if
     a solve without the GIL writes to it.

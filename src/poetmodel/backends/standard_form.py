@@ -97,7 +97,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StandardForm:
-    """Minimize or maximize ``objective @ x + offset`` subject to row bounds on ``matrix @ x``.
+    """A model: minimize or maximize ``objective @ x + offset``, with row bounds on ``matrix @ x``.
 
     Columns have bounds and may be integer. Arrays are read-only. Equality is identity.
     """

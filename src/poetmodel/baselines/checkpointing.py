@@ -39,9 +39,9 @@ def griewank_walther(problem: Problem) -> Schedule:
     later; the sample uses the first slot. All steps have equal cost in this method. Reversing a
     step computes it once more if its part of the backward pass reads its outputs;
     `min_forward_steps` does not count this, as revolve does not count the taped step. The state
-    behind a step stays in RAM if the next step's part has read it. If the schedule then
-    exceeds the budget, the state is freed and recomputed, as in revolve. The bisection takes time
-    proportional to the square of the number of nodes, times the logarithm of the number of steps.
+    behind a step stays in RAM if the next step's part has read it. If the schedule then exceeds the
+    budget, the state is freed and recomputed, as in revolve. The bisection takes time proportional
+    to the square of the number of nodes, times the logarithm of the number of steps.
     """
     chain = Chain(problem.graph)
     best_schedule: Schedule | None = None
@@ -181,7 +181,7 @@ class _Decision(NamedTuple):
     checkpoint_step: int | None
     """Step before which the state is stored as a checkpoint; None to tape step `s`."""
     time_s: float
-    """Time of the forward steps until the decision [s]."""
+    """Time of taping step `s`, or of the forward steps up to the checkpoint [s]."""
     held_units: int
     """Units that the tape or the checkpoint occupies during the later steps."""
     min_units: int

@@ -90,8 +90,8 @@ def bisect_budget(
 
     A method may count more RAM than the simulator does, so the memory may exceed the budget.
     `schedule_with(units)` returns a schedule within a memory of 0 to `max_units` units, or None if
-    the memory is too small.
-    The first call is with `first_units`, the budget. Returns None if no schedule meets the budget.
+    the memory is too small. The first call is with `first_units`, the budget. Returns None if no
+    schedule meets the budget.
     """
     best: Candidate | None = None
     low, high, units = 0, max_units, first_units

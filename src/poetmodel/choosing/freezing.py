@@ -100,8 +100,8 @@ class Freezable:
         -----
         Let A be a subset of B. Take a schedule of the graph that trains B. It is also a schedule of
         the padded graph of B: each removed node has a stage without a computation, with the tensors
-        of the next stage. Now remove from each relation the entries that are not in the
-        padded graph of A. Each remaining node has its inputs, because the graph of A has all
+        of the next stage. Now remove from each relation the entries that are not in the padded
+        graph of A. Each remaining node has its inputs, because the graph of A has all
         tensors that its nodes read, and these are the same as before. No step has more tensors in
         RAM, and no step is added. So RAM, time, energy and storage are at most as before, and the
         schedule is valid. Without the empty nodes this would not follow: stages would merge, and

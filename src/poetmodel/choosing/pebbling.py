@@ -1,8 +1,8 @@
 """The minimum RAM to compute tensors without paging, with unlimited recomputation.
 
 This is the pebble game (Sethi, 1975) with sizes: a node may be computed if its inputs are in RAM.
-It ignores the order and the stages of schedules, so its minimum is a lower bound for every schedule
-that trains the same parameters, and possibly further ones.
+The game ignores the order and the stages of schedules, so its minimum is a lower bound for every
+schedule that trains the same parameters, and possibly further ones.
 
 References
 ----------
@@ -71,8 +71,8 @@ class PebbleGame:
     ) -> tuple[int, int | None]:
         """Search backwards for an order that computes `final_tensors` within `max_bytes` of RAM.
 
-        Returns the number of sets visited, and None on success, otherwise the next limit to try.
-        That is `max_bytes` again if more than `max_sets` sets were visited.
+        Returns the number of sets visited, and None on success, otherwise the next limit to try,
+        which is `max_bytes` again if more than `max_sets` sets were visited.
         """
         next_max_bytes: int | None = None
         path = [(final_tensors, self._predecessors(final_tensors))]

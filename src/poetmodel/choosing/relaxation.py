@@ -663,7 +663,8 @@ class _Program:
 def costs_for(graph: Graph, problem: Problem) -> Costs:
     """Return the costs of `graph`, a subgraph of a problem's graph.
 
-    Costs that are estimates for a device are estimated again; all other costs are the problem's.
+    Costs that are estimates for a device are estimated again; all other costs are the problem's. A
+    node without a cost in the problem is free.
     """
     costs, device = problem.costs, _find_estimate_device(problem)
     if device is not None:

@@ -66,11 +66,12 @@ def build(
     Returns
     -------
     pyomo.environ.ConcreteModel
-        With ``model.problem``, and ``model.R[t, k]``, ``model.S_RAM[t, i]``, ``model.S_AUX[t, i]``,
-        ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the triangle: a variable, or
-        an expression if the formulation fixes the entry; ``model.resident[i]`` for every state
-        tensor. ``model.exact`` is whether a bound of the model is valid for the problem.
-        ``model.stated_rows`` has the constraints of the formulation; other rows are of the user.
+        A model with ``model.problem``, and ``model.R[t, k]``, ``model.S_RAM[t, i]``,
+        ``model.S_AUX[t, i]``, ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the
+        triangle: a variable, or an expression if the formulation fixes the entry;
+        ``model.resident[i]`` for every state tensor. ``model.exact`` is whether a bound of the
+        model is valid for the problem. ``model.stated_rows`` has the constraints of the
+        formulation; other rows are of the user.
 
     Raises
     ------
@@ -147,7 +148,7 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
     Parameters
     ----------
     m : ConcreteModel
-        From `build`, solved.
+        A solved model from `build`.
     value : callable, optional
         Returns whether a binary variable is 1. Default: by its Pyomo value.
     """

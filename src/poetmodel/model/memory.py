@@ -209,7 +209,7 @@ class _StageTerms:
         )
 
     def advance_to(self, k: int) -> None:
-        """Move to step `k`: readers before it no longer need their inputs."""
+        """Move to step `k`: readers before step `k` no longer need their inputs."""
         for j in range(self.current_step, min(k, self.t)):
             for p in self.positions_read_by.get(j, ()):
                 self.need_columns[p] = self.need_columns[p][1:]

@@ -74,7 +74,7 @@ def merge_outputs(problem: Problem) -> Problem:
     """Return the problem with the outputs of each node merged to one tensor.
 
     The tensor has the bytes of all outputs; paging it costs as much as paging the outputs that have
-    readers. A node without outputs gets a tensor of 0 bytes. Limits stated as percentages become
+    readers. A node without outputs has a tensor of 0 bytes. Limits stated as percentages become
     bytes, seconds and joules. User-defined constraints are dropped, because they name tensors;
     `map_to_original_tensors` adds them to the model.
     """

@@ -31,7 +31,7 @@ def first_stages(graph: Graph, name: str) -> Sequence[int]:
 
 
 def triangle_indices(graph: Graph, name: str) -> Iterator[tuple[int, int]]:
-    """Yield each index (stage, node or tensor) of relation `name`, in order."""
+    """Yield each index (stage, node or tensor) of relation `name`, in ascending order."""
     first_stage_of = first_stages(graph, name)
     stages = range(len(graph.nodes))
     return ((t, k) for t in stages for k, first in enumerate(first_stage_of) if first <= t)

@@ -64,7 +64,7 @@ def make_plan(
     schedule : Schedule
         A valid schedule.
     mode : {'blocking', 'dma'}
-        How the device's storage moves tensors.
+        Whether transfers block the core, or overlap computations by DMA.
     ram_budget_bytes : int, optional
         RAM budget of ``dma`` plans, without resident bytes [B]. Default, and minimum: the peak of
         the schedule.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchParameters:
-    """Effort of the search; each number is at least 1."""
+    """Effort of the search; raises `InputError` unless each number is at least 1."""
 
     rounds: tuple[tuple[int, int], ...] = (
         *((3, 1), (12, 1), (32, 1)),
@@ -252,8 +252,8 @@ class _BeamSearch:
     def _labels_after_transfer(self, label: _Label, interval: int) -> Iterator[_Label]:
         """Yield the labels after one more transfer: page-ins first, each kind in index order.
 
-        A transfer must have a higher index than the one before it if that is of the same kind and
-        interval, to avoid permutations.
+        A transfer must have a higher index than the previous transfer if both are of the same kind
+        and interval; this avoids permutations.
         """
         last_page_in = last_page_out = -1
         if label.trail is not None and label.trail.interval == interval:

@@ -31,8 +31,8 @@ class Timing:
     The core waits for a page-out of a dead tensor when the budget needs its RAM, or once the
     page-out has finished. For the given order no other choice of waits is faster: transfers end in
     the order in which they begin, so if RAM is needed, the core waits for the earliest page-outs
-    until the RAM suffices. A computation in place overwrites an input whose page-out the
-    core has waited for.
+    until the RAM suffices. A computation in place overwrites an input whose page-out the core has
+    waited for.
     """
 
     def __init__(

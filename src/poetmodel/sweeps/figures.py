@@ -52,8 +52,8 @@ class Figure:
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
         """Return the runs without duplicates; budgets ascend along each axis.
 
-        A quick figure has fewer budgets and shorter limits; a time limit replaces those of the
-        figure [s].
+        A quick figure has fewer budgets and shorter limits; `time_limit_s` replaces the limits of
+        the figure [s].
         """
         limit_s = time_limit_s or (self.quick_limit_s if quick else self.limit_s)
         unique_runs: dict[Run, None] = {}

@@ -89,7 +89,7 @@ class Instance:
     """A named problem with the best known results."""
 
     name: str
-    """Unique name; also that of its files."""
+    """Unique name, also of the MPS file and of solutions."""
     kind: str
     """Group of problems, such as ``zoo``."""
     problem: Problem

@@ -202,6 +202,7 @@ class RunQueue(Generic[AnyRun]):
 
     store: RecordFile
     runs: Sequence[AnyRun]
+    """All runs, with and without a record."""
     measure: Callable[[dict[str, Any], Any], Record]
     """Executes a run in a process of the pool, from its fields and start; returns the record."""
     failure: Callable[[AnyRun, BaseException], Record]
@@ -222,8 +223,9 @@ class RunQueue(Generic[AnyRun]):
     n_done: int = 0
     """Number of runs that were recorded since the start."""
     n_failed: int = 0
-    """Number of these that failed."""
+    """Number of runs of `n_done` that failed."""
     start_s: float = field(default_factory=time.monotonic)
+    """Start of the sweep on the monotonic clock [s]."""
     death_counts: Counter[Hashable] = field(default_factory=Counter)
     """Number of processes that died during a run, by key."""
     earlier_failures: dict[Hashable, Record] = field(default_factory=dict)
@@ -234,7 +236,7 @@ class RunQueue(Generic[AnyRun]):
     def __post_init__(self) -> None:
         """Group the runs by chain, except finished ones, which are counted.
 
-        Stores the records of failed runs.
+        Stores the records of failed runs in `earlier_failures`.
         """
         finished = self.store.finished_records()
         chains: dict[Hashable, list[AnyRun]] = {}

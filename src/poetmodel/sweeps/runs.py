@@ -191,7 +191,7 @@ def grid(
     Raises
     ------
     InputError
-        If a model, device, method or limit is invalid; lists all of them.
+        If a model, device, method or limit is invalid; the error lists all of them.
     """
     faults: dict[str, None] = {}
     methods_by_name: dict[str, Method] = {}
