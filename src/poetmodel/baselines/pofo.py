@@ -474,7 +474,7 @@ def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterat
 def build_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
     """Return the schedule of the actions of a complete prefix."""
     end_of_sequence = {first: (last, free_bytes) for first, last, free_bytes in prefix.sequences}
-    held_by_part: dict[int, frozenset[int]] = {}
+    tensors_of_part: dict[int, frozenset[int]] = {}
     freed_steps: set[int] = set()
     stored_tensors: set[int] = set()
     kept_tensors, previous_state = frozenset[int](), frozenset[int]()
@@ -484,21 +484,21 @@ def build_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
         if action == Action.RECOMPUTE:
             if s in end_of_sequence:
                 sequence_end, free_bytes = end_of_sequence[s]
-                tensors_of_part, newly_freed_steps = table.apply_sequence(
+                tensors_of_sequence_part, newly_freed_steps = table.apply_sequence(
                     s, sequence_end, free_bytes, kept_tensors | previous_state
                 )
-                held_by_part, freed_steps, previous_state = (
-                    held_by_part | tensors_of_part,
+                tensors_of_part, freed_steps, previous_state = (
+                    tensors_of_part | tensors_of_sequence_part,
                     freed_steps | newly_freed_steps,
                     frozenset(),
                 )
             kept_tensors |= step.state if s == sequence_end else frozenset()
             continue
-        held_by_part[s] = kept_tensors | previous_state | step.tape
+        tensors_of_part[s] = kept_tensors | previous_state | step.tape
         if action == Action.KEEP:
             kept_tensors, previous_state = kept_tensors | activation, frozenset()
         else:
             stored_tensors, previous_state = stored_tensors | activation, step.state
     return table.chain.to_schedule(
-        held_by_part, freed_steps=freed_steps, stored_tensors=stored_tensors
+        tensors_of_part, freed_steps=freed_steps, stored_tensors=stored_tensors
     )
