@@ -36,7 +36,7 @@ from layered import random_layered
 from poetmodel.baselines import METHODS, method, recompute_once
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.dtr import Runtime
-from poetmodel.baselines.homes import all_in_ram, forward_only, remove_state
+from poetmodel.baselines.homes import mark_forward_only, put_state_in_ram, remove_state
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import (
@@ -117,8 +117,8 @@ _HEAVY: Final = ("conv", "linear", "mm", "matmul", "qkv", "attention_scores", "d
     summary="save the outputs of matrix products and convolutions, recompute the rest",
     source="selective activation checkpointing by operator, torchtitan, 2024",
 )
-@all_in_ram
-@forward_only
+@put_state_in_ram
+@mark_forward_only
 def selective(problem: Problem) -> Schedule:
     """Save the outputs of all heavy operators, or of every second, third or fourth one.
 

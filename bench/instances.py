@@ -16,7 +16,7 @@ import compared
 import grid
 from measured import records
 from poetmodel.result import Status
-from poetmodel.sweeps.instances import BestKnown, Instance, file_name
+from poetmodel.sweeps.instances import BestResults, Instance, file_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,9 +101,9 @@ def _results() -> dict[Key, list[Record]]:
     return found
 
 
-def _best(found: list[Record]) -> BestKnown:
+def _best(found: list[Record]) -> BestResults:
     """Return the best results among the records of a problem."""
-    best = BestKnown()
+    best = BestResults()
     for record in found:
         method, overhead = record["cell"]["method"], record.get("overhead")
         if overhead is None:  # older records, which minimize energy

@@ -37,8 +37,8 @@ _WALL_END_S: Final[ContextVar[float | None]] = ContextVar("wall_end_s", default=
 def processor_clock(wall_s: float) -> Iterator[None]:
     """Context manager: time limits inside count processor time, for at most `wall_s` of wall time.
 
-    The result of a solve then does not depend on the load of the machine. Once `wall_s` has passed,
-    all limits inside count as passed.
+    The result of a solve then does not depend on the load of the machine. Once `wall_s` or an outer
+    time limit has passed on the wall clock, all limits inside count as passed.
     """
     end_s = time.monotonic() + min(wall_s, time_left_s())
     tokens = _WALL_END_S.set(end_s), _END_S.set(None)
@@ -73,7 +73,10 @@ def now_s(*, use_processor_time: bool | None = None) -> float:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Context manager: limit the time of the code inside, which cannot exceed an outer limit."""
+    """Context manager: limit the time of the code inside; an outer limit stays effective.
+
+    After the limit, `check_time_limit` raises.
+    """
     end_s, outer_end_s = now_s() + seconds, _END_S.get()
     token = _END_S.set(end_s if outer_end_s is None else min(end_s, outer_end_s))
     try:
@@ -94,15 +97,18 @@ def check_time_limit() -> None:
 
 
 def time_left_s() -> float:
-    """Return the remaining time [s]; infinite without a limit."""
+    """Return the remaining time of the time limit [s], 0 or more; infinite without a limit.
+
+    The wall time of `processor_clock` is not considered.
+    """
     end_s = _END_S.get()
     return math.inf if end_s is None else max(0.0, end_s - now_s())
 
 
 def iterate_in_time(items: Sequence[T]) -> Iterator[T]:
-    """Return an iterator over items that checks the time limit every `CHUNK` items.
+    """Return an iterator over items that checks the time limit before every `CHUNK` items.
 
-    Raises `TimeLimitError` if the limit has passed.
+    The iterator raises `TimeLimitError` if the limit has passed.
     """
     return chain.from_iterable(_chunks(items))
 
@@ -130,7 +136,8 @@ def block_ctrl_c() -> Iterator[None]:
 
 
 GC_ALLOCATIONS: Final = 20_000
-"""Allocations between two collections of the youngest generation; Python's default is 700."""
+"""Allocations between two collections of the youngest generation; the default of Python 3.11 and
+3.12 is 700."""
 
 _lock = threading.Lock()
 """Guards the thresholds of the garbage collector."""

@@ -192,7 +192,7 @@ class MethodNotApplicableError(PoetModelError):
 
     def __init__(self, message: str, result: Any = None) -> None:
         self.result = result
-        """The result without a schedule."""
+        """The result without a schedule; None if it was not passed."""
         super().__init__(message)
 
 

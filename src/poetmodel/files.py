@@ -222,7 +222,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file atomically; see `write_text`."""
+    """Write bytes to a file atomically; see `write_text` for links, devices and errors."""
     path = _resolve_target(path)
     with raise_write_errors(path):
         if _is_special(path):
@@ -241,7 +241,10 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 @contextmanager
 def raise_write_errors(path: Path, failure: str = "cannot be written") -> Iterator[None]:
-    """Context manager: convert `OSError` to `InputError` with the path and `failure`."""
+    """Context manager: convert `OSError` to `InputError`.
+
+    The message consists of `path`, `failure` and the reason that the system states.
+    """
     try:
         yield
     except OSError as error:
@@ -249,7 +252,10 @@ def raise_write_errors(path: Path, failure: str = "cannot be written") -> Iterat
 
 
 def _resolve_target(path: str | Path) -> Path:
-    """Return the path to write to, following links to files; raise `InputError` for a folder."""
+    """Return the path to write to, following links to files.
+
+    Raises `InputError` for a folder, and for a path that cannot be resolved.
+    """
     path = Path(path)
     try:
         if path.is_dir():
@@ -268,7 +274,7 @@ def _is_special(path: Path) -> bool:
 def _create_temporary(path: Path) -> Path:
     """Create an empty temporary file in the folder of `path`, with the permissions of a new file.
 
-    Raises `InputError` if the folder is missing or not writable.
+    Raises `InputError` if the folder is missing or not writable, or no file can have the name.
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")

@@ -127,7 +127,7 @@ class WorkerProcess:
     ) -> Future[Any]:
         """Call a function in the process with a `WorkerJob` and the arguments.
 
-        The future gets the function's result, its exception with the traceback as a note, or
+        The future receives the function's result, its exception with the traceback as a note, or
         `ProcessEndedError`. `on_progress` is called with each progress message of the job, in
         another thread. An exception of `on_progress` ends the process and is set in the future.
         """
@@ -147,7 +147,10 @@ class WorkerProcess:
         self._send("message", 0, pickle.dumps(message))
 
     def cancel(self) -> None:
-        """Request cancellation of the current job; it is interrupted after `CANCEL_GRACE_S`."""
+        """Request cancellation of the current job.
+
+        A job that has not ended after `CANCEL_GRACE_S` is interrupted.
+        """
         self._send("cancel", 0, b"")
 
     def end(self) -> None:
@@ -156,7 +159,10 @@ class WorkerProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """Kill the process and wait for its end."""
+        """Kill the process and wait for its end.
+
+        Does not wait in the thread that calls `on_progress`.
+        """
         self.end()
         if os.getpid() == self._parent_pid and threading.current_thread() is not self._reader:
             self._reader.join()
@@ -249,7 +255,7 @@ class _Service:
         """The job in progress; None between jobs."""
 
     def read_frames(self) -> None:
-        """Handle frames of the parent process; when that has ended, exit amid the job."""
+        """Handle frames of the parent process until it ends; then exit, even during a job."""
         job = WorkerJob(lambda _: None)
         while (frame := _read_frame(self.source)) is not None:
             kind, number, payload = frame
@@ -264,7 +270,7 @@ class _Service:
         os._exit(0)
 
     def write_frames(self) -> None:
-        """Write queued results, in a thread that no interrupt of the main thread affects."""
+        """Write queued frames, in a thread that no interrupt of the main thread affects."""
         while True:
             self.target.write(self.outbox.get())
             self.target.flush()
@@ -303,8 +309,8 @@ class _Service:
 def _to_picklable(error: BaseException) -> Exception:
     """Return an exception that can be pickled, with the original traceback as a note.
 
-    This is `error` itself if pickling preserves it, else a `PoetModelError` or `RuntimeError` with
-    its message.
+    The result is `error` itself if pickling preserves `error`, else a `PoetModelError` or
+    `RuntimeError` with the message of `error`.
     """
     traceback_text = "".join(traceback.format_exception(error))
     try:

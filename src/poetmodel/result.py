@@ -35,7 +35,7 @@ class Status(StrEnum):
     INFEASIBLE = "infeasible"
     """Proven: no schedule meets all limits."""
     UNKNOWN = "unknown"
-    """No schedule was found, and none was ruled out."""
+    """No schedule was found, and infeasibility was not proven."""
 
 
 class Termination(StrEnum):
@@ -78,7 +78,10 @@ class ModelObjective:
 
     @property
     def gap(self) -> float:
-        """(value - bound) / value, as a fraction, 0 or more; 1 without a bound."""
+        """|value - bound| / |value|, as a fraction; 0 if the value is better than the bound.
+
+        1 without a bound. If the value is 0, the divisor is |bound|.
+        """
         if self.bound is None:
             return 1.0
         difference = (
@@ -217,7 +220,8 @@ class SolveResult:
     def bound_j(self) -> float | None:
         """Proven lower bound on the energy of every schedule of the problem [J].
 
-        None if energy was not minimized and no bound above the baseline is proven.
+        None without a schedule, and if energy was not minimized and no bound above the baseline is
+        proven.
         """
         if self.energy_j is None or not self._bounds_energy:
             return None
@@ -234,7 +238,10 @@ class SolveResult:
 
     @property
     def bound(self) -> float | None:
-        """Proven bound on the objective in its unit; None without a schedule."""
+        """Proven bound on the objective in its unit; None without a schedule.
+
+        For `model_objective`, None if no bound is proven.
+        """
         if self.model_objective is not None:
             return self.model_objective.bound
         if self.simulation is None:
@@ -270,14 +277,14 @@ class SolveResult:
 
     @property
     def gap_over_time(self) -> tuple[tuple[float, float], ...]:
-        """Time [s] and gap of each entry of `history`, as a step function; see `gap_over_time`."""
+        """Time [s] and gap of each entry of `history`; see the function `gap_over_time`."""
         return gap_over_time(self.history)
 
     @property
     def primal_integral_s(self) -> float | None:
         """Integral of the primal gap over the solve [s], with the final schedule as reference.
 
-        None without a history or a schedule; see `primal_integral_s`.
+        None without a history or a schedule; see the function `primal_integral_s`.
         """
         return primal_integral_s(self.history)
 
@@ -402,9 +409,10 @@ class SolveResult:
         }
 
     def _file_metrics(self) -> dict[str, Any]:
-        """Return the metrics of a schedule file and the RAM of the device; None without a schedule.
+        """Return the metrics of a schedule file by key; without a schedule, their values are None.
 
-        Metrics of storage and its wear are included only if the device states its endurance.
+        The RAM of the device is included if there is a device, and metrics of storage and its wear
+        if the device states the endurance of its storage.
         """
         first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
         if self.simulation is None:
@@ -438,7 +446,7 @@ class SolveResult:
         }
 
     def _energy_gap(self) -> float | None:
-        """Return the gap of the energy overhead; None if no bound is proven."""
+        """Return the gap of the energy overhead; None without a schedule or a proven bound."""
         if self.overhead_j is None or not self._bounds_energy:
             return None
         return relative_gap(self.overhead_j, self.overhead_bound_j)
@@ -452,7 +460,7 @@ def gap_over_time(history: Sequence[HistoryEntry]) -> tuple[tuple[float, float],
     """Return (seconds, gap) for each entry of a history; each gap is valid until the next entry.
 
     The gap is (value - bound) / value, 0 to 1. It is 1 before the first schedule, and without a
-    bound above the baseline.
+    bound above the baseline; 0 for the value 0.
     """
     return tuple(
         (seconds, 1.0 if value is None else min(1.0, relative_gap(value, bound or 0.0)))
@@ -486,7 +494,7 @@ def primal_integral_s(
 
 
 def relative_gap(value: float, bound: float) -> float:
-    """Return ``(value - bound) / value``; 0 if the bound reaches the value."""
+    """Return ``(value - bound) / value``; 0 if the bound reaches the value or the value is <= 0."""
     if value <= 0 or bound >= value:
         return 0.0
     return (value - bound) / value

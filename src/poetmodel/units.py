@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ESTIMATES: Final = "energies are estimates, not measured on a board"
-"""First line of every table of energies."""
+"""Note with which energies are displayed, in titles and sentences."""
 
 MAX_BRIEF_CHARACTERS: Final = 150
-"""Maximum length of a text of `brief`."""
+"""Maximum length of the facts in a text of `brief`, without the name of the class."""
 
 MAX_BYTES: Final = 2**53
 """Maximum size [B]: floats represent all integers up to it exactly."""
@@ -125,7 +125,7 @@ def parse_size(value: str | int, *, field: str, base_bytes: int | None = None) -
         elif size.denominator != 1:
             raise BudgetError(
                 f"expected {_SIZE.examples}; without a unit {shown(value)} is bytes and must be a "
-                f"base number (for a fraction of the keep-all peak write "
+                f"whole number (for a fraction of the keep-all peak write "
                 f"{float(size * 100):g}%)"
             )
         if size > MAX_BYTES:
@@ -134,7 +134,10 @@ def parse_size(value: str | int, *, field: str, base_bytes: int | None = None) -
 
 
 def parse_fraction(value: str | int) -> Fraction | None:
-    """Return the fraction of a percentage, 1/2 for ``50%``; None for other sizes."""
+    """Return the fraction of a percentage, 1/2 for ``50%``; None for other sizes.
+
+    Raises `BudgetError` for a value that is no size or percentage.
+    """
     number, unit = _split_quantity(value, _SIZE)
     return number / 100 if unit == "%" else None
 
@@ -262,9 +265,9 @@ def _percentage_base(base: float | None, kind: _QuantityKind) -> Fraction:
 
 
 def brief(subject: object, *facts: str) -> str:
-    """Return a one-line ``repr`` of an object: its class and facts, without empty ones.
+    """Return a one-line ``repr`` of an object: the name of its class, and the nonempty `facts`.
 
-    Longer texts than `MAX_BRIEF_CHARACTERS` are cut after the facts' first characters.
+    Facts of more than `MAX_BRIEF_CHARACTERS` characters in total are truncated, and end with "...".
     """
     representation = ", ".join(" ".join(fact.split()) for fact in facts if fact)
     if len(representation) > MAX_BRIEF_CHARACTERS:

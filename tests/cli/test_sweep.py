@@ -16,7 +16,7 @@ from poetmodel import sweeps
 from poetmodel.cli import instances
 from poetmodel.sweeps import figures
 from poetmodel.sweeps.figures import FIGURES, Figure, FigureGrid
-from poetmodel.sweeps.instances import BestKnown, Instance
+from poetmodel.sweeps.instances import BestResults, Instance
 from poetmodel.sweeps.measurement import failure_record, measure_run
 
 ARGUMENTS = ("--devices", "rpi4b", "--ram", "100%,75%", "--methods", "lru-paging,checkpoint-all")
@@ -295,7 +295,7 @@ def _small_library(monkeypatch):
     graph = pm.zoo.mlp()
     costs = pm.Costs.estimate(graph, pm.Device.load("rpi4b"))
     problem = pm.Problem(graph, costs, ram="75%")
-    best = BestKnown(overhead=1e-9, method="optimal", commit="abc", bound=1e-9)
+    best = BestResults(overhead=1e-9, method="optimal", commit="abc", bound=1e-9)
     instance = Instance(name="mlp-75", kind="zoo", problem=problem, best=best)
     registry = SimpleNamespace(instances=lambda: [instance], MOCCASIN="Left out: some.")
     monkeypatch.setattr(instances, "_import_registry", lambda: registry)

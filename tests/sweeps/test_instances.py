@@ -11,7 +11,7 @@ from poetmodel.errors import InputError, ScheduleError
 from poetmodel.schedule import GraphIdentity
 from poetmodel.sweeps.instances import (
     CHECKSUMS,
-    BestKnown,
+    BestResults,
     Finding,
     Instance,
     check_solutions,
@@ -60,7 +60,7 @@ def network():
 def library(tmp_path, network):
     """Return the folder of a library of one problem, and the problem."""
     problem = problem_of(network, ram="100%")
-    best = BestKnown(overhead=0.0, method="optimal", commit="abc", bound=0.0)
+    best = BestResults(overhead=0.0, method="optimal", commit="abc", bound=0.0)
     instance = Instance(name="chain", kind="zoo", problem=problem, best=best)
     write_library([instance], tmp_path / "library")
     return tmp_path / "library", problem
@@ -95,7 +95,7 @@ def test_library_states_its_problems(library):
 
 def test_files_are_shared_by_problems(tmp_path, network):
     """Two budgets of a graph on a device have one graph, one table of costs and one device."""
-    best = BestKnown()
+    best = BestResults()
     instances = [
         Instance(name=ram, kind="zoo", problem=problem_of(network, ram=ram), best=best)
         for ram in ("90%", "100%")
@@ -109,11 +109,11 @@ def test_files_are_shared_by_problems(tmp_path, network):
 @pytest.mark.parametrize(
     ("stated", "expected"),
     [
-        (BestKnown(overhead=0.0), Finding.WORSE),
-        (BestKnown(overhead=1e3), Finding.BETTER),
-        (BestKnown(), Finding.BETTER),
-        (BestKnown(overhead=1e3, bound=1e3), Finding.BELOW_BOUND),
-        (BestKnown(infeasible=True), Finding.BELOW_BOUND),
+        (BestResults(overhead=0.0), Finding.WORSE),
+        (BestResults(overhead=1e3), Finding.BETTER),
+        (BestResults(), Finding.BETTER),
+        (BestResults(overhead=1e3, bound=1e3), Finding.BELOW_BOUND),
+        (BestResults(infeasible=True), Finding.BELOW_BOUND),
     ],
 )
 def test_solution_is_compared_with_the_best(tmp_path, network, stated, expected):
@@ -142,7 +142,7 @@ def test_equal_solution_is_found_equal(tmp_path, library):
 def test_schedule_that_breaks_a_limit_is_not_valid(tmp_path, network):
     """Keep-all in 80 % of its RAM; the reason names the budget."""
     problem = problem_of(network)
-    instance = Instance(name="chain", kind="zoo", problem=problem, best=BestKnown())
+    instance = Instance(name="chain", kind="zoo", problem=problem, best=BestResults())
     write_library([instance], tmp_path / "library")
     once = pm.Schedule.from_order(network, range(len(network.nodes)))
     (found,) = check_solutions(tmp_path / "library", solution(tmp_path, once))
@@ -170,7 +170,7 @@ def test_faults_are_named(tmp_path, library, told):
     folder, problem = library
     once = pm.Schedule.from_order(problem.graph, range(len(problem.graph.nodes)))
     solutions = solution(tmp_path, once, name="chian")
-    instance = Instance(name="chain", kind="zoo", problem=problem, best=BestKnown())
+    instance = Instance(name="chain", kind="zoo", problem=problem, best=BestResults())
     empty, twice = tmp_path / "empty", tmp_path / "twice"
     for each in (empty, twice):
         each.mkdir()

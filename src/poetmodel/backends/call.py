@@ -97,7 +97,7 @@ class SolverCall:
         `read_values` returns the value of each column. It is called only for a new incumbent, and
         only if `on_progress` is set.
         """
-        self._raise_bound(bound)
+        self._record_bound(bound)
         incumbent = self._incumbent
         if incumbent is None or self.form.sense * (incumbent - objective) > 0:
             self._incumbent = objective
@@ -110,7 +110,7 @@ class SolverCall:
 
         The bound is also stored as `root_bound` while `nodes` is at most 1.
         """
-        self._raise_bound(bound)
+        self._record_bound(bound)
         self._n_nodes = self._n_nodes if nodes is None else int(nodes)
         if nodes is not None and nodes <= 1 and bound is not None:
             self.root_bound = bound
@@ -152,7 +152,7 @@ class SolverCall:
         if self.on_progress is not None and self.on_progress(progress) is False:
             self._stop_requested = True
 
-    def _raise_bound(self, bound: float | None) -> None:
+    def _record_bound(self, bound: float | None) -> None:
         """Store a bound if it is the best so far, clipped at the cutoff.
 
         Solvers may report the cutoff as a bound, although it is not proven.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from poetmodel.model.arrays import Label, Model
 
 _join_names: Final = partial(listed, max_names=10)
-"""Join up to ten names; the number of further names follows."""
+"""Function that joins up to ten names, and states the number of further names."""
 _DECLARATION_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
 """Sort option: components in the order in which the model declares them."""
 
@@ -86,8 +86,8 @@ def compile_model(model: Any) -> StandardForm:
     form = StandardForm.from_arrays(
         matrix,
         costs,
-        lower=[-np.inf if lb is None else lb for lb, _ in bounds],
-        upper=[np.inf if ub is None else ub for _, ub in bounds],
+        lower=[-np.inf if lower is None else lower for lower, _ in bounds],
+        upper=[np.inf if upper is None else upper for _, upper in bounds],
         integer=[not variable.is_continuous() for variable in columns],
         row_lower=rows.lower,
         row_upper=rows.upper,
@@ -98,7 +98,9 @@ def compile_model(model: Any) -> StandardForm:
     )
     position_by_id = {id(variable): j for j, variable in enumerate(columns)}
     unused = tuple(
-        v for v in _iterate_variables(model) if id(v) not in position_by_id and not v.fixed
+        variable
+        for variable in _iterate_variables(model)
+        if id(variable) not in position_by_id and not variable.fixed
     )
     layout = None if rows.unchanged_rows is None else rows.unchanged_rows.layout(position_by_id)
     return replace(form, unused=unused, model=model, layout=layout)
@@ -299,6 +301,7 @@ _TRANSFORMATIONS: Final = {
     "SOSConstraint": "write it with binary variables",
     "Complementarity": "write it with binary variables",
 }
+"""Remedy in the error message for each unsupported type of component."""
 
 
 def _check_components(model: Any) -> None:
@@ -319,7 +322,11 @@ def _check_components(model: Any) -> None:
         errors.append(f"{_join_names(item.name for item in items)}: {reason}")
     if errors:
         raise ModelError(errors)
-    unset_names = [v.name for v in _iterate_variables(model) if v.fixed and v.value is None]
+    unset_names = [
+        variable.name
+        for variable in _iterate_variables(model)
+        if variable.fixed and variable.value is None
+    ]
     if unset_names:
         raise ModelError(
             f"{_join_names(unset_names)}: is fixed but has no value; give it one or unfix it"

@@ -115,7 +115,10 @@ class Gurobi(Solver):
 
 @contextmanager
 def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
-    """Yield an empty model in an environment without console output; free both on exit."""
+    """Context manager: yield an empty model without console output; free it on exit.
+
+    Raises `LicenceError` if Gurobi cannot start.
+    """
     settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if is_quiet else {})
     try:
         environment = gurobipy.Env(params=settings)
@@ -229,7 +232,10 @@ def _translate_error(gurobipy: Any, error: Any, model: Any) -> BackendError:
 
 
 def _read_result(model: Any, columns: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
-    """Return the solution, bound and nodes of a finished solve; without integers, no nodes."""
+    """Return the solution, bound and nodes of a finished solve.
+
+    Without integers there are no nodes, and a bound only at the optimum.
+    """
     x = np.array(columns.X) if model.SolCount else None
     if form.is_mip:
         bound, nodes = finite_or_none(model.ObjBound), int(model.NodeCount)

@@ -11,7 +11,7 @@ it off: on 118,260 columns and 150,137 rows of ``paper`` it took 20 to 43 s beyo
 sub-MIP, on 1,030 columns and 1,472 rows of ``lazy`` (ResNet-18/CIFAR on the Cortex-A72, 30 %,
 serial deadline of 105 %, seed 0), it did not end within 57 s. With seed 1, or with
 ``mip_heuristic_run_rens`` set to False, the model takes 2 to 3 s. A solve that is started in a
-callback of another solve uses the number of threads of that solve.
+callback of another solve uses the number of threads of the other solve.
 
 HiGHS 1.13 to 1.16 lose rows in presolve after its rule "enumeration" has fixed columns, and then
 call a feasible model infeasible, or a worse solution the best
@@ -94,7 +94,7 @@ The message continues with "bound = 0; integrality = 0; row = 2 (row 7)", and fr
 """
 _VIOLATION_VALUE: Final = re.compile(r" = ([^\s;]+)")
 _MIN_VIOLATION: Final = 1e-3
-"""Violation of a row or bound above which rounding errors are no explanation."""
+"""Violation of a row, bound or integrality above which rounding errors are no explanation."""
 _MIN_OBJECTIVE_DIFFERENCE: Final = 1e-6
 """Difference between the reported objective and the objective of the solution above which rounding
 errors are no explanation; relative for objectives above 1."""
@@ -222,7 +222,7 @@ class Highs(Solver):
         outcome = _read_result(highspy, highs, reduced_model, status)
         if violation_messages:
             return outcome, "presolve"
-        return outcome, "start" if _returned_start(
+        return outcome, "start" if _has_returned_start(
             highs, call, reduced_model.form, outcome
         ) else None
 
@@ -230,16 +230,16 @@ class Highs(Solver):
         """Search without presolve for a solution that refutes a proof of the first solve.
 
         Return None if the search finds one. Return the outcome unchanged if no such solution
-        exists, if the outcome is no proof, or if the model is too large for a second solve. If the
-        second solve does not finish, return the outcome with status OTHER_LIMIT and the weaker one
-        of both bounds.
+        exists, if the outcome is no proof, if the model is too large for a second solve, or if the
+        option ``presolve`` is set. If the second solve does not finish, return the outcome with
+        status OTHER_LIMIT and the weaker one of both bounds.
         """
         form, limits = call.form, call.limits
-        is_small_model = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
+        is_confirmable = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
         is_infeasible = outcome.status is SolverStatus.INFEASIBLE
         if (
             outcome.status not in _PROOF_STATUSES
-            or not is_small_model
+            or not is_confirmable
             or not (form.is_mip or is_infeasible)
         ):
             return outcome
@@ -316,7 +316,7 @@ class _ReducedModel:
 
     @classmethod
     def from_form(cls, form: StandardForm) -> _ReducedModel:
-        """Return the form with costs below `_MIN_COST` set to 0, for columns with finite bounds."""
+        """Return a model whose columns with finite bounds have no costs below `_MIN_COST`."""
         costs = form.objective
         is_tiny = (costs != 0.0) & (np.abs(costs) < _MIN_COST)
         is_tiny &= np.isfinite(form.lower) & np.isfinite(form.upper)
@@ -332,7 +332,7 @@ class _ReducedModel:
         return cls(form=reduced_form, best_removed_cost=best, worst_removed_cost=worst)
 
     def original_bound(self, reduced_bound: float) -> float | None:
-        """Convert a bound of the reduced model to one of the original model; None if infinite."""
+        """Convert a bound of the reduced model to a bound of the original one; None if infinite."""
         bound = finite_or_none(reduced_bound)
         return None if bound is None else bound + self.best_removed_cost
 
@@ -484,7 +484,7 @@ def _subscribe_callbacks(
 
 
 def _reports_violation(message: str) -> bool:
-    """Return whether a log message reports a violation of the model above rounding errors."""
+    """Return whether a log message reports a violation of the model above `_MIN_VIOLATION`."""
     violations = _VIOLATION_VALUE.findall(message.partition(_VIOLATION_MESSAGE)[2])
     return any(float(violation) > _MIN_VIOLATION for violation in violations)
 
@@ -540,7 +540,9 @@ def _read_result(
     return RawSolution(status=status, x=x, bound=bound, basis=_read_basis(highspy, highs))
 
 
-def _returned_start(highs: Any, call: SolverCall, form: StandardForm, outcome: RawSolution) -> bool:
+def _has_returned_start(
+    highs: Any, call: SolverCall, form: StandardForm, outcome: RawSolution
+) -> bool:
     """Return whether a solve with a start lost its best solution and returned the start.
 
     Its reported objective is then better than the objective of the returned solution.

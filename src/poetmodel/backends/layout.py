@@ -65,7 +65,7 @@ def to_standard_form(model: Model) -> StandardForm:
     is_used = costs != 0
     is_used[columns[values != 0]] = True
     order = _order_by_family(
-        model, np.concatenate(([c for _, c in model.costs], columns)).astype(np.int64)
+        model, np.concatenate(([column for _, column in model.costs], columns)).astype(np.int64)
     )
     order = order[is_used[order]]
     positions = np.full(model.n_columns, -1, dtype=np.int32)
@@ -95,7 +95,7 @@ def to_standard_form(model: Model) -> StandardForm:
 
 
 def require_layout(form: StandardForm) -> Layout:
-    """Return the layout of a form made by `to_standard_form`; raise ValueError for other forms."""
+    """Return the layout of a form; raise ValueError if no array model is the form's origin."""
     if form.layout is None:
         msg = "the form was not made from an array model"
         raise ValueError(msg)

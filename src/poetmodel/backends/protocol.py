@@ -210,8 +210,8 @@ class RawSolution:
     """Time in the solver [s]."""
     start_accepted: bool | None = None
     """True: the start is complete and feasible, so `x` is at least as good. False: the start is
-    complete and infeasible. None: there is no start, or a partial start, which the solver may
-    use."""
+    complete, and it or the model is infeasible. None: there is no start, or a partial start, which
+    the solver may use."""
     solved_again: bool = False
     """Whether a first solve was wrong and the model was solved again without presolve or start. All
     progress that the first solve reported is then invalid, above all its bounds."""

@@ -30,7 +30,7 @@ def backend_names() -> tuple[str, ...]:
 
 
 def register(solver: type[Solver]) -> type[Solver]:
-    """Register a back end under its name, for `solve`, commands and reports.
+    """Register a back end under its name, for `solve`, commands and reports; return its class.
 
     Parameters
     ----------

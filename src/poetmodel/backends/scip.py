@@ -111,7 +111,7 @@ class Scip(Solver):
 
 @contextmanager
 def _open_log_forwarder(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
-    """Yield a function that passes new log output of SCIP to the call.
+    """Context manager: yield a function that passes new log output of SCIP to the call.
 
     SCIP writes its log to a temporary file. Redirecting its output to Python crashes the process if
     a solve without the GIL writes to it.
@@ -176,7 +176,8 @@ def _set_option(model: Any, name: str, value: OptionValue) -> None:
 def _add_columns_and_rows(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
     """Add columns and rows to the model; return the variables.
 
-    Rows are built coefficient by coefficient, the fastest option in PySCIPOpt.
+    Rows without terms and rows without bounds are omitted. The other rows are built coefficient by
+    coefficient, the fastest option in PySCIPOpt.
     """
     infinity = model.infinity()
     arrays = (form.lower, form.upper, form.integer, form.objective)

@@ -77,7 +77,7 @@ class Solver(ABC):
         InputError
             If `poetmodel.solve` sets an option itself, or a name or value has a wrong type.
         UnknownOptionError
-            If the solver does not know an option, or refuses its value.
+            If the solver has no such option, or refuses its value.
         """
         errors = []
         parameter_of_option = {
@@ -144,7 +144,7 @@ class Solver(ABC):
         form : StandardForm
             The model.
         limits : Limits
-            When to stop.
+            Stopping criteria and settings.
         start : ndarray of float64, shape (n_columns,)
             Start value of each column; NaN for columns without one.
         basis : Basis
@@ -155,7 +155,7 @@ class Solver(ABC):
             Called from the solver's thread at each new incumbent, and otherwise a few times a
             second. Returning False stops the solve. An exception stops it and is raised again.
         stop : threading.Event
-            Stops the solve when any thread sets it.
+            Event that stops the solve when any thread sets it.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class Solver(ABC):
         InputError
             If the start has a wrong shape or an infinite value.
         UnknownOptionError
-            If the solver does not know one of `Limits.options`, or refuses its value.
+            If the solver lacks one of `Limits.options`, or refuses its value.
         BackendError
             If the solver fails, or returns an invalid solution.
         """
@@ -352,7 +352,9 @@ def _start_disproves_infeasibility(
 def _correct_status(
     status: SolverStatus, x: NDArray[np.float64] | None, form: StandardForm, cutoff: float | None
 ) -> SolverStatus:
-    """Return the status; with a cutoff, CUTOFF replaces INFEASIBLE, and OPTIMAL beyond the cutoff.
+    """Return the status; CUTOFF replaces INFEASIBLE, and OPTIMAL with a solution beyond the cutoff.
+
+    Without a cutoff, the status stays unchanged.
 
     If the cutoff is better than the optimum, HiGHS returns OPTIMAL with any solution that it found;
     the other solvers return INFEASIBLE.

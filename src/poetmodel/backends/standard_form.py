@@ -40,6 +40,7 @@ class Layout:
     """
 
     model: Model
+    """The array model."""
     positions: NDArray[np.int32]
     """Column in the form of each column of the model, -1 for none."""
     fixed_values: NDArray[np.float64]
@@ -96,7 +97,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StandardForm:
-    """Minimize or maximize ``objective @ x + offset`` subject to row bounds on ``matrix @ x``.
+    """A model: minimize or maximize ``objective @ x + offset``, with row bounds on ``matrix @ x``.
 
     Columns have bounds and may be integer. Arrays are read-only. Equality is identity.
     """
@@ -156,7 +157,7 @@ class StandardForm:
             if len(items) != size
         ]
         if self.sense not in (MINIMIZE, MAXIMIZE):
-            errors.append(f"sense: expected 1 (minimise) or -1 (maximise), got {self.sense!r}")
+            errors.append(f"sense: expected 1 (minimize) or -1 (maximize), got {self.sense!r}")
         if errors:
             raise ModelError(errors)
         matrix = (self.matrix.data, self.matrix.indices, self.matrix.indptr)
@@ -182,7 +183,7 @@ class StandardForm:
         columns: Sequence[Any] | None = None,
         rows: Sequence[Any] | None = None,
     ) -> StandardForm:
-        """Return a form from arrays, without a Pyomo model.
+        """Return a form from arrays, without a Pyomo model; raise `ModelError` if they are invalid.
 
         Bounds and integrality are one value for all, or one per column or row. Bounds of integer
         columns are tightened to whole numbers. Row bounds that cross by rounding errors alone

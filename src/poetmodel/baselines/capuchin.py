@@ -76,8 +76,7 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
     paper keeps the latest ones while memory lasts ("collective recomputation"). The choices above
     do not anticipate this.
 
-    The method takes O(intervals) choices, each of which examines every interval and its
-    recomputations.
+    There are O(intervals) choices, each of which examines every interval and its recomputations.
     """
     rules = [CostRule(rule)] if rule else list(CostRule)
     searches = [
@@ -140,9 +139,10 @@ class _EvictionPlanner:
         """(begin, end) of each time in which the current plan occupies the channel [s]."""
 
     def plan(self, *, keeps_recomputed: bool) -> Schedule:
-        """Plan swaps and recomputations until the schedule meets the budget; return it.
+        """Plan swaps and recomputations until the schedule meets the budget; return the schedule.
 
-        With `keeps_recomputed`, recomputed tensors stay in RAM where bytes are free.
+        With `keeps_recomputed`, recomputed tensors stay in RAM where bytes are free. Raises
+        `MethodNotApplicableError` if no eviction is left to plan.
         """
         self._plan_hidden_swaps()
         while True:
@@ -242,7 +242,7 @@ class _EvictionPlanner:
         """Return the costs of page-out and page-in in an interval [s or J]."""
         i = interval.tensor
         stored_tensors = (
-            self.graph.on_aux if self.rule == CostRule.PUBLISHED else self.storage.stored
+            self.graph.on_aux if self.rule == CostRule.PUBLISHED else self.storage.stored_tensors
         )
         return 0.0 if i in stored_tensors else self.page_out_costs[i], self.page_in_costs[i]
 
@@ -287,7 +287,7 @@ class _EvictionPlanner:
                 if p in visited_tensors or self._is_in_ram(p, t):
                     continue
                 visited_tensors.add(p)
-                if p in self.storage.stored:
+                if p in self.storage.stored_tensors:
                     total_cost += self.page_in_costs[p]
                 else:
                     missing_tensors.append(p)
@@ -338,7 +338,7 @@ class _EvictionPlanner:
     # -- recomputations that do not fit ------------------------------------------------------------
 
     def _repair(self, schedule: Schedule) -> bool:
-        """Change the plan for each stage above the budget; return whether there was one.
+        """Change the plan for each stage above the budget; return whether any stage was above it.
 
         A recomputation becomes a swap if storage has space; otherwise the excess of the stage
         grows.
@@ -392,7 +392,8 @@ class _KeepingExecution(EvictionExecution):
     def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes and page-ins that the stage needs.
 
-        Adds recomputed tensors to `kept_tensors` if RAM is free until their next use.
+        Adds recomputed tensors to `kept_tensors` if RAM is free until their next use, and subtracts
+        their sizes from `free_bytes`.
         """
         computed_nodes, page_ins = super()._find_missing()
         t = self.stage

@@ -1,9 +1,9 @@
 """A training graph as a chain of steps that the backward pass reverses.
 
-Methods for chains (revolve, rotor, POFO) treat the forward pass as consecutive steps ``1..L``, each
-of which passes a *state* to the next. A step consists of the nodes between two articulation points
-of the forward pass; on a plain chain it is one node. The backward pass is divided accordingly: part
-``s`` reads the *tape* of step `s` (outputs of the step) and the state before it.
+Methods for chains (revolve, rotor, POFO) treat the forward pass as consecutive steps ``0..L-1``,
+each of which passes a *state* to the next. A step consists of the nodes between two articulation
+points of the forward pass; on a plain chain it is one node. The backward pass is divided
+accordingly: part ``s`` reads the *tape* of step `s` (outputs of the step) and the state before it.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class Chain:
         """Return the schedule that has `tensors_of_part[s]` in RAM when part `s` begins.
 
         Steps count from 0. The forward pass keeps the tensors that the last part begins with.
-        Tensors of `freed_steps` are freed before their part begins, and recomputed for
-        it; those of other steps stay if a later part had them in RAM. `stored_tensors` are paged
-        out, and paged in where they are missing.
+        Tensors of `freed_steps` are freed before the part of their step begins, and recomputed for
+        the part; tensors of other steps stay if a later part had them in RAM. `stored_tensors` are
+        paged out, and paged in where they are missing.
         """
         graph, steps, last_forward_use = self.graph, self.steps, last_forward_uses(self.graph)
         first_backward = first_backward_node(graph)
@@ -276,7 +276,10 @@ class ChainMemory(Chain):
         return list(accumulate(byte_changes[: len(graph.nodes)]))
 
     def _backward_bytes(self, s: int, freed_tensors: Collection[int]) -> int:
-        """Return the peak of backward part `s` if `freed_tensors` end at their last reader [B]."""
+        """Return the peak of backward part `s` [B].
+
+        The bytes of `freed_tensors` are subtracted after their last reader in the part.
+        """
         backward_nodes, sizes = self.steps[s].backward, self.graph.tensor_bytes
         last_reader = {i: t for t in backward_nodes for i in self.graph.inputs_of[t]}
         peak = 0
@@ -296,16 +299,16 @@ class ChainMemory(Chain):
         """Return the peaks of step `s`; `input_state` is the state that it reads."""
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
-        others_bytes = None if is_recomputed else self.other_tensor_bytes
+        other_bytes = None if is_recomputed else self.other_tensor_bytes
         return StepPeaks(
             taped_bytes=self._peak(
-                nodes, step.nodes, step.tape | step.state, other_bytes_by_stage=others_bytes
+                nodes, step.nodes, step.tape | step.state, other_bytes_by_stage=other_bytes
             ),
             untaped_bytes=self._peak(
-                nodes, step.nodes, step.state, other_bytes_by_stage=others_bytes
+                nodes, step.nodes, step.state, other_bytes_by_stage=other_bytes
             ),
             untaped_with_input_bytes=self._peak(
-                nodes, step.nodes, step.state, input_state, other_bytes_by_stage=others_bytes
+                nodes, step.nodes, step.state, input_state, other_bytes_by_stage=other_bytes
             ),
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from poetmodel.baselines.chain import Chain, ChainMemory
 from poetmodel.baselines.engine import bisect_budget
-from poetmodel.baselines.homes import all_in_ram, forward_only
+from poetmodel.baselines.homes import mark_forward_only, put_state_in_ram
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import Schedule, simulate
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
 
 
-@all_in_ram
-@forward_only
+@put_state_in_ram
+@mark_forward_only
 def griewank_walther(problem: Problem) -> Schedule:
     """Checkpoint by the binomial rule with as many slots as the budget allows.
 
@@ -39,9 +39,9 @@ def griewank_walther(problem: Problem) -> Schedule:
     later; the sample uses the first slot. All steps have equal cost in this method. Reversing a
     step computes it once more if its part of the backward pass reads its outputs;
     `min_forward_steps` does not count this, as revolve does not count the taped step. The state
-    behind a step stays in RAM if the next step's part has read it. If keeping the state needs too
-    much RAM, the state is freed and recomputed, as in revolve. The bisection takes time
-    proportional to the square of the number of nodes, times the logarithm of the number of steps.
+    behind a step stays in RAM if the next step's part has read it. If the schedule then exceeds the
+    budget, the state is freed and recomputed, as in revolve. The bisection takes time proportional
+    to the square of the number of nodes, times the logarithm of the number of steps.
     """
     chain = Chain(problem.graph)
     best_schedule: Schedule | None = None
@@ -69,24 +69,24 @@ def revolve(chain: Chain, slots: int, *, frees_states: bool = False) -> Schedule
 
     With `frees_states`, a state is freed before the part of its own step, which recomputes it.
     """
-    held_by_part: dict[int, frozenset[int]] = {}
-    todo = [(0, len(chain.steps), slots, frozenset[int]())]
-    while todo:
+    tensors_of_part: dict[int, frozenset[int]] = {}
+    pending_spans = [(0, len(chain.steps), slots, frozenset[int]())]
+    while pending_spans:
         check_time_limit()
-        low, high, free_slots, stored_tensors = todo.pop()
+        low, high, free_slots, stored_tensors = pending_spans.pop()
         if high - low == 1 or free_slots == 1:
             for s in range(low, high):
-                held_by_part[s] = (
+                tensors_of_part[s] = (
                     stored_tensors | chain.steps[s].tape | _state_read_by_part(chain, s)
                 )
             continue
         middle = low + _steps_to_next_checkpoint(high - low, free_slots)
-        todo.append((low, middle, free_slots, stored_tensors))
-        todo.append(
+        pending_spans.append((low, middle, free_slots, stored_tensors))
+        pending_spans.append(
             (middle, high, free_slots - 1, stored_tensors | chain.steps[middle - 1].outputs)
         )
     return chain.to_schedule(
-        held_by_part, freed_steps=range(len(chain.steps)) if frees_states else ()
+        tensors_of_part, freed_steps=range(len(chain.steps)) if frees_states else ()
     )
 
 
@@ -131,14 +131,14 @@ def _steps_to_next_checkpoint(length: int, slots: int) -> int:
 
 
 UNITS: Final = 500
-"""Memory units into which a larger budget is divided, as in the paper."""
+"""Maximum number of memory units in a budget, as in the paper."""
 MARGIN_DIVISOR: Final = 4
 """The dynamic program covers memories up to ``1 / MARGIN_DIVISOR`` above the budget, because it may
 count more RAM than the simulator."""
 
 
-@all_in_ram
-@forward_only
+@put_state_in_ram
+@mark_forward_only
 def rotor(problem: Problem) -> Schedule:
     """Recompute steps of a chain with minimum compute time; each checkpoint stays until its use.
 
@@ -181,7 +181,7 @@ class _Decision(NamedTuple):
     checkpoint_step: int | None
     """Step before which the state is stored as a checkpoint; None to tape step `s`."""
     time_s: float
-    """Time of the forward steps until the decision [s]."""
+    """Time of taping step `s`, or of the forward steps up to the checkpoint [s]."""
     held_units: int
     """Units that the tape or the checkpoint occupies during the later steps."""
     min_units: int
@@ -314,10 +314,10 @@ class ChainTable:
         last = len(self.chain.steps) - 1
         if not np.isfinite(self.min_time_s[0, last, False][units]):
             return None
-        held_by_part, freed = self.apply_decisions(
+        tensors_of_part, freed_steps = self.apply_decisions(
             0, last, units, frozenset(), keeps_last_state=False
         )
-        return self.chain.to_schedule(held_by_part, freed_steps=freed)
+        return self.chain.to_schedule(tensors_of_part, freed_steps=freed_steps)
 
     def apply_decisions(
         self,
@@ -331,23 +331,23 @@ class ChainTable:
         """Return the tensors in RAM when each part begins, and the steps whose state is freed.
 
         The parts are those of steps `first` to `last`; `outer_tensors` are in RAM during all of
-        them. With `keeps_last_state`, the state of the last step is in memory, too.
+        these parts. With `keeps_last_state`, the state of the last step is in memory, too.
         """
         steps = self.chain.steps
-        held_by_part: dict[int, frozenset[int]] = {}
+        tensors_of_part: dict[int, frozenset[int]] = {}
         freed_steps: set[int] = set()
-        todo = [(first, last, units, outer_tensors, keeps_last_state)]
-        while todo:
+        pending_spans = [(first, last, units, outer_tensors, keeps_last_state)]
+        while pending_spans:
             check_time_limit()
-            s, t, free_units, held_tensors, keeps_state = todo.pop()
+            s, t, free_units, held_tensors, keeps_state = pending_spans.pop()
             decision = (
                 None if s == t else self.best_decision(s, t, free_units, keeps_state=keeps_state)
             )
             if decision is None or decision.checkpoint_step is None:
-                held_by_part[s] = held_tensors | steps[s].tape
+                tensors_of_part[s] = held_tensors | steps[s].tape
                 if decision is not None:
                     tape = steps[s].tape | steps[s].state
-                    todo.append(
+                    pending_spans.append(
                         (
                             s + 1,
                             t,
@@ -365,7 +365,7 @@ class ChainTable:
             if is_freed:
                 freed_steps.add(stored_step)
             state = steps[stored_step].state
-            todo.append(
+            pending_spans.append(
                 (
                     decision.checkpoint_step,
                     t,
@@ -374,8 +374,8 @@ class ChainTable:
                     keeps_state,
                 )
             )
-            todo.append((s, stored_step, free_units, held_tensors, not is_freed))
-        return held_by_part, freed_steps
+            pending_spans.append((s, stored_step, free_units, held_tensors, not is_freed))
+        return tensors_of_part, freed_steps
 
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
         """Return the minimum time to recompute steps `first` to `last` for their parts [s].
@@ -394,10 +394,10 @@ class ChainTable:
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         freed_s, kept_s = self._min_times_freed_and_kept(first, last, units)
-        held_by_part, freed_steps = self.apply_decisions(
+        tensors_of_part, freed_steps = self.apply_decisions(
             first, last, units, outer_tensors, keeps_last_state=bool(kept_s <= freed_s)
         )
-        return held_by_part, freed_steps | ({last} if kept_s > freed_s else set())
+        return tensors_of_part, freed_steps | ({last} if kept_s > freed_s else set())
 
     def _min_times_freed_and_kept(self, first: int, last: int, units: int) -> tuple[float, float]:
         """Return the minimum times if the state of the last step is freed, and if it stays [s]."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.engine import fit_budget
-from poetmodel.baselines.homes import all_in_ram, schedule_with_best_homes
+from poetmodel.baselines.homes import put_state_in_ram, schedule_with_best_homes
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 MAX_PASSES: Final = 50
-"""Maximum compute time of a run, in single passes; a longer run is abandoned."""
+"""Maximum compute time of an execution, in single passes; a longer execution is abandoned."""
 LIVENESS: Final = "liveness"
 """Variant with liveness analysis of each stage and the score ``full``."""
 
 
-@all_in_ram
+@put_state_in_ram
 def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) -> Schedule:
     """Evict the tensor with the lowest score whenever RAM is short; recompute missing tensors.
 
@@ -56,15 +56,15 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     time, an input is used when its reader is requested, and an output when it is first computed. A
     tensor without a further user is evicted at once ("eager eviction") but may be recomputed for
     other tensors. After such a recomputation the tensor stays until its score is the lowest,
-    because the runtime does not know that no node reads it. This matters if a recomputation has
+    because the runtime has no information about later readers. This matters if a recomputation has
     further outputs, and if it needs long chains of other tensors; see `Runtime`.
 
     Interpretations. Tensors that cannot be recomputed are never evicted; they are freed when no
     node can need them any more ("banishing"; simrd pins constants forever). A node that the runtime
     computes twice within a stage is computed once by the schedule, and its outputs stay between the
-    uses there. If the schedule then exceeds the budget, the runtime is run again with less RAM. A
-    run whose compute time exceeds fifty single passes is abandoned. Tensors of 0 bytes are not
-    evicted; ties go to the lowest index.
+    uses there. If the schedule then exceeds the budget, the step is executed again with less RAM.
+    An execution whose compute time exceeds fifty single passes is abandoned. Tensors of 0 bytes are
+    not evicted; of tensors with equal scores, the one with the lowest index is evicted.
 
     With `liveness`, a stage recomputes in graph order, keeps tensors that a later step of the stage
     reads, and frees the rest; see `StagedExecution`. A neighbourhood counts each node once, even if
@@ -95,9 +95,10 @@ def dtr_paging(problem: Problem) -> Schedule:
     be recomputed are evicted to storage while it has space. Tensors on storage are paged in on use
     and belong to no neighbourhood.
 
-    Each score has its own run. One more run only pages; it may fit where recomputations within a
-    stage do not. If the time is minimized and transfers overlap computations, further runs charge
-    nothing for transfers, as if all were hidden. The best schedule is returned.
+    The step is executed once with each score, and once with paging alone, which may fit where
+    recomputations within a stage do not. If the time is minimized and transfers overlap
+    computations, each execution is repeated with transfers that cost 0, as if all were hidden. The
+    best schedule is returned.
     """
     overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
     transfer_modes = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
@@ -126,8 +127,8 @@ class Runtime(Execution):
     Nodes are computed in graph order. Inputs of a node that are in RAM are locked; missing inputs
     are recomputed one by one, recursively, and locked. Then RAM is freed for all outputs. A tensor
     is freed after its last reader. A tensor that is recomputed after that stays until its score is
-    the lowest, because the runtime does not know its next reader. Tensors that cannot be recomputed
-    are never evicted, and are freed when no node can need them.
+    the lowest, because the runtime has no information about later readers. Tensors that cannot be
+    recomputed are never evicted, and are freed when no node can need them.
     """
 
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
@@ -167,7 +168,7 @@ class Runtime(Execution):
         return self.schedule()
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, whose inputs are locked, and unlock them.
+        """Evict tensors until node `k` fits in RAM, compute it, and unlock its inputs.
 
         Raises `MethodNotApplicableError` if the compute time exceeds `MAX_PASSES` single passes.
         """
@@ -287,15 +288,17 @@ class _LivenessExecution(StagedExecution):
         def is_recomputable(i: int) -> bool:
             """Return whether `i`, with all missing inputs, can be recomputed."""
             check_time_limit()
-            required_nodes, todo = set[int](), [graph.node_of[i]]
-            while todo:
-                k = todo.pop()
+            required_nodes, pending_nodes = set[int](), [graph.node_of[i]]
+            while pending_nodes:
+                k = pending_nodes.pop()
                 if k in known_recomputable or k in required_nodes:
                     continue
                 if not self.problem.may_recompute(k):
                     return False
                 required_nodes.add(k)
-                todo += [graph.node_of[p] for p in graph.inputs_of[k] if not self._is_available(p)]
+                pending_nodes += [
+                    graph.node_of[p] for p in graph.inputs_of[k] if not self._is_available(p)
+                ]
             known_recomputable.update(required_nodes)
             return True
 
@@ -307,7 +310,7 @@ class _LivenessExecution(StagedExecution):
 
     def _is_needed(self, i: int) -> bool:
         """Return whether recomputing an evicted tensor with a further user needs tensor `i`."""
-        return any(self.is_awaited(u) for u in self.scores.evicted_descendants(i))
+        return any(self.is_awaited(output) for output in self.scores.evicted_descendants(i))
 
 
 class _PagingExecution(_LivenessExecution):
@@ -327,7 +330,10 @@ class _PagingExecution(_LivenessExecution):
         """Tensors that are not in RAM and are paged in on use."""
 
     def choose_victim(self, k: int) -> int | None:
-        """Return the tensor with the lowest score, or None; write it if paging is cheaper."""
+        """Return the tensor with the lowest score; None without a candidate.
+
+        If paging is cheaper than recomputation, records that the tensor is written to storage.
+        """
         is_recomputable = self._make_recomputability_test()
         best: tuple[float, int, bool] | None = None
         for i in self.evictable_candidates(k):
@@ -336,7 +342,7 @@ class _PagingExecution(_LivenessExecution):
             cost = min(recomputation_cost, transfer_cost)
             if cost < math.inf:
                 score = (
-                    self.scores.per_byte_second(i, cost)
+                    self.scores.cost_per_byte_second(i, cost)
                     if self.counts_neighbourhood
                     else cost / self.sizes[i]
                 )
@@ -360,7 +366,7 @@ class _PagingExecution(_LivenessExecution):
 
     def evict(self, i: int) -> None:
         """Free tensor `i`, which is paged in or recomputed on its next use."""
-        if i in self.storage.stored and not self.is_awaited(i):
+        if i in self.storage.stored_tensors and not self.is_awaited(i):
             self.paged_out.add(i)
         if i in self.paged_out:
             self.free(i)
@@ -383,8 +389,8 @@ class _PagingExecution(_LivenessExecution):
         ancestors = self.scores.evicted_ancestors(i)
         paged_inputs = {
             p
-            for u in ancestors
-            for p in self.graph.inputs_of[self.graph.node_of[u]]
+            for ancestor in ancestors
+            for p in self.graph.inputs_of[self.graph.node_of[ancestor]]
             if p in self.paged_out
         }
         recomputed_tensors = (
@@ -400,7 +406,7 @@ class _PagingExecution(_LivenessExecution):
         """Return the cost of paging tensor `i` out and in; inf without space on storage."""
         if not self.storage.has_space_for(i):
             return math.inf
-        page_out = 0.0 if i in self.storage.stored else self.page_out_cost[i]
+        page_out = 0.0 if i in self.storage.stored_tensors else self.page_out_cost[i]
         return self.page_in_cost[i] + page_out
 
 
@@ -436,13 +442,13 @@ class Scores:
         sets = CostSets()
         self._sets = sets if heuristic == "eq" else None
         score_functions: dict[str, Callable[[int], float]] = {
-            "full": lambda i: self.per_byte_second(
+            "full": lambda i: self.cost_per_byte_second(
                 i, self.total_cost({*self.evicted_ancestors(i), *self.evicted_descendants(i)})
             ),
-            "eq": lambda i: self.per_byte_second(
+            "eq": lambda i: self.cost_per_byte_second(
                 i, self._node_cost(i) + sets.total_cost(self._evicted_neighbours(i))
             ),
-            "local": lambda i: self.per_byte_second(i, self._node_cost(i)),
+            "local": lambda i: self.cost_per_byte_second(i, self._node_cost(i)),
             "msps": lambda i: self.total_cost(self.evicted_ancestors(i)) / self.sizes[i],
             "lru": lambda i: -self._staleness_s(i),
             "size": lambda i: 1 / self.sizes[i],
@@ -467,32 +473,32 @@ class Scores:
             if self._sets is not None:
                 self._sets.remove(i, self._node_cost(i))
 
-    def per_byte_second(self, i: int, cost: float) -> float:
-        """Return a cost divided by the size and the staleness of tensor `i`; inf if both are 0."""
+    def cost_per_byte_second(self, i: int, cost: float) -> float:
+        """Return a cost divided by size and staleness of tensor `i`; inf if either of them is 0."""
         weight = self.sizes[i] * self._staleness_s(i)
         return cost / weight if weight > 0 else math.inf
 
     def evicted_ancestors(self, i: int) -> set[int]:
         """Return tensor `i` and the evicted tensors that must be recomputed for it."""
         ancestors = {i}
-        todo = [i]
-        while todo:
-            for p in self.graph.inputs_of[self.graph.node_of[todo.pop()]]:
+        pending_tensors = [i]
+        while pending_tensors:
+            for p in self.graph.inputs_of[self.graph.node_of[pending_tensors.pop()]]:
                 if p in self.evicted and p not in ancestors:
                     ancestors.add(p)
-                    todo.append(p)
+                    pending_tensors.append(p)
         return ancestors
 
     def evicted_descendants(self, i: int) -> set[int]:
         """Return the evicted tensors whose recomputation needs tensor `i`."""
         descendants: set[int] = set()
-        todo = [i]
-        while todo:
-            for k in self.graph.users_of[todo.pop()]:
-                for o in self.graph.outputs_of[k]:
-                    if o in self.evicted and o not in descendants:
-                        descendants.add(o)
-                        todo.append(o)
+        pending_tensors = [i]
+        while pending_tensors:
+            for k in self.graph.users_of[pending_tensors.pop()]:
+                for output in self.graph.outputs_of[k]:
+                    if output in self.evicted and output not in descendants:
+                        descendants.add(output)
+                        pending_tensors.append(output)
         return descendants
 
     def _node_cost(self, i: int) -> float:
@@ -503,7 +509,7 @@ class Scores:
 
     def total_cost(self, tensors: Iterable[int]) -> float:
         """Return the cost of the nodes that compute `tensors`."""
-        nodes: Iterable[int] = (self.graph.node_of[u] for u in tensors)
+        nodes: Iterable[int] = (self.graph.node_of[i] for i in tensors)
         return math.fsum(
             self.node_costs[k] for k in (set(nodes) if self._counts_nodes_once else nodes)
         )
@@ -512,8 +518,12 @@ class Scores:
         """Return evicted inputs of the node of tensor `i`, and evicted outputs of its readers."""
         graph = self.graph
         input_tensors = graph.inputs_of[graph.node_of[i]]
-        reader_outputs = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
-        return [u for u in (*input_tensors, *reader_outputs) if u in self.evicted]
+        reader_outputs = (output for k in graph.users_of[i] for output in graph.outputs_of[k])
+        return [
+            neighbour
+            for neighbour in (*input_tensors, *reader_outputs)
+            if neighbour in self.evicted
+        ]
 
 
 class CostSets:
@@ -533,7 +543,9 @@ class CostSets:
         """Add an evicted tensor, and merge it with the sets of its evicted neighbours."""
         old_sets = self._find_sets(neighbours)
         self._set_of |= {
-            u: len(self._set_costs) for u, old_set in self._set_of.items() if old_set in old_sets
+            member: len(self._set_costs)
+            for member, old_set in self._set_of.items()
+            if old_set in old_sets
         }
         self._set_of[i] = len(self._set_costs)
         self._set_costs.append(sum((self._set_costs[old_set] for old_set in old_sets), start=cost))
@@ -548,4 +560,4 @@ class CostSets:
         return sum(self._set_costs[set_index] for set_index in self._find_sets(tensors))
 
     def _find_sets(self, tensors: Iterable[int]) -> list[int]:
-        return sorted({self._set_of[u] for u in tensors if u in self._set_of})
+        return sorted({self._set_of[i] for i in tensors if i in self._set_of})

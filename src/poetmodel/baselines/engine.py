@@ -36,11 +36,12 @@ class RuleWatch:
 
 
 _RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", default=None)
+"""The `RuleWatch` of the innermost `watch_rules`; None outside."""
 
 
 @contextmanager
 def watch_rules() -> Iterator[RuleWatch]:
-    """Context manager with a `RuleWatch` for calls of `select_best_schedule` inside."""
+    """Context manager: yield the `RuleWatch` of all `select_best_schedule` calls inside."""
     watch = RuleWatch()
     token = _RULE_WATCH.set(watch)
     try:
@@ -88,8 +89,9 @@ def bisect_budget(
     """Bisect for the largest memory at which a method meets the budget; return the best schedule.
 
     A method may count more RAM than the simulator does, so the memory may exceed the budget.
-    `schedule_with` gets a memory from 0 to `max_units` units and returns None if it is too small.
-    The first call is with `first_units`, the budget. Returns None if no schedule meets the budget.
+    `schedule_with(units)` returns a schedule within a memory of 0 to `max_units` units, or None if
+    the memory is too small. The first call is with `first_units`, the budget. Returns None if no
+    schedule meets the budget.
     """
     best: Candidate | None = None
     low, high, units = 0, max_units, first_units

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 FORWARD_ONLY: Final = "forward_only"
-"""Name of the attribute of functions that `forward_only` marks."""
+"""Name of the attribute of functions that `mark_forward_only` marks."""
 
 
-def forward_only(method: Scheduler[P]) -> Scheduler[P]:
+def mark_forward_only(method: Scheduler[P]) -> Scheduler[P]:
     """Mark a method that recomputes only forward nodes.
 
     `_schedule_with_resident_state` then schedules one graph instead of two.
@@ -42,7 +42,7 @@ def forward_only(method: Scheduler[P]) -> Scheduler[P]:
     return method
 
 
-def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
+def put_state_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     """Extend a method to graphs with state, with all state in RAM."""
 
     @wraps(method)
@@ -55,7 +55,7 @@ def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     return schedule
 
 
-def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
+def put_state_on_storage(method: Scheduler[P]) -> Scheduler[P]:
     """Extend a method to graphs with state, with all state on storage."""
 
     @wraps(method)
@@ -79,7 +79,7 @@ def _bind_options(
     return rule
 
 
-def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
+def choose_homes(method: Scheduler[P]) -> Scheduler[P]:
     """Extend a method to graphs with state, by `schedule_with_best_homes`."""
 
     @wraps(method)
@@ -162,8 +162,8 @@ def _schedule_with_resident_state(
 
     The method schedules two graphs. In the first one, every recomputation precedes the updates of
     the state that it needs. In the second one, all nodes stay recomputable; its schedule is
-    discarded if it computes a node after such an update. The better schedule is returned. A
-    `forward_only` method schedules only the first graph.
+    discarded if it computes a node after such an update. The better schedule is returned. A method
+    marked by `mark_forward_only` schedules only the first graph.
     """
     if not problem.graph.state_tensors:
         return method(problem)
@@ -192,7 +192,7 @@ def _schedule_with_homes(
 ) -> Schedule:
     """Schedule a problem without state, and return the schedule for the graph with state."""
     stateless_schedule = method(stateless_problem)
-    _require_before_updates(problem, stateless_schedule)
+    _check_update_order(problem, stateless_schedule)
     return with_immediate_page_outs(
         problem.graph,
         R=stateless_schedule.R,
@@ -208,7 +208,9 @@ def remove_state(
 ) -> Problem:
     """Return the problem without state; `resident` state is in RAM, the rest on storage.
 
-    With `before_updates`, a node is not recomputable if a schedule could compute it again after an
+    User-defined constraints are dropped, and energy replaces a user-defined objective, because both
+    may depend on homes. Updates before the backward pass become forward nodes. With
+    `before_updates`, a node is not recomputable if a schedule could compute it again after an
     update of state that the node reads. Raises `MethodNotApplicableError` if RAM or storage is too
     small for the state.
     """
@@ -309,8 +311,8 @@ def _stateless_costs(problem: Problem, graph: Graph) -> Costs:
     )
 
 
-def _require_before_updates(problem: Problem, schedule: Schedule) -> None:
-    """Raise `MethodNotApplicableError` for a node or page-in after an update of state it needs."""
+def _check_update_order(problem: Problem, schedule: Schedule) -> None:
+    """Raise `MethodNotApplicableError` for a node or page-in after an update of state it reads."""
     graph = problem.graph
     late_nodes = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]
     late_nodes += [

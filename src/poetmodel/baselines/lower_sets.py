@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.baselines.engine import bisect_budget, select_best_schedule
-from poetmodel.baselines.homes import all_in_ram, forward_only
+from poetmodel.baselines.homes import mark_forward_only, put_state_in_ram
 from poetmodel.baselines.paging import require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -34,12 +34,12 @@ MAX_LABELS: Final = 8192
 MIN_LABELS: Final = 4
 """Minimum number of undominated chains that are extended for each lower set."""
 N_LIMITS: Final = 32
-"""Number of limits on the estimated peak that are tried, in equal steps up to the peak of
-keep-all."""
+"""Number of limits on the estimated peak that are tried, in equal steps up to
+`LowerSets.total_bytes`."""
 
 
-@all_in_ram
-@forward_only
+@put_state_in_ram
+@mark_forward_only
 def lower_sets(problem: Problem, family: str = "") -> Schedule:
     """Recompute the segments between lower sets, chosen by a dynamic program.
 
@@ -52,18 +52,19 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     the lower set outside it, and the other inputs of these readers.
 
     Among the chains whose estimates meet a limit, the dynamic program finds those that no other
-    chain dominates in cost and saved bytes. The paper takes one of two: the chain of minimum cost
+    chain dominates in cost and saved bytes. The paper selects one of two: the chain of minimum cost
     (time-centric), or that of minimum saved bytes (memory-centric). Its estimates are not the
     simulator's peaks, in which tensors leave after their last use. So `N_LIMITS` limits are tried;
     of the undominated chains of each limit, bisection finds the one that saves most and meets the
-    budget. The best schedule seen is returned.
+    budget. The best schedule seen is returned. If keep-all meets the budget, it is returned without
+    a search.
 
     The `family` selects the lower sets: ``exact`` all of them, up to `MAX_SETS`; ``pruned`` for
     each node the set of its ancestors. The default is ``exact`` if possible, else ``pruned``.
 
-    Interpretations. The nodes are the recomputable nodes of the forward pass; others are saved and
-    not counted. The last segment is not recomputed, because the backward pass begins with it; the
-    paper recomputes it. Nodes run in the order of the graph, and dropped tensors are recomputed
+    Interpretations. The nodes are the recomputable nodes of the forward pass; other nodes are saved
+    and not counted. The last segment is not recomputed, because the backward pass begins with it;
+    the paper recomputes it. Nodes run in the order of the graph, and dropped tensors are recomputed
     where they are read. For each lower set the program extends a fraction of `MAX_LABELS` chains,
     at least four. The program is exact if no more chains are undominated.
 
@@ -95,9 +96,10 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
         return require_within_budget(problem, best)
 
     # Coarse steps first.
-    limit_numbers = sorted(range(1, N_LIMITS + 1), key=lambda n: (-(n & -n), n))
+    limit_numbers = sorted(range(1, N_LIMITS + 1), key=lambda number: (-(number & -number), number))
     return select_best_schedule(
-        problem, (partial(search_within, sets.total_bytes * n // N_LIMITS) for n in limit_numbers)
+        problem,
+        (partial(search_within, sets.total_bytes * number // N_LIMITS) for number in limit_numbers),
     )
 
 
@@ -115,7 +117,10 @@ class SetChain(NamedTuple):
 
 
 class LowerSets:
-    """Lower sets of the recomputable forward nodes; costs and peaks of segments between them."""
+    """Lower sets of the recomputable forward nodes; costs and peaks of segments between them.
+
+    Nodes of lower sets are indices in `nodes`, called `p` and `q` in code.
+    """
 
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
         """List the lower sets of a family, and compute costs and peaks between each pair."""

@@ -91,9 +91,9 @@ def method(
 
 
 def find_user_method(name: str) -> Method | None:
-    """Return the user-defined method of a name, or None.
+    """Return the user-defined method of a name; None for other names.
 
-    The name is one registered with `method`, or ``FILE.py:FUNCTION``.
+    The name is registered with `method`, or is ``FILE.py:FUNCTION``.
 
     Raises
     ------
@@ -151,14 +151,14 @@ def hash_method_files(entry: Method) -> str:
     return digest.hexdigest()[:16] if files else ""
 
 
-# -- import of methods
-# ------------------------------------------------------------------------------
+# -- import of methods -----------------------------------------------------------------------------
 
 
 def _load_method(name: str, path: Path, function_name: str) -> Method:
     """Import a file and return the method of its function.
 
-    Raises `InputError` if the file cannot be read or lacks the function.
+    Raises `InputError` if the file cannot be read or lacks the function, and `UserMethodError` if
+    the file raises an exception.
     """
     try:
         modified_ns = path.stat().st_mtime_ns
@@ -182,7 +182,8 @@ def _load_method(name: str, path: Path, function_name: str) -> Method:
 def _import_file(name: str, path: Path, _modified_ns: int) -> ModuleType:
     """Import a file; the cache returns the module until the file's modification time changes.
 
-    Appends the folder of the file to ``sys.path``, so that it can import modules of the folder.
+    Appends the folder of the file to ``sys.path``, so that the file can import modules from there.
+    Raises `UserMethodError` if the file raises an exception.
     """
     module_name = f"{_PREFIX}{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -215,8 +216,7 @@ def _make_method(name: str, function: Any, *, summary: str = "", source: str = "
     )
 
 
-# -- execution of methods
-# ---------------------------------------------------------------------------
+# -- execution of methods --------------------------------------------------------------------------
 
 
 def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from poetmodel.baselines.engine import select_best_schedule
-from poetmodel.baselines.homes import all_on_storage, in_best_homes
+from poetmodel.baselines.homes import choose_homes, put_state_on_storage
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.heuristics.execution import FORWARD, StagedExecution, may_overwrite_inputs
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 
-@in_best_homes
+@choose_homes
 def lru_paging(problem: Problem) -> Schedule:
     """Page out the least recently used tensor whenever RAM is short; page in tensors that are read.
 
-    A tensor is used when a node computes or reads it; ties go to the lowest index. Tensors do not
-    change, so each is written at most once, within the storage limit; later evictions only free it,
-    like a clean page. Tensors without a further user are freed at once. Tensors of 0 bytes stay.
-    The time is O(n^2): O(n) evictions, each among O(n) candidates.
+    A tensor is used when a node computes or reads it; of tensors with equal last uses, the one with
+    the lowest index is paged out. Tensors do not change, so each is written at most once, within
+    the storage limit; later evictions only free it, like a clean page. Tensors without a further
+    user are freed at once. Tensors of 0 bytes stay. The time is O(n^2): O(n) evictions, each among
+    O(n) candidates.
     """
-    return _LeastRecentlyUsed(problem).execute_stages()
+    return _LruExecution(problem).execute_stages()
 
 
 def offload_all(problem: Problem) -> Schedule:
@@ -64,7 +65,7 @@ def offload_all(problem: Problem) -> Schedule:
             "it pages tensors that the backward pass reads, and the graph has no backward nodes"
         )
 
-    @in_best_homes
+    @choose_homes
     def schedule(stateless: Problem) -> Schedule:
         """Return the better schedule of both rules, for the graph without state."""
         saved_intervals = _find_saved_intervals(stateless.graph)
@@ -112,7 +113,7 @@ def zero_offload(problem: Problem) -> Schedule:
     determines when updates run. For a graph without state the schedule is keep-all.
     """
 
-    @all_on_storage
+    @put_state_on_storage
     def schedule(stateless: Problem) -> Schedule:
         return execute_evictions(stateless, _make_state_evictions(problem, stateless.graph))
 
@@ -137,7 +138,7 @@ class StorageSpace:
         graph = problem.graph
         self.sizes = graph.tensor_bytes
         self.can_page = problem.can_page
-        self.stored = set(graph.on_aux) if problem.can_page else set[int]()
+        self.stored_tensors = set(graph.on_aux) if problem.can_page else set[int]()
         """Tensors on storage."""
         limit = problem.aux_limit_bytes
         self.free_bytes = math.inf if limit is None else limit
@@ -145,17 +146,17 @@ class StorageSpace:
 
     def has_space_for(self, i: int) -> bool:
         """Return whether tensor `i` is on storage, or may be paged out and fits."""
-        return i in self.stored or (self.can_page and self.sizes[i] <= self.free_bytes)
+        return i in self.stored_tensors or (self.can_page and self.sizes[i] <= self.free_bytes)
 
     def write(self, i: int) -> None:
         """Record a write of tensor `i` to storage, unless it is already there."""
-        if i not in self.stored:
-            self.stored.add(i)
+        if i not in self.stored_tensors:
+            self.stored_tensors.add(i)
             self.free_bytes -= self.sizes[i]
 
 
 class CostRule(StrEnum):
-    """How `capuchin` and `pofo` measure the cost of an eviction."""
+    """Measure of the cost of an eviction, for `capuchin` and `pofo`."""
 
     PUBLISHED = "published"
     """Time that computations do not hide, as on the paper's machine."""
@@ -190,7 +191,7 @@ def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
     return page_in, page_out
 
 
-class _LeastRecentlyUsed(StagedExecution):
+class _LruExecution(StagedExecution):
     """Execution of `lru_paging`: evicts the least recently used tensor."""
 
     def __init__(self, problem: Problem) -> None:
@@ -209,7 +210,7 @@ class _LeastRecentlyUsed(StagedExecution):
         return victim
 
     def pages_in(self, i: int) -> bool:
-        return i in self.storage.stored
+        return i in self.storage.stored_tensors
 
     def compute(self, k: int) -> None:
         super().compute(k)
@@ -282,16 +283,18 @@ class EvictionExecution(StagedExecution):
             (interval.tensor, interval.before): is_paged_in
             for interval, is_paged_in in evictions.items()
         }
+        """For each evicted tensor and the node before its interval: whether the tensor is paged in
+        after the interval, not recomputed."""
         self.last_use = list(problem.graph.node_of)
         """Latest node that made or read each tensor at its first computation."""
-        self.stored = {
+        self.stored_tensors = {
             interval.tensor for interval, is_paged_in in evictions.items() if is_paged_in
         }
-        self.stored |= StorageSpace(problem).stored
+        self.stored_tensors |= StorageSpace(problem).stored_tensors
 
     def pages_in(self, i: int) -> bool:
         """Return whether tensor `i` is paged in, not recomputed, after its current interval."""
-        return self.is_paged_in_after.get((i, self.last_use[i]), i in self.stored)
+        return self.is_paged_in_after.get((i, self.last_use[i]), i in self.stored_tensors)
 
     def retains(self, i: int) -> bool:
         """Return whether tensor `i` stays in RAM: it is read later and not evicted now."""

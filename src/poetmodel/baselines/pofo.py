@@ -14,7 +14,7 @@ import numpy as np
 
 from poetmodel.baselines.checkpointing import MARGIN_DIVISOR, ChainTable, best_rotor_schedule
 from poetmodel.baselines.engine import bisect_budget, select_best_schedule
-from poetmodel.baselines.homes import forward_only, in_best_homes
+from poetmodel.baselines.homes import choose_homes, mark_forward_only
 from poetmodel.baselines.paging import CostRule, eviction_costs, require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
     SequenceCost = Callable[[int, int, int], float]
+    """(first step, last step, RAM [B]) -> cost of recomputing these steps, each for its part [s or
+    J]."""
 
 UNITS: Final = 32
 """Number of units of the RAM budget in the bisection for the RAM to fill."""
@@ -39,8 +41,8 @@ class Beam(NamedTuple):
     width: int
     """Maximum number of prefixes."""
     n_classes: int
-    """Number of classes of kept bytes; if there are too many prefixes, each class has equally
-    many."""
+    """Number of classes of kept bytes. If there are more than `width` prefixes, each class retains
+    at most ``width // n_classes`` of its prefixes."""
 
 
 NARROW, WIDE = Beam(60, 30), Beam(240, 60)
@@ -59,8 +61,8 @@ class Action(StrEnum):
     action."""
 
 
-@in_best_homes
-@forward_only
+@choose_homes
+@mark_forward_only
 def pofo(problem: Problem, rule: str = "") -> Schedule:
     """Assign one action to each step of a chain so that the training step takes minimum time.
 
@@ -228,7 +230,8 @@ class ActionPrefix:
     page_ins: Transfers = Transfers()
     """Pending page-ins, with time reversed."""
     needed_page_in: tuple[float, int] | None = None
-    """Page-in of the latest offloaded step, until a part needs it: time [s] and bytes [B]."""
+    """(time [s], bytes [B]) of the page-in of the latest offloaded step, until it is appended to
+    `page_ins`; None without one."""
     sequence_start: int | None = None
     """First step of an unfinished recompute sequence; None outside a sequence."""
     sequence_cost: float = 0.0
@@ -471,7 +474,7 @@ def build_layers(problem: Problem, chain: ChainMemory, rule: CostRule) -> Iterat
 def build_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
     """Return the schedule of the actions of a complete prefix."""
     end_of_sequence = {first: (last, free_bytes) for first, last, free_bytes in prefix.sequences}
-    held_by_part: dict[int, frozenset[int]] = {}
+    tensors_of_part: dict[int, frozenset[int]] = {}
     freed_steps: set[int] = set()
     stored_tensors: set[int] = set()
     kept_tensors, previous_state = frozenset[int](), frozenset[int]()
@@ -481,21 +484,21 @@ def build_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
         if action == Action.RECOMPUTE:
             if s in end_of_sequence:
                 sequence_end, free_bytes = end_of_sequence[s]
-                tensors_of_part, newly_freed_steps = table.apply_sequence(
+                tensors_of_sequence_part, newly_freed_steps = table.apply_sequence(
                     s, sequence_end, free_bytes, kept_tensors | previous_state
                 )
-                held_by_part, freed_steps, previous_state = (
-                    held_by_part | tensors_of_part,
+                tensors_of_part, freed_steps, previous_state = (
+                    tensors_of_part | tensors_of_sequence_part,
                     freed_steps | newly_freed_steps,
                     frozenset(),
                 )
             kept_tensors |= step.state if s == sequence_end else frozenset()
             continue
-        held_by_part[s] = kept_tensors | previous_state | step.tape
+        tensors_of_part[s] = kept_tensors | previous_state | step.tape
         if action == Action.KEEP:
             kept_tensors, previous_state = kept_tensors | activation, frozenset()
         else:
             stored_tensors, previous_state = stored_tensors | activation, step.state
     return table.chain.to_schedule(
-        held_by_part, freed_steps=freed_steps, stored_tensors=stored_tensors
+        tensors_of_part, freed_steps=freed_steps, stored_tensors=stored_tensors
     )

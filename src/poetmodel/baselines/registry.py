@@ -21,7 +21,7 @@ DEFAULT: Final = "optimal"
 
 
 class Aware(StrEnum):
-    """Whether a method has a property of Table 1 of POET (ICML 2022)."""
+    """Degree to which a method has a property of Table 1 of POET (ICML 2022)."""
 
     YES = "✓"
     PARTLY = "~"
@@ -285,7 +285,7 @@ _METHODS: Final = (
         name="dtr",
         summary="evict online by cost over size times staleness, recompute on demand",
         source="Kirisame et al., DTR, ICLR 2021, section 4, and its simulator simrd",
-        assumptions="later reads are unknown; liveness knows the reads of the current stage",
+        assumptions="later reads are unknown; with liveness, except those of the current stage",
         function_path="poetmodel.baselines.dtr:dtr",
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,

@@ -12,7 +12,7 @@ import numpy as np
 
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.baselines.engine import select_best_schedule
-from poetmodel.baselines.homes import all_in_ram
+from poetmodel.baselines.homes import put_state_in_ram
 from poetmodel.baselines.paging import require_within_budget
 from poetmodel.baselines.running import checkmate
 from poetmodel.clock import check_time_limit, time_left_s
@@ -62,11 +62,11 @@ MAX_RELAXATION_S: Final = 3600.0
 """Time limit of the relaxation if there is no other limit [s]."""
 
 
-@all_in_ram
+@put_state_in_ram
 def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Schedule:
     """Round the checkpoints of Checkmate's linear relaxation, and recompute missing tensors.
 
-    The same seed gives the same schedule.
+    Equal seeds produce equal schedules.
 
     There are two phases, as in section 5 of the paper. The first phase solves the linear relaxation
     of `poetmodel.baselines.running.checkmate` within the budget less an allowance, and rounds its
@@ -151,8 +151,8 @@ class _Relaxation:
 def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, float]]:
     """Solve the relaxation within `ram_bytes`; return (tensor, first stage, last stage, fraction).
 
-    Raises `MethodNotApplicableError` if the relaxation is infeasible, and `TimeLimitError` if it is
-    not solved in time.
+    Raises `MethodNotApplicableError` if the relaxation is infeasible, `TimeLimitError` if it is not
+    solved in time, and `KeyboardInterrupt` if it is interrupted.
     """
     relaxed_problem = replace(
         checkmate(replace(problem, constraints=(), user_objective=())),

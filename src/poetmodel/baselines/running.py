@@ -81,8 +81,8 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
 def _make_request(entry: Method, options: SolveKeywords) -> Request:
     """Make a request from keywords of `poetmodel.solve`.
 
-    Raises TypeError for unknown keywords, and `InputError` for solver options of a method without a
-    solver.
+    Raises TypeError for unknown keywords, and `InputError` if a formulation, a start or
+    solver options are passed to a method without a solver.
     """
     keywords = SolveKeywords.__annotations__
     for unknown_name in sorted(options.keys() - set(keywords)):
@@ -131,9 +131,10 @@ def _solve_restricted(
 ) -> tuple[Outcome, str]:
     """Solve a restricted problem, and verify its schedule with the original problem.
 
-    Bounds of the restricted problem do not hold for the original one, so the result has the trivial
-    lower bound on every schedule. Raises `MethodNotApplicableError` if the restricted problem is
-    infeasible or the schedule violates a limit.
+    Returns the outcome and the name of the formulation. Bounds of the restricted problem are not
+    valid for the original one, so the outcome has the trivial lower bound on every schedule. Raises
+    `MethodNotApplicableError` if the restricted problem is infeasible or the schedule violates a
+    limit.
     """
     restricted_result = solver.solve(restricted_problem, **options)
     if restricted_result.status == Status.INFEASIBLE:
@@ -163,8 +164,10 @@ def _solve_restricted(
 def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
     """Run a method without a solver within the time limit, and return its verified outcome.
 
-    If the limit stops the method, the outcome has the best schedule found; without a schedule, it
-    has a reason. Raises an error for an invalid schedule, and for one that violates a limit.
+    If the limit stops the method, the outcome has the best schedule found that meets all limits;
+    without such a schedule, it has a reason. Raises `VerificationError`, or `UserMethodError` for a
+    user-defined method, if the schedule violates a rule of execution. Raises
+    `MethodNotApplicableError` if the schedule of a finished method violates a limit.
     """
     limit_text = format_seconds(request.time_limit_s)
     timeout_outcome = Outcome(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.baselines.engine import simulate_within_budget
-from poetmodel.baselines.homes import all_in_ram, forward_only
+from poetmodel.baselines.homes import mark_forward_only, put_state_in_ram
 from poetmodel.graph import Graph, Phase, articulation_points
 from poetmodel.heuristics.execution import (
     evictable_tensors,
@@ -41,8 +41,8 @@ def keep_all(problem: Problem) -> Schedule:
     return checkpoint_all(problem.graph)
 
 
-@all_in_ram
-@forward_only
+@put_state_in_ram
+@mark_forward_only
 def chen_sqrt(problem: Problem) -> Schedule:
     """Keep about ``sqrt(m)`` of ``m`` layers, and recompute each segment between them once.
 
@@ -57,8 +57,8 @@ def chen_sqrt(problem: Problem) -> Schedule:
     return _select_fastest(problem, _schedule_segments(problem.graph, segment_ends), "segments")
 
 
-@all_in_ram
-@forward_only
+@put_state_in_ram
+@mark_forward_only
 def chen_greedy(problem: Problem) -> Schedule:
     """Close a segment when its tensors exceed a threshold; try several thresholds.
 
@@ -138,8 +138,8 @@ def _schedule_segments(graph: Graph, segment_ends: Iterable[Sequence[int]]) -> I
 # -- a minimum cut --------------------------------------------------------------------------------
 
 
-@all_in_ram
-@forward_only
+@put_state_in_ram
+@mark_forward_only
 def min_cut(problem: Problem) -> Schedule:
     """Save a minimum cut of tensors for the backward pass, and recompute other tensors once.
 
@@ -154,13 +154,13 @@ def min_cut(problem: Problem) -> Schedule:
     graph = problem.graph
     total_bytes = sum(graph.tensor_bytes[i] for i in evictable_tensors(graph))
     knapsacks = (
-        _pack_knapsack(problem, total_bytes * n // N_SIZES) for n in range(N_SIZES, -1, -1)
+        _pack_knapsack(problem, total_bytes * step // N_SIZES) for step in range(N_SIZES, -1, -1)
     )
     cuts = _Cuts(graph)
-    saved = dict.fromkeys(
+    saved_sets = dict.fromkeys(
         cuts.find_saved_tensors(single_run_nodes) for single_run_nodes in dict.fromkeys(knapsacks)
     )
-    schedules = (recompute_once(graph, tensors) for tensors in saved)
+    schedules = (recompute_once(graph, tensors) for tensors in saved_sets)
     return _select_fastest(problem, schedules, "saved sets")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.baselines.engine import select_best_schedule
-from poetmodel.baselines.homes import in_best_homes
+from poetmodel.baselines.homes import choose_homes
 from poetmodel.baselines.paging import (
     IdleInterval,
     execute_evictions,
@@ -39,11 +39,12 @@ Fitness = tuple[int, float, float]
 """Result of `_GeneticSearch._compute_fitness`; smaller is better."""
 
 
-@in_best_homes
+@choose_homes
 def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     """Search by a genetic algorithm for the set of tensors whose swaps cost least.
 
-    The same seed gives the same schedule.
+    Equal seeds produce equal schedules. If keep-all meets the budget, it is returned without a
+    search.
 
     An individual is a set of idle intervals in which tensors are evicted. Each individual is
     repaired as by the paper's swap planner: for a stage that does not fit, the tensor whose next
@@ -109,6 +110,8 @@ class _GeneticSearch:
         self.is_relieved = (self.first_stages[:, None] <= stages) & (
             stages < self.end_stages[:, None]
         )
+        """Whether an eviction in each interval frees RAM in each stage; shape (intervals,
+        stages)."""
         self.freed_bytes = self.is_relieved * self.sizes[:, None]
         """Bytes that an eviction in each interval frees in each stage [B], shape (intervals,
         stages)."""
@@ -126,6 +129,7 @@ class _GeneticSearch:
             )
         self.page_in_costs = np.array([page_in_costs[i] for i in tensors])
         self.tensor_index = np.unique(tensors, return_inverse=True)[1]
+        """Index of each interval's tensor in `page_out_costs` and `written_bytes`."""
         self.page_out_costs = np.zeros(self.tensor_index.max(initial=-1) + 1)
         self.written_bytes = np.zeros(len(self.page_out_costs), dtype=np.int64)
         for index, i in enumerate(tensors):
@@ -144,6 +148,7 @@ class _GeneticSearch:
         """Time of each swap that its interval does not hide [s]."""
         prices = self.unhidden_s if hides_transfers else self.page_in_costs
         self.order_by_cost = np.lexsort((-self.page_in_costs, -prices))
+        """Indices of the intervals, the costliest first."""
 
     def find_schedule(self) -> Schedule:
         """Return the schedule of the best set found.

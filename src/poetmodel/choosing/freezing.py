@@ -34,12 +34,14 @@ class Freezable:
     """A step that trains all parameters, from which graphs that train fewer are derived."""
 
     step: LoweredStep
+    """The lowered step that trains all parameters."""
 
     @cached_property
     def parameters(self) -> Mapping[str, tuple[str, ...]]:
         """For each trained parameter, the names of its tensor or tiles, and of its optimizer state.
 
-        Int8 weights and their residuals belong to the parameter ``weight_gradient``.
+        Int8 weights and their residuals belong to a parameter with the suffix ``_gradient``, such
+        as ``weight_gradient``.
         """
         updates = {
             str(tensor.replaces): node
@@ -79,7 +81,8 @@ class Freezable:
         index_of = {node.name: k for k, node in enumerate(self.graph.nodes)}
         retained_nodes = tuple(_capture_order(self.restricted_nodes(names)))
         outputs_by_node = (
-            (index_of[node.name], {t.name for t in node.outputs}) for node in retained_nodes
+            (index_of[node.name], {tensor.name for tensor in node.outputs})
+            for node in retained_nodes
         )
         return self.step.with_nodes(
             retained_nodes, [tuple(self._calls_for(k, outputs)) for k, outputs in outputs_by_node]
@@ -96,9 +99,9 @@ class Freezable:
         Notes
         -----
         Let A be a subset of B. Take a schedule of the graph that trains B. It is also a schedule of
-        the padded graph of B: at each removed node, a stage begins that computes nothing and has
-        the tensors of the next stage. Now remove from each relation the entries that are not in the
-        padded graph of A. Each remaining node has its inputs, because the graph of A has all
+        the padded graph of B: each removed node has a stage without a computation, with the tensors
+        of the next stage. Now remove from each relation the entries that are not in the padded
+        graph of A. Each remaining node has its inputs, because the graph of A has all
         tensors that its nodes read, and these are the same as before. No step has more tensors in
         RAM, and no step is added. So RAM, time, energy and storage are at most as before, and the
         schedule is valid. Without the empty nodes this would not follow: stages would merge, and
@@ -124,9 +127,9 @@ class Freezable:
 
     @cached_property
     def nodes_needed_for(self) -> Mapping[str, frozenset[int]]:
-        """For each parameter, its update nodes, their ancestors, and the state that these replace.
+        """For each parameter, its update nodes, their ancestors, and the replaced state nodes.
 
-        Nodes are given by index.
+        Nodes are indices in the graph.
         """
         updates: dict[str, set[int]] = {name: set() for name in self.parameters}
         for k, name in self.updated_parameter_of.items():
@@ -203,7 +206,10 @@ class Freezable:
         return {graph.node_of[graph.state_of[i]] for i in outputs if i in graph.state_of}
 
     def _restrict_to(self, retained_nodes: Collection[int]) -> dict[int, Node]:
-        """Return `retained_nodes` by index, without unread gradients and missing inputs."""
+        """Return `retained_nodes` by index, without unread gradients and missing inputs.
+
+        Bytes moved and instructions of a node are reduced to those for its remaining outputs.
+        """
         graph = self.graph
         nodes = {k: graph.nodes[k] for k in sorted(retained_nodes)}
         available_names = {tensor.name for node in nodes.values() for tensor in node.outputs}
@@ -218,7 +224,7 @@ class Freezable:
                 outputs = tuple(tensor for tensor in outputs if tensor.name in read_names)
             if outputs != node.outputs:
                 bytes_moved = bytes_moved and bytes_moved - node.output_bytes + sum(
-                    t.bytes for t in outputs
+                    tensor.bytes for tensor in outputs
                 )
                 read_outputs = {tensor.name for tensor in outputs}
                 inputs = self.inputs_for(k, read_outputs)
@@ -230,7 +236,11 @@ class Freezable:
                 outputs=outputs,
                 bytes_moved=bytes_moved,
                 instructions=instruction_count,
-                in_place=tuple((y, x) for y, x in node.in_place if y in output_names),
+                in_place=tuple(
+                    (output_name, input_name)
+                    for output_name, input_name in node.in_place
+                    if output_name in output_names
+                ),
             )
         return restricted_nodes
 
@@ -270,7 +280,7 @@ def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
     ]
     state_nodes = {node.outputs[0].name: node for node in nodes if node.is_state}
     state_order = {node.outputs[0].name: k for k, node in enumerate(nodes) if node.is_state}
-    other_nodes = [n for n in nodes if not n.is_state and n not in buffer_updates]
+    other_nodes = [node for node in nodes if not node.is_state and node not in buffer_updates]
     last_use: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     for k, node in enumerate(other_nodes):
@@ -281,7 +291,9 @@ def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
     makers = {tensor.name: k for k, node in enumerate(other_nodes) for tensor in node.outputs}
     updates_after: dict[int, list[tuple[int, Node]]] = {}
     for node in buffer_updates:
-        reader_positions = [k for t in node.outputs for k in readers.get(str(t.replaces), ())]
+        reader_positions = [
+            k for tensor in node.outputs for k in readers.get(str(tensor.replaces), ())
+        ]
         required_positions = [
             *reader_positions,
             *(makers[name] for name in node.inputs if name in makers),
@@ -311,13 +323,16 @@ def graph_signature(graph: Graph) -> list[tuple[Any, ...]]:
             node.op,
             node.phase,
             graph.inputs_of[k],
-            [(t.bytes, None if t.replaces is None else index[t.replaces]) for t in node.outputs],
+            [
+                (tensor.bytes, None if tensor.replaces is None else index[tensor.replaces])
+                for tensor in node.outputs
+            ],
             node.workspace_bytes,
             node.flops,
             node.instructions,
             node.recomputable,
             node.bytes_moved,
-            [(index[y], index[x]) for y, x in node.in_place],
+            [(index[output_name], index[input_name]) for output_name, input_name in node.in_place],
         )
         for k, node in enumerate(graph.nodes)
     ]

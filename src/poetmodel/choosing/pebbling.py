@@ -1,8 +1,8 @@
 """The minimum RAM to compute tensors without paging, with unlimited recomputation.
 
 This is the pebble game (Sethi, 1975) with sizes: a node may be computed if its inputs are in RAM.
-It ignores the order and the stages of schedules, so its minimum is a lower bound for every schedule
-that trains the same parameters, and possibly further ones.
+The game ignores the order and the stages of schedules, so its minimum is a lower bound for every
+schedule that trains the same parameters, and possibly further ones.
 
 References
 ----------
@@ -40,8 +40,8 @@ class PebbleGame:
     def __init__(self, freezable: Freezable) -> None:
         self.freezable = freezable
         self.graph = freezable.graph
-        self._reached: dict[frozenset[int], int] = {}
-        """For each set of tensors whose computation a search found, the RAM that it needs [B]."""
+        self._sufficient_bytes: dict[frozenset[int], int] = {}
+        """RAM that suffices to compute a set of tensors, as a search has shown, by set [B]."""
 
     def min_bytes(self, name: str, bound: int) -> int:
         """Return a lower bound on the RAM to train parameter `name` [B], at least `bound`."""
@@ -71,18 +71,18 @@ class PebbleGame:
     ) -> tuple[int, int | None]:
         """Search backwards for an order that computes `final_tensors` within `max_bytes` of RAM.
 
-        Returns the number of sets visited, and None on success, otherwise the next limit to try.
-        That is `max_bytes` again if more than `max_sets` sets were visited.
+        Returns the number of sets visited, and None on success, otherwise the next limit to try,
+        which is `max_bytes` again if more than `max_sets` sets were visited.
         """
         next_max_bytes: int | None = None
         path = [(final_tensors, self._predecessors(final_tensors))]
         visited = {final_tensors}
         while path:
             tensors, predecessors = path[-1]
-            if not tensors or self._reached.get(tensors, max_bytes + 1) <= max_bytes:
-                for reached_set, _ in path:
-                    self._reached[reached_set] = min(
-                        max_bytes, self._reached.get(reached_set, max_bytes)
+            if not tensors or self._sufficient_bytes.get(tensors, max_bytes + 1) <= max_bytes:
+                for tensor_set, _ in path:
+                    self._sufficient_bytes[tensor_set] = min(
+                        max_bytes, self._sufficient_bytes.get(tensor_set, max_bytes)
                     )
                 return len(visited), None
             for required_set, ram_bytes in predecessors:

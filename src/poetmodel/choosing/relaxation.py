@@ -1,7 +1,8 @@
 """A mixed-integer relaxation of the selection: sets of layers that may have a schedule.
 
 A binary column for each layer states whether it is trained; the sum of their scores is maximized.
-Rows are necessary conditions of every schedule; cuts exclude sets that a solver proved infeasible.
+Rows are necessary conditions of every schedule. Cuts exclude sets that a solver proved infeasible,
+and single sets for which the solver found neither a schedule nor a proof.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ MAX_LIMITED_NODES: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetCut:
-    """A proven condition for all sets of layers that contain `layers`."""
+    """A condition for all sets of layers that contain `layers`.
+
+    It is proven, except for an exact cut, which may exclude a set without a proof.
+    """
 
     layers: frozenset[str]
     state_bytes: int | None = None
@@ -74,24 +78,25 @@ class ChoiceRelaxation:
     scores: Mapping[str, float]
     """The score of each layer; above 0 for those in `layers`."""
     cuts: list[SetCut] = field(default_factory=list)
+    """The cuts so far; the search adds to them."""
 
     def solve(
         self,
         backend: str,
-        time_limit: float,
+        time_limit_s: float,
         *,
         seed: int = 0,
         solver_options: Mapping[str, OptionValue] | None = None,
     ) -> RawSolution:
-        """Return the solution with the highest score, and a bound on the scores of all sets.
+        """Solve the relaxation; return the best solution found, and a bound on all scores.
 
-        `time_limit` is in seconds. Scores and bound are divided by `unit`. Sets that rows or cuts
-        exclude are no solutions.
+        The bound is valid for all sets that no row or cut excludes. Score and bound are divided by
+        `unit`.
         """
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
 
-        limits = Limits(time_s=time_limit, rel_gap=1e-9, seed=seed, options=solver_options or {})
+        limits = Limits(time_s=time_limit_s, rel_gap=1e-9, seed=seed, options=solver_options or {})
         return find_backend(backend).solve(_Program(self).to_standard_form(), limits)
 
     def selected_layers(self, solution: RawSolution) -> tuple[str, ...]:
@@ -132,13 +137,14 @@ class ChoiceRelaxation:
 
     @cached_property
     def min_costs(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Lower bounds on the time [s] and energy [J] of each node.
+        """Lower bounds on the times [s] and the energies [J] of all nodes.
 
-        They hold for all graphs that train some parameters, in which a node may have fewer outputs.
+        They are valid in all graphs that train some parameters, in which nodes may have fewer
+        outputs.
         """
         table, index = self.problem.table, self.freezable.graph.node_index
         times, energies = list(table.compute_time_s), list(table.compute_energy_j)
-        device = _estimate_device(self.problem)
+        device = _find_estimate_device(self.problem)
         if device is not None:
             estimates = (Costs.estimate(graph, device) for graph in self.single_graphs)
             for name, cost in (pair for costs in estimates for pair in costs.compute.items()):
@@ -149,13 +155,13 @@ class ChoiceRelaxation:
 
     @cached_property
     def min_inputs(self) -> Sequence[frozenset[int]]:
-        """The inputs that each node reads, whatever subset of its outputs it computes."""
+        """For each node, the inputs that it reads in every step that has the node."""
         full_graph = self.freezable.graph
         inputs_of = [frozenset(inputs) for inputs in full_graph.inputs_of]
         for graph in self.single_graphs:
             for node in graph.nodes:
                 inputs_of[full_graph.node_index[node.name]] &= {
-                    full_graph.tensor_index[x] for x in node.inputs
+                    full_graph.tensor_index[name] for name in node.inputs
                 }
         return inputs_of
 
@@ -413,7 +419,10 @@ class _Program:
                 self._add_row(transfers, problem.deadline_s, problem.deadline_s or 1.0)
         if problem.energy_budget_j is not None:
             idle_w = problem.idle_power_w
-            compute_j = [e + idle_w * s for s, e in zip(*self.relaxation.min_costs, strict=True)]
+            compute_j = [
+                energy_j + idle_w * time_s
+                for time_s, energy_j in zip(*self.relaxation.min_costs, strict=True)
+            ]
             transfers = self._transfer_costs(table.page_in_energy_j, table.page_out_energy_j)
             common_j = self._add_commit_costs(transfers, attrgetter("energy_j"))
             row, upper = self._compute_row(compute_j, transfers, problem.energy_budget_j - common_j)
@@ -498,7 +507,7 @@ class _Program:
     ) -> float:
         """Add the costs of committing the state of each layer to a row, except `excluded_layers`.
 
-        Returns the costs of committing the state that belongs to no layer, which every step pays.
+        Returns the costs of committing the state that belongs to no layer, which each step has.
         All costs are lower bounds: a generation erases at least the blocks that its bytes fill.
         `read_cost` selects time or energy.
         """
@@ -523,7 +532,9 @@ class _Program:
         active_row = {self.train_column_of[layer]: 1.0 for layer in cut.layers}
         active_bound = len(active_row) - 1.0
         if cut.is_exact:
-            active_row |= {c: -1.0 for c in self.train_column_of.values() if c not in active_row}
+            active_row |= {
+                column: -1.0 for column in self.train_column_of.values() if column not in active_row
+            }
         if cut.state_bytes is not None:
             max_bytes, min_bytes = self.relaxation.max_state_bytes, cut.state_bytes
             unit = max(1.0, max_bytes)
@@ -549,7 +560,7 @@ class _Program:
     def _limited_nodes(self) -> Iterator[int]:
         """Yield the nodes of the backward pass at which rows limit the RAM.
 
-        Yields none if restoring tensors costs nothing in any limit.
+        Yields no node if restoring tensors is possible and no limit counts its cost.
         """
         problem = self.problem
         has_limit = problem.deadline_s is not None or problem.energy_budget_j is not None
@@ -603,11 +614,11 @@ class _Program:
                 if k > limited_node and k in computed_nodes and i in min_inputs[k]
             ]
             for reader_column in {self.compute_column_of.get(k) for k in later_readers}:
-                self._require_restored(reader_column, restore_columns[i])
+                self._require_restoration(reader_column, restore_columns[i])
         for k, column in recompute_columns.items():
             for i in min_inputs[k]:
                 if i in restore_columns:
-                    self._require_restored(column, restore_columns[i])
+                    self._require_restoration(column, restore_columns[i])
         node_tensors = {*graph.inputs_of[limited_node], *graph.outputs_of[limited_node]}
         working_bytes = self.relaxation.min_node_bytes(limited_node)
         ram_bytes = float(self.relaxation.max_state_bytes + self.relaxation.min_working_bytes)
@@ -617,7 +628,7 @@ class _Program:
         row[self.compute_column_of[limited_node]] = float(working_bytes)
         self._add_row(row, ram_bytes, unit)
 
-    def _require_restored(self, reader_column: int | None, columns: Sequence[int]) -> None:
+    def _require_restoration(self, reader_column: int | None, columns: Sequence[int]) -> None:
         """Require that one of `columns` is 1 if `reader_column` is 1, or always if it is None."""
         row = dict.fromkeys(columns, -1.0)
         self._add_row(
@@ -639,8 +650,8 @@ class _Program:
     def _add_later_restoration_column(self, total_columns: dict[int, int], key: int) -> int:
         """Add and return a column that states whether `key` is restored after one limited node.
 
-        It is at most the column of `key` in `total_columns`, which stands for all limited nodes and
-        is added if it is missing.
+        It is at most the column of `key` in `total_columns`, which states the same for all limited
+        nodes together and is added if it is missing.
         """
         column = self._add_column()
         if key not in total_columns:
@@ -652,9 +663,10 @@ class _Program:
 def costs_for(graph: Graph, problem: Problem) -> Costs:
     """Return the costs of `graph`, a subgraph of a problem's graph.
 
-    Costs that are estimates for a device are estimated again; all other costs are the problem's.
+    Costs that are estimates for a device are estimated again; all other costs are the problem's. A
+    node without a cost in the problem is free.
     """
-    costs, device = problem.costs, _estimate_device(problem)
+    costs, device = problem.costs, _find_estimate_device(problem)
     if device is not None:
         return Costs.estimate(graph, device)
     compute_nodes = [node.name for node in graph.nodes if not node.is_state]
@@ -667,7 +679,7 @@ def costs_for(graph: Graph, problem: Problem) -> Costs:
     )
 
 
-def _estimate_device(problem: Problem) -> Device | None:
+def _find_estimate_device(problem: Problem) -> Device | None:
     """Return the device if the costs of a problem equal its estimates, otherwise None."""
     device = problem.costs.device
     if device is None:

@@ -132,7 +132,7 @@ class _LayerSearch:
     ) -> None:
         """Make the relaxation of the problem, without layers of score 0.
 
-        No set is known to be feasible or infeasible yet.
+        Checks no set yet; the bound is the score of all layers.
         """
         self.freezable, self.request = freezable, request
         self.problem = problem.resolved()
@@ -185,8 +185,9 @@ class _LayerSearch:
     def _propose(self) -> tuple[str, ...] | None:
         """Return the best set of the relaxation, and lower `bound` to the relaxation's bound.
 
-        Returns None if no set is left, if a schedule of this set is known already, or if the solver
-        found no set in time.
+        `bound` stays at least the score of each set that is feasible or undecided. Returns None if
+        no set is left, if a schedule of the best set is known already, or if the solver found no
+        set in time.
         """
         solution = self.relaxation.solve(
             self.request.backend,
@@ -287,7 +288,7 @@ class _LayerSearch:
                 max_length = length
 
     def _collect_layers(self, layers: Sequence[str]) -> None:
-        """Search in the order of `layers` for a set of them that can be trained.
+        """Search in the order of `layers` for a set that can be trained; it may become `best`.
 
         Tries to add blocks of layers: all first, a larger block after a success, a smaller one
         after a failure.
@@ -473,7 +474,7 @@ class _LayerSearch:
     def _is_refuted(
         self, subset: frozenset[str], full_set: frozenset[str], *, with_state: bool = True
     ) -> bool:
-        """Return whether `subset` is proved to have no schedule within reduced limits.
+        """Solve `subset` within reduced limits; return whether it is proved to have no schedule.
 
         The minimum needs of the layers in `full_set` but not in `subset` are subtracted from the
         limits: the time of their nodes and, if `with_state`, the RAM of their state.

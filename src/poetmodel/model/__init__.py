@@ -1,5 +1,8 @@
 """Formulations of the problem, as arrays or as Pyomo models, with the symbols of the paper.
 
+In code, `m` is the model that a function reads or extends; `t`, `k`, `j`, `i` and `a` are the
+indices of `docs/concepts/glossary.md`.
+
 Modules that build whole models are imported on first use, since ``lazy`` builds its own
 relaxations.
 """

@@ -41,8 +41,8 @@ def _add_extra_count_variables(m: Model) -> None:
         extra_recomputed[k] <= stages after k - groups that decide on k
         extra_paged_in[i]   <= stages after node(i) - groups that decide on i
 
-    Limits and the objective include these variables, memory rows do not. With groups of one stage,
-    there are none. Only tensors that were paged out are paged in::
+    They are added to `Model.decisions`: limits and the objective include them, memory rows do not.
+    With groups of one stage, there are none. Only tensors that were paged out are paged in::
 
         extra_paged_in[i] <= upper bound * paged_out[i]    i is not on storage from the start
     """

@@ -1,7 +1,7 @@
 """A linear model as arrays: families of variables, families of rows, and the objective.
 
-Formulations fill it. `poetmodel.backends.layout.form_of` converts it to a standard form for
-solvers, and `poetmodel.model.view` to a Pyomo model that users extend.
+Formulations fill it. `poetmodel.backends.layout.to_standard_form` converts it to a standard form
+for solvers, and `poetmodel.model.view.to_pyomo` to a Pyomo model that users extend.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ class RelationColumns(Protocol):
         """
 
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) of the decisions of a schedule."""
+        """Yield (column, value) of each column whose value follows from a schedule."""
 
 
 class Model:
     """A linear model of a problem, filled by the components of a formulation.
 
-    Columns and rows are numbered. Names are those of `docs/concepts/glossary.md`.
+    Columns and rows are numbered from 0. Names are those of `docs/concepts/glossary.md`. Methods
+    that add a row raise `TimeLimitError` once the time limit has passed.
     """
 
     # Variables of compact and of its relaxations.
@@ -102,10 +103,13 @@ class Model:
         self.grouping: Grouping
         """Enforced memory rows, and groups of stages with common decisions."""
         self.recomputable: tuple[bool, ...] = ()
+        """Whether each node may be recomputed; set only in relaxations."""
         self.decisions: Decisions
+        """The columns that limits and the objective count."""
         self.relations: RelationColumns
         """The paper's relations in terms of columns; set after all components are built."""
         self.families: dict[str, Family] = {}
+        """Columns of each family of variables, by name and key."""
         self.lower: list[float] = []
         """Lower bound of each column."""
         self.upper: list[float] = []
@@ -167,7 +171,10 @@ class Model:
         return columns
 
     def add_variable(self, family: str, *, upper: float, lower: float = 0.0) -> int:
-        """Add a real variable, the only one of its family; return its column."""
+        """Add a real variable, the only one of its family; return its column.
+
+        Unlike `add_variables`, sets no attribute.
+        """
         column = len(self.lower)
         self.families[family] = {None: column}
         self.lower.append(lower)
@@ -227,8 +234,10 @@ class Model:
         self._close_row(key, -math.inf, upper)
 
     def add_linear_row(self, row: LinearRow) -> None:
-        """Add a `LinearRow` over columns, with the key and the bounds that it has."""
-        columns, values = tuple(zip(*((c, v) for v, c in row.terms), strict=True)) or ((), ())
+        """Add a `LinearRow` over columns, with its key and bounds."""
+        columns, values = tuple(
+            zip(*((column, value) for value, column in row.terms), strict=True)
+        ) or ((), ())
         self.add_row(row.key, columns, values, lower=row.lower, upper=row.upper)
 
     def add_implication_row(self, key: Any, column: int, implied_columns: Sequence[int]) -> None:
@@ -258,7 +267,7 @@ class Model:
         self._term_ends.append(len(self._columns))
 
     def terms(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return the rows, the columns and the values of all terms, in the order of rows."""
+        """Return row, column and value of each term as three arrays, in the order of rows."""
         ends = np.array(self._term_ends, dtype=np.int64)
         counts = ends[1:] - ends[:-1]
         columns = np.array(self._columns, dtype=np.int64)

@@ -66,11 +66,12 @@ def build(
     Returns
     -------
     pyomo.environ.ConcreteModel
-        With ``model.problem``, and ``model.R[t, k]``, ``model.S_RAM[t, i]``, ``model.S_AUX[t, i]``,
-        ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the triangle: a variable, or
-        an expression if the formulation fixes the entry; ``model.resident[i]`` for every state
-        tensor. ``model.exact`` is whether a bound of the model is valid for the problem.
-        ``model.stated_rows`` has the constraints of the formulation; other rows are of the user.
+        A model with ``model.problem``, and ``model.R[t, k]``, ``model.S_RAM[t, i]``,
+        ``model.S_AUX[t, i]``, ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the
+        triangle: a variable, or an expression if the formulation fixes the entry;
+        ``model.resident[i]`` for every state tensor. ``model.exact`` is whether a bound of the
+        model is valid for the problem. ``model.stated_rows`` has the constraints of the
+        formulation; other rows are of the user.
 
     Raises
     ------
@@ -79,7 +80,7 @@ def build(
     InputError
         For an unknown formulation.
     TooLargeError
-        If memory rows have more than five million terms and `memory_rows` is not given.
+        If memory rows have more than five million terms and `memory_rows` is None.
 
     Examples
     --------
@@ -147,7 +148,7 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
     Parameters
     ----------
     m : ConcreteModel
-        From `build`, solved.
+        A solved model from `build`.
     value : callable, optional
         Returns whether a binary variable is 1. Default: by its Pyomo value.
     """

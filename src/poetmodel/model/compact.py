@@ -1,8 +1,8 @@
 """``compact``: the exact model with few binaries and no big-M.
 
-Decisions exist only at events (`poetmodel.model.events.Events`), or at groups of them in a
-relaxation. Each step has a memory row of its own, without a
-recurrence from step to step; `docs/concepts/formulations.md` proves that no optimum is lost.
+Decisions exist only at events (`poetmodel.model.events.Events`), which are stages, or groups of
+stages in a relaxation. Each step has a memory row of its own, without a recurrence from step to
+step; `docs/concepts/formulations.md` proves that no optimum is lost.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _add_keeping_rows(m: Model) -> None:
 def _add_resident_keep_rows(m: Model) -> None:
     """Forbid keeps of resident state, which is in RAM anyway.
 
-    The name ``homes_kept`` stands for the homes that limit keeps. For each state tensor `w`::
+    State whose home can only be RAM has its keep fixed to 0. For each other state tensor `w`::
 
         kept[w,0] <= 1 - resident[w]
     """
@@ -231,7 +231,7 @@ def _add_input_rows(m: Model) -> None:
     For every input `i` of node `j`, in stage `j` and in each stage `t` with a recomputation of
     `j`::
 
-        1      <= S_RAM[j,i] + R[j,node(i)] + M_in[j,i]
+        1      <= S_RAM[j,i] + R[j,node(i)] + M_in[j,i]    unless one group computes node(i) and j
         R[t,j] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
 
     Resident state is in RAM: for state `w`, the right-hand sides include ``+ resident[w]``.
@@ -303,7 +303,9 @@ def _add_stage_limits(m: Model) -> None:
 def add_stage_limit_rows(m: Model, view: StepView, positions: Iterable[int]) -> None:
     """Add the rows of the per-stage user constraints at `positions`.
 
-    `positions` are positions in `Problem.stage_limits`; `view` maps decisions to columns.
+    `positions` are positions in `Problem.stage_limits`; `view` maps decisions to columns. Registers
+    the limits for cover cuts. A row with a negative upper bound becomes an infeasible row, and a
+    row that cannot bind is omitted.
     """
     column_getters = {"recomputed": view.recompute_column, "paged_in": view.page_in_column}
     m.begin_rows("stage_limits")

@@ -94,7 +94,7 @@ class LivenessBounds(NamedTuple):
     """Column that must be 1 for the bounds to apply."""
 
     def min_value(self, values: Mapping[int, float] | NDArray[np.float64]) -> float:
-        """Return the lower bound on the column for the `values` of the other columns."""
+        """Return the largest lower bound on the column, given the `values` of other columns."""
         bound = max(float(values[column]) for column in self.needs)
         bound -= values[self.waiver] if self.waiver >= 0 else 0.0
         return max(0.0, bound - (1 - values[self.condition] if self.condition >= 0 else 0.0))

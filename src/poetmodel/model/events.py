@@ -61,8 +61,8 @@ class Events:
     def keep_index(self, i: int, first_group: int, group: int) -> int | None:
         """Return the index `a` of the keep that has tensor `i` in RAM when `group` begins.
 
-        None if no keep of the tensor spans that. `first_group` is the group of the tensor's
-        first computation.
+        None if no keep of the tensor includes that moment. `first_group` is the group of the
+        tensor's first computation.
         """
         events = self.event_groups[i]
         if group <= first_group or not events or group > events[-1]:
@@ -73,7 +73,7 @@ class Events:
 def is_storage_limiting(problem: Problem) -> bool:
     """Return whether state and all useful page-outs exceed the storage limit.
 
-    False without paging.
+    False without a storage limit, and without paging.
     """
     limit = problem.aux_limit_bytes
     graph = problem.graph
@@ -101,15 +101,15 @@ def paging_dominates(problem: Problem, k: int, *, is_limiting: bool | None = Non
     Notes
     -----
     Replace the recomputations of `k` by one page-out of each read output and one page-in for each
-    recomputation. This needs no inputs, and no more RAM at any step. Paging
-    dominates if the replacement does not cost more in any quantity that is minimized or limited.
-    The replacement adds written bytes, so paging never dominates if these are minimized or storage
-    is limiting. Nor does it if time is a makespan, because page-ins delay other transfers.
+    recomputation. This needs no inputs, and no more RAM at any step. Paging dominates if the
+    replacement does not cost more in any quantity that is minimized or limited. The replacement
+    adds written bytes, so paging never dominates if these are minimized or storage is limiting.
+    Paging does not dominate either if time is a makespan, because page-ins delay other transfers.
 
     Each row states ``sum <= limit``, lower limits with all signs reversed, so the sum must not
     grow. If `r >= 1` recomputations are removed, *at most* `r` page-ins and one page-out of each
-    read output are added: an output that is in RAM needs no page-in, one on storage no page-out.
-    So a transfer with a negative coefficient is perhaps not added, and must count 0:
+    read output are added: an output in RAM needs no page-in, and an output on storage needs no
+    page-out. So a transfer with a negative coefficient is perhaps not added, and must count 0:
 
         r * compute  >=  r * sum(max(0, page_in)) + sum(max(0, page_out))    for every r >= 1
 
@@ -159,8 +159,8 @@ def _limited_coefficients(problem: Problem) -> list[Coefficients]:
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
     """Return for each node whether the model has decisions to recompute it.
 
-    Excludes nodes without a use for recomputed outputs and, with `dominance`, nodes whose
-    recomputation paging dominates.
+    Excludes nodes that must not be recomputed, nodes without a use for recomputed outputs and, with
+    `dominance`, nodes whose recomputation paging dominates.
     """
     graph, rewards = problem.graph, problem.rewards.compute
     is_limiting = is_storage_limiting(problem)
@@ -220,11 +220,11 @@ def find_events(
 def drop_dominated_keeps(
     problem: Problem, events: Events, *, allows_moves: Callable[[int], bool]
 ) -> Events:
-    """Remove keeps and page-ins of a tensor that its only reader's outputs can replace.
+    """Return the events without keeps and page-ins that the outputs of an only reader can replace.
 
-    Return the events with `Events.dominated_keeps`, and with fewer page-ins. `allows_moves` returns
-    for a group whether no memory row depends on the stage of the group in which a node is
-    recomputed.
+    The result has `Events.dominated_keeps` and fewer page-ins. If a makespan is limited or
+    minimized, it is `events` itself. `allows_moves` returns for a group whether no memory row
+    depends on the stage of the group in which a node is recomputed.
 
     Notes
     -----
@@ -309,7 +309,7 @@ def _paging_costs_no_more(problem: Problem, i: int, outputs: Sequence[int]) -> b
 class _EventFinder:
     """Finds events from the last node to the first.
 
-    In this order, the recomputations of readers, which are uses of their inputs, are known.
+    In this order, the recomputations of a node's readers, which are uses of its outputs, are known.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ class Grouping:
     """The enforced memory rows, and the resulting groups of stages.
 
     A group ends after every enforced stage row, and a stage with an enforced step row is a group by
-    itself. For a relaxation that enforces only these rows, one decision per group gives the same
-    bound as one per stage.
+    itself. A relaxation that enforces only these rows has the same bound with one decision per
+    group as with one per stage.
     """
 
     n_stages: int

@@ -42,7 +42,7 @@ def literal_limit(row: LinearRow, upper_bounds: Sequence[float]) -> float:
 
 
 def scale_limit(row: LinearRow) -> LinearRow | None:
-    """Return the row that a solver gets for a limit; None if the limit cannot bind.
+    """Return the scaled row of a limit, for a solver; None if the limit cannot bind.
 
     Limit and values are 0 or more, in the unit of the simulator: integer bytes, or times or
     energies. The returned row has coefficients near one, and excludes no 0/1 point that meets the
@@ -136,7 +136,7 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
 
     The limit is scaled as a row over literals (`literal_limit`); a count up to `u` is `u` equal
     literals. Returns None if positive values together do not exceed the limit. A negative value
-    that would be dropped as negligible gets a tiny coefficient, so that the row has the variable
+    that would be dropped as negligible has a tiny coefficient, so that the row has the variable
     and covers can count it. `upper_bounds` has the upper bound of each column.
     """
     terms = list(row.terms)
@@ -168,7 +168,7 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
 def scale_and_register_limit(m: Model, limit: LinearRow) -> LinearRow | None:
     """Return the scaled row of a limit, and register the limit for cover cuts.
 
-    Return None, and register nothing, if the limit cannot bind.
+    Return None, and do not register the limit, if it cannot bind.
     """
     row = scale_signed_limit(limit, m.upper)
     if row is not None:

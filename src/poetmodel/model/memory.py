@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class StepView:
-    """Returns the columns of ``compact`` for entries of the relations, as memory rows need them.
+    """Map from entries of the paper's relations to columns of ``compact``, for memory rows.
 
     In a relaxation with groups of several stages, results are valid only for steps with enforced
     rows, where a group ends or is a single stage.
@@ -37,7 +37,7 @@ class StepView:
         self.graph: Graph = m.problem.working_graph
 
     def in_ram_column(self, t: int, i: int) -> int | None:
-        """Return the column of ``S_RAM[t,i]``; None if it is zero."""
+        """Return the column of ``S_RAM[t,i]``; None if the entry is always 0."""
         group_of = self.m.events.group_of
         if t >= len(group_of):
             return None
@@ -45,11 +45,11 @@ class StepView:
         return None if a is None else self.m.kept[i, a]
 
     def recompute_column(self, t: int, k: int) -> int | None:
-        """Return the column of ``R[t,k]``, ``k < t``; None if it is zero."""
+        """Return the column of ``R[t,k]``, ``k < t``; None if the entry is always 0."""
         return self.m.recomputed.get((self.m.events.group_of[t], k))
 
     def page_in_column(self, t: int, i: int) -> int | None:
-        """Return the column of ``M_in[t,i]``; None if it is zero."""
+        """Return the column of ``M_in[t,i]``; None if the entry is always 0."""
         return self.m.paged_in.get((self.m.events.group_of[t], i))
 
     def resident_column(self, i: int) -> int | None:
@@ -78,8 +78,8 @@ class MemoryRowGenerator:
         self.graph = view.graph
         self.ram_bytes = view.problem.usable_ram_bytes
         self.sizes = self.graph.tensor_bytes
-        self.number_of_bounds: dict[LivenessBounds, int] = {}
-        """Number of the liveness column with these bounds, from 0."""
+        self.index_of_bounds: dict[LivenessBounds, int] = {}
+        """Index of the liveness column with these bounds, among all liveness columns."""
         original_sizes = view.problem.graph.tensor_bytes
         resident_states = [
             (i, original_sizes[i], column)
@@ -102,8 +102,9 @@ class MemoryRowGenerator:
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64], int]]:
         """Yield (step, columns, bytes, constant bytes) for each possible step of stage `t`.
 
-        `steps` must ascend. A negative column ``-1 - number`` stands for the liveness column
-        `number`. With `only_binding`, steps whose terms together meet the limit are omitted.
+        `steps` must ascend. A negative column ``-1 - index`` is a placeholder of the liveness
+        column with this index; new liveness columns are added to `index_of_bounds`. With
+        `only_binding`, steps whose terms together meet the limit are omitted.
         """
         stage = _StageTerms(self, t)
         for k in steps:
@@ -115,11 +116,14 @@ class MemoryRowGenerator:
                 yield k, *row
 
     def liveness_column(self, bounds: LivenessBounds) -> int:
-        """Return the negative placeholder of the liveness column with `bounds`; number new ones."""
-        return -1 - self.number_of_bounds.setdefault(bounds, len(self.number_of_bounds))
+        """Return the negative placeholder of the liveness column with `bounds`.
+
+        New bounds are added to `index_of_bounds`.
+        """
+        return -1 - self.index_of_bounds.setdefault(bounds, len(self.index_of_bounds))
 
 
-def _column_or_none(column: int | None) -> int:
+def _column_or_placeholder(column: int | None) -> int:
     return NO_COLUMN if column is None else column
 
 
@@ -139,9 +143,11 @@ class _StageTerms:
         self.nodes = [graph.node_of[i] for i in tensors]
         self.bytes = np.array([generator.sizes[i] for i in tensors], dtype=np.int64)
         self.in_ram_columns = np.array(
-            [_column_or_none(view.in_ram_column(t, i)) for i in tensors], dtype=np.int64
+            [_column_or_placeholder(view.in_ram_column(t, i)) for i in tensors], dtype=np.int64
         )
-        self.recompute_columns = [_column_or_none(view.recompute_column(t, k)) for k in range(t)]
+        self.recompute_columns = [
+            _column_or_placeholder(view.recompute_column(t, k)) for k in range(t)
+        ]
         self.keep_columns: list[int] = []
         """Column that keeps each older tensor up to the next stage."""
         self.need_columns: list[list[int]] = []
@@ -156,7 +162,7 @@ class _StageTerms:
         self.live_columns = np.array(
             [self._live_column(p) for p in range(len(tensors))], dtype=np.int64
         )
-        """Column for which each older tensor counts after its step, or a placeholder."""
+        """Column that is 1 if each older tensor counts after its step, or a placeholder."""
         self.is_home_read = np.isin(
             generator.home_nodes, [graph.node_of[i] for i in graph.inputs_of[t]]
         )
@@ -178,12 +184,15 @@ class _StageTerms:
             if j < t and self.recompute_columns[j] >= 0:
                 columns.append(self.recompute_columns[j])
                 self.positions_read_by.setdefault(j, []).append(p)
-        keep_column = _column_or_none(view.in_ram_column(t + 1, i))
+        keep_column = _column_or_placeholder(view.in_ram_column(t + 1, i))
         self.keep_columns.append(keep_column)
         return [*columns, keep_column] if keep_column >= 0 else columns
 
     def _live_column(self, p: int) -> int:
-        """Return the column for which the older tensor at `p` counts, or a placeholder."""
+        """Return the column that is 1 if the older tensor at `p` counts, or a placeholder.
+
+        The placeholder is `NO_COLUMN` if no decision needs the tensor.
+        """
         columns = self.need_columns[p]
         if not columns:
             return NO_COLUMN
@@ -200,7 +209,7 @@ class _StageTerms:
         )
 
     def advance_to(self, k: int) -> None:
-        """Move to step `k`: readers before it no longer need their inputs."""
+        """Move to step `k`: readers before step `k` no longer need their inputs."""
         for j in range(self.current_step, min(k, self.t)):
             for p in self.positions_read_by.get(j, ()):
                 self.need_columns[p] = self.need_columns[p][1:]
@@ -255,9 +264,9 @@ class _StageTerms:
     def _output_terms(self, k: int) -> tuple[list[tuple[int, int]], int]:
         """Return terms (bytes, column) of outputs and workspace of step `k`, and constant bytes.
 
-        These are 0 for a recomputation (`k` before the stage), whose bytes are terms.
-        An output counts its bytes minus those of an input that it overwrites. If the input is
-        needed after the step, terms add the subtracted bytes again.
+        The constant is 0 for a recomputation (`k` before the stage), whose bytes are terms. An
+        output counts its bytes minus those of an input that it overwrites. If the input is needed
+        after the step, terms add the subtracted bytes again.
         """
         generator, t = self.generator, self.t
         node = generator.graph.nodes[k]
@@ -272,7 +281,7 @@ class _StageTerms:
                 for j in generator.graph.users_of[x]
                 if k < j < t and self.recompute_columns[j] >= 0
             ]
-            keep_column = _column_or_none(generator.view.in_ram_column(t + 1, x))
+            keep_column = _column_or_placeholder(generator.view.in_ram_column(t + 1, x))
             need_columns = [self.recompute_columns[j] for j in later_readers] + [keep_column] * (
                 keep_column >= 0
             )
@@ -286,7 +295,7 @@ class _StageTerms:
         copy_terms = [(output_bytes, self.recompute_columns[k])]
         for i in generator.graph.outputs_of[k]:
             for column in (generator.view.in_ram_column(t, i), generator.view.page_in_column(t, i)):
-                copy_terms.append((generator.sizes[i], _column_or_none(column)))
+                copy_terms.append((generator.sizes[i], _column_or_placeholder(column)))
         return terms + [(size, column) for size, column in copy_terms if size and column >= 0], 0
 
 
@@ -342,8 +351,8 @@ def _add_all_memory_rows(m: Model) -> None:
 def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int]]) -> None:
     """Add the memory rows of the `steps` of each stage, and their liveness columns and rows.
 
-    Adds the column of the peak if the objective is the peak RAM. If the minimum RAM exceeds the
-    limit, an infeasible row replaces all rows.
+    Registers the limits for cover cuts. Adds the column of the peak if the objective is the peak
+    RAM. If the minimum RAM exceeds the limit, an infeasible row replaces all rows.
     """
     problem = m.problem
     limit_bytes = problem.usable_ram_bytes
@@ -366,7 +375,7 @@ def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int
         unscaled_rows += [
             (t, *row) for row in generator.rows(t, sorted(steps[t]), only_binding=only_binding)
         ]
-    m.live_bounds = tuple(generator.number_of_bounds)
+    m.live_bounds = tuple(generator.index_of_bounds)
     first_live = m.n_columns
     m.add_variables("live", range(len(m.live_bounds)), integer=False)
     m.begin_rows("liveness")
@@ -392,16 +401,16 @@ def _add_liveness_rows(m: Model) -> None:
     key = 0
     for column, (needs, waiver, condition) in zip(m.live.values(), m.live_bounds, strict=True):
         signed_columns = ((waiver, -1.0), (condition, 1.0))
-        conditions = [
-            (needed_column, sign) for needed_column, sign in signed_columns if needed_column >= 0
+        other_terms = [
+            (other_column, sign) for other_column, sign in signed_columns if other_column >= 0
         ]
-        signs = (1.0, -1.0, *(sign for _, sign in conditions))
+        signs = (1.0, -1.0, *(sign for _, sign in other_terms))
         upper = 1.0 if condition >= 0 else 0.0
         for need in needs:
             key += 1
             m.add_row(
                 key,
-                (need, column, *(needed_column for needed_column, _ in conditions)),
+                (need, column, *(other_column for other_column, _ in other_terms)),
                 signs,
                 upper=upper,
             )
@@ -424,7 +433,8 @@ def memory_values(
 def _limit_or_peak_row(m: Model, limit_row: LinearRow, constant_bytes: int) -> LinearRow | None:
     """Return the scaled row of a step; with the column of the peak if the objective is the peak.
 
-    Registers the limit for cover cuts. Returns None, and registers nothing, if the row cannot bind.
+    Registers the limit for cover cuts. Without the column of the peak, returns None, and registers
+    no limit, if the row cannot bind.
     """
     if m.peak is None:
         row = scale_limit(limit_row)

@@ -74,8 +74,8 @@ def merge_outputs(problem: Problem) -> Problem:
     """Return the problem with the outputs of each node merged to one tensor.
 
     The tensor has the bytes of all outputs; paging it costs as much as paging the outputs that have
-    readers. A node without outputs gets one of 0 bytes. Limits given as percentages become bytes,
-    seconds and joules. User-defined constraints are dropped, because they name tensors;
+    readers. A node without outputs has a tensor of 0 bytes. Limits stated as percentages become
+    bytes, seconds and joules. User-defined constraints are dropped, because they name tensors;
     `map_to_original_tensors` adds them to the model.
     """
     graph, cost_table = problem.graph, problem.table
@@ -121,7 +121,7 @@ def used_outputs(graph: Graph) -> list[tuple[int, ...]]:
 def map_to_original_tensors(m: Model, problem: Problem) -> None:
     """Change a model of the merged problem to refer to the tensors of the original `problem`.
 
-    Every output with readers gets the columns of its node; an output without readers is never in
+    Every output with readers has the columns of its node; an output without readers is never in
     RAM at the beginning of a stage, and never paged. Adds the user-defined constraints.
     """
     outputs_of_node = used_outputs(problem.graph)
@@ -141,7 +141,7 @@ class NodeRelations(TriangleRelations):
     """Entries of the relations for a graph whose model has one merged tensor per node."""
 
     def entry(self, name: str, t: int, k: int) -> int:
-        """Return the column of an entry of a relation; `ZERO` for an output without readers."""
+        """Return the column of entry ``name[t,k]``; `ZERO` for an output without readers."""
         if name == "R":
             return self.m.R[t, k]
         graph = self.problem.graph

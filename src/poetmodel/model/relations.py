@@ -31,7 +31,7 @@ def first_stages(graph: Graph, name: str) -> Sequence[int]:
 
 
 def triangle_indices(graph: Graph, name: str) -> Iterator[tuple[int, int]]:
-    """Yield each index (stage, node or tensor) of relation `name`, in order."""
+    """Yield each index (stage, node or tensor) of relation `name`, in ascending order."""
     first_stage_of = first_stages(graph, name)
     stages = range(len(graph.nodes))
     return ((t, k) for t in stages for k, first in enumerate(first_stage_of) if first <= t)
@@ -97,10 +97,11 @@ def _declare_relations(m: Model) -> None:
         R[t,k], k <= t         S_RAM[t,i], S_AUX[t,i], M_in[t,i], node(i) < t
         R[t,t] = 1             M_out[t,i], node(i) <= t
 
-    Recomputations of nodes that are not recomputable, and page-ins and page-outs without paging,
-    are fixed to 0. Tensors on storage from the start have S_AUX = 1. The home of state is RAM
-    (``resident[w]``) or storage. State has no entries after the stage of its replacement. A
-    replacement has only the entry of ``M_out`` in the stage that makes it.
+    Recomputations of nodes that are not recomputable or after a node's last stage
+    (`Graph.last_stages`), and page-ins and page-outs without paging, are fixed to 0. Tensors on
+    storage from the start have S_AUX = 1. The home of state is RAM (``resident[w]``) or storage.
+    State has no entries after the stage of its replacement. A replacement has only the entry of
+    ``M_out`` in the stage that makes it.
     """
     problem = m.problem
     graph = problem.working_graph
@@ -160,25 +161,25 @@ def home_values(m: Model, schedule: Schedule) -> Iterator[tuple[int, float]]:
 
 
 class TriangleRelations(StepView):
-    """Returns the columns of entries of the relations; each entry has a column."""
+    """Map from entries of the relations to columns, for models with a column for each entry."""
 
     def in_ram_column(self, t: int, i: int) -> int | None:
-        """Return the column of ``S_RAM[t,i]``; None if it is zero."""
+        """Return the column of ``S_RAM[t,i]``; None without an entry, or if it is fixed to 0."""
         return self._unfixed_column(self.m.S_RAM.get((t, i)))
 
     def recompute_column(self, t: int, k: int) -> int | None:
-        """Return the column of ``R[t,k]``, ``k < t``; None if it is fixed to zero."""
+        """Return the column of ``R[t,k]``, ``k < t``; None if it is fixed to 0."""
         return self._unfixed_column(self.m.R[t, k])
 
     def page_in_column(self, t: int, i: int) -> int | None:
-        """Return the column of ``M_in[t,i]``; None if it is fixed to zero."""
+        """Return the column of ``M_in[t,i]``; None if it is fixed to 0."""
         return self._unfixed_column(self.m.M_in[t, i])
 
     def _unfixed_column(self, column: int | None) -> int | None:
         return None if column in self.m.fixed else column
 
     def entry(self, name: str, t: int, k: int) -> int:
-        """Return the column of an entry of a relation."""
+        """Return the column of entry ``name[t,k]``."""
         return self.m.families[name][t, k]
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
@@ -192,7 +193,10 @@ class TriangleRelations(StepView):
                     yield name, t, k
 
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) of the decisions of a schedule."""
+        """Yield (column, value) of all columns whose value follows from a schedule.
+
+        These are decisions, liveness columns and the peak.
+        """
         values: dict[int, float] = {}
         for name in RELATIONS:
             ones, columns = set(getattr(schedule, name)), self.m.families[name]
@@ -206,10 +210,10 @@ class TriangleRelations(StepView):
 
 
 class CompactRelations(StepView):
-    """Returns the columns of ``compact`` that have the values of the relations' entries."""
+    """Map from entries of the relations to the columns of ``compact`` that have their values."""
 
     def entry(self, name: str, t: int, k: int) -> int:
-        """Return the column of an entry of a relation, or `ZERO` or `ONE`."""
+        """Return the column of entry ``name[t,k]``, or `ZERO` or `ONE`."""
         column: int = getattr(self, name)(t, k)
         return column
 
@@ -274,7 +278,10 @@ class CompactRelations(StepView):
                     yield "M_out", last_stage, replacement
 
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) of the decisions of a schedule that have a column."""
+        """Yield (column, value) of all columns whose value follows from a schedule.
+
+        These are decisions, liveness columns and the peak. Decisions without a column are ignored.
+        """
         m = self.m
         in_ram_entries = set(schedule.S_RAM)
         values: dict[int, float] = {}

@@ -40,8 +40,8 @@ def to_pyomo(
     each column; `stated_rows`, the expressions of the rows of each constraint, by key; and
     `stated_objective`, the expression of the objective.
 
-    If `memory_rows` is False, a row that solvers reject replaces the memory rows; if it is None,
-    raises `TooLargeError` if these have more than `MAX_TERMS` terms.
+    If `memory_rows` is False, a row that solvers reject replaces the memory rows; if `memory_rows`
+    is None, raises `TooLargeError` if the memory rows have more than `MAX_TERMS` terms.
     """
     m = pyo.ConcreteModel(name=model.name)
     for name in ("problem", "formulation", "exact", "events"):
@@ -103,7 +103,8 @@ def _add_variables(m: pyo.ConcreteModel, model: Model) -> list[Any]:
 def _includes_memory_rows(model: Model, rows: range, *, memory_rows: bool | None) -> bool:
     """Return whether the Pyomo model gets the memory rows: `memory_rows`, or True if None.
 
-    Raises `TooLargeError` if `memory_rows` is None and the rows have more than `MAX_TERMS` terms.
+    Always True if the rows have no terms. Raises `TooLargeError` if `memory_rows` is None and the
+    rows have more than `MAX_TERMS` terms.
     """
     n_terms = model.n_terms(rows)
     if memory_rows is None and n_terms > MAX_TERMS:
@@ -171,7 +172,7 @@ def _add_relations(m: pyo.ConcreteModel, model: Model) -> None:
 
 
 class _RelationEntries:
-    """Returns entries of the relations as Pyomo variables, or as constants if they are fixed."""
+    """Map from entries of the relations to Pyomo variables, or to constants for fixed entries."""
 
     def __init__(self, m: pyo.ConcreteModel) -> None:
         self.m = m

@@ -64,7 +64,7 @@ def make_plan(
     schedule : Schedule
         A valid schedule.
     mode : {'blocking', 'dma'}
-        How the device's storage moves tensors.
+        Whether transfers block the core, or overlap computations by DMA.
     ram_budget_bytes : int, optional
         RAM budget of ``dma`` plans, without resident bytes [B]. Default, and minimum: the peak of
         the schedule.
@@ -105,7 +105,10 @@ def _make_unchecked_plan(
     peak_bytes: int,
     limit_s: float | None = None,
 ) -> Plan:
-    """Make the plan of a schedule without checking it; the caller states its peak [B]."""
+    """Make the plan of a schedule, which is not checked.
+
+    `peak_bytes` is the peak of the schedule [B]; `limit_s` is the `time_limit` of `make_plan` [s].
+    """
     from poetmodel.plan import Plan
 
     budget = max(ram_budget_bytes or 0, peak_bytes)
@@ -203,6 +206,8 @@ def checked_plan(
 
     Raises
     ------
+    PlanError
+        If the schedule is not valid.
     VerificationError
         If the plan is invalid, which is a bug of this package.
     """
@@ -262,7 +267,7 @@ def verify(
     plan_violations: list[str] = []
 
     def make_and_check(peak_bytes: int, budget: int) -> PlanCheck:
-        """Make the plan within a RAM budget [B], or use the given one, and check it."""
+        """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it."""
         plan_budget_bytes = budget if peak_bytes <= budget else None
         candidate = plan or _make_unchecked_plan(
             graph, costs, schedule, StorageMode.DMA, plan_budget_bytes, peak_bytes
@@ -275,9 +280,9 @@ def verify(
         Adds violations of the plan to `plan_violations`. Without a valid schedule or enough time,
         the makespan is that of a plan without overlap, and the RAM is None.
         """
-        blocking = PlanMetrics(simulation.makespan_s)
+        blocking_metrics = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule
-            return blocking
+            return blocking_metrics
         peak_bytes, ram_bytes = simulation.peak_ram_bytes, None
         try:
             with nullcontext() if planning_s is None else limit_time(planning_s):
@@ -290,14 +295,14 @@ def verify(
         except TimeLimitError:
             if planning_s is None:  # an outer time limit has expired
                 raise
-            return blocking
+            return blocking_metrics
         plan_violations.extend(f"plan: {violation}" for violation in check.violations)
         if plan is not None:
             plan_peak_bytes = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
             return PlanMetrics(check.makespan_s, plan_peak_bytes)
         checked_metrics = PlanMetrics(check.makespan_s, ram_bytes)
         max_metrics = PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
-        return _raise_to_stated(checked_metrics, stated or {}, max_metrics)
+        return _raise_to_stated_values(checked_metrics, stated or {}, max_metrics)
 
     verdict = check_schedule(problem, schedule, stated=stated, makespan_s=plan_metrics)
     return (
@@ -307,7 +312,7 @@ def verify(
     )
 
 
-def _raise_to_stated(
+def _raise_to_stated_values(
     metrics: PlanMetrics, stated: Mapping[str, float | None], max_metrics: PlanMetrics
 ) -> PlanMetrics:
     """Return makespan and RAM, raised to the values stated in a file, up to `max_metrics`.
@@ -366,7 +371,7 @@ def _min_ram_bytes(
             if smaller_peak_bytes is None
             else (min_bytes, middle_bytes, smaller_peak_bytes)
         )
-    # A budget of `peak_bytes` nearly always gives the same plan.
+    # The plan for a budget of `peak_bytes` is nearly always the same.
     if peak_bytes < max_bytes and peak_if_valid(peak_bytes) is not None:
         return peak_bytes
     return max_bytes

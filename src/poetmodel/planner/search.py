@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchParameters:
-    """Effort of the search; each number is at least 1."""
+    """Effort of the search; raises `InputError` unless each number is at least 1."""
 
     rounds: tuple[tuple[int, int], ...] = (
         *((3, 1), (12, 1), (32, 1)),
@@ -141,24 +141,31 @@ class _BeamSearch:
         self.windows, self.parameters = windows, parameters
         n_intervals = len(windows.nodes) + 1
         self.closing_page_ins = _make_window_masks(
-            n_intervals, ((x.last_interval, x.last_interval) for x in windows.page_ins)
+            n_intervals,
+            ((page_in.last_interval, page_in.last_interval) for page_in in windows.page_ins),
         )
         self.open_page_ins = _make_window_masks(
-            n_intervals, ((x.first_interval, x.last_interval) for x in windows.page_ins)
+            n_intervals,
+            ((page_in.first_interval, page_in.last_interval) for page_in in windows.page_ins),
         )
         self.closing_page_outs = _make_window_masks(
-            n_intervals, ((x.last_interval, x.last_interval) for x in windows.page_outs)
+            n_intervals,
+            ((page_out.last_interval, page_out.last_interval) for page_out in windows.page_outs),
         )
         self.open_page_outs = _make_window_masks(
-            n_intervals, ((x.first_interval, n_intervals - 1) for x in windows.page_outs)
+            n_intervals,
+            ((page_out.first_interval, n_intervals - 1) for page_out in windows.page_outs),
         )
         self.held_by_page_outs = _make_window_masks(
-            n_intervals, ((x.first_held_interval, n_intervals - 1) for x in windows.page_outs)
+            n_intervals,
+            ((page_out.first_held_interval, n_intervals - 1) for page_out in windows.page_outs),
         )
+        """Masks of the page-outs that hold RAM in each interval until they finish."""
         self.estimates = _Estimates(windows, parameters.lookahead)
         self.n_labels = 0
         self.max_choices = 1
         self.is_exhaustive = True
+        """Whether the round has skipped no label so far."""
 
     def search_round(self, width: int, max_choices: int) -> BestTransfers:
         """Search all intervals with a beam width.
@@ -192,9 +199,9 @@ class _BeamSearch:
                     for label in labels
                 ]
                 order = sorted(range(len(labels)), key=ranks.__getitem__)
-                labels = [labels[x] for x in order[:width]]
+                labels = [labels[index] for index in order[:width]]
         # Page-outs after the last computation.
-        labels = [self._begin_closing(label, len(self.windows.nodes)) for label in labels]
+        labels = [self._begin_closing_transfers(label, len(self.windows.nodes)) for label in labels]
         best_label = min(labels, key=lambda label: (max(label.core_s, label.bus_s), label[:4]))
         makespan_s = max(best_label.core_s, best_label.bus_s)
         return BestTransfers(
@@ -208,9 +215,9 @@ class _BeamSearch:
         # Drop the page-outs that have finished.
         if label.pending_outs and label.pending_outs[0][1] <= label.core_s:
             label = label._replace(
-                pending_outs=tuple(x for x in label.pending_outs if x[1] > label.core_s)
+                pending_outs=tuple(entry for entry in label.pending_outs if entry[1] > label.core_s)
             )
-        stack = [self._begin_closing(label, interval)]
+        stack = [self._begin_closing_transfers(label, interval)]
         seen_states = set()
         n_extensions = 0
         while stack:
@@ -229,7 +236,7 @@ class _BeamSearch:
                     seen_states.add(state)
                     stack.append(choice)
 
-    def _begin_closing(self, label: _Label, interval: int) -> _Label:
+    def _begin_closing_transfers(self, label: _Label, interval: int) -> _Label:
         """Begin the transfers whose window closes with an interval; return the new label."""
         for page_out in _bit_indices(self.closing_page_outs[interval] & ~label.begun_outs):
             label = self._begin_page_out(label, page_out, interval)
@@ -245,8 +252,8 @@ class _BeamSearch:
     def _labels_after_transfer(self, label: _Label, interval: int) -> Iterator[_Label]:
         """Yield the labels after one more transfer: page-ins first, each kind in index order.
 
-        A transfer must have a higher index than the one before it if that is of the same kind and
-        interval, to avoid permutations.
+        A transfer must have a higher index than the previous transfer if both are of the same kind
+        and interval; this avoids permutations.
         """
         last_page_in = last_page_out = -1
         if label.trail is not None and label.trail.interval == interval:
@@ -465,8 +472,14 @@ class _Estimates:
         Estimates simulate the next `lookahead` transfers one by one.
         """
         self.windows, self.lookahead = windows, lookahead
-        page_ins = ((x.last_interval, x.first_interval, x.time_s) for x in windows.page_ins)
-        page_outs = ((x.due_interval, x.first_interval, x.time_s) for x in windows.page_outs)
+        page_ins = (
+            (page_in.last_interval, page_in.first_interval, page_in.time_s)
+            for page_in in windows.page_ins
+        )
+        page_outs = (
+            (page_out.due_interval, page_out.first_interval, page_out.time_s)
+            for page_out in windows.page_outs
+        )
         self.transfers = sorted(
             _DueTransfer(*times, is_page_in=is_page_in, bit=1 << number)
             for is_page_in, transfers in ((False, page_outs), (True, page_ins))
@@ -477,9 +490,9 @@ class _Estimates:
         self.remaining_s = [0.0] * (len(self.transfers) + 1)
         """Time from the start of each transfer to the end of the program, one by one in due order
         [s]."""
-        for x, transfer in reversed(list(enumerate(self.transfers))):
-            end_s = max(self.remaining_s[x + 1], windows.remaining_s[transfer.due_interval])
-            self.remaining_s[x] = transfer.time_s + end_s
+        for index, transfer in reversed(list(enumerate(self.transfers))):
+            end_s = max(self.remaining_s[index + 1], windows.remaining_s[transfer.due_interval])
+            self.remaining_s[index] = transfer.time_s + end_s
         self._due_intervals = [transfer.due_interval for transfer in self.transfers]
 
     def estimate_makespan(self, label: _Label, interval: int) -> float:
@@ -530,23 +543,29 @@ def _add_if_undominated(group: list[_Label], label: _Label) -> None:
     group.append(label)
 
 
-def _dominates(a: _Label, b: _Label) -> bool:
-    """Return whether label `a` dominates label `b`, which has begun the same page-ins.
+def _dominates(label: _Label, other: _Label) -> bool:
+    """Return whether `label` dominates `other`, which has begun the same page-ins.
 
-    Then `a` has begun all page-outs of `b`, and no time of `a` is later than that of `b`.
+    Then `label` has begun all page-outs of `other`, and no time of `label` is later than that of
+    `other`.
     """
-    if a.core_s > b.core_s or a.bus_s > b.bus_s or b.begun_outs & ~a.begun_outs:
-        return False
-    if any(
-        a_entry[1] > b_entry[1]
-        for a_entry, b_entry in zip(a.pending_ins, b.pending_ins, strict=True)
+    if (
+        label.core_s > other.core_s
+        or label.bus_s > other.bus_s
+        or other.begun_outs & ~label.begun_outs
     ):
         return False
-    if not a.pending_outs:
+    if any(
+        entry[1] > other_entry[1]
+        for entry, other_entry in zip(label.pending_ins, other.pending_ins, strict=True)
+    ):
+        return False
+    if not label.pending_outs:
         return True
-    # A page-out that is pending in a must end no later than in b, or than b's core time.
-    ends = dict(b.pending_outs)
-    return all(end_s <= ends.get(x, b.core_s) for x, end_s in a.pending_outs)
+    # A page-out that is pending in `label` must end no later than in `other`; if `other` has waited
+    # for it, no later than the core time of `other`.
+    ends = dict(other.pending_outs)
+    return all(end_s <= ends.get(page_out, other.core_s) for page_out, end_s in label.pending_outs)
 
 
 def _list_trail(trail: _Trail | None) -> Iterator[tuple[int, Instruction]]:

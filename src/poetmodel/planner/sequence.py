@@ -1,4 +1,7 @@
-"""Extract the actions of a schedule, its computations and transfers, in execution order."""
+"""Extract the actions of a schedule: computations and transfers in execution order.
+
+Page-ins can then be moved to their readers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def extract_actions(homes: Homes, schedule: Schedule) -> Program:
-    """Return computations and transfers of a schedule in order, without idle page-outs.
+    """Return computations and transfers of a schedule in execution order, without idle page-outs.
 
     First reads of state are page-ins. A page-out is idle if no page-in of the tensor follows, or if
     the tensor is already on storage. The page-out of a state replacement is never idle.
@@ -40,7 +43,9 @@ def extract_actions(homes: Homes, schedule: Schedule) -> Program:
 def find_unread_page_ins(homes: Homes, actions: Sequence[Instruction]) -> frozenset[int]:
     """Return the positions of page-ins whose copy no computation reads."""
     copies = find_copies(homes, actions)
-    return frozenset(c.begin for c in copies if not c.reads and actions[c.begin].op == Op.PAGE_IN)
+    return frozenset(
+        copy.begin for copy in copies if not copy.reads and actions[copy.begin].op == Op.PAGE_IN
+    )
 
 
 def move_page_ins_to_readers(homes: Homes, actions: Sequence[Instruction]) -> Program:

@@ -31,8 +31,8 @@ class Timing:
     The core waits for a page-out of a dead tensor when the budget needs its RAM, or once the
     page-out has finished. For the given order no other choice of waits is faster: transfers end in
     the order in which they begin, so if RAM is needed, the core waits for the earliest page-outs
-    until the RAM suffices. A computation in place overwrites an input whose page-out the
-    core has waited for.
+    until the RAM suffices. A computation in place overwrites an input whose page-out the core has
+    waited for.
     """
 
     def __init__(
@@ -185,7 +185,10 @@ class Timing:
         self.steps.append(Instruction(Op.WAIT, i))
 
     def _wait(self, i: int, transfer_ends: dict[int, float]) -> None:
-        """Stall the core until the transfer of tensor `i` ends; remove it from `transfer_ends`."""
+        """Stall the core until the transfer of tensor `i` ends; remove it from `transfer_ends`.
+
+        Sets the transfer's `waiting_position` to the current step.
+        """
         end_s = transfer_ends.pop(i)
         self.waiting_position[self._begin_position[i]] = self._position
         if end_s > self._now_s:
@@ -228,10 +231,10 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
         check_time_limit()
         _delay_page_in(transfers, page_in, timing.core_s, tolerance_s)
     sort_keys = [(position, 1) for position in range(len(steps))]
-    for x, transfer in enumerate(transfers):
+    for index, transfer in enumerate(transfers):
         if transfer.new_position != transfer.position:
             # Moved transfers precede the step at their new position, in bus order.
-            sort_keys[transfer.position] = (transfer.new_position, x - len(transfers))
+            sort_keys[transfer.position] = (transfer.new_position, index - len(transfers))
     return tuple(
         steps[position] for position in sorted(range(len(steps)), key=sort_keys.__getitem__)
     )
@@ -320,13 +323,15 @@ def _find_ends_after_move(
     free_s = transfers[old_index - 1].end_s if old_index else 0.0
     order = [*range(old_index + 1, index + 1), old_index, *range(index + 1, len(transfers))]
     ends = []
-    for x in order:
-        transfer = transfers[x]
-        begin_s = max(free_s, core_s[new_position if x == old_index else transfer.new_position])
+    for transfer_index in order:
+        transfer = transfers[transfer_index]
+        begin_s = max(
+            free_s, core_s[new_position if transfer_index == old_index else transfer.new_position]
+        )
         free_s = begin_s + transfer.duration_s
         if free_s > transfer.max_end_s + tolerance_s:
             return None
         ends.append(free_s)
-        if x > index and free_s == transfer.end_s:
+        if transfer_index > index and free_s == transfer.end_s:
             break
     return ends

@@ -24,7 +24,9 @@ class _Transfer:
 
     tensor: int
     bytes: int
+    """Size of the tensor [B]."""
     time_s: float
+    """Duration on the bus [s]."""
     first_interval: int
     """First interval in which the transfer may begin."""
     last_interval: int = 0
@@ -110,12 +112,17 @@ class TransferWindows:
         """RAM budget [B], at least the maximum of `min_ram_bytes`."""
         self._limit_by_ram()
         self.page_outs = sorted(
-            self._page_out_of.values(), key=lambda x: (x.due_interval, x.first_interval, x.tensor)
+            self._page_out_of.values(),
+            key=lambda page_out: (page_out.due_interval, page_out.first_interval, page_out.tensor),
         )
         """Page-outs, sorted by due interval and first interval."""
-        self.page_ins = sorted(self._page_in_list, key=lambda x: (x.last_interval, x.tensor))
+        self.page_ins = sorted(
+            self._page_in_list, key=lambda page_in: (page_in.last_interval, page_in.tensor)
+        )
         """Page-ins, sorted by last interval."""
-        index_of_page_out = {page_out.tensor: x for x, page_out in enumerate(self.page_outs)}
+        index_of_page_out = {
+            page_out.tensor: index for index, page_out in enumerate(self.page_outs)
+        }
         for page_in in self.page_ins:
             page_in.source = index_of_page_out.get(page_in.tensor)
 

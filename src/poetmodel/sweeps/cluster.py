@@ -36,9 +36,10 @@ poetmodel, which report an error."""
 def connect(
     scheduler: str, isolation: Isolation | None = None
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
-    """Connect to a Dask scheduler; yield a pool, and a function that counts its threads.
+    """Context manager: connect to a Dask scheduler; yield a pool, and a counter of its threads.
 
-    Workers start processes for the runs. If a worker dies, another one repeats its run.
+    Workers start processes for the runs. If a worker dies, another one repeats its run. Sets the
+    log level of Dask in this process to CRITICAL.
 
     Raises
     ------

@@ -52,8 +52,8 @@ class Figure:
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
         """Return the runs without duplicates; budgets ascend along each axis.
 
-        A quick figure has fewer budgets and shorter limits; a time limit replaces those of the
-        figure [s].
+        A quick figure has fewer budgets and shorter limits; `time_limit_s` replaces the limits of
+        the figure [s].
         """
         limit_s = time_limit_s or (self.quick_limit_s if quick else self.limit_s)
         unique_runs: dict[Run, None] = {}
@@ -202,7 +202,7 @@ _TABLE3 = Figure(
             ("paper/resnet18", ("40%", "50%", "60%", "70%", "80%", "90%"), ("50%", "70%")),
             ("resnet18", ("50%", "60%", "70%", "80%", "90%"), ("50%", "70%")),
         )
-        # POFO minimizes time, `optimal` energy; with the deadline its schedules are as quick
+        # POFO minimizes time, `optimal` energy; with the deadline, `optimal` is as fast as POFO.
         for methods, deadlines in ((("pofo", "optimal"), (None,)), (("optimal",), ("100.05%",)))
     ),
     limit_s=60.0,
@@ -216,7 +216,7 @@ FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
 
 
 def find_figure(name: str) -> Figure:
-    """Return a figure by its name."""
+    """Return a figure by its name; raise `InputError` for an unknown name."""
     if name not in FIGURES:
         raise InputError(f"bench {name!r}: expected one of {', '.join(FIGURES)}, instances, check")
     return FIGURES[name]

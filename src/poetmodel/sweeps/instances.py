@@ -67,7 +67,7 @@ _KEYS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BestKnown:
+class BestResults:
     """The best results on record for a problem, in the unit of the minimized quantity."""
 
     overhead: float | None = None
@@ -89,17 +89,20 @@ class Instance:
     """A named problem with the best known results."""
 
     name: str
-    """Unique name; also that of its files."""
+    """Unique name, also of the MPS file and of solutions."""
     kind: str
     """Group of problems, such as ``zoo``."""
     problem: Problem
     """The problem."""
-    best: BestKnown
+    best: BestResults
     """The best results on record."""
 
 
 def file_name(*words: object) -> str:
-    """Return a file name: the words in lower case, joined by hyphens."""
+    """Return a file name: the words in lower case, joined by hyphens.
+
+    Characters other than letters, digits, dots and plus signs become hyphens, too.
+    """
     text = "-".join(map(str, words)).lower()
     return re.sub(r"[^a-z0-9.+]+", "-", text).strip("-")
 
@@ -196,7 +199,8 @@ class _LibraryWriter:
     def _write_costs(self, graph: Graph, costs: Costs) -> str:
         """Write the costs of a graph, and return the name of their file.
 
-        Later costs of the same graph and device, or measured ones, are not written.
+        A graph has one file for each device, and one for measured costs. Later costs for the same
+        file are not written.
         """
         source = "measured" if costs.device is None else costs.device.short_name
         key = graph.sha256, source
@@ -396,7 +400,10 @@ class _ProblemReader:
 
 
 def _read_solution(path: Path, graph: Graph) -> Schedule:
-    """Return the schedule of a schedule file, or of an execution order."""
+    """Return the schedule of a schedule file, or of an execution order.
+
+    Raises `PoetModelError` if the file cannot be read.
+    """
     if path.name.endswith(SCHEDULE):
         return load_document(path).schedule
     order = parse_json(read_text(path), expected="execution order")

@@ -185,7 +185,7 @@ def load_inputs(run: Run) -> None:
 def _warm_up(method_name: str, backend: str | None, formulation: str | None) -> None:
     """Load a method and its solver: solve a step of six nodes below its keep-all peak.
 
-    This happens once in each process.
+    Further calls with equal arguments in the same process have no effect.
     """
     inputs_by_node = {
         "x": [],

@@ -35,7 +35,7 @@ def figure_panels(
 
 
 def data_digest(panels: Sequence[Panel] | Sequence[Map]) -> str:
-    """Return a hash of the data of a picture, which its file contains."""
+    """Return a hash of the data of a picture, for the metadata of its file."""
     data_text = json.dumps([asdict(panel) for panel in panels])
     return hashlib.sha256(data_text.encode()).hexdigest()[:16]
 
@@ -89,8 +89,8 @@ def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
 def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the Pareto front of RAM against overhead: a panel per model and device.
 
-    `front` has rows of `poetmodel.sweeps.tables.pareto`. Rows that differ only in time are left
-    out.
+    `front` has rows of `poetmodel.sweeps.tables.pareto`. Rows whose overhead is not below that of
+    all rows with less RAM are left out: they are on the front because of their time.
     """
     panels = []
     for (model, device), panel_rows in group_rows(front, "model", "device").items():

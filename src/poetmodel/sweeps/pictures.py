@@ -29,14 +29,14 @@ MARKERS: Final = "osv^D<>PX*"
 
 
 def check_suffix(path: Path) -> None:
-    """Raise an error if a picture with this name cannot be drawn; see `check_picture`."""
+    """Raise an error if no picture can be drawn into a file of this name; see `check_picture`."""
     check_picture(path, PICTURE_LIBRARIES)
 
 
 def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
     """Draw panels or maps into a file, with at most three panels or two maps in a row.
 
-    Equal data give equal bytes.
+    Equal data produce equal bytes.
     """
     check_suffix(path)
     file_format = path.suffix[1:].lower()
@@ -46,7 +46,7 @@ def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
 def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, note: str) -> bytes:
     """Return the content of a picture file with panels or maps and a note in its metadata.
 
-    Formats are png, svg and pdf. Equal data give equal bytes.
+    Formats are png, svg and pdf. Equal data produce equal bytes.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -118,7 +118,10 @@ def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str,
 
 
 def _set_overhead_scale(axes: Any, overheads: Sequence[float]) -> None:
-    """Scale the axis logarithmically; linearly below the smallest positive overhead if one is 0."""
+    """Scale the axis logarithmically; linearly below the smallest positive overhead if one is 0.
+
+    If no overhead is positive, the whole axis stays linear.
+    """
     from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 
     positive_overheads = [overhead for overhead in overheads if overhead > 0]

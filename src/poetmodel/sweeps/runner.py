@@ -32,11 +32,11 @@ class Progress:
     """Progress of a sweep."""
 
     total: int
-    """Runs of the sweep."""
+    """Number of runs of the sweep."""
     done: int
-    """Runs with a record, those of earlier sweeps included."""
+    """Number of runs with a record, those of earlier sweeps included."""
     failed: int
-    """Runs of this sweep that ended with an error."""
+    """Number of runs of this sweep that ended with an error."""
     remaining_s: float | None
     """Estimated time of the remaining runs [s]; None before the first record."""
     last: Record | None = None
@@ -86,7 +86,8 @@ def sweep(
         Folder of records and schedules. Runs with a record there, for example of a killed sweep,
         are not repeated, unless they failed.
     workers : int
-        Number of concurrent runs, each in a process of this machine or in `pool`.
+        Number of concurrent runs, each in a process of this machine or in `pool`; ignored with
+        `scheduler`.
     pool : concurrent.futures.Executor, optional
         Executor that replaces processes of this machine, such as one of Dask. Files that runs name
         are sent with them. The pool stays open.
@@ -98,7 +99,7 @@ def sweep(
         Whether methods that use a solver start from the schedule of the next smaller budget, which
         is valid for the larger one. Budgets of one problem are then solved one after the other.
     on_progress : callable, optional
-        Callback that gets the `Progress` at the start and after each run.
+        Called with the `Progress` at the start and after each run.
 
     Returns
     -------
@@ -201,6 +202,7 @@ class RunQueue(Generic[AnyRun]):
 
     store: RecordFile
     runs: Sequence[AnyRun]
+    """All runs, with and without a record."""
     measure: Callable[[dict[str, Any], Any], Record]
     """Executes a run in a process of the pool, from its fields and start; returns the record."""
     failure: Callable[[AnyRun, BaseException], Record]
@@ -215,14 +217,15 @@ class RunQueue(Generic[AnyRun]):
     on_progress: Callable[[Progress], None] | None = None
     """Callback at the beginning and after each run."""
     remaining_chains: list[list[AnyRun]] = field(default_factory=list)
-    """Runs without a record, grouped by chain."""
+    """Runs that are neither recorded as finished nor in progress, grouped by chain."""
     n_skipped: int = 0
     """Number of runs with a record of an earlier sweep."""
     n_done: int = 0
     """Number of runs that were recorded since the start."""
     n_failed: int = 0
-    """Number of these that failed."""
+    """Number of runs of `n_done` that failed."""
     start_s: float = field(default_factory=time.monotonic)
+    """Start of the sweep on the monotonic clock [s]."""
     death_counts: Counter[Hashable] = field(default_factory=Counter)
     """Number of processes that died during a run, by key."""
     earlier_failures: dict[Hashable, Record] = field(default_factory=dict)
@@ -231,7 +234,10 @@ class RunQueue(Generic[AnyRun]):
     """Claims of the runs in progress in this process, by key."""
 
     def __post_init__(self) -> None:
-        """Group the runs without a record by chain."""
+        """Group the runs by chain, except finished ones, which are counted.
+
+        Stores the records of failed runs in `earlier_failures`.
+        """
         finished = self.store.finished_records()
         chains: dict[Hashable, list[AnyRun]] = {}
         for run in self.runs:
@@ -246,7 +252,8 @@ class RunQueue(Generic[AnyRun]):
     def execute(self, pool: Executor, max_runs: int | Callable[[], int]) -> None:
         """Execute all runs that no other process claims, `max_runs` at a time.
 
-        Returns when all runs are recorded, including those of other processes.
+        `max_runs` may be a function that returns the current maximum. The method returns when all
+        runs are recorded, including those of other processes.
 
         Raises
         ------
@@ -297,7 +304,7 @@ class RunQueue(Generic[AnyRun]):
     def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
         """Claim the first runs of at most `max_chains` chains, and return these chains.
 
-        Runs that another process has recorded are removed from `remaining_chains`.
+        Removes these chains, and runs that another process has recorded, from `remaining_chains`.
         """
         claimed_chains: list[list[AnyRun]] = []
         other_chains: list[list[AnyRun]] = []
@@ -337,6 +344,7 @@ class RunQueue(Generic[AnyRun]):
         return True
 
     def _count(self, run: AnyRun, record: Record) -> None:
+        """Release the claim of a run, count the run as done, and report the progress."""
         self.claims.pop(run.key).release()
         self.n_done += 1
         self.n_failed += record["status"] == FAILED

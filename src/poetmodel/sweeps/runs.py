@@ -136,10 +136,10 @@ class Run:
         from poetmodel.problem.io import parse_constraints
 
         source = CONSTRAINTS_PREFIX.removesuffix(": ")
-        constraints = parse_constraints(self.settings.constraints, problem, source=source)
-        if constraints.minimize == USER_OBJECTIVE:
+        constrained_problem = parse_constraints(self.settings.constraints, problem, source=source)
+        if constrained_problem.minimize == USER_OBJECTIVE:
             raise InputError(f"{source}: objective: a sweep minimizes energy; leave it out")
-        return constraints
+        return constrained_problem
 
     def _budget(self) -> Budget:
         """Return the RAM budget; a percentage of a step in tiles refers to the whole step."""
@@ -191,7 +191,7 @@ def grid(
     Raises
     ------
     InputError
-        If a model, device, method or limit is invalid; lists all of them.
+        If a model, device, method or limit is invalid; the error lists all of them.
     """
     faults: dict[str, None] = {}
     methods_by_name: dict[str, Method] = {}

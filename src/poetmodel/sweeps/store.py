@@ -107,7 +107,7 @@ class RecordFile:
         self._parsed_bytes += content.rfind(b"\n") + 1
 
     def _parse_line(self, line: bytes) -> tuple[Hashable, Record] | None:
-        """Return key and record of a line; None if the line holds no record."""
+        """Return key and record of a line; None if the line is no record."""
         try:
             record = json.loads(line)
             return self._key_of(record), record
@@ -235,7 +235,7 @@ class Claim:
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
     """Lock a file; return False if another process holds the lock.
 
-    With `wait`, wait for the lock. Return True on systems without locks.
+    With `wait`, wait for the lock. Return True without a lock on systems that have none.
     """
     if sys.platform == "win32":
         return True

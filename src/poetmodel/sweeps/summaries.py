@@ -92,7 +92,7 @@ def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
 
 
 def _overhead_text(row: Row) -> str:
-    """Return the overhead as text, for `optimal` with the gap if it is not closed."""
+    """Return the overhead as text; for `optimal` with a gap above `CLOSED_GAP`, also the gap."""
     ratio = overhead_ratio(row)
     if ratio is None:
         return status_text(row)
@@ -183,6 +183,7 @@ def _pofo_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
 
 
 _POFO_METRICS: Final = ("peak", "time", "overhead")
+"""Metrics that `_peak_time_overhead` formats, in this order."""
 
 
 def _peak_time_overhead(row: Row) -> tuple[str, str, str]:

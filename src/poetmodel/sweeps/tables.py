@@ -27,7 +27,7 @@ _STATE_KEYS: Final = ("resident_bytes", "on_storage_bytes", "read_bytes", "writt
 """Columns from the field ``state`` of a record, with the prefix ``state_``."""
 _SIZE_KEYS: Final = ("columns", "rows", "nodes", "root_bound")
 _MODEL_KEYS: Final = ("model_value", "model_bound")
-"""Columns from the field ``statistics`` of a record: sizes, value and bound of the solved model."""
+"""Columns from the field ``statistics`` of a record: sizes, value and bounds of the model."""
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
@@ -112,7 +112,7 @@ def pareto(rows: Sequence[Row]) -> list[Row]:
     Parameters
     ----------
     rows : sequence of dict
-        As `rows` returns them. RAM is the peak, time is compute plus transfer time.
+        As `rows` returns them. RAM is the peak, time is the makespan.
 
     Returns
     -------

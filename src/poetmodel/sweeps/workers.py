@@ -59,7 +59,7 @@ class LocalProcesses(Executor):
             return idle_process.call(_call_function, function, *arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as its base class has it
-        """Kill all processes."""
+        """Kill all processes, and wait until they have ended."""
         for process in self._worker_processes:
             process.end()
         for process in self._worker_processes:
@@ -86,11 +86,12 @@ class ModuleFunction:
     folder: str
     """The folder, with the same path on each machine."""
     module: str
+    """Name of the module."""
     name: str
     """Name of the function."""
 
     def __call__(self, *arguments: Any) -> Any:
-        """Import the module and call the function."""
+        """Import the module and call the function; prepends the folder to ``sys.path``."""
         if self.folder not in sys.path:
             sys.path.insert(0, self.folder)
         return getattr(importlib.import_module(self.module), self.name)(*arguments)
@@ -113,7 +114,7 @@ class ShippingPool(Executor):
     pool : Executor
         The executor that calls the functions. It stays open.
     isolation : Isolation, optional
-        How workers start processes for their runs; None to execute runs in the workers.
+        Settings of the processes for the runs; None to execute runs in the workers themselves.
     """
 
     def __init__(self, pool: Executor, isolation: Isolation | None = None) -> None:
