@@ -44,7 +44,7 @@ from poetmodel.errors import (
     MethodNotApplicableError,
     PoetModelError,
     TimeLimitError,
-    listed,
+    join_names,
 )
 from poetmodel.graph import Phase, checkpoint_all_peak_bytes
 from poetmodel.graph.zoo import MODELS
@@ -373,8 +373,8 @@ def runs(kinds: tuple[str, ...] = KINDS, own: tuple[str, ...] = ()) -> Iterator[
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise InputError(
-            f"kinds: no kind is called {listed(unknown)}; known are {', '.join(KINDS)}; another "
-            "setting needs a --set of its own"
+            f"kinds: no kind is called {join_names(unknown)}; known are {', '.join(KINDS)}; "
+            "another setting needs a --set of its own"
         )
     for problem in problems(kinds):
         limit_s = LAYERED_LIMIT_S if problem.kind == LAYERED else LIMIT_S

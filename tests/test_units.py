@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetmodel.errors import BudgetError, shown
+from poetmodel.errors import BudgetError, quote
 from poetmodel.units import (
     MAX_BYTES,
     brief,
@@ -172,7 +172,7 @@ def test_brief_is_one_line():
 def test_shown_is_short_and_in_plain_words():
     """What an error message says it got fits in a line, whatever it was."""
     values = ["x" * 1000, 10**5000, -(10**30), {"a": 1}, [1] * 1000, None, True, 1.5, float("nan")]
-    words = [shown(value) for value in values]
+    words = [quote(value) for value in values]
     assert all(len(word) <= 60 for word in words)
     assert words[3:] == ["an object", "a list", "nothing", "true", "1.5", "nan"]
     assert words[1] == "a whole number of about 5000 digits"

@@ -22,12 +22,12 @@ _SHOWN_INTEGER: Final = 10**20
 """Integers from here on are described by their number of digits."""
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Format a value for an error message: shortened, with the names of JSON types.
 
     Examples
     --------
-    >>> shown(True), shown(None), shown({"a": 1}), shown("x")
+    >>> quote(True), quote(None), quote({"a": 1}), quote("x")
     ('true', 'nothing', 'an object', "'x'")
     """
     if value is None:
@@ -46,12 +46,12 @@ def shown(value: object) -> str:
     return text
 
 
-def listed(names: Iterable[str], *, max_names: int = 5) -> str:
+def join_names(names: Iterable[str], *, max_names: int = 5) -> str:
     """Join the names; if there are two or more beyond `max_names`, replace these by their number.
 
     Examples
     --------
-    >>> listed(["a", "b"]), listed("abcdefgh", max_names=3)
+    >>> join_names(["a", "b"]), join_names("abcdefgh", max_names=3)
     ('a, b', 'a, b, c and 5 more')
     """
     all_names = list(names)
@@ -95,7 +95,7 @@ class InputError(PoetModelError, ValueError):
 
 
 @contextmanager
-def raised_as(error: type[InputError], prefix: str = "") -> Iterator[None]:
+def convert_errors(error: type[InputError], prefix: str = "") -> Iterator[None]:
     """Context manager: convert input errors to class `error`, `prefix` before each message."""
     try:
         yield

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, shown, suggest_names
+from poetmodel.errors import InputError, quote, suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -94,7 +94,7 @@ def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) ->
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError:
-        raise InputError(f"{shown(str(path))}: no file can have this name") from None
+        raise InputError(f"{quote(str(path))}: no file can have this name") from None
     if len(content) > limit_bytes:
         raise InputError(f"{path}: expected a file of at most {limit_bytes} bytes")
     return content
@@ -187,7 +187,7 @@ def format_location(path: Sequence[str | int], document: object = None) -> str:
             value = None
         # Items of top-level lists have names that users recognize.
         if depth == 1 and isinstance(value, dict) and isinstance(value.get("name"), str):
-            location += f" ({shown(value['name'])})" if isinstance(key, int) else ""
+            location += f" ({quote(value['name'])})" if isinstance(key, int) else ""
     return location
 
 
@@ -214,7 +214,7 @@ def write_text(path: str | Path, text: str) -> None:
     try:
         content = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        character = shown(error.object[error.start])
+        character = quote(error.object[error.start])
         raise InputError(
             f"{path}: cannot be written (the character {character} cannot be encoded)"
         ) from None
@@ -289,7 +289,7 @@ def _create_temporary(path: Path) -> Path:
             f"{path}: the folder {path.parent} cannot be written ({error.strerror or error})"
         ) from error
     except ValueError:
-        raise InputError(f"{shown(str(path))}: no file can have this name") from None
+        raise InputError(f"{quote(str(path))}: no file can have this name") from None
     os.close(handle)
     umask = os.umask(0)
     os.umask(umask)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.ram import DeviceRam, device_ram_metrics
-from poetmodel.errors import NoScheduleError, shown
+from poetmodel.errors import NoScheduleError, quote
 from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.totals import format_terms
 from poetmodel.schedule.identity import FORMAT, HISTORY, VERSION, GraphIdentity
@@ -168,7 +168,7 @@ class SolveResult:
         facts += [f"{len(self.violations)} violations"] if self.violations else []
         wall_text = format_seconds(self.wall_s)
         return brief(
-            self, shown(self.problem.graph.name), *facts, f"method {self.method}, {wall_text}"
+            self, quote(self.problem.graph.name), *facts, f"method {self.method}, {wall_text}"
         )
 
     @property

@@ -13,7 +13,7 @@ from fractions import Fraction
 from numbers import Rational, Real
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from poetmodel.errors import BudgetError, raised_as, shown
+from poetmodel.errors import BudgetError, convert_errors, quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,7 +116,7 @@ def parse_size(value: str | int, *, field: str, base_bytes: int | None = None) -
     `field` is the prefix of error messages. `base_bytes` is the size of 100 % [B]; without
     `base_bytes`, percentages raise `BudgetError`.
     """
-    with raised_as(BudgetError, field):
+    with convert_errors(BudgetError, field):
         size, unit = _split_quantity(value, _SIZE)
         if unit == "%":
             size *= _percentage_base(base_bytes, _SIZE) / 100
@@ -124,12 +124,12 @@ def parse_size(value: str | int, *, field: str, base_bytes: int | None = None) -
             size *= _unit_factor(unit, str(value), _SIZE)
         elif size.denominator != 1:
             raise BudgetError(
-                f"expected {_SIZE.examples}; without a unit {shown(value)} is bytes and must be a "
+                f"expected {_SIZE.examples}; without a unit {quote(value)} is bytes and must be a "
                 f"whole number (for a fraction of the keep-all peak write "
                 f"{float(size * 100):g}%)"
             )
         if size > MAX_BYTES:
-            raise BudgetError(f"expected at most 2^53 bytes, got {shown(value)}")
+            raise BudgetError(f"expected at most 2^53 bytes, got {quote(value)}")
         return int(size)
 
 
@@ -190,21 +190,21 @@ def _parse_real(
     value: str | float, kind: _QuantityKind, *, field: str, base: float | None
 ) -> float:
     """Parse a time, energy or frequency; a percentage refers to `base`."""
-    with raised_as(BudgetError, field):
+    with convert_errors(BudgetError, field):
         number, unit = _split_quantity(value, kind)
         if unit == "%":
             # With one multiplication, 100 % is exactly the base.
             return _to_float(number / 100, value) * float(_percentage_base(base, kind))
         if isinstance(value, str):
             if unit is None:
-                raise BudgetError(f"expected {kind.examples}; {shown(value.strip())} has no unit")
+                raise BudgetError(f"expected {kind.examples}; {quote(value.strip())} has no unit")
             number *= _unit_factor(unit, value, kind)
         return _to_float(number, value)
 
 
 def _to_float(number: Fraction, value: object) -> float:
     if number > _MAX_REAL:
-        raise BudgetError(f"expected at most 1e30, got {shown(value)}")
+        raise BudgetError(f"expected at most 1e30, got {quote(value)}")
     return float(number)
 
 
@@ -222,10 +222,10 @@ def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str |
         number = value if isinstance(value, Rational) else float(value)
         if (isinstance(number, float) and not math.isfinite(number)) or number < 0:
             raise BudgetError(
-                f"expected {kind.examples}, finite and not negative, got {shown(value)}"
+                f"expected {kind.examples}, finite and not negative, got {quote(value)}"
             )
         return Fraction(number), None
-    raise BudgetError(f"expected {kind.examples}, got {shown(value)}")
+    raise BudgetError(f"expected {kind.examples}, got {quote(value)}")
 
 
 def _unit_factor(unit: str, value: str, kind: _QuantityKind) -> Fraction:
@@ -235,7 +235,7 @@ def _unit_factor(unit: str, value: str, kind: _QuantityKind) -> Fraction:
         candidates = [_format_candidate(number, name) for name in _similar_units(unit, kind.units)]
         guess = f"; did you mean {' or '.join(candidates)}?" if candidates else ""
         raise BudgetError(
-            f"expected {kind.examples}; {shown(value.strip())} has the unit {shown(unit)}, "
+            f"expected {kind.examples}; {quote(value.strip())} has the unit {quote(unit)}, "
             f"which is none of {', '.join(kind.units)}{guess}"
         )
     return Fraction(kind.units[unit])

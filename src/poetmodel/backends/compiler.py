@@ -31,7 +31,7 @@ from poetmodel.backends.standard_form import (
     round_integers,
 )
 from poetmodel.clock import check_time_limit
-from poetmodel.errors import ModelError, listed
+from poetmodel.errors import ModelError, join_names
 from poetmodel.model.view import unchanged_constraints
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from poetmodel.model.arrays import Label, Model
 
-_join_names: Final = partial(listed, max_names=10)
+_join_names: Final = partial(join_names, max_names=10)
 """Function that joins up to ten names, and states the number of further names."""
 _DECLARATION_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
 """Sort option: components in the order in which the model declares them."""

@@ -22,7 +22,7 @@ from poetmodel.backends.protocol import (
     SolverStatus,
 )
 from poetmodel.backends.standard_form import StandardForm, round_integers
-from poetmodel.errors import BackendError, BackendUnavailableError, InputError, shown
+from poetmodel.errors import BackendError, BackendUnavailableError, InputError, quote
 
 if TYPE_CHECKING:
     import threading
@@ -90,7 +90,7 @@ class Solver(ABC):
             if not isinstance(name, str) or not is_valid_value:
                 errors.append(
                     "solver_options: expected names with a finite number, a text, True or False, "
-                    f"got {shown(name)}: {shown(value)}"
+                    f"got {quote(name)}: {quote(value)}"
                 )
             elif name.casefold() in parameter_of_option:
                 parameter = parameter_of_option[name.casefold()]

@@ -23,7 +23,7 @@ from poetmodel.errors import (
     TimeLimitError,
     TooLargeError,
     UserMethodError,
-    listed,
+    join_names,
 )
 from poetmodel.schedule import Schedule
 
@@ -171,7 +171,7 @@ def _load_method(name: str, path: Path, function_name: str) -> Method:
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
     if not callable(getattr(module, function_name, None)):
-        function_list = listed(function_names) or "none"
+        function_list = join_names(function_names) or "none"
         raise InputError(
             f"method {name!r}: {path} has no function {function_name!r} (it has {function_list})"
         )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.choosing.relaxation import ChoiceRelaxation, SetCut, costs_for
-from poetmodel.errors import InputError, listed, shown
+from poetmodel.errors import InputError, join_names, quote
 from poetmodel.problem.infeasibility import describe_limits
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
@@ -524,11 +524,11 @@ def group_by_layer(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]
 
 def check_layer_names(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
     """Raise `InputError` if a score belongs to no layer; `source` begins the message."""
-    unknown_names = [shown(name) for name in scores if name not in layers]
-    layer_names = listed([shown(name) for name in layers], max_names=_MAX_LISTED)
+    unknown_names = [quote(name) for name in scores if name not in layers]
+    layer_names = join_names([quote(name) for name in layers], max_names=_MAX_LISTED)
     if unknown_names:
         raise InputError(
-            f"{source}: no layer is called {listed(unknown_names, max_names=_MAX_LISTED)}; "
+            f"{source}: no layer is called {join_names(unknown_names, max_names=_MAX_LISTED)}; "
             f"expected {layer_names}"
         )
 
@@ -539,18 +539,18 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
     The sum must be finite, too. `source` begins the message.
     """
     check_layer_names(scores, layers, source)
-    unscored_layers = [shown(name) for name in layers if name not in scores]
+    unscored_layers = [quote(name) for name in layers if name not in scores]
     invalid_scores = [
-        f"{shown(name)} is {score:g}" for name, score in scores.items() if not 0 <= score < math.inf
+        f"{quote(name)} is {score:g}" for name, score in scores.items() if not 0 <= score < math.inf
     ]
     if unscored_layers:
         raise InputError(
-            f"{source}: no score for {listed(unscored_layers, max_names=_MAX_LISTED)}; use 0 for "
-            "layers that should stay frozen"
+            f"{source}: no score for {join_names(unscored_layers, max_names=_MAX_LISTED)}; use 0 "
+            "for layers that should stay frozen"
         )
     if invalid_scores:
         raise InputError(
-            f"{source}: the score of {listed(invalid_scores, max_names=_MAX_LISTED)}; "
+            f"{source}: the score of {join_names(invalid_scores, max_names=_MAX_LISTED)}; "
             "expected 0 or more"
         )
     if not math.isfinite(sum(scores.values())):

@@ -18,7 +18,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
-from poetmodel.errors import InputError, listed, raised_as
+from poetmodel.errors import InputError, convert_errors, join_names
 from poetmodel.report.presenter import Fact, format_items, format_percent, text_fact, wear_fact
 from poetmodel.units import format_bytes
 
@@ -229,7 +229,7 @@ def export(
             )
         check_outputs(("--out", request.out))
     else:
-        with raised_as(InputError, "--out"):
+        with convert_errors(InputError, "--out"):
             check_folder(request.out)
     if request.target != ExportTarget.C:
         _check_target_options(context, request.target)
@@ -508,7 +508,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
     yield from _replay_facts(deployment)
     if deployment.migration is not None:
         migrated, reset = deployment.migration.migrated, deployment.migration.reset
-        note = f"{format_items(len(reset), 'tensor')} reset{': ' * bool(reset)}{listed(reset)}"
+        note = f"{format_items(len(reset), 'tensor')} reset{': ' * bool(reset)}{join_names(reset)}"
         yield text_fact("migrated state", format_items(len(migrated), "tensor"), note)
     n_slots = len(deployment.slots)
     yield text_fact(

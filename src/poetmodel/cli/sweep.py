@@ -13,7 +13,7 @@ from poetmodel.backends.registry import backend_names
 from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_errors, print_warnings
 from poetmodel.cli.output import listing, print_json, progress_bar, show
-from poetmodel.errors import InputError, listed
+from poetmodel.errors import InputError, join_names
 from poetmodel.files import read_text
 from poetmodel.problem import DeadlineCounts
 from poetmodel.report.presenter import ValueFormatter, format_yes_no
@@ -317,7 +317,7 @@ def _warn_about_device_ram(rows: Sequence[Row]) -> None:
         print_warnings(
             [
                 f"{len(oversized_rows)} of {len(rows)} runs {verb} not fit the RAM of their device "
-                f"with all resident bytes: {listed(models_on_devices)}"
+                f"with all resident bytes: {join_names(models_on_devices)}"
             ]
         )
 

@@ -15,7 +15,7 @@ from poetmodel.cli.exporting import read_or_capture_step
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
-from poetmodel.errors import InputError, raised_as
+from poetmodel.errors import InputError, convert_errors
 from poetmodel.graph.catalogue import read_model_or_file
 from poetmodel.report.presenter import Fact, to_json_object
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -116,7 +116,7 @@ class CostingOptions:
         if self.device is None:
             from poetmodel.files import check_writable
 
-            with raised_as(InputError, "--folder"):
+            with convert_errors(InputError, "--folder"):
                 check_writable(self.folder / ".poetmodel-paging")
 
     def find_costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:

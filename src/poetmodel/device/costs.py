@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.device.cost import FREE, Cost, PageCost
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.device.profile import read_profile, write_profile
-from poetmodel.errors import CostError, listed, shown
+from poetmodel.errors import CostError, join_names, quote
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ class Costs:
 
     def __repr__(self) -> str:
         pages = "no storage" if self.pages is None else f"{len(self.pages)} tensors"
-        device = "" if self.device is None else shown(self.device.short_name)
-        return brief(self, f"{len(self.compute)} nodes, {pages}", device or shown(self.source))
+        device = "" if self.device is None else quote(self.device.short_name)
+        return brief(self, f"{len(self.compute)} nodes, {pages}", device or quote(self.source))
 
     def __reduce__(self) -> tuple[object, ...]:
         pages = None if self.pages is None else dict(self.pages)
@@ -230,10 +230,10 @@ class Costs:
         Its energy is that time times power. `cycles` contains these parameters.
         """
         if not hasattr(graph, "nodes"):
-            raise CostError(f"graph: expected a Graph, got {shown(graph)}; Graph.load reads one")
+            raise CostError(f"graph: expected a Graph, got {quote(graph)}; Graph.load reads one")
         if not hasattr(device, "compute"):
             raise CostError(
-                f"device: expected a Device, got {shown(device)}; Device.load reads one"
+                f"device: expected a Device, got {quote(device)}; Device.load reads one"
             )
         cycle_model, power_w, uses_cycle_model = device.cycle_model, device.compute.power_w, False
         compute = {}
@@ -467,7 +467,7 @@ def _cost_fault(prefix: str, cost: Cost) -> Iterator[str]:
         value: Any = getattr(cost, quantity)
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         if not is_number or not 0 <= value < math.inf:
-            yield f"{prefix}_{quantity}: expected a finite number >= 0, got {shown(value)}"
+            yield f"{prefix}_{quantity}: expected a finite number >= 0, got {quote(value)}"
 
 
 def _graph_mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
@@ -480,24 +480,24 @@ def _graph_mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
     if costs.pages is not None:
         cost_tables.append(("page", "tensor", costs.pages, graph.tensor_index))
     for kind, item_kind, costs_by_name, names_in_graph in cost_tables:
-        missing_names = [shown(name) for name in names_in_graph if name not in costs_by_name]
+        missing_names = [quote(name) for name in names_in_graph if name not in costs_by_name]
         if missing_names:
             yield (
-                f"no {kind} costs for {listed(missing_names, max_names=_MAX_NAMED)} of graph "
+                f"no {kind} costs for {join_names(missing_names, max_names=_MAX_NAMED)} of graph "
                 f"{graph.name!r}; every {item_kind} needs a row with the {kind} columns"
             )
         graph_names = frozenset(names_in_graph)
-        extra_names = [shown(name) for name in costs_by_name if name not in graph_names]
+        extra_names = [quote(name) for name in costs_by_name if name not in graph_names]
         extra_state_names = [
-            shown(name) for name in costs_by_name if kind == "compute" and name in state_names
+            quote(name) for name in costs_by_name if kind == "compute" and name in state_names
         ]
         if extra_state_names:
             yield (
-                f"compute costs for {listed(extra_state_names, max_names=_MAX_NAMED)} of graph "
+                f"compute costs for {join_names(extra_state_names, max_names=_MAX_NAMED)} of graph "
                 f"{graph.name!r}, which holds state and computes nothing; leave its compute "
                 "columns empty"
             )
             extra_names = [name for name in extra_names if name not in extra_state_names]
         if extra_names:
-            names = listed(extra_names, max_names=_MAX_NAMED)
+            names = join_names(extra_names, max_names=_MAX_NAMED)
             yield f"{kind} costs for {names}, which graph {graph.name!r} does not have"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device.cores import CycleModel, find_core
 from poetmodel.device.io import read_device
-from poetmodel.errors import DeviceError, raised_as, shown
+from poetmodel.errors import DeviceError, convert_errors, quote
 from poetmodel.files import unknown_key_message
 from poetmodel.units import MAX_BYTES, brief, format_bytes, parse_frequency
 
@@ -207,7 +207,7 @@ class Device:
 
     def __repr__(self) -> str:
         storage = "no storage" if self.storage is None else f"{self.storage.mode} storage"
-        return brief(self, shown(self.name), f"{format_bytes(self.ram_bytes)} RAM", storage)
+        return brief(self, quote(self.name), f"{format_bytes(self.ram_bytes)} RAM", storage)
 
     def __post_init__(self) -> None:
         faults = list(_faults(self))
@@ -331,7 +331,7 @@ class Device:
         """
         key = str(name_or_path)
         document = read_device(key)
-        with raised_as(DeviceError, key):
+        with convert_errors(DeviceError, key):
             return _parse_device(document, key=key)
 
 
@@ -444,7 +444,7 @@ def _parse_table(
     """
     table = parent_table.get(key, {})
     if not isinstance(table, dict):
-        faults.append(f"[{path}]: expected a table, got {shown(table)}")
+        faults.append(f"[{path}]: expected a table, got {quote(table)}")
         return {}
     faults += _unknown_key_faults(table, known_keys, f"[{path}] ")
     return table
@@ -478,13 +478,13 @@ def _faults(device: Device) -> Iterator[str]:
         value = getattr(device, key)
         if not isinstance(value, str) or (key == "name" and not value):
             expected = "a non-empty string" if key == "name" else "a string"
-            yield f"{key}: expected {expected}, got {shown(value)}"
+            yield f"{key}: expected {expected}, got {quote(value)}"
     for key, quantity, value in quantity_values(device):
         if value is not None or not quantity.is_optional:
             yield from _quantity_fault(key, quantity, value)
     compute, line_bytes = device.compute, device.compute.cache_line_bytes
     if isinstance(line_bytes, int) and line_bytes & (line_bytes - 1):
-        yield f"[compute] cache_line_bytes: expected a power of two, got {shown(line_bytes)}"
+        yield f"[compute] cache_line_bytes: expected a power of two, got {quote(line_bytes)}"
     if compute.power_w is None and compute.flops_per_j is None:
         yield "[compute]: expected power_w or flops_per_j, got neither"
     if device.storage is not None:
@@ -495,11 +495,11 @@ def _faults(device: Device) -> Iterator[str]:
 
 def _storage_faults(storage: Storage) -> Iterator[str]:
     if storage.mode not in tuple(StorageMode):
-        yield f"[storage] mode: expected {' or '.join(StorageMode)}, got {shown(storage.mode)}"
+        yield f"[storage] mode: expected {' or '.join(StorageMode)}, got {quote(storage.mode)}"
     for key in ("memory_mapped", "volatile"):
         value = getattr(storage, key)
         if not isinstance(value, bool):
-            yield f"[storage] {key}: expected true or false, got {shown(value)}"
+            yield f"[storage] {key}: expected true or false, got {quote(value)}"
 
 
 def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
@@ -526,7 +526,7 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
     ):
         yield (
             f"aux_bytes: expected at most storage_bytes of [flash], which holds the storage, got "
-            f"{shown(limit_bytes)} and {flash.storage_bytes}"
+            f"{quote(limit_bytes)} and {flash.storage_bytes}"
         )
 
 
@@ -542,4 +542,4 @@ def _quantity_fault(key: str, quantity: DeviceQuantity, value: Any) -> Iterator[
         is_valid = isinstance(value, int | float) and 0 <= value <= sys.float_info.max
         is_valid = is_valid and (value > 0 or not quantity.is_positive)
     if not is_valid or isinstance(value, bool):
-        yield f"{key}: expected {expected}, got {shown(value)}"
+        yield f"{key}: expected {expected}, got {quote(value)}"

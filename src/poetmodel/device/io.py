@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from poetmodel.errors import DeviceError, raised_as, shown, suggest_names
+from poetmodel.errors import DeviceError, convert_errors, quote, suggest_names
 from poetmodel.files import parse_toml, read_text, shipped_folder
 
 _SUFFIX: Final = ".toml"
@@ -37,12 +37,12 @@ def read_device(key: str) -> dict[str, Any]:
         hint = suggest_names(key.lower(), names, max_names=3)
         hint_text = f" ({hint})" if hint else ""
         raise DeviceError(
-            f"device {shown(key)}: there is no such device{hint_text}; shipped are "
+            f"device {quote(key)}: there is no such device{hint_text}; shipped are "
             f"{', '.join(names)}; else give the path of a {_SUFFIX} file"
         )
-    with raised_as(DeviceError):
+    with convert_errors(DeviceError):
         text = read_text(path)
-    with raised_as(DeviceError, key):
+    with convert_errors(DeviceError, key):
         return parse_toml(text, expected="device file")
 
 

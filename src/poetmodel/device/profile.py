@@ -14,7 +14,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.device.cost import Cost, PageCost
-from poetmodel.errors import CostError, raised_as, shown
+from poetmodel.errors import CostError, convert_errors, quote
 from poetmodel.files import read_text, write_text
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def read_profile(path: str | Path) -> ProfileContent:
     CostError
         If the file cannot be read or has errors; lists each error with its line.
     """
-    with raised_as(CostError):
+    with convert_errors(CostError):
         text = read_text(path)
     parser = _ProfileParser(text)
     if parser.faults:
@@ -135,7 +135,7 @@ class _ProfileParser:
             return
         row = dict(zip(columns, cells, strict=True))
         name = row["name"]
-        label = f"line {line} ({shown(name)})"
+        label = f"line {line} ({quote(name)})"
         if not name:
             self.faults.append(f"line {line}: name: expected a non-empty string, got an empty cell")
         elif name in self._line_of:
@@ -170,7 +170,7 @@ class _ProfileParser:
                 f"{label}: {filled_columns[0]} is given, but not {', '.join(empty_columns)}"
             )
         faults = [
-            f"{label}: {column}: expected a finite number >= 0, got {shown(cell)}"
+            f"{label}: {column}: expected a finite number >= 0, got {quote(cell)}"
             for column in filled_columns
             if _NUMBER.fullmatch(cell := row[column].strip()) is None
             or not 0 <= float(cell) < math.inf
@@ -183,7 +183,7 @@ def _header_faults(columns: list[str], line: int) -> Iterator[str]:
     """Yield a fault for each unknown, duplicate or missing column."""
     for column in dict.fromkeys(columns):
         if column not in COLUMNS:
-            yield f"line {line}: unknown column {shown(column)}; expected {', '.join(COLUMNS)}"
+            yield f"line {line}: unknown column {quote(column)}; expected {', '.join(COLUMNS)}"
         elif columns.count(column) > 1:
             yield f"line {line}: the column {column} comes {columns.count(column)} times"
     missing_columns = [column for column in COLUMNS if column not in columns]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from poetmodel.device import Costs, Device
 from poetmodel.device.io import device_names
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, quote
 from poetmodel.graph.catalogue import (
     DEFAULT_SHAPE,
     InputShape,
@@ -150,7 +150,7 @@ class Catalogue:
             path = self.graphs[name]
             return GraphSource(graph=load_file(path, shape), name=path, shape=shape)
         if name not in model_names():
-            raise InputError(f"model {shown(name)}: expected a listed model")
+            raise InputError(f"model {quote(name)}: expected a listed model")
         return GraphSource(graph=load_model(name, shape), name=name, shape=shape)
 
     def cost_options(self, settings: ExplorerSettings) -> tuple[str | None, str | None]:
@@ -167,7 +167,7 @@ class Catalogue:
         """
         name = settings.device
         if name not in {*self.profiles, *self.devices, *device_names()}:
-            raise InputError(f"device {shown(name)}: expected a listed device")
+            raise InputError(f"device {quote(name)}: expected a listed device")
         device, profile = self.cost_options(settings)
         loaded_device = None if device is None else Device.load(device)
         if profile is not None:

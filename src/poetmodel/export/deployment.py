@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device.generation import GenerationLayout
-from poetmodel.errors import shown
+from poetmodel.errors import quote
 from poetmodel.lowered.kernels import written_refs
 from poetmodel.plan import Op
 from poetmodel.plan.alignment import round_up
@@ -122,7 +122,7 @@ class Deployment:
     def __repr__(self) -> str:
         instructions = f"{len(self.plan.program)} instructions"
         return brief(
-            self, shown(self.step.graph.name), f"{format_bytes(self.ram_bytes)} RAM", instructions
+            self, quote(self.step.graph.name), f"{format_bytes(self.ram_bytes)} RAM", instructions
         )
 
     @cached_property

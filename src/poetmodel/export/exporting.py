@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
-from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError, listed
+from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError, join_names
 from poetmodel.export.checks import check_options, check_ram, make_ram_error, min_weight_bytes
 from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.export.deployment import (
@@ -419,7 +419,7 @@ def _check_migration(deployment: Deployment) -> None:
     stored_names = names - deployment.resident_names
     if deployment.migration is not None and stored_names:
         raise InputError(
-            f"migrate_from: {listed(sorted(stored_names))} lies on storage, and no step "
+            f"migrate_from: {join_names(sorted(stored_names))} lies on storage, and no step "
             "replaces it, so that it is in no generation; give more ram"
         )
 

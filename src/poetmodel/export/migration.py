@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, listed, raised_as
+from poetmodel.errors import InputError, convert_errors, join_names
 from poetmodel.files import parse_json, read_text
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def load_generation(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / _MANIFEST
     text = read_text(path)
-    with raised_as(InputError, f"migrate_from: {path}"):
+    with convert_errors(InputError, f"migrate_from: {path}"):
         document = parse_json(text, expected="manifest of an export")
         if not isinstance(document, dict) or document.get("format") != "poetmodel-export":
             raise InputError("expected the manifest of a folder that poetmodel export made")
@@ -108,7 +108,7 @@ def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
     if not migrated_states:
         raise InputError(
             f"migrate_from: {step.graph.name} has no state of the same name, shape and type as "
-            f"{listed(sorted(states))} of the other folder"
+            f"{join_names(sorted(states))} of the other folder"
         )
     names = {tensor.name for tensor in migrated_states}
     return Migration(

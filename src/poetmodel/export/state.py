@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.errors import InputError, raised_as
+from poetmodel.errors import InputError, convert_errors
 from poetmodel.files import parse_json, read_bytes, read_text, write_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def load_state_tensors(
     """
     path = Path(folder) / _MANIFEST
     text = read_text(path)
-    with raised_as(InputError, str(path)):
+    with convert_errors(InputError, str(path)):
         document = parse_json(text, expected="manifest of an export")
         if not isinstance(document, dict) or document.get("format") != "poetmodel-export":
             raise InputError("expected the manifest of a folder that poetmodel export made")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.errors import InputError, listed
+from poetmodel.errors import InputError, join_names
 from poetmodel.lowered.loops import call_refs
 from poetmodel.lowered.tables import LOOKUP_KERNEL
 
@@ -38,9 +38,9 @@ def require_all_finite(step_name: str, nonfinite_names: Iterable[str]) -> None:
     if unique_names:
         verb = "hold" if len(unique_names) > 1 else "holds"
         raise InputError(
-            f"{step_name}: {listed(unique_names)} {verb} NaN or infinite numbers; expected finite "
-            "parameters, buffers, constants and optimizer state: repair or reload the model, then "
-            "export again"
+            f"{step_name}: {join_names(unique_names)} {verb} NaN or infinite numbers; expected "
+            "finite parameters, buffers, constants and optimizer state: repair or reload the "
+            "model, then export again"
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import GraphError, listed, shown
+from poetmodel.errors import GraphError, join_names, quote
 from poetmodel.graph.io import FORMAT, VERSIONS
 from poetmodel.graph.validation import cycle_faults
 
@@ -115,8 +115,8 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
         differing_names = sorted(input_names.symmetric_difference(map(str, edge_inputs)))
         if differing_names:
             faults.append(
-                f"digraph: node {shown(item['name'])}: inputs and edges differ in "
-                f"{listed(differing_names)}; list the same tensors in both"
+                f"digraph: node {quote(item['name'])}: inputs and edges differ in "
+                f"{join_names(differing_names)}; list the same tensors in both"
             )
     if faults:
         raise GraphError(faults)

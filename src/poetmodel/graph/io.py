@@ -16,7 +16,7 @@ import json
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import GraphError, raised_as, shown
+from poetmodel.errors import GraphError, convert_errors, quote
 from poetmodel.files import parse_json, read_text, write_text
 from poetmodel.graph.node import Node, Tensor
 from poetmodel.graph.validation import STATE_DEFAULTS, structure_faults, value_faults
@@ -66,10 +66,10 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     GraphError
         If the file cannot be read or contains no JSON.
     """
-    with raised_as(GraphError):
+    with convert_errors(GraphError):
         text = read_text(path)
     faults: list[str] = []
-    with raised_as(GraphError, str(path)):
+    with convert_errors(GraphError, str(path)):
         document = parse_json(text, expected=FORMAT, faults=faults)
     if isinstance(document, dict) and document.get("format") == STEP_FORMAT:
         return document.get("graph"), f"{path}: graph", faults
@@ -176,7 +176,7 @@ def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) 
     """
     if not isinstance(document, dict):
         raise GraphError(
-            f"{source}: expected a {FORMAT} file (a JSON object), got {shown(document)}"
+            f"{source}: expected a {FORMAT} file (a JSON object), got {quote(document)}"
         )
     # For a file of another format, report only that, not each of its keys as unknown.
     messages = list(_format_faults(document)) or [*faults, *value_faults(document)]
@@ -194,7 +194,7 @@ def _format_faults(document: dict[str, Any]) -> Iterator[str]:
     for key, choices in (("format", (FORMAT,)), ("version", VERSIONS)):
         value = document.get(key)
         if value not in choices or isinstance(value, bool | float):
-            yield f"{key}: expected {' or '.join(map(json.dumps, choices))}, got {shown(value)}"
+            yield f"{key}: expected {' or '.join(map(json.dumps, choices))}, got {quote(value)}"
 
 
 def _parse_node(item: dict[str, Any]) -> Node:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from poetmodel.errors import shown
+from poetmodel.errors import quote
 from poetmodel.units import brief, format_bytes
 
 
@@ -104,7 +104,7 @@ class Node:
 
     def __repr__(self) -> str:
         counts = f"reads {len(self.inputs)}, makes {format_bytes(self.output_bytes)}"
-        return brief(self, shown(self.name), f"{self.op}, {self.phase}, {counts}")
+        return brief(self, quote(self.name), f"{self.op}, {self.phase}, {counts}")
 
     @property
     def output_bytes(self) -> int:

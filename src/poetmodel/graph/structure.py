@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import GraphError, shown
+from poetmodel.errors import GraphError, quote
 from poetmodel.graph.conversion import digraph_to_dict, to_networkx
 from poetmodel.graph.io import (
     FORMAT,
@@ -116,7 +116,7 @@ class Graph:
     def __repr__(self) -> str:
         size = format_bytes(sum(self.tensor_bytes))
         counts = f"{len(self.nodes)} nodes, {len(self.tensors)} tensors of {size}"
-        return brief(self, shown(self.name), counts, f"batch {self.batch_size}")
+        return brief(self, quote(self.name), counts, f"batch {self.batch_size}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from poetmodel.errors import shown
+from poetmodel.errors import quote
 from poetmodel.files import format_location, unknown_key_message
 from poetmodel.graph.node import Phase
 from poetmodel.units import MAX_BYTES
@@ -125,7 +125,7 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
     The path has one key, or none if `item` is no object.
     """
     if not isinstance(item, dict):
-        yield (), f"expected an object, got {shown(item)}"
+        yield (), f"expected an object, got {quote(item)}"
         return
     yield from (((key,), unknown_key_message(key, rules)) for key in item if key not in rules)
     for key, rule in rules.items():
@@ -133,12 +133,12 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
             continue
         value = item.get(key)
         if not rule.accepts(value):
-            value_text = shown(value)
+            value_text = quote(value)
             if rule is _NAMES and isinstance(value, list):
-                value_text = f"[{', '.join(map(shown, value))}]"
+                value_text = f"[{', '.join(map(quote, value))}]"
             yield (key,), f"expected {rule.expected}, got {value_text}"
         elif rule is _NAME and _SURROGATE.search(str(value)):
-            yield (key,), f"expected characters that UTF-8 can encode, got {shown(value)}"
+            yield (key,), f"expected characters that UTF-8 can encode, got {quote(value)}"
 
 
 def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
@@ -168,12 +168,12 @@ def _order_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterato
     for k, node in enumerate(nodes):
         for name in dict.fromkeys(node.inputs):
             if name not in maker_of:
-                yield f"{_node_label(nodes, k)}.inputs: no node makes a tensor {shown(name)}"
+                yield f"{_node_label(nodes, k)}.inputs: no node makes a tensor {quote(name)}"
                 continue
             edges.append((maker_of[name], k))
             if maker_of[name] >= k:
                 yield (
-                    f"{_node_label(nodes, k)}.inputs: {shown(name)} is made by "
+                    f"{_node_label(nodes, k)}.inputs: {quote(name)} is made by "
                     f"nodes[{maker_of[name]}], which does not come before it; nodes must be in "
                     "execution order"
                 )
@@ -201,7 +201,7 @@ def _repeated_name_faults(nodes: Sequence[Node], maker_of: dict[str, int]) -> It
         for name in (tensor.name for tensor in node.outputs):
             if name in maker_of and not (is_repeated and name == node.name):
                 yield (
-                    f"{_node_label(nodes, k)}: its output tensor {shown(name)} is already an "
+                    f"{_node_label(nodes, k)}: its output tensor {quote(name)} is already an "
                     f"output of nodes[{maker_of[name]}]"
                 )
             maker_of.setdefault(name, k)
@@ -263,7 +263,7 @@ def _state_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterato
     }
     for k, node in enumerate(nodes):
         for name in dict.fromkeys(node.inputs):
-            label = f"{_node_label(nodes, k)}.inputs: {shown(name)}"
+            label = f"{_node_label(nodes, k)}.inputs: {quote(name)}"
             if name in replacements:
                 yield f"{label} replaces a state tensor, and no node may read it in the same step"
             elif replacer_of.get(name, k) < k:
@@ -298,7 +298,7 @@ def _replacement_faults(
         yield f"{label}.outputs: a node of phase state replaces nothing; leave replaces out"
         return
     for tensor, name in replacement_pairs:
-        message = f"{label}.outputs: {shown(tensor.name)} replaces {shown(name)}"
+        message = f"{label}.outputs: {quote(tensor.name)} replaces {quote(name)}"
         old_maker = maker_of.get(name)
         if old_maker is None:
             yield f"{message}, which no node makes"
@@ -318,12 +318,12 @@ def _replacement_faults(
     if replacement_pairs and node.recomputable:
         yield (
             f"{label}.recomputable: expected false, since the node replaces "
-            f"{shown(replacement_pairs[0][1])}; a state tensor is updated once"
+            f"{quote(replacement_pairs[0][1])}; a state tensor is updated once"
         )
     if replacement_pairs and node.on_aux:
         yield (
             f"{label}.on_aux: expected false, since the node replaces "
-            f"{shown(replacement_pairs[0][1])}: its value is not on storage when the step begins"
+            f"{quote(replacement_pairs[0][1])}: its value is not on storage when the step begins"
         )
 
 
@@ -335,17 +335,17 @@ def _in_place_faults(nodes: Sequence[Node], k: int, maker_of: Mapping[str, int])
     output_by_input: dict[str, str] = {}
     for output, name in node.in_place:
         if output not in outputs:
-            yield f"{label}: {shown(output)} is no output of the node"
+            yield f"{label}: {quote(output)} is no output of the node"
         elif output in replacements:
-            yield f"{label}: {shown(output)} replaces a state tensor, in whose memory it is written"
+            yield f"{label}: {quote(output)} replaces a state tensor, in whose memory it is written"
         if name not in node.inputs:
-            yield f"{label}: {shown(name)} is no input of the node"
+            yield f"{label}: {quote(name)} is no input of the node"
         elif nodes[maker_of.get(name, k)].is_state:
-            yield f"{label}: {shown(name)} is a state tensor; only its replacement may overwrite it"
+            yield f"{label}: {quote(name)} is a state tensor; only its replacement may overwrite it"
         if name in output_by_input:
-            yield f"{label}: {shown(output_by_input[name])} overwrites {shown(name)} already"
+            yield f"{label}: {quote(output_by_input[name])} overwrites {quote(name)} already"
         output_by_input.setdefault(name, output)
 
 
 def _node_label(nodes: Sequence[Node], k: int) -> str:
-    return f"nodes[{k}] ({shown(nodes[k].name)})"
+    return f"nodes[{k}] ({quote(nodes[k].name)})"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import Field
 
-from poetmodel.errors import InputError, raised_as, shown
+from poetmodel.errors import InputError, convert_errors, quote
 from poetmodel.files import read_text, write_text
 from poetmodel.graph import Graph
 from poetmodel.graph.io import STEP_FORMAT
@@ -190,7 +190,7 @@ def _tensor_to_json(tensor: NamedTensor) -> dict[str, object]:
 def load_step(path: str | Path) -> LoweredStep:
     """Read a ``*.step.json`` file; raise `InputError` if the file is not valid."""
     text = read_text(path)
-    with raised_as(InputError, str(path)):
+    with convert_errors(InputError, str(path)):
         return _step_from_json(parse_file(_StepFile, text, kind="step"))
 
 
@@ -233,7 +233,7 @@ def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> 
         ("evaluation", document.evaluation),
     ):
         if forward_document is not None:
-            with raised_as(InputError, key):
+            with convert_errors(InputError, key):
                 forward_passes[key] = _step_from_json(forward_document, values_so_far)
             values_so_far |= forward_document.values
     return step.with_nodes(step.graph.nodes, step.calls, values=values, **forward_passes)
@@ -461,7 +461,7 @@ def load_scores(path: Path) -> dict[str, float]:
     states a score that is no number.
     """
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    with raised_as(InputError, str(path)):
+    with convert_errors(InputError, str(path)):
         try:
             lines = [line for line in reader if line]
         except csv.Error as error:
@@ -475,11 +475,11 @@ def load_scores(path: Path) -> dict[str, float]:
                 raise InputError(f"expected a name and a score, got {','.join(score_line)!r}")
             name, text = (field.strip() for field in score_line)
             if name in scores:
-                raise InputError(f"{shown(name)} occurs twice; give each layer one score")
+                raise InputError(f"{quote(name)} occurs twice; give each layer one score")
             try:
                 scores[name] = float(text)
             except ValueError:
                 raise InputError(
-                    f"score of {shown(name)}: expected a number of 0 or more, got {text!r}"
+                    f"score of {quote(name)}: expected a number of 0 or more, got {text!r}"
                 ) from None
     return scores

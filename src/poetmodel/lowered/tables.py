@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.errors import InputError, listed
+from poetmodel.errors import InputError, join_names
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
 from poetmodel.lowered.loops import call_refs, merge_dimensions
@@ -125,7 +125,7 @@ def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep
         real_names = [tensor.name for tensor in step.inputs if tensor.type is DataType.REAL]
         if name not in real_names:
             raise InputError(
-                f"{field}: expected one of the inputs of real numbers: {listed(real_names)}"
+                f"{field}: expected one of the inputs of real numbers: {join_names(real_names)}"
             )
         table_rows = byte_input.make_table()
         table = _unused_name(f"{name} table", step.buffers)

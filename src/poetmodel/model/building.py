@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import infrequent_gc
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, quote
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
@@ -107,7 +107,7 @@ def build_arrays(
 ) -> Model:
     """Build the model of a problem as arrays, without user-defined components; see `build`."""
     if not isinstance(problem, Problem):
-        raise InputError(f"build takes a Problem, got {shown(problem)}")
+        raise InputError(f"build takes a Problem, got {quote(problem)}")
     resolved_formulation = _find_formulation(formulation, reductions=reductions)
     m = Model(problem, resolved_formulation, exact=resolved_formulation in (COMPACT, UNREDUCED))
     user_component_names = {component.name for component in user_components(resolved_formulation)}

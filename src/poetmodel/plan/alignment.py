@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import PlanError, shown
+from poetmodel.errors import PlanError, quote
 
 if TYPE_CHECKING:
     from poetmodel.device import Device
@@ -47,4 +47,4 @@ def device_alignment(device: Device | None) -> int:
 def check_alignment(alignment: int) -> None:
     """Raise `PlanError` unless the alignment is a power of two."""
     if alignment < 1 or alignment & (alignment - 1):
-        raise PlanError(f"alignment: expected a power of two, got {shown(alignment)}")
+        raise PlanError(f"alignment: expected a power of two, got {quote(alignment)}")

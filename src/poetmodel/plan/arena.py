@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from poetmodel.errors import PlanError, shown
+from poetmodel.errors import PlanError, quote
 from poetmodel.plan.alignment import ALIGNMENT, check_alignment
 from poetmodel.schedule.machine import Content
 from poetmodel.units import brief, format_bytes
@@ -60,7 +60,7 @@ class Arena:
         object.__setattr__(self, "offsets", copy_offsets)
         check_alignment(self.alignment)
         faults = [
-            f"{name}: expected 0 or more bytes, got {shown(value)}"
+            f"{name}: expected 0 or more bytes, got {quote(value)}"
             for name, value in (
                 ("bytes", self.bytes),
                 ("lower_bound_bytes", self.lower_bound_bytes),

@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from poetmodel.errors import shown
+from poetmodel.errors import quote
 from poetmodel.plan.alignment import round_up
 from poetmodel.plan.stays import list_stays
 from poetmodel.schedule.machine import BEFORE, Content, Stay
@@ -243,5 +243,5 @@ class _ArenaChecker:
 
     def _describe(self, content: Content, index: int) -> str:
         items = self.graph.tensors if content == Content.OUTPUT else self.graph.nodes
-        name = shown(items[index].name) if 0 <= index < len(items) else str(index)
+        name = quote(items[index].name) if 0 <= index < len(items) else str(index)
         return f"tensor {name}" if content == Content.OUTPUT else f"the workspace of {name}"

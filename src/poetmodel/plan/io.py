@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, LiteralString
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from poetmodel.errors import PlanError, raised_as
+from poetmodel.errors import PlanError, convert_errors
 from poetmodel.files import read_text
 from poetmodel.plan.alignment import check_alignment
 from poetmodel.plan.versions import VERSION, VERSION_WITH_STATE
@@ -88,7 +88,7 @@ def _make_plan_file_type(metrics: tuple[Metric, ...]) -> type[PlanFile]:
 
 def load_file(path: str | Path) -> PlanFile:
     """Read a plan file; raise `PlanError` with all errors of the file."""
-    with raised_as(PlanError):
+    with convert_errors(PlanError):
         text = read_text(path)
     return parse_plan(text, source=str(path))
 
@@ -98,7 +98,7 @@ def parse_plan(text: str, *, source: str) -> PlanFile:
 
     Raises `PlanError` with all errors of the text.
     """
-    with raised_as(PlanError, source):
+    with convert_errors(PlanError, source):
         file = parse_file(_make_plan_file_type(metrics_at(Display.PLAN_FILE)), text, kind="plan")
         faults = list(_content_faults(file))
         if faults:

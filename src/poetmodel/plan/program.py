@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.device import StorageMode
-from poetmodel.errors import PlanError, shown
+from poetmodel.errors import PlanError, quote
 from poetmodel.files import write_text
 from poetmodel.plan.versions import FORMAT, VERSION, VERSION_WITH_STATE
 from poetmodel.schedule.homes import Homes
@@ -63,8 +63,8 @@ class Plan:
             object.__setattr__(self, "resident", tuple(sorted(set(self.resident))))
 
     def __repr__(self) -> str:
-        graph = "no graph named" if self.identity is None else shown(self.identity.name)
-        device = "" if self.device is None else f"for {shown(self.device)}"
+        graph = "no graph named" if self.identity is None else quote(self.identity.name)
+        device = "" if self.device is None else f"for {quote(self.device)}"
         return brief(self, graph, f"{len(self.program)} instructions, {self.mode}", device)
 
     def homes(self, graph: Graph) -> Homes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import listed
+from poetmodel.errors import join_names
 from poetmodel.problem import (
     USER_CONSTRAINTS,
     Coefficients,
@@ -86,7 +86,7 @@ def _limit_phrases(problem: Problem, *, ram: bool) -> list[str]:
         phrases.append(f"the storage of {problem.aux_limit_bytes:,} B")
     rows = [f"{row.name!r} ({row.describe_limits()})" for row in problem.constraints]
     if rows:
-        phrases.append(f"the constraint{'s' * (len(rows) > 1)} {listed(rows)}")
+        phrases.append(f"the constraint{'s' * (len(rows) > 1)} {join_names(rows)}")
     return phrases
 
 
@@ -109,8 +109,9 @@ def _ram_fault(problem: Problem) -> str | None:
         resident_text = f", of which parameters, gradients and optimizer take {resident_bytes:,} B"
     return (
         f"RAM budget {problem.ram_budget_bytes:,} B{resident_text}: the minimum RAM is "
-        f"{floor.bytes:,} B{rounded_text}, which node {node.name!r} needs for {listed(contents)}"
-        f"{total_text}{missing_unit_hint(problem.ram_budget_bytes, floor.bytes)}"
+        f"{floor.bytes:,} B{rounded_text}, which node {node.name!r} needs for "
+        f"{join_names(contents)}{total_text}"
+        f"{missing_unit_hint(problem.ram_budget_bytes, floor.bytes)}"
     )
 
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, raised_as, shown, suggest_names
+from poetmodel.errors import InputError, convert_errors, quote, suggest_names
 from poetmodel.files import format_location, parse_toml, read_text, unknown_key_message
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import USER_OBJECTIVE
@@ -71,7 +71,7 @@ def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
 
     `source` names the text in errors. Raises `InputError` with all errors.
     """
-    with raised_as(InputError, source):
+    with convert_errors(InputError, source):
         reader = _ConstraintReader(problem)
         reader.read(parse_toml(text, expected="file of constraints"))
         if reader.faults:
@@ -122,7 +122,7 @@ class _ConstraintReader:
         self._check_keys(document, _TABLES, "")
         tables = document.get("constraint", [])
         if not isinstance(tables, list):
-            actual_text = "[constraint]" if isinstance(tables, dict) else shown(tables)
+            actual_text = "[constraint]" if isinstance(tables, dict) else quote(tables)
             self.faults.append(
                 f"constraint: expected a list of tables, [[constraint]], got {actual_text}"
             )
@@ -133,11 +133,11 @@ class _ConstraintReader:
                 f"constraint {index + 1}",
             )
             if not isinstance(table, dict):
-                self.faults.append(f"{label}: expected a table, got {shown(table)}")
+                self.faults.append(f"{label}: expected a table, got {quote(table)}")
             elif "name" in table:
                 self._read_constraint(table, default_name, label)
             else:
-                self._read_constraint(table, default_name, f"{label} ({shown(default_name)})")
+                self._read_constraint(table, default_name, f"{label} ({quote(default_name)})")
         if "objective" in document:
             self._read_objective(document["objective"])
         elif not tables and not self.faults:
@@ -145,7 +145,7 @@ class _ConstraintReader:
 
     def _read_objective(self, table: object) -> None:
         if not isinstance(table, dict):
-            self.faults.append(f"objective: expected a table, [objective], got {shown(table)}")
+            self.faults.append(f"objective: expected a table, [objective], got {quote(table)}")
             return
         self._check_keys(table, ("sum",), "objective.")
         terms = self._parse_sum(table.get("sum"), "objective.sum", allows_constant=True)
@@ -162,7 +162,7 @@ class _ConstraintReader:
         self._check_keys(table, _CONSTRAINT_KEYS, f"{label}.")
         name = table.get("name", default_name)
         if not isinstance(name, str) or not name:
-            self.faults.append(f"{label}.name: expected a non-empty string, got {shown(name)}")
+            self.faults.append(f"{label}.name: expected a non-empty string, got {quote(name)}")
             name = default_name
         sums: dict[str, dict[str, float]] = {}
         if ("sum" in table) == ("each" in table):
@@ -184,7 +184,7 @@ class _ConstraintReader:
             if row_name in self._owner_of_name:
                 self.faults.append(
                     f"{label}.name: {self._owner_of_name[row_name]} already has the name "
-                    f"{shown(row_name)}"
+                    f"{quote(row_name)}"
                 )
             self._owner_of_name[row_name] = label
         if len(self.faults) == n_faults:
@@ -203,7 +203,7 @@ class _ConstraintReader:
         `faults`.
         """
         if not isinstance(value, dict) or not value:
-            actual_text = "an empty table" if value == {} else shown(value)
+            actual_text = "an empty table" if value == {} else quote(value)
             self.faults.append(
                 f"{label}: expected a table such as {_SUM_EXAMPLE}, got {actual_text}"
             )
@@ -212,8 +212,8 @@ class _ConstraintReader:
         for key, weight in value.items():
             if not is_number(weight) or weight == 0:
                 self.faults.append(
-                    f"{label}: {shown(key)}: expected a finite number other than 0, got "
-                    f"{shown(weight)}"
+                    f"{label}: {quote(key)}: expected a finite number other than 0, got "
+                    f"{quote(weight)}"
                 )
                 continue
             for term in (
@@ -232,11 +232,11 @@ class _ConstraintReader:
         Adds a fault and returns [] if the pattern is invalid.
         """
         if not isinstance(value, str):
-            self.faults.append(f"{label}: expected {_EACH_EXAMPLE}, got {shown(value)}")
+            self.faults.append(f"{label}: expected {_EACH_EXAMPLE}, got {quote(value)}")
             return []
         if value in tuple(Total):
             self.faults.append(
-                f"{label}: expected {_EACH_EXAMPLE}; {shown(value)} is one total: write "
+                f"{label}: expected {_EACH_EXAMPLE}; {quote(value)} is one total: write "
                 f"sum = {{{value} = 1}}"
             )
             return []
@@ -255,13 +255,13 @@ class _ConstraintReader:
         is_known = kind in self._names if stage is None else kind in STAGE_COUNTS
         if not is_known or not pattern:
             hint = suggest_names(key, KEYS) or f"expected one of {', '.join(KEYS)}"
-            self.faults.append(f"{label}: {shown(key)}: {hint}")
+            self.faults.append(f"{label}: {quote(key)}: {hint}")
             return
         names, noun = self._names[Count(kind)], _SUBJECT_OF_COUNT[Count(kind)]
         last_stage = len(self._graph.nodes) - 1
         if stage is not None and not 0 <= stage <= last_stage:
             self.faults.append(
-                f"{label}: {shown(key)}: expected a stage after @, a number from 0 to {last_stage}"
+                f"{label}: {quote(key)}: expected a stage after @, a number from 0 to {last_stage}"
             )
             return
         matches = (
@@ -271,9 +271,9 @@ class _ConstraintReader:
         )
         if not matches:
             similar_names = get_close_matches(pattern, names, n=1)
-            hint = f"; did you mean {shown(similar_names[0])}?" if similar_names else ""
+            hint = f"; did you mean {quote(similar_names[0])}?" if similar_names else ""
             self.faults.append(
-                f"{label}: {shown(key)}: no {noun} of graph {shown(self._graph.name)} has "
+                f"{label}: {quote(key)}: no {noun} of graph {quote(self._graph.name)} has "
                 f"this name{hint}"
             )
         yield from (f"{key.partition(':')[0]}:{name}" for name in matches)
@@ -318,11 +318,11 @@ class _ConstraintReader:
                 return 0.0
         if isinstance(value, str):
             self.faults.append(
-                f"{label}: expected a number, got {shown(value)}: a sum has a unit only if all its "
+                f"{label}: expected a number, got {quote(value)}: a sum has a unit only if all its "
                 "terms are bytes, times or energies"
             )
         elif not is_number(value):
-            self.faults.append(f"{label}: expected a finite number, got {shown(value)}")
+            self.faults.append(f"{label}: expected a finite number, got {quote(value)}")
         else:
             return value  # type: ignore[return-value]
         return 0.0

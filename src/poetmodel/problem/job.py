@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poetmodel.errors import BudgetError, shown
+from poetmodel.errors import BudgetError, quote
 from poetmodel.units import parse_energy, parse_time
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Job:
         faults = []
         samples: object = self.samples
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-            faults.append(f"samples: expected a whole number from 1, got {shown(samples)}")
+            faults.append(f"samples: expected a whole number from 1, got {quote(samples)}")
         for name in ("within", "battery"):
             try:
                 number = getattr(self, f"{name}_{'s' if name == 'within' else 'j'}")
@@ -56,7 +56,7 @@ class Job:
                 faults.extend(error.faults)
                 continue
             if number == 0:
-                faults.append(f"{name}: expected more than 0, got {shown(getattr(self, name))}")
+                faults.append(f"{name}: expected more than 0, got {quote(getattr(self, name))}")
         if faults:
             raise BudgetError(faults)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs
-from poetmodel.errors import BudgetError, InputError, shown
+from poetmodel.errors import BudgetError, InputError, quote
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem.objective import USER_OBJECTIVE, DeadlineCounts, Quantity
 from poetmodel.problem.single_pass import SinglePass
@@ -108,7 +108,7 @@ def _parse_objective(problem: Problem, faults: list[str]) -> str:
     if value in tuple(Quantity):
         return Quantity(value)
     hint = "; minimizing(...) sets it, with an objective" if value == USER_OBJECTIVE else ""
-    faults.append(f"minimize: expected one of {', '.join(Quantity)}, got {shown(value)}{hint}")
+    faults.append(f"minimize: expected one of {', '.join(Quantity)}, got {quote(value)}{hint}")
     return Quantity.ENERGY
 
 
@@ -125,7 +125,7 @@ def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCount
     if value in tuple(DeadlineCounts):
         return DeadlineCounts(value)
     expected = ", ".join(DeadlineCounts)
-    faults.append(f"deadline_counts: expected one of {expected}, got {shown(value)}")
+    faults.append(f"deadline_counts: expected one of {expected}, got {quote(value)}")
     return DeadlineCounts.SERIAL
 
 
@@ -138,10 +138,10 @@ def _switch_faults(problem: Problem) -> Iterator[str]:
     }
     for name, value in switches.items():
         if not isinstance(value, bool):
-            yield f"{name}: expected True or False, got {shown(value)}"
+            yield f"{name}: expected True or False, got {quote(value)}"
     if problem.count_parameters is True and problem.graph.state_tensors:
         yield (
-            f"count_parameters: graph {shown(problem.graph.name)} has its state in the graph, "
+            f"count_parameters: graph {quote(problem.graph.name)} has its state in the graph, "
             "where the RAM budget counts it; leave count_parameters out"
         )
 
@@ -178,22 +178,22 @@ def _type_faults(problem: Problem) -> Iterator[str]:
     graph: Any = problem.graph
     costs: Any = problem.costs
     if not isinstance(graph, Graph):
-        yield f"graph: expected a Graph, got {shown(graph)}; Graph.load reads one"
+        yield f"graph: expected a Graph, got {quote(graph)}; Graph.load reads one"
     if not isinstance(costs, Costs):
-        yield f"costs: expected Costs, got {shown(costs)}; Costs.estimate(graph, device) makes them"
+        yield f"costs: expected Costs, got {quote(costs)}; Costs.estimate(graph, device) makes them"
     commit: Any = problem.commit
     if commit is not None and (
         not isinstance(commit, int) or isinstance(commit, bool) or commit < 1
     ):
-        yield f"commit: expected a whole number of steps from 1 on, got {shown(commit)}"
+        yield f"commit: expected a whole number of steps from 1 on, got {quote(commit)}"
     constraints: Any = problem.constraints
     if not isinstance(constraints, tuple | list):
-        yield f"constraints: expected a tuple of Constraint, got {shown(constraints)}"
+        yield f"constraints: expected a tuple of Constraint, got {quote(constraints)}"
         return
     for index, row in enumerate(constraints):
         if not isinstance(row, Constraint):
             yield (
-                f"constraints[{index}]: expected a Constraint, got {shown(row)}; functions are "
+                f"constraints[{index}]: expected a Constraint, got {quote(row)}; functions are "
                 "for subject_to"
             )
 
@@ -205,7 +205,7 @@ def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -
     """
     sums = [("objective", dict(objective), 1)]
     for row in constraints:
-        label, terms = f"constraint {shown(row.name)}", row.terms
+        label, terms = f"constraint {quote(row.name)}", row.terms
         sums += [(label, terms, 1)] * (row.upper is not None)
         sums += [(label, terms, -1)] * (row.lower is not None)
     for label, terms, sign in sums:
@@ -260,7 +260,7 @@ def user_sum_faults(
     """Yield an error for each invalid user-defined constraint and objective."""
     names: set[str] = set()
     for row in constraints:
-        label = f"constraint {shown(row.name)}"
+        label = f"constraint {quote(row.name)}"
         if row.name in names:
             yield f"{label}: another constraint has this name"
         names.add(row.name)
@@ -269,7 +269,7 @@ def user_sum_faults(
     for key, _ in objective:
         if Key.parse(key).stage is not None:
             yield (
-                f"objective: {shown(key)}: an objective cannot count by stage; a model of "
+                f"objective: {quote(key)}: an objective cannot count by stage; a model of "
                 "pm.build(problem) can"
             )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from poetmodel.errors import shown
+from poetmodel.errors import quote
 from poetmodel.graph import Floor, Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.problem.objective import (
     OBJECTIVES,
@@ -177,11 +177,11 @@ class Problem:
 
     def __repr__(self) -> str:
         device = self.costs.device
-        device_text = "" if device is None else f"on {shown(device.short_name)}"
+        device_text = "" if device is None else f"on {quote(device.short_name)}"
         deadline = "" if self.deadline_s is None else f"deadline {format_seconds(self.deadline_s)}"
         budget = f"RAM {format_bytes(self.ram_budget_bytes)}"
         return brief(
-            self, shown(self.graph.name), device_text, budget, deadline, f"least {self.minimize}"
+            self, quote(self.graph.name), device_text, budget, deadline, f"least {self.minimize}"
         )
 
     def __getstate__(self) -> dict[str, Any]:

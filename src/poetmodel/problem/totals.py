@@ -15,7 +15,7 @@ from enum import StrEnum
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, quote
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
@@ -156,7 +156,7 @@ class Constraint:
 
     def __post_init__(self) -> None:
         """Validate the fields, and convert whole numbers to int."""
-        label = f"constraint {shown(self.name)}"
+        label = f"constraint {quote(self.name)}"
         if not self.name:
             raise InputError(f"{label}: expected a non-empty name")
         limits = [limit for limit in (self.lower, self.upper) if limit is not None]
@@ -164,7 +164,7 @@ class Constraint:
             raise InputError(f"{label}: expected a limit: at most, at least or equals")
         for value in (*limits, *dict(self.terms).values()):
             if not is_number(value):
-                raise InputError(f"{label}: expected a finite number, got {shown(value)}")
+                raise InputError(f"{label}: expected a finite number, got {quote(value)}")
         if len(limits) > 1 and limits[0] > limits[1]:
             raise InputError(
                 f"{label}: at least {limits[0]:g} and at most {limits[1]:g} contradict each other"
@@ -192,7 +192,7 @@ class Constraint:
         hint = "a model of pm.build(problem, reductions=False) can state it"
         if other_terms:
             raise InputError(
-                f"{label}: {shown(other_terms[0])} does not count by stage, but other terms do; "
+                f"{label}: {quote(other_terms[0])} does not count by stage, but other terms do; "
                 f"{hint}"
             )
         if self.upper is None or (self.lower or 0) > 0 or min(self.terms.values()) < 0:
@@ -235,22 +235,22 @@ def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) ->
     """Yield an error for each invalid term of an expression, such as an unknown node."""
     for key, coefficient in terms:
         if not is_number(coefficient):
-            yield f"{label}: {shown(key)}: expected a finite number, got {shown(coefficient)}"
+            yield f"{label}: {quote(key)}: expected a finite number, got {quote(coefficient)}"
         kind, stage, name = Key.parse(key)
         if key in tuple(Total) or key == CONSTANT:
             continue
         if kind not in tuple(Count if stage is None else STAGE_COUNTS) or not name:
-            yield f"{label}: {shown(key)}: expected one of {', '.join(KEYS)}"
+            yield f"{label}: {quote(key)}: expected one of {', '.join(KEYS)}"
         elif stage is not None and not 0 <= stage < len(graph.nodes):
             yield (
-                f"{label}: {shown(key)}: expected a stage from 0 to {len(graph.nodes) - 1} after @"
+                f"{label}: {quote(key)}: expected a stage from 0 to {len(graph.nodes) - 1} after @"
             )
         elif kind == Count.RECOMPUTATIONS and name not in graph.node_index:
-            yield f"{label}: {shown(key)}: the graph has no node {shown(name)}"
+            yield f"{label}: {quote(key)}: the graph has no node {quote(name)}"
         elif kind != Count.RECOMPUTATIONS and name not in graph.tensor_index:
-            yield f"{label}: {shown(key)}: the graph has no tensor {shown(name)}"
+            yield f"{label}: {quote(key)}: the graph has no tensor {quote(name)}"
         elif kind == Count.RESIDENT and name not in _state_index(graph):
-            yield f"{label}: {shown(key)}: tensor {shown(name)} is no state tensor"
+            yield f"{label}: {quote(key)}: tensor {quote(name)} is no state tensor"
 
 
 def _state_index(graph: Graph) -> dict[str, int]:
@@ -292,8 +292,8 @@ class _CountVariables(Mapping[Any, Any]):
         if isinstance(key, tuple) and self._variable_in_stage is None:
             hint = f"only {' and '.join(STAGE_COUNTS)} can be counted by stage"
         if isinstance(key, str) and (similar_names := get_close_matches(key, self._index, n=1)):
-            hint = f"did you mean {shown(similar_names[0])}?"
-        label = f"{self._variables.local_name}[{shown(key)}]"
+            hint = f"did you mean {quote(similar_names[0])}?"
+        label = f"{self._variables.local_name}[{quote(key)}]"
         raise InputError(f"{label}: the graph has no such entry; {hint}")
 
     def __contains__(self, key: Any) -> bool:
@@ -365,7 +365,7 @@ class TotalsBlock:
             stage_index = self._nodes.get(stage) if isinstance(stage, str) else stage
             if not isinstance(stage_index, int) or not 0 <= stage_index < len(self._nodes):
                 raise InputError(
-                    f"{count}[{shown(stage)}, {shown(names[item])}]: the graph has no such stage; "
+                    f"{count}[{quote(stage)}, {quote(names[item])}]: the graph has no such stage; "
                     f"expected the name of a node, or a position from 0 to {len(self._nodes) - 1}"
                 )
             variable = variables[stage_index, item]
@@ -390,7 +390,7 @@ class TotalsBlock:
         """
         import pyomo.environ as pyo
 
-        result = self._call_rule(rule, f"constraint {shown(name)}")
+        result = self._call_rule(rule, f"constraint {quote(name)}")
         relations = (
             {f"{name}[{number}]": relation for number, relation in enumerate(result)}
             if isinstance(result, list)
@@ -407,14 +407,14 @@ class TotalsBlock:
         import pyomo.environ as pyo
         from pyomo.common.log import LoggingIntercept
 
-        label = f"constraint {shown(name)}"
+        label = f"constraint {quote(name)}"
         try:  # Pyomo also logs the errors that it raises.
             with LoggingIntercept(StringIO(), "pyomo.core"):
                 row = pyo.Constraint(expr=relation)
                 row.construct()
                 body, limits = row.body, (row.lower, row.upper)
         except (ValueError, TypeError, KeyError) as error:
-            relation_text = shown(
+            relation_text = quote(
                 str(relation) if hasattr(relation, "is_expression_type") else relation
             )
             reason = "" if relation is None else f" ({str(error).splitlines()[0].strip()})"
@@ -435,7 +435,7 @@ class TotalsBlock:
         from pyomo.common.errors import PyomoException
 
         if not callable(rule):
-            raise InputError(f"{label}: expected a function of the totals, got {shown(rule)}")
+            raise InputError(f"{label}: expected a function of the totals, got {quote(rule)}")
         try:
             result = rule(self.block)
             return _list_relations(result)
@@ -462,7 +462,7 @@ class TotalsBlock:
             representation = generate_standard_repn(expression)
         except (AttributeError, RuntimeError, TypeError, ValueError):
             raise InputError(
-                f"{label}: expected a linear expression of totals, got {shown(expression)}"
+                f"{label}: expected a linear expression of totals, got {quote(expression)}"
             ) from None
         if not representation.is_linear():
             raise InputError(f"{label}: the expression is not linear in the totals")
@@ -475,7 +475,7 @@ class TotalsBlock:
             coefficient_of_key[self._key_of_variable[id(variable)]] += coefficient
         coefficient_of_key[CONSTANT] += representation.constant
         if not all(map(is_number, coefficient_of_key.values())):
-            raise InputError(f"{label}: expected finite numbers, got {shown(str(expression))}")
+            raise InputError(f"{label}: expected finite numbers, got {quote(str(expression))}")
         return tuple(
             (key, to_int_if_whole(value)) for key, value in coefficient_of_key.items() if value
         )

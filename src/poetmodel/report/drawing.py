@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, MissingExtraError, shown
+from poetmodel.errors import InputError, MissingExtraError, quote
 from poetmodel.files import write_bytes
 from poetmodel.report import still
 from poetmodel.report.charts import graph_chart, map_chart
@@ -40,7 +40,7 @@ def check_picture(
     suffix = Path(path).suffix.lower()
     if suffix not in libraries:
         raise InputError(
-            f"{path}: expected a name that ends in {', '.join(libraries)}, got {shown(suffix)}"
+            f"{path}: expected a name that ends in {', '.join(libraries)}, got {quote(suffix)}"
         )
     check_installed(path, f"drawing {suffix[1:]}", *libraries[suffix])
 

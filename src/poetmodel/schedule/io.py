@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from poetmodel.clock import infrequent_gc
-from poetmodel.errors import InputError, ScheduleError, raised_as, shown
+from poetmodel.errors import InputError, ScheduleError, convert_errors, quote
 from poetmodel.files import format_location, parse_json, read_text
 from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem
 from poetmodel.problem.parse import user_sum_faults
@@ -155,7 +155,7 @@ class ProblemEntry(Strict):
         InputError
             If `Problem` refuses a value for another reason.
         """
-        with raised_as(ScheduleError, "problem"):
+        with convert_errors(ScheduleError, "problem"):
             rows = tuple(row.to_constraint() for row in self.constraints)
             faults = list(user_sum_faults(graph, rows, tuple(self.weights.items())))
             if self.minimize == USER_OBJECTIVE and not self.weights:
@@ -275,7 +275,7 @@ def load_file(path: str | Path) -> ScheduleFile:
     ScheduleError
         With all errors of the file.
     """
-    with raised_as(ScheduleError):
+    with convert_errors(ScheduleError):
         text = read_text(path)
     return parse_schedule(text, source=str(path))
 
@@ -285,7 +285,7 @@ def parse_schedule(text: str, *, source: str) -> ScheduleFile:
 
     Raises `ScheduleError` with all errors, or if the file contains no schedule.
     """
-    with raised_as(ScheduleError, source):
+    with convert_errors(ScheduleError, source):
         values = parse_json(text, expected="poetmodel-schedule")
     return validate_schedule(values, source=source)
 
@@ -298,7 +298,7 @@ def validate_schedule(values: object, *, source: str) -> ScheduleFile:
     ScheduleError
         If the content is invalid or contains no schedule.
     """
-    with infrequent_gc(), raised_as(ScheduleError, source):
+    with infrequent_gc(), convert_errors(ScheduleError, source):
         file = validate_model(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
     if file.R is None:
         raise ScheduleError(
@@ -334,9 +334,9 @@ def validation_messages(error: ValidationError, *, kind: str) -> list[str]:
         expected = details["msg"].replace("Input should be", "expected")
         message = {
             "extra_forbidden": f"unknown key; accepted are the keys of a {kind} file",
-            "model_type": f"expected an object, got {shown(details['input'])}",
+            "model_type": f"expected an object, got {quote(details['input'])}",
             "missing": "missing",
-        }.get(details["type"], f"{expected}, got {shown(details['input'])}")
+        }.get(details["type"], f"{expected}, got {quote(details['input'])}")
         faults.append(f"{format_location(details['loc']) or 'document'}: {message}")
     if len(errors) > MAX_FAULTS:
         faults.append(f"and {len(errors) - MAX_FAULTS} more errors")

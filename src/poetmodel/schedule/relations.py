@@ -12,7 +12,7 @@ from operator import index, itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import check_time_limit, iterate_in_time
-from poetmodel.errors import ScheduleError, TooLargeError, shown
+from poetmodel.errors import ScheduleError, TooLargeError, quote
 from poetmodel.files import write_text
 from poetmodel.schedule.identity import FORMAT, RELATIONS, RESIDENT, VERSION, GraphIdentity
 from poetmodel.units import brief
@@ -108,7 +108,7 @@ class Schedule:
             return pairs
 
     def __repr__(self) -> str:
-        graph = "no graph named" if self.identity is None else shown(self.identity.name)
+        graph = "no graph named" if self.identity is None else quote(self.identity.name)
         pair_counts = {name: len(getattr(self, name)) for name in RELATIONS if name not in _SPANS}
         pair_counts |= {name: count_pairs(getattr(self, spans)) for name, spans in _SPANS.items()}
         counts = [f"{name} {pair_counts[name]}" for name in RELATIONS]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.device.ram import DeviceRam, device_ram_metrics, gauge_by_json_path, make_gauge
-from poetmodel.errors import InputError, ScheduleError, shown
+from poetmodel.errors import InputError, ScheduleError, quote
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, is_within
 from poetmodel.problem.infeasibility import commit_space_fault
 from poetmodel.schedule.identity import OBJECTIVE_BOUND, OBJECTIVE_GAP, OBJECTIVE_VALUE, PROVED_GAP
@@ -171,7 +171,7 @@ def check_identity(graph: Graph, schedule: Schedule) -> None:
     value: Any = schedule
     if not isinstance(value, Schedule):
         hint = "; give its .schedule" if hasattr(value, "schedule") else ""
-        raise ScheduleError(f"expected a Schedule, got {shown(value)}{hint}")
+        raise ScheduleError(f"expected a Schedule, got {quote(value)}{hint}")
     if schedule.identity is not None:
         schedule.identity.check(graph, kind="schedule", error=ScheduleError)
 

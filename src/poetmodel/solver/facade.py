@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import infrequent_gc
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, quote
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.result import SolveResult, Termination
@@ -111,7 +111,7 @@ def solve(
         history.baseline = problem.objective.baseline
         if start is not None:
             if not isinstance(start, Schedule):
-                raise InputError(f"start: expected a Schedule, got {shown(start)}")
+                raise InputError(f"start: expected a Schedule, got {quote(start)}")
             check_identity(problem.graph, start)
         if reason is not None:
             outcome = Outcome(termination=Termination.PROVED, is_infeasible=True, reason=reason)

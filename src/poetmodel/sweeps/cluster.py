@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, MissingExtraError, listed
+from poetmodel.errors import InputError, MissingExtraError, join_names
 from poetmodel.sweeps.workers import Isolation, ShippingPool
 from poetmodel.version import __version__
 
@@ -82,7 +82,7 @@ def _check_workers(scheduler: str, client: Any) -> None:
     if missing:
         raise InputError(
             f"scheduler {scheduler!r}: poetmodel cannot be imported by the workers "
-            f"{listed(missing)}; install poetmodel {__version__} where they run"
+            f"{join_names(missing)}; install poetmodel {__version__} where they run"
         )
     other_versions = [
         f"{worker} has {worker_version}"
@@ -92,7 +92,7 @@ def _check_workers(scheduler: str, client: Any) -> None:
     if other_versions:
         raise InputError(
             f"scheduler {scheduler!r}: expected workers with poetmodel {__version__}, "
-            f"{listed(other_versions)}; install the same version everywhere"
+            f"{join_names(other_versions)}; install the same version everywhere"
         )
 
 

@@ -21,8 +21,8 @@ from poetmodel.errors import (
     InputError,
     PoetModelError,
     ScheduleError,
-    listed,
-    raised_as,
+    convert_errors,
+    join_names,
     suggest_names,
 )
 from poetmodel.files import (
@@ -318,7 +318,7 @@ def read_library(folder: Path) -> dict[str, dict[str, Any]]:
         raise InputError(f"{folder}: expected an instance library, with {INDEX}")
     lines: dict[str, dict[str, Any]] = {}
     for line_number, line_text in enumerate(read_text(path).splitlines(), start=1):
-        with raised_as(InputError, f"{path}, line {line_number}"):
+        with convert_errors(InputError, f"{path}, line {line_number}"):
             line = parse_json(line_text, expected="library index")
             if not isinstance(line, dict) or not line.keys() >= _KEYS:
                 raise InputError(f"expected an object with the keys {', '.join(sorted(_KEYS))}")
@@ -434,7 +434,7 @@ def _check_solution(
         return CheckedSolution(**known_values, finding=Finding.INVALID, reason=str(error))
     if verdict.violations:
         return CheckedSolution(
-            **known_values, finding=Finding.INVALID, reason=listed(verdict.violations)
+            **known_values, finding=Finding.INVALID, reason=join_names(verdict.violations)
         )
     overhead = problem.objective.overhead_of(verdict.simulation)
     tolerance = TOLERANCE * max(overhead, best["overhead"] or 0.0, 1e-6 * line["baseline"])

@@ -25,7 +25,7 @@ from poetmodel.choosing.search import (
 )
 from poetmodel.clock import now_s
 from poetmodel.device import Costs, Device
-from poetmodel.errors import InputError, listed
+from poetmodel.errors import InputError, join_names
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.lowered.io import load_scores
 from poetmodel.problem import Problem
@@ -588,7 +588,7 @@ def _make_unproved_choice(
     if costs.device is None or costs != Costs.estimate(problem.graph, costs.device):
         raise CaptureError(
             f"{step.graph.name}: the profile has no costs for nodes of the step that trains only "
-            f"{listed(selection.layers)}; leave the profile out"
+            f"{join_names(selection.layers)}; leave the profile out"
         )
     unproved_selection = replace(
         selection, bound=float(sum(scores.values())), status=Status.FEASIBLE

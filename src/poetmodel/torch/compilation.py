@@ -14,7 +14,7 @@ import torch
 
 from poetmodel.clock import infrequent_gc
 from poetmodel.device import Device
-from poetmodel.errors import InputError, listed, shown
+from poetmodel.errors import InputError, join_names, quote
 from poetmodel.files import write_text
 from poetmodel.torch.capturing.inputs import input_errors, refuse, unflatten
 from poetmodel.torch.capturing.surroundings import CAPTURE_LOCK
@@ -178,7 +178,7 @@ class Step:
             overhead = f"{result.overhead / baseline:.2%} more {result.problem.minimize}"
         peak = f"{format_bytes(current.peak_bytes)} of {format_bytes(current.budget_bytes)} planned"
         call = "step(*inputs)" if current.trace.joint.output is None else "step(**batch)"
-        return brief(self, shown(current.trace.joint.name), peak, overhead, f"loss = {call}")
+        return brief(self, quote(current.trace.joint.name), peak, overhead, f"loss = {call}")
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """Execute one step: accumulate gradients in ``.grad``, update buffers, return the loss.
@@ -253,7 +253,7 @@ class Step:
         expected_text = "inputs by name, as the step was compiled with: step(**batch)"
         if joint.output is None:
             expected_text = "inputs without names, in their order, as in step(x, y) or step(batch)"
-        got_text = listed(named_inputs) or f"{len(inputs)} without names"
+        got_text = join_names(named_inputs) or f"{len(inputs)} without names"
         raise CaptureError(f"{joint.name}: expected {expected_text}; got {got_text}")
 
     @property

@@ -16,7 +16,7 @@ import torch
 
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, InputError, shown
+from poetmodel.errors import BudgetError, InputError, quote
 from poetmodel.planner import checked_plan
 from poetmodel.problem import Problem, Quantity
 from poetmodel.solver import solve
@@ -76,18 +76,18 @@ class CompileOptions:
         faults = []
         storage: Any = self.storage
         if self.dynamic not in ("error", "retrace"):
-            faults.append(f"dynamic: expected error or retrace, got {shown(self.dynamic)}")
+            faults.append(f"dynamic: expected error or retrace, got {quote(self.dynamic)}")
         if not isinstance(storage, str | Path | None) or storage == "":
-            faults.append(f"storage: expected a folder, got {shown(storage)}")
+            faults.append(f"storage: expected a folder, got {quote(storage)}")
         if self.paging and storage is None:
             faults.append("paging: needs a folder for pages; set storage=, or paging=False")
         if type(self.accumulate) is not int or self.accumulate < 1:
-            faults.append(f"accumulate: expected 1 or more steps, got {shown(self.accumulate)}")
+            faults.append(f"accumulate: expected 1 or more steps, got {quote(self.accumulate)}")
         elif self.accumulate > 1 and self.optimizer is not None:
             faults.append("accumulate: a step with an optimizer updates at once; leave one out")
         cache: Any = self.cache
         if not isinstance(cache, str | Path | bool) or cache == "":
-            faults.append(f"cache: expected a folder, True or False, got {shown(cache)}")
+            faults.append(f"cache: expected a folder, True or False, got {quote(cache)}")
         if faults:
             raise InputError(faults)
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from poetmodel.errors import InputError, listed
+from poetmodel.errors import InputError, join_names
 from poetmodel.torch.capturing.inputs import find_loss
 from poetmodel.torch.compilation import Step, compile
 from poetmodel.torch.errors import CaptureError
@@ -77,7 +77,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Check and store the options; the first batch compiles the step."""
         if unknown_names := options.keys() - LOOP_OPTIONS:
-            raise TypeError(f"Strategy: unknown parameters: {listed(sorted(unknown_names))}")
+            raise TypeError(f"Strategy: unknown parameters: {join_names(sorted(unknown_names))}")
         refuse_processes("Strategy", _REMEDY)
         super().__init__("cpu", accelerator, checkpoint_io, precision_plugin)
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **options}

@@ -10,7 +10,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, quote
 from poetmodel.torch.errors import FOREIGN_ERRORS, require_torch, user_line_of_error
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
             "loss and inputs"
         )
     if not is_target(target):
-        raise InputError(f"{shown(target)}: expected {TARGET_FORMAT}, or an ONNX file, *.onnx")
+        raise InputError(f"{quote(target)}: expected {TARGET_FORMAT}, or an ONNX file, *.onnx")
     with _import_function(target) as function:
         returned = function()
     return _check_returned(target, returned)
@@ -161,7 +161,7 @@ def _import_function(target: str, format_text: str = TARGET_FORMAT) -> Iterator[
 
 def _load_loss(target: str) -> Callable[..., Any]:
     if not is_target(target):
-        raise InputError(f"--loss {shown(target)}: expected {_LOSS_FORMAT}")
+        raise InputError(f"--loss {quote(target)}: expected {_LOSS_FORMAT}")
     with _import_function(target, _LOSS_FORMAT) as function:
         return function
 
@@ -174,7 +174,7 @@ def load_batch(target: str) -> tuple[Any, ...]:
     Raises `InputError` if the function is missing, fails or returns another type.
     """
     if not is_target(target):
-        raise InputError(f"--batch-of {shown(target)}: expected {_BATCH_FORMAT}")
+        raise InputError(f"--batch-of {quote(target)}: expected {_BATCH_FORMAT}")
     with _import_function(target, _BATCH_FORMAT) as function:
         returned = function()
     if not isinstance(returned, tuple | list):
@@ -188,7 +188,7 @@ def _check_returned(target: str, returned: object) -> StepArguments:
     if not isinstance(returned, tuple | list) or len(returned) != _RETURNED_COUNT:
         is_sequence = isinstance(returned, tuple | list)
         kind = type(returned).__name__
-        value_text = f"a {kind} of {len(returned)}" if is_sequence else shown(returned)  # type: ignore[arg-type]
+        value_text = f"a {kind} of {len(returned)}" if is_sequence else quote(returned)  # type: ignore[arg-type]
         raise InputError(
             f"{target}: expected it to return (model, loss_fn, inputs), got {value_text}"
         )
@@ -196,7 +196,7 @@ def _check_returned(target: str, returned: object) -> StepArguments:
     if not isinstance(inputs, tuple | list):
         raise InputError(f"{target}: inputs: expected a tuple, got a {type(inputs).__name__}")
     if loss_fn is not None and not callable(loss_fn):
-        raise InputError(f"{target}: loss_fn: expected a function or None, got {shown(loss_fn)}")
+        raise InputError(f"{target}: loss_fn: expected a function or None, got {quote(loss_fn)}")
     return model, loss_fn, tuple(inputs)
 
 

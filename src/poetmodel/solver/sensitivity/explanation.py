@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from poetmodel.errors import InputError, listed
+from poetmodel.errors import InputError, join_names
 from poetmodel.problem import DEADLINE_ROWS, USER_CONSTRAINTS, Problem
 from poetmodel.problem.infeasibility import (
     infeasibility_proof,
@@ -118,11 +118,11 @@ class Explanation:
                 predicate = "take part in a conflict" if is_plural else "takes part in a conflict"
             yield f"{subject} {predicate}{context}"
         if self.added_constraints:
-            names_text = listed(self.added_constraints)
+            names_text = join_names(self.added_constraints)
             predicate = "take part in a conflict" if self.unchecked else "cannot be met"
             yield f"these added constraints {predicate}{context}: {names_text}"
         if self.unchecked:
-            yield f"not decided in time whether in the conflict: {listed(self.unchecked)}"
+            yield f"not decided in time whether in the conflict: {join_names(self.unchecked)}"
         yield from (remedy.sentence() for remedy in self.working_remedies)
         failed_remedies = [remedy for remedy in self.remedies if not remedy.works]
         if (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.ram import device_ram_metrics
-from poetmodel.errors import shown
+from poetmodel.errors import quote
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.fitting import align_problem
@@ -36,7 +36,7 @@ class Limit:
     def __repr__(self) -> str:
         value = "none" if self.value is None else f"{self.value:.6g}"
         proof = "proven" if self.proven else f"bound {self.bound}"
-        return brief(self, shown(self.name), f"least {self.quantity} {value}, {proof}")
+        return brief(self, quote(self.name), f"least {self.quantity} {value}, {proof}")
 
     @property
     def quantity(self) -> Quantity:

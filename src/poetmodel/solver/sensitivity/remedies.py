@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from poetmodel.errors import listed
+from poetmodel.errors import join_names
 from poetmodel.planner import verify
 from poetmodel.problem import RELATIVE_TOLERANCE, USER_OBJECTIVE, Constraint, Problem, Quantity
 from poetmodel.problem.infeasibility import infeasibility_reason
@@ -185,7 +185,7 @@ class Remedy:
             )
             beginning = "feasible from" if self.proven else "feasible with"
         if self.node is not None:
-            tensors = listed(self.tensors, max_names=MAX_NAMED_TENSORS)
+            tensors = join_names(self.tensors, max_names=MAX_NAMED_TENSORS)
             amount += f", which {self.node!r} takes with {tensors} in RAM"
         if self.proven:
             return f"{beginning} {amount}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.errors import listed
+from poetmodel.errors import join_names
 from poetmodel.torch.capturing.inputs import is_plain
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, Lookup, OutputKind, format_path
 from poetmodel.torch.errors import CaptureError
@@ -329,9 +329,9 @@ def _is_hooked(tensor: torch.Tensor | None) -> bool:
 def _hook_error(step_name: str, tensor_names: Sequence[str]) -> str:
     """Return the message for tensors with hooks, with a remedy."""
     return (
-        f"{step_name}: {listed(tensor_names)}: a compiled step does not run hooks of parameters "
-        "(register_hook, register_post_accumulate_grad_hook); remove them, and process .grad after "
-        "the step"
+        f"{step_name}: {join_names(tensor_names)}: a compiled step does not run hooks of "
+        "parameters (register_hook, register_post_accumulate_grad_hook); remove them, and "
+        "process .grad after the step"
     )
 
 
@@ -391,7 +391,7 @@ def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Se
         ]
     if not replaced_names:
         return "modules were added to the model"
-    return f"{listed(replaced_names)}: replaced by another module, or removed"
+    return f"{join_names(replaced_names)}: replaced by another module, or removed"
 
 
 def _alias_differences(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils import _pytree
 
-from poetmodel.errors import listed, shown
+from poetmodel.errors import join_names, quote
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iter
     for path, module in model.named_modules():
         yield from _module_errors(path, module)
     if loss_fn is not None and not callable(loss_fn):
-        yield f"loss_fn: expected a function or None, got {shown(loss_fn)}"
+        yield f"loss_fn: expected a function or None, got {quote(loss_fn)}"
     if _is_compiled(loss_fn):
         yield "loss_fn is compiled (torch.compile); pass the original function"
     if loss_fn is not None and isinstance(inputs, Mapping):
@@ -247,7 +247,7 @@ def input_errors(inputs: object) -> Iterator[str]:
     invalid_keys = [key for key in named_inputs if not isinstance(key, str)]
     if invalid_keys:
         yield (
-            f"inputs: expected names of parameters of forward as keys, got {shown(invalid_keys[0])}"
+            f"inputs: expected names of parameters of forward as keys, got {quote(invalid_keys[0])}"
         )
         return
     if len(inputs) == 0:
@@ -290,7 +290,7 @@ def _call_errors(model: torch.nn.Module, inputs: Inputs, *, has_no_loss_fn: bool
         if has_no_loss_fn
         else "the last is the target"
     )
-    inputs_text = listed(arguments[0]) if by_name else f"{len(arguments)} of them: {role}"
+    inputs_text = join_names(arguments[0]) if by_name else f"{len(arguments)} of them: {role}"
     try:
         signature.bind(**arguments[0]) if by_name else signature.bind(*arguments)
     except TypeError as error:

@@ -19,7 +19,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 
 from poetmodel.clock import infrequent_gc
-from poetmodel.errors import listed
+from poetmodel.errors import join_names
 from poetmodel.torch.capturing.inputs import (
     OutputStructure,
     copy_inputs,
@@ -195,7 +195,7 @@ def capture(
             "%s: forward stores tensors outside of the model (%s), which a compiled step does not: "
             "the previous content was restored",
             name,
-            listed(sorted(leftovers.holder_names)),
+            join_names(sorted(leftovers.holder_names)),
         )
     if restored_attributes:
         _LOG.warning(

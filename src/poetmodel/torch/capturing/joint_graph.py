@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 from torch._functorch._aot_autograd import descriptors
 
-from poetmodel.errors import listed
+from poetmodel.errors import join_names
 from poetmodel.torch.capturing.inputs import flatten, input_names, unflatten
 from poetmodel.torch.capturing.python_guards import PythonGuards
 from poetmodel.torch.errors import CaptureError
@@ -267,14 +267,15 @@ class Joint:
                 "new": inputs.keys() - named_inputs.keys(),
             }
             problems = [
-                f"{listed(sorted(keys))} {problem}"
+                f"{join_names(sorted(keys))} {problem}"
                 for problem, keys in keys_by_problem.items()
                 if keys
             ]
             if problems:
                 raise CaptureError(
                     f"{self.name}: expected inputs by the names that the step was compiled with "
-                    f"({listed(sorted(named_inputs), max_names=9)}), and {' and '.join(problems)}"
+                    f"({join_names(sorted(named_inputs), max_names=9)}), and "
+                    f"{' and '.join(problems)}"
                 )
         n_expected, n_inputs = self.input_spec.num_children, spec.num_children
         if n_expected != n_inputs:

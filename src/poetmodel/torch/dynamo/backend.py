@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import Device
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, quote
 from poetmodel.files import unknown_key_message
 from poetmodel.solver.request import Request
 from poetmodel.torch.cache import Cache
@@ -156,9 +156,9 @@ def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Itera
     yield from _number_errors(**arguments)
     yield from region_errors(arguments["regions"])
     if kernels not in (EAGER, INDUCTOR):
-        yield f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}"
+        yield f"kernels: expected {EAGER} or {INDUCTOR}, got {quote(kernels)}"
     if costs not in (None, MEASURED):
-        yield f"costs: expected {MEASURED} or nothing, got {shown(costs)}"
+        yield f"costs: expected {MEASURED} or nothing, got {quote(costs)}"
     if kernels == INDUCTOR and arguments["storage"] is not None:
         yield f"storage: pages need kernels={EAGER!r}"
     if kernels == INDUCTOR:
@@ -178,10 +178,10 @@ def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Itera
     }
     for name, (expected, expected_type) in expected_types.items():
         if not isinstance(arguments[name], expected_type) or arguments[name] == "":
-            yield f"{name}: expected {expected}, got {shown(arguments[name])}"
+            yield f"{name}: expected {expected}, got {quote(arguments[name])}"
     if str(arguments["device"]).partition(":")[0] in _PYTORCH_DEVICES:
         yield (
-            f"device: {shown(arguments['device'])} is a device of PyTorch; expected a board or a "
+            f"device: {quote(arguments['device'])} is a device of PyTorch; expected a board or a "
             "card that times are estimated for, such as rpi4b, a100 or a file *.toml; leave it out "
             "for this machine"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from poetmodel.budgets import Budget
 from poetmodel.clock import processor_clock
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, shown
+from poetmodel.errors import BudgetError, quote
 from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import checked_plan
@@ -285,7 +285,7 @@ def check_budget(ram: object) -> None:
         return
     size = Budget.parse(ram).resolve(_REFERENCE_BYTES)  # type: ignore[arg-type]
     if size == 0:
-        raise BudgetError(f"ram: expected more than 0 bytes, got {shown(ram)}")
+        raise BudgetError(f"ram: expected more than 0 bytes, got {quote(ram)}")
     if size <= _MAX_PERCENT and str(ram).strip().isdigit():
         raise BudgetError(f"ram: {missing_unit_hint(size, MAX_BYTES).removeprefix('; ')}")
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.fx import traceback
 
 from poetmodel.budgets import Budget
-from poetmodel.errors import InputError, VerificationError, shown
+from poetmodel.errors import InputError, VerificationError, quote
 from poetmodel.graph import Phase
 from poetmodel.heuristics.execution import recompute_once
 from poetmodel.model import build
@@ -95,7 +95,7 @@ def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[An
 def region_errors(regions: Any) -> Iterator[str]:
     """Yield an error for each invalid budget of a module or pattern."""
     if not isinstance(regions, Mapping | None):
-        yield f"regions: expected budgets by module, such as encoder.*, got {shown(regions)}"
+        yield f"regions: expected budgets by module, such as encoder.*, got {quote(regions)}"
         return
     for pattern, ram in (regions or {}).items():
         try:
@@ -166,7 +166,7 @@ def find_regions(
     empty_names = [name for (name, _), tensors in tensors_of_budget.items() if not tensors]
     if empty_names:
         raise InputError(
-            f"regions: {shown(name)} is no module that makes a tensor; modules are "
+            f"regions: {quote(name)} is no module that makes a tensor; modules are "
             f"{', '.join(sorted(filter(None, module_paths))[:_MAX_NAMES])}"
             for name in empty_names
         )

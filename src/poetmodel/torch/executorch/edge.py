@@ -35,7 +35,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.clock import infrequent_gc
-from poetmodel.errors import listed
+from poetmodel.errors import join_names
 from poetmodel.placement.lifetimes import Block, Span
 from poetmodel.placement.placing import place_blocks
 from poetmodel.plan.alignment import ALIGNMENT
@@ -213,7 +213,8 @@ def _check_kernels(name: str, graph: fx.Graph) -> None:
     unsupported_names = [str(operator) for operator in operators if not _has_kernel(operator)]
     if unsupported_names:
         raise CaptureError(
-            f"{name}: ExecuTorch has no kernel for {listed(unsupported_names)}; use another layer"
+            f"{name}: ExecuTorch has no kernel for {join_names(unsupported_names)}; use "
+            "another layer"
         )
     backward = torch.ops.aten.convolution_backward.default
     for node in graph.nodes:

@@ -11,7 +11,7 @@ import torch
 
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, InputError, VerificationError, shown
+from poetmodel.errors import BudgetError, InputError, VerificationError, quote
 from poetmodel.files import check_writable, write_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op, check_plan
@@ -302,7 +302,7 @@ def _check_arguments(output_path: Path, storage: object, paging: object) -> None
             "leave it out, or write C that pages with pmt.export"
         )
     if output_path.suffix != ".pte":
-        raise InputError(f"path: expected a file *.pte, got {shown(str(output_path))}")
+        raise InputError(f"path: expected a file *.pte, got {quote(str(output_path))}")
     check_writable(output_path)
 
 

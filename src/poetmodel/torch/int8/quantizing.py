@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from poetmodel.errors import InputError, listed, shown
+from poetmodel.errors import InputError, join_names, quote
 from poetmodel.torch.errors import convert_exceptions, require_package, suppress_warnings
 from poetmodel.torch.graph.operators import module_path
 from poetmodel.torch.int8.front import QuantizedFront
@@ -176,7 +176,7 @@ def check_prepared(prepared_module: Any, *, train: str | Sequence[str] | None) -
 def check_training(rounding: str, headroom: float) -> None:
     """Raise `InputError` for an unknown rounding, or a headroom below 1."""
     if rounding not in ROUNDINGS:
-        raise InputError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {shown(rounding)}")
+        raise InputError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {quote(rounding)}")
     if not (math.isfinite(headroom) and headroom >= 1):
         raise InputError(f"headroom: expected a number from 1, got {headroom}")
 
@@ -218,7 +218,7 @@ def _select_trained_nodes(
         unmatched_text = ", ".join(map(repr, unmatched_patterns)) or "no name"
         raise InputError(
             f"{option}: expected all, last-N, or names or patterns of layers, got "
-            f"{unmatched_text}; the layers are {listed(paths)}"
+            f"{unmatched_text}; the layers are {join_names(paths)}"
         )
     return frozenset(node for nodes in nodes_by_pattern.values() for node in nodes)
 
@@ -228,7 +228,7 @@ def _read_front_input(batch: Any) -> torch.Tensor:
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]
     if not isinstance(batch, torch.Tensor) or not batch.is_floating_point():
-        batch_text = f"one of {batch.dtype}" if isinstance(batch, torch.Tensor) else shown(batch)
+        batch_text = f"one of {batch.dtype}" if isinstance(batch, torch.Tensor) else quote(batch)
         raise InputError(
             "batches: expected tensors of float32, the input of the front, got "
             f"{batch_text}; convert and normalize outside of the front"

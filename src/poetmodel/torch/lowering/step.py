@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, quote
 from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.export.masks import mask_activations
 from poetmodel.export.unrolled import unroll_weight_gradients
@@ -79,7 +79,7 @@ def lower(
         optimizer is not finite.
     """
     if type(accumulate) is not int or accumulate < 1:
-        expectation = f"expected a number of batches from 1, got {shown(accumulate)}"
+        expectation = f"expected a number of batches from 1, got {quote(accumulate)}"
         raise InputError(f"accumulate: {expectation}")
     if accumulate > 1 and optimizer is None:
         raise InputError(

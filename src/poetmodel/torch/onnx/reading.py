@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, listed
+from poetmodel.errors import InputError, join_names
 from poetmodel.torch.errors import require_package
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def _check_operators(
     if not unknown:
         return
     operator_list = "; ".join(
-        f"{operator} ({listed(names)})" for operator, names in sorted(unknown.items())
+        f"{operator} ({join_names(names)})" for operator, names in sorted(unknown.items())
     )
     advice = "export the network without them"
     if _CONTROL_FLOW & unknown.keys():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 from torch.nn import functional
 
-from poetmodel.errors import InputError, PoetModelError, shown
+from poetmodel.errors import InputError, PoetModelError, quote
 from poetmodel.torch.onnx.module import OnnxModule, from_onnx
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def make_onnx_step(
     if loss is None:
         raise InputError(f"{path}: --loss is missing; expected {_format_loss_names()}")
     if loss not in _LOSSES and ":" not in loss:
-        raise InputError(f"--loss {shown(loss)}: expected {_format_loss_names()}")
+        raise InputError(f"--loss {quote(loss)}: expected {_format_loss_names()}")
     model = from_onnx(path)
     inputs = model.example_inputs(batch=batch, dims=dims)
     outputs = _compute_outputs(path, model, inputs)

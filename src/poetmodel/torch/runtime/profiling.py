@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from poetmodel.device import Costs, Device
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, quote
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 from poetmodel.torch.capturing.replay import execute_kernel, replay_distinct, temporary_setting
 from poetmodel.torch.state.pages import checksum, read_page, write_page
@@ -233,10 +233,10 @@ def _page_costs(trace: Trace, transfer: TransferTime, power_w: float) -> list[tu
 def _check_arguments(trace: object, repeats: object, threads: object) -> None:
     """Raise `InputError` for invalid arguments, or parameters that are not on the CPU."""
     if not isinstance(trace, Trace):
-        raise InputError(f"expected the result of `trace`, got {shown(trace)}")
+        raise InputError(f"expected the result of `trace`, got {quote(trace)}")
     for name, value in (("repeats", repeats), ("threads", 1 if threads is None else threads)):
         if type(value) is not int or value < 1:
-            raise InputError(f"{name}: expected a whole number from 1, got {shown(value)}")
+            raise InputError(f"{name}: expected a whole number from 1, got {quote(value)}")
     joint = trace.joint
     device_types = {
         joint.value(argument).device.type for argument in joint.arguments_of(InputKind.PARAMETER)

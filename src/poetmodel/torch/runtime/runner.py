@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.errors import listed
+from poetmodel.errors import join_names
 from poetmodel.plan import Op
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.errors import CaptureError
@@ -274,9 +274,9 @@ class Runner:
             joint = self.trace.joint
             raise CaptureError(
                 f"{joint.name}: not all numbers are finite or in range, or a matrix cannot be "
-                f"inverted. The model tests this at {listed(joint.finite_check_lines)}, and a step "
-                "supports only passed tests; nothing has changed: leave this batch out, or run it "
-                "with eager PyTorch"
+                f"inverted. The model tests this at {join_names(joint.finite_check_lines)}, and a "
+                "step supports only passed tests; nothing has changed: leave this batch out, or "
+                "run it with eager PyTorch"
             )
 
     def _make_pager(self) -> Pages | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from poetmodel.errors import InputError, listed
+from poetmodel.errors import InputError, join_names
 from poetmodel.export.state import load_state_tensors, read_state, state_paths, write_state
 from poetmodel.torch.int8.reading import with_fronts
 from poetmodel.torch.int8.training import TrainedLayer
@@ -209,6 +209,6 @@ def _moment_targets(
             raise InputError(
                 f"optimizer: the folder has {key} of {owner_name!r}, and "
                 f"{type(optimizer).__name__} "
-                f"has {listed(expected_keys) or 'none'}; use an optimizer like the exported one"
+                f"has {join_names(expected_keys) or 'none'}; use an optimizer like the exported one"
             )
         yield name, parameters_by_name[owner_name], key

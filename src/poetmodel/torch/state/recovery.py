@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, finalize
 
 import torch
 
-from poetmodel.errors import InputError, listed, shown
+from poetmodel.errors import InputError, join_names, quote
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.joint_graph import BODY, InputKind, format_path
 from poetmodel.torch.graph.tensors import storage_key
@@ -101,7 +101,7 @@ def check_class(name: str, value: object, expected_class: type) -> None:
     `name` is the name of the argument, for the message.
     """
     if not isinstance(value, expected_class):
-        raise InputError(f"{name}: expected {expected_class.__name__} of torch, got {shown(value)}")
+        raise InputError(f"{name}: expected {expected_class.__name__} of torch, got {quote(value)}")
 
 
 class _RecoveryTargets:
@@ -177,9 +177,9 @@ class _RecoveryTargets:
                 yield f"the optimizer has no parameter {format_path(path)}"
             elif expected_keys and not (keys & set(expected_keys)) - {"step"}:
                 yield (
-                    f"the file has {listed(sorted(keys))} of {format_path(path)}, and the "
+                    f"the file has {join_names(sorted(keys))} of {format_path(path)}, and the "
                     f"optimizer {type(find_owner(self.optimizer, parameter)).__name__} has "
-                    f"{listed(sorted(expected_keys))}"
+                    f"{join_names(sorted(expected_keys))}"
                 )
 
     def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-from poetmodel.errors import shown
+from poetmodel.errors import quote
 from poetmodel.graph.zoo.state import UPDATE_RULES
 from poetmodel.torch.capturing.inputs import refuse
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
@@ -616,7 +616,7 @@ def optimizer_errors(optimizer: object) -> Iterator[str]:
             if optimizer_class is not QuantizedSGD
         )
         expected = f"{', '.join(names)} or {last_name} of torch.optim"
-        yield f"expected {expected}, got {class_text or shown(optimizer)}"
+        yield f"expected {expected}, got {class_text or quote(optimizer)}"
         return
     supported_optimizer: Any = optimizer
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -637,7 +637,7 @@ def _group_errors(group: Mapping[str, Any], *, has_fused: bool) -> Iterator[str]
         if key != "params" and any(isinstance(item, torch.Tensor) for item in values):
             yield f"{key} is a tensor; expected a number, such as {key}={_to_numbers(value)}"
         elif key == "lr" and not isinstance(value, Real):
-            yield f"lr: expected a number, got {shown(value)}"
+            yield f"lr: expected a number, got {quote(value)}"
 
 
 def _to_numbers(value: Any) -> object:

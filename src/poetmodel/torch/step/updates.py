@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.errors import shown
+from poetmodel.errors import quote
 from poetmodel.torch.capturing.inputs import refuse
 from poetmodel.torch.capturing.joint_graph import (
     ANNOTATION,
@@ -394,7 +394,7 @@ def _extension_errors(
         isinstance(max_norm, int | float) and not isinstance(max_norm, bool) and max_norm > 0
     )
     if max_norm is not None and not is_valid_norm:
-        yield f"clip_grad_norm: expected a number above 0, got {shown(clip_grad_norm)}"
+        yield f"clip_grad_norm: expected a number above 0, got {quote(clip_grad_norm)}"
     optimizer_ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for key, trained_parameter in parameters.items():
         name = trained_parameter.arguments[0].name
