@@ -54,7 +54,7 @@ class ResultDifference:
         return f"{self.name} ({self.text}{operation_text})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the difference as plain values for JSON: its fields, and its text as ``told``.
+        """Return the difference as plain values for JSON: its fields and its text.
 
         ``largest`` is None for differences that are not finite.
         """
