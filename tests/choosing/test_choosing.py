@@ -333,6 +333,25 @@ def test_limits_that_a_set_just_keeps_allow_it(name, counted):
         assert relaxation.selected_layers(relaxation.solve("highs", 30)) == chosen
 
 
+@pytest.mark.parametrize("limit", ["deadline", "energy_budget"])
+@pytest.mark.parametrize("device", ["nrf52840", "nano33ble"])
+def test_commits_of_layers_of_score_0_are_not_counted(device, limit):
+    """Limits that training one layer just keeps, with its commit, allow this layer."""
+    step = freezable("chain")
+    last, names = list(group_by_layer(step.parameters, "layer").items())[-1]
+    graph = step.graph_for(names)
+    costs = pm.Costs.estimate(graph, pm.Device.load(device))
+    alone = pm.solve(pm.Problem(graph, costs, ram="100%", commit=1), gap=0.0, time_limit=30)
+    least = {"deadline": alone.simulation.time_s, "energy_budget": alone.simulation.energy_j}
+    relaxation = ChoiceRelaxation(
+        freezable=step,
+        problem=problem_of(step, device, ram="100%", commit=1, **{limit: least[limit]}),
+        layers={last: names},
+        scores={last: 1.0},
+    )
+    assert relaxation.selected_layers(relaxation.solve("highs", 30)) == (last,)
+
+
 def test_what_is_not_known_stays_in_the_bound(monkeypatch):
     """A set that the solver leaves open is no cut: its score stays a bound, and a gap is shown."""
     step = freezable("chain")

@@ -521,7 +521,10 @@ class _Program:
                 row[self.train_column_of[layer]] = (
                     row.get(self.train_column_of[layer], 0.0) + layer_cost
                 )
-        return sum(remaining_costs.values())
+        common_nodes = self.relaxation.freezable.common_nodes
+        return sum(
+            cost for new, cost in remaining_costs.items() if self.graph.node_of[new] in common_nodes
+        )
 
     def _add_cut(self, cut: SetCut) -> None:
         """Add the row of a cut.
