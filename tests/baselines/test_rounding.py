@@ -125,6 +125,13 @@ def test_schedules_keep_the_budget_or_are_refused(rule):
     assert again > 1
 
 
+def test_own_objective_does_not_stop_the_relaxation():
+    """The relaxation minimizes time, whatever the problem minimizes."""
+    problem = list(problems())[1]
+    own = problem.minimizing(lambda values: values.energy_j + values.compute_s)
+    assert outcome(own, "published") == outcome(problem, "published")
+
+
 def test_same_seed_has_the_same_schedule():
     """Draws are those of a seed, without another one of 0."""
     problem = list(problems())[1]

@@ -222,6 +222,16 @@ def test_another_budget_changes_one_tensor():
     assert (changed["tensor"], changed["a"]["fate"], changed["b"]["fate"]) == ("x", "paged", "kept")
 
 
+def test_schedules_of_two_graphs_are_not_compared(tmp_path):
+    """Without ``--graph``, each file names its own graph."""
+    paths = [tmp_path / f"{batch}.json" for batch in (1, 2)]
+    for batch, path in enumerate(paths, 1):
+        built = ("mlp", "--batch", str(batch), "--device", BOARD_FILE)
+        invoke("solve", *built, "--ram", "100%", "--out", path, status=0)
+    done = invoke("diff", *paths, "--device", BOARD_FILE, status=2)
+    assert "2.json: a schedule of another graph than " in done.err
+
+
 def test_table_fits_and_shows_the_change(told, monkeypatch):
     """Figures stand side by side in 80 columns; equal ones say so, and long lists are cut."""
     outcome = diff("--ram", "350", "--no-paging")

@@ -21,6 +21,7 @@ from poetmodel.graph import checkpoint_all_profile
 from poetmodel.heuristics.execution import last_possible_reads
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.grouping import Grouping
+from poetmodel.problem import Quantity
 from poetmodel.schedule import (
     GraphIdentity,
     Schedule,
@@ -155,7 +156,7 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
     solved in time, and `KeyboardInterrupt` if it is interrupted.
     """
     relaxed_problem = replace(
-        checkmate(replace(problem, constraints=(), user_objective=())),
+        checkmate(replace(problem, constraints=(), user_objective=(), minimize=Quantity.TIME)),
         ram=problem.resident_bytes + max(1, ram_bytes),
     )
     infeasible_error = MethodNotApplicableError(

@@ -10,6 +10,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_device_ram_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid_schedule
 from poetmodel.cli.output import listing, live_line, print_json, print_text, show
+from poetmodel.errors import InputError
 from poetmodel.report.presenter import (
     Fact,
     constraint_rows,
@@ -59,7 +60,12 @@ def diff(
     print_warnings(
         dict.fromkeys(note for verified in verified_schedules for note in verified.notes)
     )
-    graph = verified_schedules[0].graph
+    graph, other_graph = (verified.graph for verified in verified_schedules)
+    if graph.sha256 != other_graph.sha256:
+        raise InputError(
+            f"{files.second}: a schedule of another graph than {files.first}: {other_graph.name} "
+            f"and {graph.name} differ; give two schedules of one graph"
+        )
     decisions = zip(
         *(find_decisions(verified.problem, verified.schedule) for verified in verified_schedules),
         strict=True,

@@ -86,6 +86,7 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
         "--profile": profile,
         "--ram": job["ram_bytes"]
         + reserved_bytes(replace(lowered_step, inference=None), reserved_stack_bytes),
+        "--tile": settings.tile or "none",
         "--commit-every": settings.commit,
         "--deadline": None if deadline_s is None else f"{deadline_s!r}s",
         "--time-limit": search["time_limit"],

@@ -242,6 +242,7 @@ class SolveManager:
             self._schedules[point.id] = schedule
             self._run_in_background(self._save(point, schedule))
         elif point.provisional and metrics["value"] == point.value:
+            point.set_metrics(metrics)
             self._use_as_own(point, schedule)
         self.notify(open_problem, point, has_new_schedule=is_better)
 
