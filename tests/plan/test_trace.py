@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kit.instances import seeded
-from kit.plans import PAGED, plan, random_plan, random_state_plan
+from kit.instances import make_rng
+from kit.plans import PAGED, parse_plan, random_plan, random_state_plan
 from kit.trace_events import check_trace, nanoseconds
 from kit.worked import even_costs, skip_graph
 from poetmodel.device.ram import KIND_NAMES
@@ -26,7 +26,7 @@ def skip_events(mode="dma"):
     """Return the events of the plan of `skip_graph` that pages a."""
     graph = skip_graph(workspace=True)
     costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
-    made = plan(PAGED, mode, ram_budget_bytes=13, device="board")
+    made = parse_plan(PAGED, mode, ram_budget_bytes=13, device="board")
     return made_of(graph, costs, made)
 
 
@@ -73,7 +73,7 @@ def test_names_and_figures_of_a_plan():
     """The process is the graph on its device; the figures of the plan are beside the events."""
     graph = skip_graph()
     costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
-    made = plan(PAGED, ram_budget_bytes=12, device="board")
+    made = parse_plan(PAGED, ram_budget_bytes=12, device="board")
     check = check_plan(graph, costs, made)
     document = trace_events(graph, made, check)
     names = [e["args"]["name"] for e in document["traceEvents"] if e["name"].endswith("_name")]
@@ -100,7 +100,7 @@ def test_events_are_the_plan_checkers(mode, *, with_state):
     """Slices have the times of all that acts, counters the RAM during and after everything."""
     seen = dict.fromkeys(("flows", "stalls", "state"), 0)
     for seed in range(40):
-        rng = seeded(f"trace/{mode}/{with_state}/{seed}")
+        rng = make_rng(f"trace/{mode}/{with_state}/{seed}")
         graph, costs, made = random_state_plan(rng, mode) if with_state else random_plan(rng, mode)
         events, check = made_of(graph, costs, made)
         check_slices(events, check, made, graph)
