@@ -182,7 +182,7 @@ class _Programs:
         return _Clock(core, bus, (*ends[:step], bus, *ends[step + 1 :]))
 
     def _shared_bytes(self, state):
-        """Return the bytes of inputs that the next computation overwrites in position."""
+        """Return the bytes of inputs that the next computation overwrites in place."""
         position = state.computed
         dying = {e.tensor for e in self.events if e.op == Op.PAGE_IN and e.last_read == position}
         for tensor, _, reader, out in self.copies:

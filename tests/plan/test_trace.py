@@ -6,7 +6,7 @@ import pytest
 
 from kit.instances import make_rng
 from kit.plans import PAGED, parse_plan, random_plan, random_state_plan
-from kit.trace_events import check_trace, nanoseconds
+from kit.trace_events import check_trace, to_nanoseconds
 from kit.worked import even_costs, skip_graph
 from poetmodel.device.ram import KIND_NAMES
 from poetmodel.plan import Op, check_plan, trace_events
@@ -126,8 +126,8 @@ def check_slices(events, check, made, graph):
         event = by_position.pop(position)
         moves = step.op in {Op.PAGE_IN, Op.PAGE_OUT} or (held and step.index in reads)
         assert event["tid"] == (BUS if moves else CORE)
-        begin = nanoseconds(event["ts"])
-        end = begin + nanoseconds(event["dur"])
+        begin = to_nanoseconds(event["ts"])
+        end = begin + to_nanoseconds(event["dur"])
         assert (begin, end) == (round(record.start_s * 1e9), round(record.end_s * 1e9))
         args = event["args"]
         assert (args["ram_bytes"], args["ram_after_bytes"]) == (record.peak_bytes, record.ram_bytes)
@@ -137,10 +137,10 @@ def check_slices(events, check, made, graph):
 def check_counters(events, check):
     """Compare the counters with the simulated RAM at each of its changes."""
     counted = [e for e in events if e["ph"] == "C" and e["name"] != "RAM budget"]
-    ram = [(nanoseconds(e["ts"]), e["args"]["bytes"]) for e in counted if e["name"] == "RAM"]
+    ram = [(to_nanoseconds(e["ts"]), e["args"]["bytes"]) for e in counted if e["name"] == "RAM"]
     kinds = [e for e in counted if e["name"] == "RAM by kind"]
     assert [tuple(e["args"]) for e in kinds] == [KIND_NAMES] * len(kinds)
-    assert [(nanoseconds(e["ts"]), sum(e["args"].values())) for e in kinds] == ram
+    assert [(to_nanoseconds(e["ts"]), sum(e["args"].values())) for e in kinds] == ram
     clocks = [record.issued_s for record in check.records]
     clocks += [check.records[-1].end_s]
     levels = []
