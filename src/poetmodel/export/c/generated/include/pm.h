@@ -238,7 +238,7 @@ int pm_migrate(void);
 /* Between two steps: writes a generation if the last step did not (PM_COMMIT_EVERY), such as before a power-down.
    Not permitted after PM_TORN. After an error, the generation before stays valid: call again. */
 int pm_commit_now(void);
-extern uint32_t pm_commits; /* number of commits by pm_init and by steps; restarts do not reset it */
+extern uint32_t pm_commits; /* 1 for pm_init, and 1 for each committing step since; restarts do not reset it */
 extern uint32_t pm_steps;   /* number of steps since pm_init; restarts do not reset it */
 @END COMMIT@
 @IF GRADIENT_COUNT@
