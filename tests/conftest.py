@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 
 from kit.browser_pages import CHROMIUM
 from kit.messages import MessageCatalogue
-from kit.programs import LACKING
-from kit.rotation import KEPT, chosen, keep, kept_tests, this_share
+from kit.programs import SKIP_REASON
+from kit.rotation import KEPT, add_kept_tests, read_kept_tests, select_share, select_tests
 
 # A shell that runs the tests in the background lets them, and what they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -75,7 +75,7 @@ def pytest_configure(config):
     if config.getoption("--update-messages") and getattr(config.option, "numprocesses", None):
         msg = "--update-messages: several processes would write one file; leave -n out"
         raise pytest.UsageError(msg)
-    share = this_share()
+    share = select_share()
     os.environ["POETMODEL_SEEDS"] = "all" if share is None else str(share)  # for each worker
     if NEEDS_TORCH and find_spec("torch") is None:
         msg = "POETMODEL_NEEDS_TORCH is set, and PyTorch is not installed"
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(config, items):
         if item.path in _NEED_TORCH:
             item.add_marker("torch")
     more = [item for item in items if item.get_closest_marker("seeds") is not None]
-    taken = chosen([item.nodeid for item in more], this_share(), kept_tests())
+    taken = select_tests([item.nodeid for item in more], select_share(), read_kept_tests())
     left = [item for item in more if item.nodeid not in taken]
     for item in more:
         item.add_marker("slow")
@@ -113,11 +113,11 @@ def pytest_report_header():
 def pytest_terminal_summary(terminalreporter):
     """Keep the tests of more seeds that failed."""
     failed = terminalreporter.stats.get("failed", [])
-    for name in keep(report.nodeid for report in failed if "seeds" in report.keywords):
+    for name in add_kept_tests(report.nodeid for report in failed if "seeds" in report.keywords):
         terminalreporter.write_line(f"a seed that failed runs always from now on: {name} ({KEPT})")
     if SKIPPED:
         skipped = terminalreporter.stats.get("skipped", [])
-        names = [each.nodeid for each in skipped if LACKING.search(str(each.longrepr))]
+        names = [each.nodeid for each in skipped if SKIP_REASON.search(str(each.longrepr))]
         Path(SKIPPED).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
 
@@ -129,7 +129,7 @@ def pytest_runtest_makereport(item):
         return report
     marked = item.get_closest_marker("torch") is not None
     fault = ""
-    lacking = LACKING.search(str(report.longrepr)) is not None
+    lacking = SKIP_REASON.search(str(report.longrepr)) is not None
     if lacking:
         fault = "skipped where every program must be" if NEEDS_PROGRAMS else ""
     elif NEEDS_TORCH and marked:

@@ -27,7 +27,7 @@ def main():
         found, more = examine(seed, ways=chosen.ways)
         counts += more + Counter(faults=len(found))
         for fault in found:
-            sys.stdout.write(f"{fault.seed}: {fault.way}: {fault.what}\n")
+            sys.stdout.write(f"{fault.seed}: {fault.method}: {fault.error}\n")
         late = time.monotonic() - began_s > 60 * chosen.minutes
         if number % 500 == 0 or number == len(seeds) or late:
             shown = ", ".join(f"{count:,} {what}" for what, count in counts.items())

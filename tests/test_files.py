@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.plans import PAGED, plan
+from kit.plans import PAGED, parse_plan
 from kit.worked import even_costs, skip_graph
 from poetmodel import files
 from poetmodel.device import Costs, Device
@@ -172,7 +172,7 @@ READERS = {
 SAVED = {
     "x.graph.json": GRAPH.save,
     "x.schedule.json": checkpoint_all(GRAPH).save,
-    "x.plan.json": plan(PAGED, identity=GraphIdentity.from_graph(GRAPH)).save,
+    "x.plan.json": parse_plan(PAGED, identity=GraphIdentity.from_graph(GRAPH)).save,
     "x.csv": Costs(compute={}, pages=None).save,
 }
 """What is written, by the name of its file."""

@@ -6,52 +6,60 @@ from pathlib import Path
 import pytest
 
 from kit.messages import MessageCatalogue, read
-from kit.rotation import KEPT, SHARES, chosen, keep, kept_tests, parts, this_share
+from kit.rotation import (
+    KEPT,
+    SHARES,
+    add_kept_tests,
+    parametrize_parts,
+    read_kept_tests,
+    select_share,
+    select_tests,
+)
 
 NAMES = [f"a.py::test_{letter}[{number}]" for letter in "abc" for number in range(20)]
 
 
 def test_each_case_has_its_turn_once():
     """The shares are disjoint, all about as large, and together are all."""
-    shares = [chosen(NAMES, share) for share in range(SHARES)]
+    shares = [select_tests(NAMES, share) for share in range(SHARES)]
     assert sorted(name for share in shares for name in share) == sorted(NAMES)
     assert {len(share) for share in shares} <= set(range(3, 7))
-    assert chosen(NAMES, None) == set(NAMES)
+    assert select_tests(NAMES, None) == set(NAMES)
 
 
 def test_each_instance_is_in_one_part():
     """The first part is quick, the others take turns, and together they have every instance."""
-    given = parts(3).args[1]
-    of = [list(value.values[0].of(range(10))) for value in given]
+    given = parametrize_parts(3).args[1]
+    of = [list(value.values[0].select(range(10))) for value in given]
     assert of == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
     assert [[mark.name for mark in value.marks] for value in given] == [[], ["seeds"], ["seeds"]]
-    assert given[0].values[0].share(10) == 3
+    assert given[0].values[0].divide(10) == 3
 
 
 def test_what_failed_once_runs_always(tmp_path):
     """It is added once, and no matter whose turn it is."""
     file = tmp_path / "kept.txt"
-    assert keep([NAMES[3], NAMES[40]], file) == [NAMES[3], NAMES[40]]
-    assert keep([NAMES[3]], file) == []
+    assert add_kept_tests([NAMES[3], NAMES[40]], file) == [NAMES[3], NAMES[40]]
+    assert add_kept_tests([NAMES[3]], file) == []
     for share in range(SHARES):
-        taken = chosen(NAMES, share, kept_tests(file))
-        assert taken == chosen(NAMES, share) | {NAMES[3], NAMES[40]}
+        taken = select_tests(NAMES, share, read_kept_tests(file))
+        assert taken == select_tests(NAMES, share) | {NAMES[3], NAMES[40]}
 
 
 def test_a_share_can_be_asked_for(monkeypatch):
     """By its number, or all of them; else the commit or the day says it."""
     for asked, share in (("3", 3), (f"{SHARES}", 0), ("all", None)):
         monkeypatch.setenv("POETMODEL_SEEDS", asked)
-        assert this_share() == share
+        assert select_share() == share
     monkeypatch.delenv("POETMODEL_SEEDS")
-    assert this_share() in range(SHARES)
+    assert select_share() in range(SHARES)
     monkeypatch.setenv("PATH", "")
-    assert this_share() in range(SHARES)
+    assert select_share() in range(SHARES)
 
 
 def test_kept_tests_exist():
     """One that was renamed would no longer run."""
-    for name in kept_tests():
+    for name in read_kept_tests():
         file, _, function = name.partition("[")[0].rpartition("::")
         assert f"def {function}(" in (KEPT.parents[1] / file).read_text(encoding="utf-8"), name
 

@@ -10,18 +10,18 @@ from typing import NamedTuple
 import pytest
 
 from kit.instances import (
+    make_rng,
     random_costs,
     random_graph,
     random_instances,
     random_problem,
     random_schedule,
     random_step,
-    seeded,
     state_problem,
 )
 from kit.oracle import optimum
-from kit.own_rows import constrained, state_rows_problem
-from kit.rotation import parts
+from kit.own_rows import add_measured_rows, state_rows_problem
+from kit.rotation import parametrize_parts
 from kit.worked import bench_device, even_costs
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import USER_OBJECTIVE, Problem
@@ -167,7 +167,7 @@ def compare_with_every_relation(family, numbers):
     switches = {key: value for key, value in of_search.items() if key != "storage"}
     feasible = paid = with_rows = 0
     for number in numbers:
-        rng = seeded(f"{family}/{number}")
+        rng = make_rng(f"{family}/{number}")
         graph = _training_step(rng, n) if family == "state" else _roomy_graph(rng, n, **of_graph)
         costs = random_costs(rng, graph)
         ways = outcomes(graph, costs, **of_search)
@@ -179,7 +179,7 @@ def compare_with_every_relation(family, numbers):
             feasible += found is not None
             schedule = None if found is None else found.schedule
             paid += bool(schedule and (schedule.M_in or any(k < t for t, k in schedule.R)))
-            with_rows += _compared(constrained(rng, problem), ways) is not None
+            with_rows += _compared(add_measured_rows(rng, problem), ways) is not None
     assert feasible > 8 * len(numbers)
     assert paid > 2 * len(numbers)
     assert with_rows > 8 * len(numbers)
@@ -232,11 +232,11 @@ def judged(kind, number):
     """Return a problem of a kind: what is minimized, own rows, or steps with state."""
     if kind.startswith("state"):
         return (state_rows_problem if kind == "state rows" else state_problem)(f"judge/{number}")
-    rng = seeded(f"judge/{kind}/{number}")
+    rng = make_rng(f"judge/{kind}/{number}")
     graph = random_graph(rng, (3, 5) if kind == "own" else (3, 6))
     fixed = {} if kind == "own" else {"minimize": kind}
     problem = random_problem(rng, graph, random_costs(rng, graph), **fixed)
-    return constrained(rng, problem) if kind == "own" else problem
+    return add_measured_rows(rng, problem) if kind == "own" else problem
 
 
 @pytest.mark.parametrize(
@@ -248,14 +248,14 @@ def judged(kind, number):
         ("state rows", 60, 16),
     ],
 )
-@parts(8)
+@parametrize_parts(8)
 def test_oracle_schedules_pass_the_verifier(part, kind, count, least):
     """What the oracle returns is valid, rows included, and its simulated value is the one claimed.
 
     Schedules are wasteful ones where a constraint or an objective wants waste.
     """
     checked = wasteful = 0
-    for number in part.of(range(count)):
+    for number in part.select(range(count)):
         problem = judged(kind, number)
         found = optimum(problem)
         if found is None:
@@ -266,8 +266,8 @@ def test_oracle_schedules_pass_the_verifier(part, kind, count, least):
         assert measured == pytest.approx(found.value, abs=1e-9), (number, problem)
         checked += 1
         wasteful += len(found.schedule.M_out) > len({i for _, i in found.schedule.M_in})
-    assert checked >= part.share(least)
-    assert kind != "own" or wasteful >= part.share(10)
+    assert checked >= part.divide(least)
+    assert kind != "own" or wasteful >= part.divide(10)
 
 
 def _unit_graph(*nodes):
@@ -334,7 +334,7 @@ def test_random_schedules_are_valid_and_do_everything():
     """Some hundred random schedules keep every rule, and recompute, page, and waste."""
     pairs = {"R": 0, "M_in": 0, "M_out": 0}
     for seed in range(200):
-        rng = seeded(seed)
+        rng = make_rng(seed)
         graph = random_graph(rng, (3, 7))
         schedule = random_schedule(rng, graph)
         assert simulate(graph, None, schedule).violations == ()

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from kit import jobs
-from kit.patience import PATIENCE_S, gone, until
+from kit.patience import PATIENCE_S, has_ended, wait_until
 from poetmodel import clock as home
 from poetmodel.clock import (
     GC_ALLOCATIONS,
@@ -33,7 +33,7 @@ def process():
     started = WorkerProcess()
     yield started
     started.close()
-    assert gone(started.pid)
+    assert has_ended(started.pid)
     assert not started.is_alive
     assert not started._reader.is_alive()
 
@@ -43,25 +43,25 @@ def test_jobs_come_and_go(process):
 
     What jobs print disturbs nobody: standard output belongs to the other process.
     """
-    assert process.call(jobs.number).result(PATIENCE_S) == process.pid != os.getpid()
+    assert process.call(jobs.return_pid).result(PATIENCE_S) == process.pid != os.getpid()
     for given in ((1, "two"), (b"\n" * 300_000,), ()):  # more than a pipe holds
         news = []
         assert process.call(jobs.echo, *given, on_progress=news.append).result(PATIENCE_S) == given
         assert news == list(given)
-        assert process.call(jobs.noisy).result(PATIENCE_S) == "done"
+        assert process.call(jobs.write_noise).result(PATIENCE_S) == "done"
     assert not process.is_busy
 
 
 def test_messages_reach_the_job(process):
     """In their order; those that nobody has read are those of a job that is over."""
     news = []
-    job = process.call(jobs.answering, on_progress=news.append)
+    job = process.call(jobs.echo_messages, on_progress=news.append)
     assert process.is_busy
     for message in (1, 2, "end", 3):
         process.send(message)
     job.result(PATIENCE_S)
-    assert until(lambda: process.has_sent_all)
-    again = process.call(jobs.answering, on_progress=news.append)
+    assert wait_until(lambda: process.has_sent_all)
+    again = process.call(jobs.echo_messages, on_progress=news.append)
     process.send("end")
     again.result(PATIENCE_S)
     assert news == [1, 2]
@@ -70,12 +70,12 @@ def test_messages_reach_the_job(process):
 def test_errors_come_back(process):
     """With their class, where another process can make it, and with the traceback as a note."""
     with pytest.raises(LookupError, match="of its own") as failed:
-        process.call(jobs.failing).result(PATIENCE_S)
+        process.call(jobs.raise_lookup_error).result(PATIENCE_S)
     assert "in failing" in failed.value.__notes__[-1]
     for job, error, words in (
-        (jobs.refusing, InputError, "one; two"),
-        (jobs.rejecting, PoetModelError, "not valid: one; two"),
-        (jobs.leaving, RuntimeError, "SystemExit: left"),
+        (jobs.raise_input_error, InputError, "one; two"),
+        (jobs.raise_verification_error, PoetModelError, "not valid: one; two"),
+        (jobs.exit_process, RuntimeError, "SystemExit: left"),
     ):
         with pytest.raises(error, match=words):
             process.call(job).result(PATIENCE_S)
@@ -91,23 +91,23 @@ def unheard(_):
 
 @pytest.mark.parametrize(
     ("call", "error", "words"),
-    [((jobs.unreadable,), ValueError, "no number"), ((jobs.echo, 1), EOFError, "heard")],
+    [((jobs.return_unreadable,), ValueError, "no number"), ((jobs.echo, 1), EOFError, "heard")],
 )
 def test_a_result_or_listener_that_fails_ends_the_process(process, call, error, words):
     """The job is an error, not one that is waited for."""
     with pytest.raises(error, match=words):
         process.call(*call, on_progress=unheard).result(PATIENCE_S)
-    assert until(lambda: not process.is_alive)
+    assert wait_until(lambda: not process.is_alive)
 
 
 def test_a_job_that_nobody_wants_ends(process):
     """By itself, or interrupted; the next one is done, and not interrupted."""
     begun = []
-    noticed = process.call(jobs.attentive, on_progress=begun.append)
-    assert until(lambda: begun)
+    noticed = process.call(jobs.wait_for_cancel, on_progress=begun.append)
+    assert wait_until(lambda: begun)
     process.cancel()
     assert noticed.result(PATIENCE_S) == "noticed"
-    interrupted = process.call(jobs.endless)
+    interrupted = process.call(jobs.sleep_forever)
     process.cancel()
     with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
         interrupted.result(PATIENCE_S)
@@ -119,7 +119,7 @@ def test_ctrl_c_does_not_reach_it(process):
     """In a terminal it comes to all processes, at any time."""
     os.kill(process.pid, signal.SIGINT)
     assert process.call(jobs.echo, 1).result(PATIENCE_S) == (1,)
-    job = process.call(jobs.answering)
+    job = process.call(jobs.echo_messages)
     os.kill(process.pid, signal.SIGINT)
     process.send("end")
     assert job.result(PATIENCE_S) is None
@@ -127,7 +127,7 @@ def test_ctrl_c_does_not_reach_it(process):
 
 def test_an_end_is_told(process):
     """To who waits for the job, and to who gives another one."""
-    for job in (jobs.ending, jobs.number):
+    for job in (jobs.kill_process, jobs.return_pid):
         with pytest.raises(ProcessEndedError, match=r"ended unexpectedly \(status -9\)"):
             process.call(job).result(PATIENCE_S)
         assert not process.is_alive
@@ -137,11 +137,11 @@ def test_an_end_is_told(process):
 def test_it_is_ended_at_any_moment(delay_s):
     """Before it has read, with more to read than a pipe holds, and at work; also twice."""
     process = WorkerProcess()
-    job = process.call(jobs.endless, b"\n" * 1_000_000)
+    job = process.call(jobs.sleep_forever, b"\n" * 1_000_000)
     time.sleep(delay_s)
     process.close()
     process.close()
-    assert gone(process.pid)
+    assert has_ended(process.pid)
     with pytest.raises(ProcessEndedError):
         job.result(PATIENCE_S)
 
@@ -150,11 +150,11 @@ def test_its_threads_end_with_it():
     """No thread and no open pipe is left."""
     before = threading.active_count()
     process = WorkerProcess()
-    process.call(jobs.number).result(PATIENCE_S)
+    process.call(jobs.return_pid).result(PATIENCE_S)
     process.close()
     pipes = (process._process.stdin, process._process.stdout)
-    assert until(lambda: all(pipe.closed for pipe in pipes))
-    assert until(lambda: threading.active_count() <= before)
+    assert wait_until(lambda: all(pipe.closed for pipe in pipes))
+    assert wait_until(lambda: threading.active_count() <= before)
 
 
 def test_a_fork_has_no_part_in_it(process):
@@ -164,7 +164,7 @@ def test_a_fork_has_no_part_in_it(process):
         process.close()
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert process.call(jobs.number).result(PATIENCE_S) == process.pid
+    assert process.call(jobs.return_pid).result(PATIENCE_S) == process.pid
 
 
 def test_it_does_not_outlive_its_owner():
@@ -174,8 +174,8 @@ def test_it_does_not_outlive_its_owner():
         "from kit import jobs\n"
         "from poetmodel.process import WorkerProcess\n"
         "process = WorkerProcess()\n"
-        "assert process.call(jobs.number).result() == process.pid\n"
-        "process.call(jobs.endless)\n"
+        "assert process.call(jobs.return_pid).result() == process.pid\n"
+        "process.call(jobs.sleep_forever)\n"
         "print(process.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -186,7 +186,7 @@ def test_it_does_not_outlive_its_owner():
     ) as owner:
         pid = int(owner.stdout.readline())
         owner.kill()
-    assert until(lambda: gone(pid))
+    assert wait_until(lambda: has_ended(pid))
 
 
 @pytest.mark.parametrize("executable", ["", "no-such-python"])
@@ -217,16 +217,16 @@ def test_without_room_for_threads_there_is_none(most, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", limited)
     with pytest.raises(OSError, match="can't start new thread"):
         WorkerProcess()
-    assert gone(started[0].pid)
+    assert has_ended(started[0].pid)
 
 
 def test_many_at_once():
     """Each has its own pipes: the end of one is the end of no other."""
     first, *others = [WorkerProcess() for _ in range(3)]
-    assert first.call(jobs.number).result(PATIENCE_S) == first.pid
+    assert first.call(jobs.return_pid).result(PATIENCE_S) == first.pid
     first.close()
     for process in others:
-        assert process.call(jobs.number).result(PATIENCE_S) == process.pid
+        assert process.call(jobs.return_pid).result(PATIENCE_S) == process.pid
         process.close()
 
 

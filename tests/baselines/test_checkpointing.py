@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kit.instances import seeded
+from kit.instances import make_rng
 from kit.transcriptions import Layer, Rotor, chain_graph, node_times_s, random_layers
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines.chain import Chain
@@ -137,7 +137,7 @@ def test_state_is_freed_and_recomputed_where_it_takes_too_much():
     """On tight chains it finds a schedule wherever one fits that frees states as revolve does."""
     only_freed = 0
     for seed in range(20):
-        rng = seeded(f"revolve/{seed}")
+        rng = make_rng(f"revolve/{seed}")
         graph = chain_graph(random_layers(rng, rng.randint(3, 7)))
         chain, costs = Chain(graph), chain_costs(graph)
         slots = range(1, len(chain.steps) + 1)
@@ -198,7 +198,7 @@ def outcomes(costs, chain):
 @pytest.mark.parametrize("seed", range(6))
 def test_no_persistent_schedule_is_quicker(seed):
     """At every budget the compute time is that of an exhaustive search, or both find nothing."""
-    rng = seeded(f"rotor/{seed}")
+    rng = make_rng(f"rotor/{seed}")
     graph = training_chain(
         [rng.randint(1, 5) for _ in range(5)],
         tapes=[rng.randint(1, 5) for _ in range(4)],
@@ -262,7 +262,7 @@ def test_no_published_sequence_is_quicker(begin, end, most):
     """At every budget of one `rotor` is at least as quick: chains of 2 to 9 layers."""
     quicker = 0
     for seed in range(begin, end):
-        rng = seeded(f"published rotor/{seed}")
+        rng = make_rng(f"published rotor/{seed}")
         quicker += check_against_published(random_layers(rng, rng.randint(2, most)))
     assert quicker > 0 or begin > 0
 
@@ -304,7 +304,7 @@ def test_no_choice_of_actions_is_quicker(seed):
 
     The time counted by the method is never below that of the plan.
     """
-    rng = seeded(f"pofo/{seed}")
+    rng = make_rng(f"pofo/{seed}")
     graph = training_chain(
         [rng.randint(1, 5) for _ in range(4)], gradient_bytes=2, reads_own=rng.random() < 0.7
     )
@@ -328,7 +328,7 @@ def test_no_choice_of_actions_is_quicker(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_offloading_is_no_worse_than_none(seed):
     """With runs by rotor, and rotor itself among its choices, it pays no more than rotor."""
-    rng = seeded(f"pofo runs/{seed}")
+    rng = make_rng(f"pofo runs/{seed}")
     graph = training_chain([rng.randint(1, 6) for _ in range(7)], gradient_bytes=1)
     costs = chain_costs(graph, seconds=[rng.randint(1, 9) for _ in graph.nodes], page_s=30)
     for ram in range(floor(graph).bytes + 1, checkpoint_all_peak_bytes(graph), 3):

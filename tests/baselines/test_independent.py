@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from kit.instances import random_training_graph, seeded
+from kit.instances import make_rng, random_training_graph
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import recompute_once
 from poetmodel.baselines.capuchin import capuchin
@@ -27,7 +27,7 @@ CLOSE = 1.05
 
 def priced(graph, seed):
     """Return costs of nodes and transfers that are all different."""
-    rng = seeded(seed)
+    rng = make_rng(seed)
     seconds = [rng.uniform(1, 10) for _ in graph.nodes]
     pages = [(rng.uniform(1, 12), rng.uniform(1, 12)) for _ in graph.tensors]
     return Costs.from_arrays(
@@ -132,7 +132,7 @@ def test_capuchin_is_as_good_as_an_independent_one(rule):
     """Over 60 training graphs at three budgets; where the paper's plan fits as it is."""
     compared = 0
     for seed in range(60):
-        graph = random_training_graph(seeded(f"capuchin/{seed}"), 6)
+        graph = random_training_graph(make_rng(f"capuchin/{seed}"), 6)
         costs = priced(graph, f"capuchin costs/{seed}")
         for share in (0.3, 0.6, 0.9):
             least, most = floor(graph).bytes, checkpoint_all_peak_bytes(graph)
@@ -183,7 +183,7 @@ def saved_by_trying(graph, once, forward):
 @pytest.mark.parametrize("seed", range(12))
 def test_minimum_cuts_are_as_good_as_those_by_trying_everything(seed):
     """Knapsacks and cuts by exhaustive search, 201 of each, and the quickest schedule that fits."""
-    rng = seeded(f"independent cut/{seed}")
+    rng = make_rng(f"independent cut/{seed}")
     graph = training_chain([rng.randint(20, 200) for _ in range(6)], gradient_bytes=7)
     costs = priced(graph, f"cut costs/{seed}")
     time_s = Problem(graph, costs, ram="100%").table.compute_time_s
@@ -290,7 +290,7 @@ class OneActionEach:
 @pytest.mark.parametrize("seed", range(10))
 def test_pofo_is_as_good_as_every_choice_of_actions(seed):
     """Where transfers block the core: the same time as the best of all choices, to 5 %."""
-    rng = seeded(f"independent pofo/{seed}")
+    rng = make_rng(f"independent pofo/{seed}")
     sizes = [rng.randint(1, 9) for _ in range(6)]
     graph = training_chain(sizes, gradient_bytes=1, loss=False)
     seconds = [rng.randint(1, 20) for _ in graph.nodes]

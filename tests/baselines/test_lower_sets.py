@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from kit.baseline_checks import valid_or_refused
-from kit.instances import random_instances, random_training_graph, seeded
+from kit.baseline_checks import check_method
+from kit.instances import make_rng, random_instances, random_training_graph
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import run
 from poetmodel.baselines.lower_sets import LowerSets, lower_sets
@@ -85,7 +85,7 @@ class Estimates:
 
 def drawn(seed, layers=5):
     """Return a random training graph and the times of its nodes."""
-    rng = seeded(f"lower sets/{seed}")
+    rng = make_rng(f"lower sets/{seed}")
     graph = random_training_graph(rng, layers)
     return graph, [rng.randint(1, 9) for _ in graph.nodes]
 
@@ -184,7 +184,7 @@ def test_schedules_keep_the_budget_or_are_refused(family):
         costs = chain_costs(graph, seconds=times)
         problems += [Problem(graph, costs, ram=f"{share}%") for share in (90, 75, 60)]
     for problem in problems:
-        schedule = valid_or_refused(lambda each: lower_sets(each, family), problem)
+        schedule = check_method(lambda each: lower_sets(each, family), problem)
         if schedule is not None:
             nodes = [k for _, k in schedule.R]
             assert max(map(nodes.count, nodes)) <= 2

@@ -8,9 +8,9 @@ from math import sqrt
 import pytest
 from hypothesis import given, settings
 
-from kit.baseline_checks import valid_or_refused
-from kit.instances import random_instance, random_instances, random_training_graph, seeded
-from kit.rotation import quick
+from kit.baseline_checks import check_method
+from kit.instances import make_rng, random_instance, random_instances, random_training_graph
+from kit.rotation import mark_slow_except
 from kit.strategies import graphs
 from kit.worked import (
     chain_costs,
@@ -51,7 +51,7 @@ def _problems():
         costs = chain_costs(chain, seconds=[1 + k % 4 for k in range(len(chain.nodes))])
         found[f"chain {share}%"] = Problem(chain, costs, ram=f"{share}%", deadline_counts="serial")
         for seed in range(2):
-            network = random_training_graph(seeded(f"methods/{seed}"), 5)
+            network = random_training_graph(make_rng(f"methods/{seed}"), 5)
             found[f"network {seed} {share}%"] = Problem(
                 network, chain_costs(network), ram=f"{share}%", deadline_counts="compute"
             )
@@ -61,7 +61,7 @@ def _problems():
         found[f"state {share}%"] = Problem(step, costs, ram=f"{share}%")
     for seed in range(5):
         fixed = {"minimize": "energy", "deadline": None}
-        found[f"random {seed}"] = random_instance(seeded(f"any/{seed}"), (3, 6), **fixed)
+        found[f"random {seed}"] = random_instance(make_rng(f"any/{seed}"), (3, 6), **fixed)
     return found
 
 
@@ -81,7 +81,7 @@ def _options(name):
 
 @pytest.mark.parametrize(
     "problem",
-    quick(
+    mark_slow_except(
         PROBLEMS,
         ("chain 85%", "chain 70%", "network 0 70%", "network 1 85%", "random 0", "random 1"),
     ),
@@ -176,7 +176,7 @@ def test_schedules_keep_the_budget_or_are_refused(method, drawn, least_paged, le
     paged = again = 0
     for count, sizes, options in drawn:
         for problem in random_instances(count, sizes, **DRAWN, **options):
-            schedule = valid_or_refused(method, problem)
+            schedule = check_method(method, problem)
             if schedule is None:
                 continue
             paged += bool(schedule.M_in)
@@ -202,8 +202,8 @@ def test_minimum_ram_is_enough(method, graph):
     least, scarce = floor(graph).bytes, method in (lru_paging, capuchin, swap_advisor)
     ram = least if scarce else (least + checkpoint_all_peak_bytes(graph)) // 2
     problem = Problem(graph, even_costs(graph), ram=max(1, ram))
-    found = valid_or_refused(method, problem)
-    assert found == valid_or_refused(method, problem)
+    found = check_method(method, problem)
+    assert found == check_method(method, problem)
     assert found is not None or not scarce
 
 
@@ -211,10 +211,10 @@ def test_minimum_ram_is_enough(method, graph):
 @pytest.mark.parametrize("seed", range(8))
 def test_chains_of_steps_keep_the_budget(method, seed):
     """Networks with skips are cut into steps of several nodes; what comes out is valid and fits."""
-    graph = random_training_graph(seeded(f"{method.__name__} steps/{seed}"), 7)
+    graph = random_training_graph(make_rng(f"{method.__name__} steps/{seed}"), 7)
     for share in (100, 85, 70):
         problem = Problem(graph, chain_costs(graph), ram=f"{share}%", deadline_counts="overlap")
-        schedule = valid_or_refused(method, problem)
+        schedule = check_method(method, problem)
         assert schedule is None or verify(problem, schedule).valid
         assert method is pofo or schedule is None or schedule.M_in == schedule.M_out == ()
 
@@ -315,7 +315,7 @@ def spares(graph, saved, once):
 @pytest.mark.parametrize("seed", range(12))
 def test_no_smaller_set_spares_the_same_nodes(seed):
     """Among all sets of tensors, none of fewer bytes spares the nodes that must not run again."""
-    rng = seeded(f"cut/{seed}")
+    rng = make_rng(f"cut/{seed}")
     graph = random_training_graph(rng, 6, reads=0.2)
     free = sorted(evictable_tensors(graph))
     once = {graph.node_of[i] for i in free if rng.random() < 0.3}

@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 import poetmodel as pm
-from kit.baseline_checks import valid_or_refused
-from kit.instances import random_costs, random_instances, random_problem, random_step, seeded
+from kit.baseline_checks import check_method
+from kit.instances import make_rng, random_costs, random_instances, random_problem, random_step
 from kit.worked import (
     comb_graph,
     even_costs,
@@ -154,7 +154,7 @@ def test_offload_schedules_keep_the_budget_or_are_refused():
         halves = (*nodes[:half], *(replace(node, phase="backward") for node in nodes[half:]))
         graph = replace(problem.graph, nodes=halves)
         costs = even_costs(graph)
-        schedule = valid_or_refused(
+        schedule = check_method(
             offload_all, Problem(graph, costs, ram=problem.ram_budget_bytes, paging=problem.paging)
         )
         paged += schedule is not None and bool(schedule.M_in)
@@ -289,7 +289,7 @@ def test_best_of_all_swap_sets():
         60, 6, seed=81, recompute=False, paging=True, switches=False, deadline=False,
         energy_budget=False, aux_limit=False, minimize="energy",
     ):  # fmt: skip
-        schedule = valid_or_refused(swap_advisor, problem)
+        schedule = check_method(swap_advisor, problem)
         if schedule is None or not schedule.M_in:
             continue
         least = _least_overhead_j(problem)
@@ -345,7 +345,7 @@ HEURISTICS = {name: entry for name, entry in METHODS.items() if not entry.uses_s
 def steps(count, seed):
     """Yield random training steps whose second half is a backward pass, some memory-mapped."""
     for number in range(count):
-        rng = seeded(f"{seed}/{number}")
+        rng = make_rng(f"{seed}/{number}")
         graph = random_step(rng, (4, 9), flops=6)
         half = len(graph.nodes) // 2
         nodes = (
@@ -757,6 +757,6 @@ def test_segments_end_before_the_first_update_even_where_forward_nodes_follow(na
         operation("c", output_bytes=9, inputs=("b",)),
     )
     graph = Graph(name="step", nodes=nodes)
-    problem = Problem(graph, random_costs(seeded("segments"), graph), ram="100%")
+    problem = Problem(graph, random_costs(make_rng("segments"), graph), ram="100%")
     result = run(problem, name)
     assert verify(problem, result.require_schedule()).valid

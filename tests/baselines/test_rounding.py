@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from kit.baseline_checks import valid_or_refused
-from kit.instances import random_instance, random_instances, random_training_graph, seeded
+from kit.baseline_checks import check_method
+from kit.instances import make_rng, random_instance, random_instances, random_training_graph
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import rounding, run
 from poetmodel.baselines.rounding import ROUNDING_RULES, checkmate_rounding, complete_schedule
@@ -33,7 +33,7 @@ def closed_sets(graph, t, checkpoints):
 def test_checkpoints_are_completed_by_the_fewest_computations(seed, monkeypatch):
     """Each stage computes what every other choice computes as well, whatever is rounded up."""
     monkeypatch.setattr(rounding, "PartialSchedule", _Untouched)
-    rng = seeded(f"complete/{seed}")
+    rng = make_rng(f"complete/{seed}")
     problem = random_instance(rng, (3, 7))
     graph = problem.graph
     shape = (len(graph.nodes), len(graph.tensors))
@@ -68,7 +68,7 @@ class _Untouched:
 def problems():
     """Yield random training networks and a chain at several budgets."""
     for seed in range(4):
-        rng = seeded(f"rounding/{seed}")
+        rng = make_rng(f"rounding/{seed}")
         graph = random_training_graph(rng, 5)
         costs = chain_costs(graph, seconds=[rng.randint(1, 9) for _ in graph.nodes])
         for share in (90, 75):
@@ -117,7 +117,7 @@ def test_schedules_keep_the_budget_or_are_refused(rule):
     again = 0
     drawn = random_instances(12, (3, 9), resident=True, below_floor=True, seed=83)
     for problem in itertools.chain(drawn, problems()):
-        schedule = valid_or_refused(lambda each: checkmate_rounding(each, rule), problem)
+        schedule = check_method(lambda each: checkmate_rounding(each, rule), problem)
         if schedule is not None:
             assert schedule.M_in == schedule.M_out == ()
             again += len(schedule.R) > len(problem.graph.nodes)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.instances import random_graph, random_training_graph, seeded
+from kit.instances import make_rng, random_graph, random_training_graph
 from kit.oracle import optimum
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import METHODS, method_names, own, run
@@ -181,7 +181,7 @@ def test_limit_of_a_program_leaves_no_error(name):
 @pytest.mark.parametrize("seed", range(6))
 def test_checkmate_is_the_quickest_recomputation(seed):
     """Its compute time is that of an exhaustive search without paging, or both find nothing."""
-    graph = random_training_graph(seeded(f"checkmate/{seed}"), 4)
+    graph = random_training_graph(make_rng(f"checkmate/{seed}"), 4)
     ram = (floor(graph).bytes + checkpoint_all_peak_bytes(graph)) // 2
     problem = Problem(graph, chain_costs(graph), ram=ram, deadline_counts="serial")
     best = optimum(replace(problem, paging=False, minimize="time", deadline_counts="compute"))
@@ -247,7 +247,7 @@ class Wanderer(Execution):
 @pytest.mark.parametrize("seed", range(60))
 def test_recorded_schedules_are_valid(seed):
     """Whatever is freed, paged in and recomputed on demand, the simulator finds no violation."""
-    rng = seeded(f"trace/{seed}")
+    rng = make_rng(f"trace/{seed}")
     graph = random_graph(rng, (3, 9))
     wanderer = Wanderer(rng, graph)
     wanderer.run()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness import run_study
-from kit.programs import needs
+from kit.programs import require_programs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, ToolchainError
 from poetmodel.graph import zoo
@@ -96,7 +96,7 @@ def test_a_layer_that_is_unknown_is_refused(told):
 # -- programs --------------------------------------------------------------------------------------
 def test_the_loop_trains_as_pytorch_does(tmp_path, tiny):
     """Weights, batches and rate reach the library; memory and stack are what it asked for."""
-    needs(Target.M4)
+    require_programs(Target.M4)
     model, loss_fn, inputs = tiny
     optimizer = torch.optim.SGD(model.parameters(), lr=aifes.LEARNING_RATE)
     pmt.export(
@@ -115,7 +115,7 @@ def test_the_loop_trains_as_pytorch_does(tmp_path, tiny):
 @pytest.mark.usefixtures("tiny")
 def test_a_record_has_exports_and_the_library(tmp_path):
     """Exports and the stub are built and run; their losses agree."""
-    needs(Target.M4)
+    require_programs(Target.M4)
     out = tmp_path / "x-aifes.jsonl"
     settings = ["--set", f"source={STUB}", "--set", "networks=tiny"]
     assert run_study(aifes.STUDY, [*settings, "--out", str(out)]) == 0

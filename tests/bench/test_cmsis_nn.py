@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import run_study
-from kit.programs import needs
+from kit.programs import require_programs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, ToolchainError
 
@@ -75,7 +75,7 @@ def test_scales_are_31_bits_and_a_power_of_two(factor):
 
 def test_both_compute_the_same(tmp_path):
     """Every number reaches the library. Instructions are of the layers that they are said to be."""
-    needs(Target.M4)
+    require_programs(Target.M4)
     found = cmsis_nn.program(STUB, tmp_path, SOME)
     figures = cmsis_nn.checked(found)
     assert figures["elements"] == 150 + 490 + 150 + 225 + 12 + 5 + 45 + 96 + 15
@@ -90,7 +90,7 @@ def test_both_compute_the_same(tmp_path):
 
 def test_a_layer_that_the_library_refuses_is_named(tmp_path):
     """Nothing is said of the others then."""
-    needs(Target.M4)
+    require_programs(Target.M4)
     with pytest.raises(ToolchainError, match="CMSIS-NN refuses layer 1"):
         cmsis_nn.program(STUB, tmp_path, (*SOME[:1], REFUSED, *SOME[1:]))
 
@@ -98,7 +98,7 @@ def test_a_layer_that_the_library_refuses_is_named(tmp_path):
 @pytest.mark.slow
 def test_a_record_has_both(clone, tmp_path, monkeypatch):
     """With the commit of the clone."""
-    needs(Target.M4)
+    require_programs(Target.M4)
     monkeypatch.setattr(cmsis_nn, "LAYERS", SOME)
     out = tmp_path / "x-cmsis-nn.jsonl"
     settings = ["--set", f"source={clone}", "--out", str(out)]

@@ -15,7 +15,7 @@ import pytest
 import grid
 from grid import KIND, Instance
 from harness import REQUIRED, Cell, ThisProcess, peak_memory_bytes, record, run_study, within_core
-from kit.run_processes import die, wait
+from kit.run_processes import kill_process, wait_forever
 from poetmodel.errors import BackendUnavailableError
 from poetmodel.sweeps.measurement import FAILED
 from studies import STUDIES, main, study_of
@@ -106,7 +106,7 @@ def test_runs_are_measured_in_processes_of_their_own(tmp_path):
 def test_crash_fails_its_run_only(tmp_path):
     """A process that is killed leaves a record with its exit code, and the next one is run."""
     path = tmp_path / "run.jsonl"
-    assert run_study(two_instances(measure=die), ["--out", str(path)]) == 0
+    assert run_study(two_instances(measure=kill_process), ["--out", str(path)]) == 0
     records = records_of(path)
     assert [each["status"] for each in records] == [FAILED, FAILED]
     assert f"-{signal.SIGKILL.value}" in records[0]["reason"]
@@ -115,7 +115,7 @@ def test_crash_fails_its_run_only(tmp_path):
 def test_run_that_never_ends_is_ended(tmp_path):
     """A process that ignores its limit is killed some time after it."""
     path = tmp_path / "run.jsonl"
-    study = two_instances(measure=wait, grace_s=-SMALL.limit_s)
+    study = two_instances(measure=wait_forever, grace_s=-SMALL.limit_s)
     assert run_study(study, ["--out", str(path), "--only", "70%"]) == 0
     (found,) = records_of(path)
     assert (found["status"], found["seconds"] > 0) == (FAILED, True)
@@ -126,7 +126,7 @@ def test_interrupted_run_records_nothing_more(tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    assert run_study(two_instances(measure=wait), ["--out", str(path)]) == 130
+    assert run_study(two_instances(measure=wait_forever), ["--out", str(path)]) == 130
     timer.join()
     assert not path.exists()
     assert "--resume goes on" in capsys.readouterr().err

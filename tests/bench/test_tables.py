@@ -11,7 +11,7 @@ import pytest
 
 import test_solvers
 from blocks import update_pages
-from kit.figure_rows import row
+from kit.figure_rows import make_row
 from solver_tables import comparison
 
 pytest.importorskip("pandas")
@@ -418,7 +418,9 @@ def test_run_ends_with_a_table_for_each_problem():
 )
 def test_refused_runs_have_no_figures(status, words):
     """What the licence refuses, or no solver took, has its reason alone, gap or not."""
-    refused = row(formulation="compact", backend="gurobi", status=status, termination=None, gap=0.0)
+    refused = make_row(
+        formulation="compact", backend="gurobi", status=status, termination=None, gap=0.0
+    )
     (table,) = comparison([refused])
     assert table.rows[0][3:] == (words, "-", "-", "-", "-")
 
@@ -427,9 +429,9 @@ def test_comparison_tells_what_each_solver_reached():
     """Objective, bound and gap of the problem, for ``paper`` of its own model; time-outs stay."""
     timed = {"termination": "time_limit", "status": "feasible", "time_limit_s": 10.0}
     found = [
-        row(backend="highs", formulation="compact"),
-        row(backend="scip", formulation="compact", gap=0.25, overhead_bound_j=0.75, **timed),
-        row(
+        make_row(backend="highs", formulation="compact"),
+        make_row(backend="scip", formulation="compact", gap=0.25, overhead_bound_j=0.75, **timed),
+        make_row(
             backend="highs",
             formulation="paper",
             status="feasible",
@@ -439,8 +441,8 @@ def test_comparison_tells_what_each_solver_reached():
             model_gap=0.0,
             violations=2,
         ),
-        row(backend="scip", formulation="paper", gap=1.0, model_bound=0.1, **timed),
-        row(backend="gurobi", formulation="compact", gap=1.0, **{**timed, "solve_s": 0.0}),
+        make_row(backend="scip", formulation="paper", gap=1.0, model_bound=0.1, **timed),
+        make_row(backend="gurobi", formulation="compact", gap=1.0, **{**timed, "solve_s": 0.0}),
     ]
     (table,) = comparison(found)
     assert table.title == "m on d, 50% of RAM"

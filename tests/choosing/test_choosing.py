@@ -16,8 +16,8 @@ from torch.nn import functional
 import poetmodel as pm
 import poetmodel.torch as pmt
 from kit.kernel_calls import execute_steps
-from kit.rotation import quick
-from kit.traced_models import Through
+from kit.rotation import mark_slow_except
+from kit.traced_models import FunctionModule
 from poetmodel.choosing.freezing import Freezable, graph_signature
 from poetmodel.choosing.pebbling import PebbleGame
 from poetmodel.choosing.relaxation import ChoiceRelaxation, costs_for
@@ -68,7 +68,7 @@ def shortcut():
         return own.d((own.c(torch.relu(own.b(x))) + x).mean((2, 3)))
 
     layers = {"a": nn.Conv2d(1, 4, 3, padding=1), "b": nn.Conv2d(4, 4, 3, padding=1)}
-    model = Through(classify, **layers, c=nn.Conv2d(4, 4, 1), d=nn.Linear(4, 3))
+    model = FunctionModule(classify, **layers, c=nn.Conv2d(4, 4, 1), d=nn.Linear(4, 3))
     return model, (torch.randn(2, 1, 6, 6), LABELS)
 
 
@@ -136,7 +136,7 @@ def _sets(names):
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    quick(
+    mark_slow_except(
         list(product(NETWORKS, OPTIMIZERS)),
         [("settled norms", "adam"), ("shortcut", "sgd"), ("pooled", "adam")],
     ),

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 import poetmodel
-from kit.commands import invoke, refused
+from kit.commands import invoke, invoke_refused
 from poetmodel.cli import inspect
 from poetmodel.cli.application import app
 from poetmodel.errors import BackendError, BackendUnavailableError, VerificationError
@@ -235,7 +235,7 @@ def test_failures_have_their_exit_status(error, status, monkeypatch, told):
         raise error
 
     monkeypatch.setattr(inspect, "graph_values", fail)
-    told(refused("inspect", "mlp", "--json", status=status))
+    told(invoke_refused("inspect", "mlp", "--json", status=status))
 
 
 def test_programming_errors_are_not_hidden(monkeypatch):

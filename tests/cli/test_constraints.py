@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.commands import BOARD_FILE, CHAIN, invoke, refused
+from kit.commands import BOARD_FILE, CHAIN, invoke, invoke_refused
 
 WEAR = '[[constraint]]\nname = "wear"\nsum = {"bytes_written" = 1}\nat_most = "0.1kB"\n'
 """At most one of the tensors of 100 B may be written."""
@@ -134,7 +134,7 @@ def test_verify_holds_a_file_to_its_own_objective(claim, told):
     told(outcome.verdict)
     del document["problem"]["weights"]
     path.write_text(json.dumps(document))
-    told(refused(*command), "then")
+    told(invoke_refused(*command), "then")
 
 
 @pytest.mark.parametrize("changed", [{"terms": {"page_ins:h9": 1}}, {"name": "constraint 2[h1]"}])
@@ -142,7 +142,7 @@ def test_faulty_rows_of_a_file_are_named(changed, schedule_file, told):
     """The file, the row, and what is wrong with it: exit 2."""
     rewrite(schedule_file, **changed)
     for command in ("verify", "explain"):
-        told(refused(command, schedule_file, "--graph", CHAIN), command)
+        told(invoke_refused(command, schedule_file, "--graph", CHAIN), command)
 
 
 def test_diff_and_explain_and_report_carry_the_rows(schedule_file, told):

@@ -12,8 +12,8 @@ from kit.commands import (
     PROFILE,
     chain,
     invoke,
+    invoke_refused,
     node,
-    refused,
     training_step,
     write_graph,
 )
@@ -97,7 +97,7 @@ def test_graph_files_have_fixed_sizes(told):
         ("inspect", "--graph", CHAIN, "--image", "2"),
         ("solve", "--graph", CHAIN, "--device", "rpi4b", "--sequence", "2"),
     ):
-        told(refused(*command), command[-2])
+        told(invoke_refused(*command), command[-2])
 
 
 @pytest.mark.parametrize("name", ["own", "own plan", "batch", "batch plan"])
@@ -115,7 +115,7 @@ def test_files_find_the_network_that_they_name(name, files):
 @pytest.mark.parametrize("name", ["image", "image plan"])
 def test_files_of_other_sizes_say_what_to_give(name, files, told):
     """A size that is not tried is asked for; with it the file is read."""
-    told(refused("verify", files[name]))
+    told(invoke_refused("verify", files[name]))
     assert invoke("verify", files[name], "--image", "20").status == 0
     assert invoke("verify", files[name], "--graph", "mlp", "--image", "20").status == 0
 
@@ -123,7 +123,7 @@ def test_files_of_other_sizes_say_what_to_give(name, files, told):
 def test_wrong_size_is_refused(files, told):
     """The file's fingerprint decides; what would do is named."""
     for sizes in (("--graph", "mlp"), ("--batch", "4"), ("--graph", "mlp", "--batch", "4")):
-        told(refused("verify", files["batch"], *sizes), " ".join(sizes))
+        told(invoke_refused("verify", files["batch"], *sizes), " ".join(sizes))
 
 
 def test_network_that_does_not_come_along_is_asked_for(files, told):
@@ -133,7 +133,7 @@ def test_network_that_does_not_come_along_is_asked_for(files, told):
     path = files["own"].with_name("mine.json")
     path.write_text(json.dumps(document))
     for command in (("verify", path), ("plan", path), ("explain", path), ("diff", path, path)):
-        told(refused(*command), command[0])
+        told(invoke_refused(*command), command[0])
 
 
 def test_report_finds_the_network_and_repeats_its_sizes(files):
@@ -295,7 +295,7 @@ def test_bad_output_exits_2_before_solving(target, tmp_path, told):
     """An output that cannot be written, or is an input, is refused and nothing is changed."""
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     about = (CHAIN, "--device", BOARD_FILE, "--time-limit", "1")
-    told(refused("solve", *about, "--out", tmp_path / target))
+    told(invoke_refused("solve", *about, "--out", tmp_path / target))
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -303,4 +303,4 @@ def test_bad_output_exits_2_before_solving(target, tmp_path, told):
 def test_other_commands_name_a_missing_file_too(command, told):
     """Every command that reads a file names one that is missing and exits 2."""
     more = ("--graph", "mlp") if command == "verify" else ()
-    told(refused(command, Path("missing.json"), *more))
+    told(invoke_refused(command, Path("missing.json"), *more))

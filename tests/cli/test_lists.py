@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.commands import BOARD, CHAIN, chain, invoke, refused, write_graph
+from kit.commands import BOARD, CHAIN, chain, invoke, invoke_refused, write_graph
 from kit.report_subjects import subject
 from kit.worked import make_state_node, make_update_node, skip_problem
 from poetmodel.cli.options import StateName
@@ -278,7 +278,7 @@ def test_state_options_make_the_graph_of_the_zoo(told):
     graph = zoo.resnet8(state="momentum", in_place=True, tile="32KiB", train="last-2")
     assert (facts["sha256"], facts["resident_bytes"]) == (graph.sha256, {})
     assert list(StateName) == list(STATES)
-    told(refused("inspect", "resnet8", "--train", "all"))
+    told(invoke_refused("inspect", "resnet8", "--train", "all"))
 
 
 def test_minimum_ram_says_what_takes_no_room_of_its_own(told):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.commands import BOARD, BOARD_FILE, CHAIN, PROFILE, invoke, refused, write_solved
+from kit.commands import BOARD, BOARD_FILE, CHAIN, PROFILE, invoke, invoke_refused, write_solved
 from kit.pages import read_page
 from kit.trace_events import check_trace
 from kit.worked import skip_problem
@@ -83,7 +83,7 @@ def test_trace_goes_to_the_file_or_to_stdout():
 def test_binary_needs_a_file_and_has_no_addresses(more):
     """Bytes are not printed, and addresses are not left out in silence."""
     command = ("plan", SCHEDULE, "--graph", CHAIN, "--format", "binary")
-    assert "--format binary" in refused(*command, *more)
+    assert "--format binary" in invoke_refused(*command, *more)
     assert not Path("x").exists()
 
 
@@ -268,7 +268,7 @@ def test_solve_finds_a_schedule_whose_addresses_fit(told):
     assert json.loads(out.read_text())["problem"]["ram_budget_bytes"] == 404
     for path in (out, made):
         assert invoke("verify", path, "--graph", CHAIN).status == 0
-    told(refused("solve", *given, "--arena"))
+    told(invoke_refused("solve", *given, "--arena"))
 
 
 def test_a_solve_that_was_cut_short_goes_on_from_what_fits(monkeypatch):
@@ -301,5 +301,5 @@ def test_solve_says_that_no_addresses_fit(told):
     assert "feasible from 304 bytes of RAM" in less.err  # of tensors alone, as that hint says
     assert "hint: these changes ignore addresses" in less.err
     given = ("--graph", CHAIN, "--device", BOARD_FILE, "--deadline-counts", "overlap")
-    told(refused("solve", *given, "--deadline", "1h", "--plan", path, "--arena"), "overlap")
+    told(invoke_refused("solve", *given, "--deadline", "1h", "--plan", path, "--arena"), "overlap")
     assert not path.exists()

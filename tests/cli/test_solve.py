@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kit.commands import BOARD, BOARD_FILE, CHAIN, PROFILE, chain, invoke, write_graph
-from kit.patience import PATIENCE_S, until
+from kit.patience import PATIENCE_S, wait_until
 from poetmodel.cli.summary import decision_facts
 from poetmodel.errors import BackendUnavailableError, InputError
 from poetmodel.graph import Graph, Node, Tensor, operation
@@ -326,7 +326,7 @@ def test_ctrl_c_keeps_and_writes_the_best_schedule(formulation):
     reading = threading.Thread(target=read, daemon=True)
     reading.start()
     try:
-        assert until(lambda: "bound" in "".join(seen) or process.poll() is not None)
+        assert wait_until(lambda: "bound" in "".join(seen) or process.poll() is not None)
         assert "energy overhead" in "".join(seen)
         process.send_signal(signal.SIGINT)
         table, _ = process.communicate(timeout=PATIENCE_S)

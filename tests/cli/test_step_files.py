@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kit.commands import invoke, refused
+from kit.commands import invoke, invoke_refused
 from kit.digits import linear_step
-from kit.programs import needs
+from kit.programs import require_programs
 from poetmodel.cli.explore import initial_state
 from poetmodel.cli.options import CostOptions, GraphOptions, LimitOptions
 from poetmodel.export.board import Target, build_program, run_program
@@ -78,10 +78,10 @@ def test_inspect_speaks_of_the_exported_kernels(step, way):
 
 def test_other_sizes_are_refused(step, told):
     """The kernels are those of one size; a file without a graph is told in a sentence."""
-    told(refused("inspect", step, "--batch", "2"))
+    told(invoke_refused("inspect", step, "--batch", "2"))
     path = Path("broken.step.json")
     path.write_text(json.dumps({"format": "poetmodel-step", "version": 1}))
-    told(refused("limits", path, *BOARD), "no step")
+    told(invoke_refused("limits", path, *BOARD), "no step")
     told(invoke("solve", path, *BOARD).err, "no graph file")
 
 
@@ -96,7 +96,7 @@ def test_sums_of_gradients_are_captured(train, tmp_path, told):
     assert "#define PM_ACCUMULATE 4" in (folder / "include/pm.h").read_text(encoding="utf-8")
     alone = invoke("export", train, "--accumulate", "2", "--out", folder)
     assert (alone.status, "needs an optimizer" in alone.err) == (2, True)
-    told(refused("export", step, "--accumulate", "2", "--out", folder))
+    told(invoke_refused("export", step, "--accumulate", "2", "--out", folder))
 
 
 @pytest.mark.torch
@@ -223,7 +223,7 @@ def test_one_model_has_one_least_ram_from_trace_to_board(more, train, tmp_path, 
     assert "proved" in less.err or f"give at least {least:,} B" in less.err
     done = invoke(*whole, "--ram", f"{least}B")
     assert done.status == 0, done.err
-    needs(Target.M4)
+    require_programs(Target.M4)
     batch = np.ones(64, np.float32).tobytes() + np.array([1], np.int32).tobytes()
     program = build_program(folder, Target.M4)
     ran = run_program(program, Target.M4, folder, inputs=batch, steps=3, learning_rate=0.1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, Terminal, invoke
-from kit.rotation import rotating
+from kit.rotation import mark_seeds_except
 from poetmodel.cli.application import app
 from poetmodel.cli.output import LiveLine, live_line
 from poetmodel.device import Costs
@@ -67,7 +67,7 @@ def test_files_are_written_with_closed_streams():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "streams"),
-    rotating(
+    mark_seeds_except(
         product((*TABLES, "inspect nothing"), ("stdout", "stderr", "both")),
         {("models", "stdout"), ("inspect nothing", "stderr"), ("models", "both")},
     ),

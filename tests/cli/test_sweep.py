@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import poetmodel as pm
-from kit.commands import invoke, refused
+from kit.commands import invoke, invoke_refused
 from poetmodel import sweeps
 from poetmodel.cli import instances
 from poetmodel.sweeps import figures
@@ -62,7 +62,7 @@ def test_faults_are_said_before_anything_runs(told):
         "mlp --batch 8,x",
         "mlp bert-base --image 20",
     ):
-        told(refused("sweep", *arguments.split(), *ARGUMENTS, "--out", out), arguments)
+        told(invoke_refused("sweep", *arguments.split(), *ARGUMENTS, "--out", out), arguments)
     assert not out.exists()
 
 
@@ -328,13 +328,13 @@ def test_folders_of_bench_are_counted(told):
         ("figure2", "--mps", "a"),
         ("figure9",),
     ):
-        told(refused("bench", *arguments), " ".join(arguments))
+        told(invoke_refused("bench", *arguments), " ".join(arguments))
 
 
 def test_library_needs_a_checkout(monkeypatch, told):
     """An installed package has no records: the message says where they are."""
     monkeypatch.setattr(instances, "files", lambda _: "/nowhere/site-packages/poetmodel")
-    told(refused("bench", "instances", "library"))
+    told(invoke_refused("bench", "instances", "library"))
 
 
 def test_pareto_front_is_rows_and_a_figure():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.commands import BOARD_FILE, CHAIN, invoke, refused
+from kit.commands import BOARD_FILE, CHAIN, invoke, invoke_refused
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
 from poetmodel.problem import Problem
@@ -100,7 +100,7 @@ def test_trace_shows_tables_and_says_that_nothing_was_written(user, told):
     assert "results of a step take 4 B until its end" in " ".join(outcome.out.split())
     assert "reduce --ram by 4 B" in " ".join(outcome.out.split())
     assert sorted(path.name for path in user.glob("*.json")) == []
-    told(refused("trace", "user_train.py:step", "--optimizer", "adadelta"), "optimizer")
+    told(invoke_refused("trace", "user_train.py:step", "--optimizer", "adadelta"), "optimizer")
     assert not list(user.glob("*.json"))
 
 
@@ -192,7 +192,7 @@ def test_profile_estimates_any_graph_for_a_device():
 )
 def test_bad_choices_are_refused_before_anything_runs(arguments, told):
     """Wrong combinations and files that cannot be written are found first."""
-    told(refused(*arguments))
+    told(invoke_refused(*arguments))
 
 
 # -- choose --------------------------------------------------------------------------------------
@@ -325,4 +325,4 @@ def test_wrong_files_of_scores_are_one_sentence(what, told):
 )
 def test_wrong_options_are_one_sentence(arguments, told):
     """Files that are not there, and options that do not go together."""
-    told(refused(*choose("--ram", "8KiB", *arguments)))
+    told(invoke_refused(*choose("--ram", "8KiB", *arguments)))

@@ -12,11 +12,11 @@ from kit.commands import (
     PROFILE,
     chain,
     invoke,
-    refused,
+    invoke_refused,
     write_graph,
     write_solved,
 )
-from kit.plans import plan
+from kit.plans import parse_plan
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
 from poetmodel.plan import check_plan, encode
@@ -172,7 +172,7 @@ def plan_file():
     """Return the file of a plan of `chain`."""
     path = Path("chain.plan.json")
     graph = Graph.load(CHAIN)
-    made = plan(
+    made = parse_plan(
         PROGRAM,
         identity=GraphIdentity.from_graph(graph),
         ram_budget_bytes=304,
@@ -241,14 +241,14 @@ def test_valid_plan(plan_file, told):
 def test_binary_plan_is_checked_as_its_file():
     """The graph is the given one, or the built-in one of its fingerprint; damage is named."""
     graph, binary = Graph.load(CHAIN), Path("chain.plan")
-    made = plan(PROGRAM, device=str(BOARD_FILE))
+    made = parse_plan(PROGRAM, device=str(BOARD_FILE))
     data = encode(made, graph)
     binary.write_bytes(data)
     done = verify_plan(binary, CHAIN, "--json", status=0)
     assert done.json["peak_ram_bytes"] == 304
     assert "states no RAM budget" in done.err
     assert verify_plan(binary, "mlp").status == 2
-    assert "missing graph" in refused("verify", binary)
+    assert "missing graph" in invoke_refused("verify", binary)
     binary.write_bytes(data[:-3])
     assert "chain.plan: the binary plan is cut off" in verify_plan(binary, CHAIN, status=2).err
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.instances import random_step, seeded
+from kit.instances import make_rng, random_step
 from kit.strategies import costs_for, graphs
 from poetmodel.device import (
     FREE,
@@ -252,7 +252,7 @@ def test_graph_and_device_give_the_figures():
 def test_keep_all_and_floor_are_split_without_rest():
     """For random training steps the kinds together are the peak, and the floor of each storage."""
     for seed in range(300):
-        graph = random_step(seeded(f"room/{seed}"), (3, 9))
+        graph = random_step(make_rng(f"room/{seed}"), (3, 9))
         assert keep_all_ram_use(graph).total_bytes == checkpoint_all_peak_bytes(graph)
         for mapped in (False, True):
             use = floor_ram_use(graph, memory_mapped=mapped)

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from kit.commands import invoke
-from kit.page_examples import blocks_of, run_page
+from kit.page_examples import parse_blocks, run_page
 from make_tutorial import ROOT, TUTORIAL, differences
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = {page.relative_to(DOCS).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
-RUNNING = [name for name, text in TEXTS.items() if any(block.is_run for block in blocks_of(text))]
+RUNNING = [
+    name for name, text in TEXTS.items() if any(block.is_run for block in parse_blocks(text))
+]
 SLOW = {"guides/compare.md"}
 """Pages that start processes of their own, again and again."""
 COMMAND = re.compile(r"^\s*(?:\$ )?poetmodel [^\[]+$", re.MULTILINE)
@@ -28,7 +30,7 @@ MARK = re.compile(r"not run: \w.{8,}|needs: \w[-\w, ]*|exits with [1-6]|prints")
 
 def marks(name):
     """Return the marks of the test of a page: whether it is slow or needs PyTorch."""
-    needed = {package for block in blocks_of(TEXTS[name]) for package in block.needs}
+    needed = {package for block in parse_blocks(TEXTS[name]) for package in block.needs}
     found = [pytest.mark.slow] if name in SLOW else []
     if needed & {"onnxscript", "keras"}:  # what libraries say of each other
         found += [pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -41,7 +43,7 @@ def marks(name):
 def test_blocks_run(name, tmp_path, monkeypatch):
     """Every block that can run does, after those before it, and prints what the page says."""
     monkeypatch.chdir(tmp_path)
-    missing = run_page(blocks_of(TEXTS[name]), tmp_path)
+    missing = run_page(parse_blocks(TEXTS[name]), tmp_path)
     if missing:
         pytest.skip(f"all ran but the blocks that need {', '.join(sorted(missing))}")
 
@@ -53,11 +55,11 @@ def test_marks_are_known(name):
     A command line that a reader would copy is in a shell block, not in one of plain text.
     """
     text = TEXTS[name]
-    assert len(blocks_of(text)) == len(re.findall(r"^ *```", text, re.MULTILINE)) / 2
-    for block in blocks_of(text):
+    assert len(parse_blocks(text)) == len(re.findall(r"^ *```", text, re.MULTILINE)) / 2
+    for block in parse_blocks(text):
         if block.mark and not block.mark.startswith(("begin ", "end ")):
             assert MARK.fullmatch(block.mark), f"{name}, line {block.line}: {block.mark}"
-    for block in blocks_of(TEXTS[name]):
+    for block in parse_blocks(TEXTS[name]):
         if block.language not in {"sh", "python"}:
             assert not COMMAND.findall(block.code), f"{name}, line {block.line}"
 
@@ -88,7 +90,7 @@ FAILING = {
 @pytest.mark.parametrize("case", FAILING)
 def test_a_page_that_is_wrong_fails(case, tmp_path):
     """No block is passed over in silence."""
-    (block, *_) = blocks = blocks_of(FAILING[case])
+    (block, *_) = blocks = parse_blocks(FAILING[case])
     assert block.is_run
     with pytest.raises((AssertionError, ZeroDivisionError)):
         run_page(blocks, tmp_path)
@@ -123,14 +125,14 @@ def test_blocks_share_names_files_and_what_is_printed(tmp_path, monkeypatch):
         "    nothing",
         "```",
     )
-    blocks = blocks_of(text)
+    blocks = parse_blocks(text)
     assert [block.line for block in blocks] == [1, 5, 8, 12, 16, 20]
     assert run_page(blocks, tmp_path) == set()
 
 
 def test_blocks_that_need_a_missing_package_are_told(tmp_path):
     """Such a block is left out, the others run, and the caller hears of it."""
-    blocks = blocks_of(
+    blocks = parse_blocks(
         page("<!-- needs: nowhere_to_be_found -->", "```python", "1 / 0", "```")
         + page("```python", "open('ran.txt', 'w').close()", "```").replace("ran", f"{tmp_path}/ran")
     )

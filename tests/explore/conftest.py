@@ -17,7 +17,7 @@ def visitor(tmp_path_factory):
     import uvicorn
 
     from kit.explorers import MLP, STEP, Visitor
-    from kit.patience import PATIENCE_S, until
+    from kit.patience import PATIENCE_S, wait_until
     from poetmodel.explore.running import open_explorer
     from poetmodel.explore.settings import Catalogue
 
@@ -34,7 +34,7 @@ def visitor(tmp_path_factory):
     server = uvicorn.Server(uvicorn.Config(made.app, log_level="warning", lifespan="on"))
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
-    until(lambda: server.started)
+    wait_until(lambda: server.started)
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
         client.get("/", params={"token": made.token})
         yield Visitor(client)

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from kit.browser_pages import PATIENCE_MS
-from kit.explorers import WIDE, running, visit
+from kit.explorers import WIDE, open_visit, run_explorer
 from poetmodel.schedule.document import parse_document
 
 pytestmark = pytest.mark.browser
@@ -38,7 +38,7 @@ SAVING = """() => { window.saved = []; const blobs = new Map();
 @pytest.fixture(scope="module")
 def explorer(tmp_path_factory):
     """Run one explorer for all tests."""
-    with running(tmp_path_factory.mktemp("explore"), *SMALL) as started:
+    with run_explorer(tmp_path_factory.mktemp("explore"), *SMALL) as started:
         yield started
 
 
@@ -48,7 +48,7 @@ def opened(browser, explorer):
     visits = []
 
     def open_page(how=WIDE, **view):
-        visits.append(visit(browser, explorer, how, **view))
+        visits.append(open_visit(browser, explorer, how, **view))
         return visits[-1]
 
     yield open_page
@@ -59,8 +59,8 @@ def opened(browser, explorer):
 @pytest.fixture(scope="module")
 def shared(browser, explorer):
     """Open one page for the tests that need no new one."""
-    found = visit(browser, explorer, ram="90%")
-    found.settled()
+    found = open_visit(browser, explorer, ram="90%")
+    found.wait_until_settled()
     yield found
     found.close()
 
@@ -70,7 +70,7 @@ def page(shared):
     """Return the page with 90 % of RAM and no deadline."""
     shared.type("deadline", "none")
     shared.type("ram", "90%")
-    shared.settled()
+    shared.wait_until_settled()
     return shared
 
 
@@ -102,14 +102,16 @@ def test_page_is_small(opened):
 def test_figures_and_timeline_are_those_of_the_answer(page):
     """What is shown is what the server said of the point, to the last digit."""
     page.type("ram", "75%")
-    point = page.json(f"/api/points/{page.settled()['point']}")
+    point = page.json(f"/api/points/{page.wait_until_settled()['point']}")
     assert point["status"] == "optimal"
-    assert page.figure("energy") == point["energy_j"]
-    assert page.figure("time") == point["makespan_s"]
-    assert page.figure("peak") == point["peak_ram_bytes"]
-    assert page.figure("proof") == point["gap"]
+    assert page.read_number("energy") == point["energy_j"]
+    assert page.read_number("time") == point["makespan_s"]
+    assert page.read_number("peak") == point["peak_ram_bytes"]
+    assert page.read_number("proof") == point["gap"]
     baseline_j = point["energy_j"] - point["overhead_j"]
-    assert page.figure("overhead") == pytest.approx(point["overhead_j"] / baseline_j, rel=1e-12)
+    assert page.read_number("overhead") == pytest.approx(
+        point["overhead_j"] / baseline_j, rel=1e-12
+    )
     line = page.answer()["charts"]["timeline"]
     assert page.page.evaluate(PEAK) * line["scale"] == pytest.approx(point["peak_ram_bytes"])
 
@@ -117,10 +119,10 @@ def test_figures_and_timeline_are_those_of_the_answer(page):
 def test_dragging_changes_the_timeline(opened):
     """The timeline follows the slider, which keeps the focus; what is left is the last stop."""
     page = opened(model="ds-cnn", device="nano33ble", ram="80%")
-    page.settled()
+    page.wait_until_settled()
     before, seen = page.page.evaluate(PEAK), set()
     drag(page, to=0.55, meanwhile=lambda: seen.add(page.page.locator("#ram-text").input_value()))
-    state = page.settled()
+    state = page.wait_until_settled()
     point = page.json(f"/api/points/{state['point']}")
     line = page.answer()["charts"]["timeline"]
     assert len(seen) > 5
@@ -132,13 +134,13 @@ def test_dragging_changes_the_timeline(opened):
 
 def test_known_point_is_shown_before_any_reply(page):
     """The way back needs no server: figures and charts of a known point are there at once."""
-    first = page.settled()["answer"]
-    energy = page.figure("energy")
+    first = page.wait_until_settled()["answer"]
+    energy = page.read_number("energy")
     page.type("ram", "70%")
     page.page.wait_for_function(
         "(first) => document.documentElement.dataset.answer !== first", arg=first
     )
-    page.settled()
+    page.wait_until_settled()
     held = []
 
     def hold(route):
@@ -147,7 +149,7 @@ def test_known_point_is_shown_before_any_reply(page):
     page.page.route("**/api/points", hold)
     page.type("ram", "90%")
     assert page.until(answer=first)["state"] == "done"
-    assert page.figure("energy") == energy
+    assert page.read_number("energy") == energy
     page.page.wait_for_timeout(200)
     assert len(held) == 1
     held[0].continue_()
@@ -166,15 +168,15 @@ def test_reload_in_the_middle_of_a_solve(opened):
     page.page.wait_for_selector("html[data-answer]", state="attached", timeout=PATIENCE_MS)
     assert page.json(f"/api/points/{before['point']}")["seconds"] >= seconds
     page.type("ram", "100%")
-    page.settled()
+    page.wait_until_settled()
 
 
 def test_killed_server_loses_nothing(browser, tmp_path):
     """The page says quietly that it reconnects; then it has all answers again."""
-    with running(tmp_path, *SMALL) as explorer:
-        page = visit(browser, explorer, ram="80%")
-        before = page.settled()
-        energy = page.figure("energy")
+    with run_explorer(tmp_path, *SMALL) as explorer:
+        page = open_visit(browser, explorer, ram="80%")
+        before = page.wait_until_settled()
+        energy = page.read_number("energy")
         explorer.end(signal.SIGKILL)
         page.until(connection="lost")
         assert page.page.locator("#connection").inner_text() == "Reconnecting …"
@@ -182,12 +184,12 @@ def test_killed_server_loses_nothing(browser, tmp_path):
         page.until(connection="up", state="done", point=before["point"])
         page.page.wait_for_selector("#problem:not([aria-busy])", timeout=PATIENCE_MS)
         assert page.page.locator("#connection").inner_text() == ""
-        assert page.figure("energy") == energy
+        assert page.read_number("energy") == energy
         page.type("ram", "78%")
         page.page.wait_for_function(
             "(old) => document.documentElement.dataset.point !== old", arg=before["point"]
         )
-        page.settled()
+        page.wait_until_settled()
         assert page.json(f"/api/points/{before['point']}")["energy_j"] == energy
         assert {message.partition("net::")[0] for message in page.messages} <= {
             "Failed to load resource: "
@@ -198,21 +200,21 @@ def test_killed_server_loses_nothing(browser, tmp_path):
 def test_two_browsers_do_not_disturb_each_other(opened):
     """Each page has its own wish; both see the other's points."""
     one, other = opened(ram="85%"), opened(ram="72%")
-    first, second = one.settled()["point"], other.settled()["point"]
+    first, second = one.wait_until_settled()["point"], other.wait_until_settled()["point"]
     assert first != second
     one.type("ram", "72%")
     one.until(point=second)
     assert other.state["point"] == second
-    assert one.settled()["answer"] == other.settled()["answer"]
+    assert one.wait_until_settled()["answer"] == other.wait_until_settled()["answer"]
 
 
 def test_address_has_the_whole_view(opened):
     """A link leads to the same problem, limits and tensor; the token is not part of it."""
     page = opened(ram="90%")
-    page.settled()
+    page.wait_until_settled()
     page.page.locator("#recompute").uncheck()
     page.type("deadline", "150%")
-    page.settled()
+    page.wait_until_settled()
     page.page.wait_for_function("() => location.search.includes('deadline=')")
     page.page.locator("#timeline-A-alive .stays button").first.click()
     name = page.state["selected"]
@@ -221,7 +223,7 @@ def test_address_has_the_whole_view(opened):
     there = opened()
     there.page.goto(address)
     there.page.wait_for_selector("html[data-ready]", state="attached", timeout=PATIENCE_MS)
-    assert there.settled()["point"] == page.settled()["point"]
+    assert there.wait_until_settled()["point"] == page.wait_until_settled()["point"]
     assert there.state["selected"] == name
     assert not there.page.locator("#recompute").is_checked()
     assert there.page.locator("#deadline-text").input_value() == (
@@ -233,7 +235,7 @@ def test_address_has_the_whole_view(opened):
 def test_what_is_typed_outlives_a_new_problem(opened):
     """A field that somebody types in keeps the text while the limits get a new range."""
     page = opened(ram="90%")
-    page.settled()
+    page.wait_until_settled()
     held = []
     page.page.route("**/api/problems", lambda route: held.append(route))  # noqa: PLW0108 - no builtin may listen
     page.page.locator("#recompute").uncheck()
@@ -260,7 +262,7 @@ def test_below_the_minimum_the_page_says_why(page):
     assert found.violations_count == 0, found.generate_report()
     assert page.page.locator("#energy").get_attribute("data-value") is None
     panel.get_by_role("button", name="Go to").click()
-    point = page.json(f"/api/points/{page.settled()['point']}")
+    point = page.json(f"/api/points/{page.wait_until_settled()['point']}")
     assert point["peak_ram_bytes"] == point["ram_bytes"]
     assert not panel.is_visible()
     assert not old.is_visible()
@@ -269,14 +271,14 @@ def test_below_the_minimum_the_page_says_why(page):
 def test_step_that_does_not_fit_is_planned_whole_by_a_click(opened):
     """Parameters and gradients beside the schedule exceed the device; in the graph they fit."""
     page = opened(model="ds-cnn", device="nano33ble", ram="30%")
-    page.settled()
+    page.wait_until_settled()
     warning = page.page.locator("#warning")
     assert warning.is_visible()
     warning.get_by_role("button", name="Plan the whole step (sgd, in place)").click()
     page.page.wait_for_function("() => location.search.includes('state=sgd')")
     assert "in_place=1" in page.page.url
     assert page.page.locator("#in_place").is_checked()
-    page.settled()
+    page.wait_until_settled()
     assert warning.is_hidden()
 
 
@@ -303,13 +305,13 @@ def test_impossible_deadline_has_a_reason(page):
     page.until(status="infeasible")
     assert "single pass" in page.page.locator("#why-text").inner_text()
     page.page.get_by_role("button", name="Without a deadline").click()
-    page.settled()
+    page.wait_until_settled()
     assert page.page.locator("#deadline-text").input_value() == "none"
 
 
 def test_fields_take_sizes_and_shares(page):
     """Sizes and shares are understood; what is not is marked and said, and nothing is asked."""
-    before = page.settled()["point"]
+    before = page.wait_until_settled()["point"]
     field = page.page.locator("#ram-text")
     for wrong in ("lots", "1e400", "0"):
         page.type("ram", wrong)
@@ -319,14 +321,14 @@ def test_fields_take_sizes_and_shares(page):
     page.type("ram", "5kib")
     page.page.wait_for_function("() => location.search.includes('ram=5KiB')")
     assert field.get_attribute("aria-invalid") is None
-    assert page.json(f"/api/points/{page.settled()['point']}")["ram_bytes"] == 5 * 1024
+    assert page.json(f"/api/points/{page.wait_until_settled()['point']}")["ram_bytes"] == 5 * 1024
     assert "5 KiB" in (page.page.locator("#ram").get_attribute("aria-valuetext") or "")
 
 
 def test_another_model_in_the_middle_of_a_drag(opened):
     """Charts of the old network make room in silence, and the new one's answer is seen."""
     there = opened(model="ds-cnn", device="nrf52840")
-    there.settled()
+    there.wait_until_settled()
     there.page.locator("#ram").focus()
     for _ in range(30):
         there.page.keyboard.press("ArrowLeft")
@@ -342,12 +344,12 @@ def test_another_model_in_the_middle_of_a_drag(opened):
 def test_point_of_the_chart_leads_there(page):
     """A key or a click on an answer of the Pareto chart goes to its limits."""
     page.type("ram", "88%")
-    first = page.settled()["point"]
+    first = page.wait_until_settled()["point"]
     page.type("ram", "76%")
     page.page.wait_for_function(
         "(old) => document.documentElement.dataset.point !== old", arg=first
     )
-    page.settled()
+    page.wait_until_settled()
     chart = page.page.locator("#points-A")
     chart.scroll_into_view_if_needed()
     page.page.wait_for_selector("#points-A[data-ready]", timeout=PATIENCE_MS)
@@ -355,7 +357,7 @@ def test_point_of_the_chart_leads_there(page):
     chart.press("Home")
     assert page.page.locator("#points-A-readout").inner_text()
     chart.press("Enter")
-    page.settled()
+    page.wait_until_settled()
     shown = page.json(f"/api/points/{page.state['point']}")
     needs = page.page.evaluate("() => Math.min(...document.getElementById('points-A').data[1].x)")
     assert shown["needs_bytes"] == needs
@@ -363,7 +365,7 @@ def test_point_of_the_chart_leads_there(page):
 
 def test_everything_can_be_taken_away(page):
     """Schedule, plan and report are files; the command is on the page."""
-    point = page.json(f"/api/points/{page.settled()['point']}")
+    point = page.json(f"/api/points/{page.wait_until_settled()['point']}")
     page.page.evaluate(SAVING)
     files = {}
     for kind in ("schedule", "plan", "report"):
@@ -390,14 +392,14 @@ def test_everything_can_be_taken_away(page):
 
 def test_refused_choice_is_said_and_the_old_view_stays(page):
     """A choice that has no graph is refused in a sentence beside the controls."""
-    before = page.settled()["point"]
+    before = page.wait_until_settled()["point"]
     page.page.locator("#sequence").fill("7")
     page.page.locator("#sequence").press("Enter")
     page.page.wait_for_selector("#problem-error:not(:empty)", timeout=PATIENCE_MS)
     assert page.state["point"] == before
     page.page.locator("#sequence").fill("")
     page.page.locator("#sequence").press("Enter")
-    page.settled()
+    page.wait_until_settled()
     noted = [text for text in page.messages if "status of 409" in text or "status of 422" in text]
     assert len(noted) == 1  # by the browser itself, of the request that was refused
     page.messages.remove(noted[0])

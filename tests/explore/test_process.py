@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.explorers import LONG, MLP, running
-from kit.patience import PATIENCE_S, until
+from kit.explorers import LONG, MLP, run_explorer
+from kit.patience import PATIENCE_S, wait_until
 from poetmodel.errors import INTERRUPTED
 from poetmodel.explore.store import PointStore
 
@@ -48,14 +48,14 @@ def gone(pid):
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_everything(tmp_path, asked):
     """So does a polite kill: the exit status is 0, no process is left, and one file."""
-    with running(tmp_path, *SMALL) as explorer:
+    with run_explorer(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         visitor.listen()
-        visitor.ended(visitor.want(visitor.open(MLP), 0.5)["id"])
+        visitor.wait_for_end(visitor.request_point(visitor.open(MLP), 0.5)["id"])
         pids = list(workers_of(explorer))
         assert len(pids) >= 2
         assert explorer.end(asked) == 0
-        until(lambda: all(map(gone, pids)))
+        wait_until(lambda: all(map(gone, pids)))
         store = explorer.store.name
         assert [one.name for one in tmp_path.rglob("*") if store in one.name] == [store]
 
@@ -93,12 +93,12 @@ def test_ctrl_c_ends_it_while_it_starts(tmp_path, asked, delay_s):
 )
 def test_signals_while_it_ends_change_nothing(tmp_path, solves):
     """Who asks again and again gets the same clean end, idle or while something is solved."""
-    with running(tmp_path, *SMALL, errors=subprocess.PIPE) as explorer:
+    with run_explorer(tmp_path, *SMALL, errors=subprocess.PIPE) as explorer:
         if solves:
             visitor = explorer.visitor()
             visitor.listen()
-            begun = visitor.want(visitor.open(LONG), 0.2)
-            until(lambda: visitor.point(begun["id"])["state"] == "solving")
+            begun = visitor.request_point(visitor.open(LONG), 0.2)
+            wait_until(lambda: visitor.point(begun["id"])["state"] == "solving")
         process = explorer.process
         for _ in range(20):
             if process.poll() is None:
@@ -112,7 +112,7 @@ def test_signals_while_it_ends_change_nothing(tmp_path, solves):
 @pytest.mark.slow
 def test_server_listens_on_this_machine_alone(tmp_path):
     """At its address 127.0.0.1, and at no other one of the machine."""
-    with running(tmp_path, *SMALL) as explorer:
+    with run_explorer(tmp_path, *SMALL) as explorer:
         socket.create_connection(("127.0.0.1", explorer.port), timeout=PATIENCE_S).close()
         others = {found[4][0] for found in socket.getaddrinfo(socket.gethostname(), None)}
         for other in {*others, "127.0.0.2", "::1"} - {"127.0.0.1"}:
@@ -123,32 +123,32 @@ def test_server_listens_on_this_machine_alone(tmp_path):
 @pytest.mark.slow
 def test_killed_server_loses_nothing(tmp_path):
     """Known answers come at once from the store, and what was being solved goes on from there."""
-    with running(tmp_path, *SMALL) as explorer:
+    with run_explorer(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
-        known = visitor.ended(visitor.want(visitor.open(MLP), 0.5)["id"])
+        known = visitor.wait_for_end(visitor.request_point(visitor.open(MLP), 0.5)["id"])
         drawn = visitor.answer(known["id"])
         visitor.listen()
         problem = visitor.open(LONG)
-        begun = visitor.want(problem, 0.2)
-        found = until(lambda: one if (one := visitor.point(begun["id"]))["bound"] else None)
-        until(lambda: stored(explorer.store, begun["id"]))
+        begun = visitor.request_point(problem, 0.2)
+        found = wait_until(lambda: one if (one := visitor.point(begun["id"]))["bound"] else None)
+        wait_until(lambda: stored(explorer.store, begun["id"]))
         pids = list(workers_of(explorer))
         explorer.end(signal.SIGKILL)
-        until(lambda: all(map(gone, pids)))
+        wait_until(lambda: all(map(gone, pids)))
         explorer.start()
         again = explorer.visitor()
         (listed,) = again.open(MLP)["points"]
         assert known == listed
-        assert again.want(again.open(MLP), 0.5) == known
+        assert again.request_point(again.open(MLP), 0.5) == known
         assert again.answer(known["id"]) == drawn
         again.listen()
         left = next(one for one in again.open(LONG)["points"] if one["id"] == begun["id"])
         assert left["state"] == "cancelled"
-        resumed = again.want(problem, 0.2)
+        resumed = again.request_point(problem, 0.2)
         assert resumed["state"] == "waiting"
         assert resumed["value"] <= found["value"]
         assert resumed["bound"] > 0
-        until(lambda: again.point(begun["id"])["state"] == "solving")
+        wait_until(lambda: again.point(begun["id"])["state"] == "solving")
         assert again.point(begun["id"])["value"] <= found["value"]
 
 
@@ -162,79 +162,82 @@ def stored(store, point):
 @pytest.mark.slow
 def test_drag_cancels_what_nobody_wants(tmp_path):
     """Of all stops only the last one is solved, and what was found before is kept."""
-    with running(tmp_path, *SMALL) as explorer:
+    with run_explorer(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         visitor.listen()
         problem = visitor.open(LONG)
-        stops = [visitor.want(problem, share)["id"] for share in (0.5, 0.4, 0.3, 0.2)]
-        until(lambda: visitor.point(stops[-1])["state"] == "solving")
+        stops = [visitor.request_point(problem, share)["id"] for share in (0.5, 0.4, 0.3, 0.2)]
+        wait_until(lambda: visitor.point(stops[-1])["state"] == "solving")
         assert [visitor.point(stop)["state"] for stop in stops[:-1]] == ["cancelled"] * 3
-        told = until(lambda: [one for kind, one in visitor.events if kind == "point"])
+        told = wait_until(lambda: [one for kind, one in visitor.events if kind == "point"])
         assert all(one["id"] in stops for one in told)
-        assert visitor.pictured(stops[-1])["energy_j"] > 0
+        assert visitor.wait_for_schedule(stops[-1])["energy_j"] > 0
 
 
 @pytest.mark.slow
 def test_two_sessions_share_a_solve(tmp_path):
     """It goes on while one of them wants it, and both hear of it; the last one ends it."""
-    with running(tmp_path, *SMALL) as explorer:
+    with run_explorer(tmp_path, *SMALL) as explorer:
         one, two = explorer.visitor("one"), explorer.visitor("two")
         for visitor in (one, two):
             visitor.listen()
         problem = one.open(LONG)
-        point = one.want(problem, 0.2)["id"]
-        assert two.want(two.open(LONG), 0.2)["id"] == point
+        point = one.request_point(problem, 0.2)["id"]
+        assert two.request_point(two.open(LONG), 0.2)["id"] == point
         for visitor in (one, two):
-            until(lambda heard=visitor.events: any(p["bound"] for kind, p in heard))
-        one.want(problem, 0.9)
+            wait_until(lambda heard=visitor.events: any(p["bound"] for kind, p in heard))
+        one.request_point(problem, 0.9)
         assert two.point(point)["state"] == "solving"
-        two.want(problem, 0.9)
+        two.request_point(problem, 0.9)
         assert two.point(point)["state"] == "cancelled"
 
 
 @pytest.mark.slow
 def test_wish_of_a_closed_page_lapses(tmp_path):
     """Nothing is solved for nobody."""
-    with running(tmp_path, *SMALL) as explorer:
+    with run_explorer(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         visitor.listen()
-        point = visitor.want(visitor.open(LONG), 0.2)["id"]
-        until(lambda: visitor.point(point)["state"] == "solving")
+        point = visitor.request_point(visitor.open(LONG), 0.2)["id"]
+        wait_until(lambda: visitor.point(point)["state"] == "solving")
         visitor.close()
         other = explorer.visitor("other")
-        assert until(lambda: other.point(point)["state"] == "cancelled")
+        assert wait_until(lambda: other.point(point)["state"] == "cancelled")
 
 
 @pytest.mark.slow
 def test_worker_that_dies_is_replaced(tmp_path):
     """The point fails with a sentence, and the next wish is solved."""
-    with running(tmp_path, *SMALL) as explorer:
+    with run_explorer(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         visitor.listen()
         problem = visitor.open(LONG)
-        point = visitor.want(problem, 0.2)["id"]
-        until(lambda: visitor.point(point)["state"] == "solving")
+        point = visitor.request_point(problem, 0.2)["id"]
+        wait_until(lambda: visitor.point(point)["state"] == "solving")
         for pid in workers_of(explorer):
             os.kill(pid, signal.SIGKILL)
-        failed = visitor.ended(point)
+        failed = visitor.wait_for_end(point)
         assert failed["state"] == "failed"
         assert "ended unexpectedly" in failed["reason"]
-        assert visitor.ended(visitor.want(visitor.open(MLP), 0.4)["id"])["status"] == "optimal"
-        assert visitor.want(problem, 0.2)["state"] == "waiting"
-        until(lambda: visitor.point(point)["state"] == "solving")
+        assert (
+            visitor.wait_for_end(visitor.request_point(visitor.open(MLP), 0.4)["id"])["status"]
+            == "optimal"
+        )
+        assert visitor.request_point(problem, 0.2)["state"] == "waiting"
+        wait_until(lambda: visitor.point(point)["state"] == "solving")
 
 
 @pytest.mark.slow
 def test_two_servers_share_a_store(tmp_path):
     """Each sees what the other has solved, and the file stays whole."""
-    with running(tmp_path, *SMALL) as first, running(tmp_path, *SMALL) as second:
+    with run_explorer(tmp_path, *SMALL) as first, run_explorer(tmp_path, *SMALL) as second:
         one, two = first.visitor(), second.visitor()
         problem = one.open(MLP)
         two.open(MLP)
         for place in range(8):
             here, there = (one, two) if place % 2 else (two, one)
-            point = here.ended(here.want(problem, place / 8)["id"])
-            assert there.want(problem, place / 8) == point
+            point = here.wait_for_end(here.request_point(problem, place / 8)["id"])
+            assert there.request_point(problem, place / 8) == point
         first.end(signal.SIGKILL)
         second.end(signal.SIGKILL)
     store = PointStore(first.store)

@@ -17,7 +17,7 @@ from poetmodel.solver import solve
 
 def solved(visitor, share=0.3, **more):
     """Return a point of the small network once it is over."""
-    return visitor.ended(visitor.want(visitor.open(MLP), share, **more)["id"])
+    return visitor.wait_for_end(visitor.request_point(visitor.open(MLP), share, **more)["id"])
 
 
 def test_choices_name_networks_and_devices(visitor):
@@ -51,7 +51,7 @@ def test_point_is_solved_to_the_optimum(visitor):
     assert point["energy_j"] == pytest.approx(direct.energy_j)
     assert point["peak_ram_bytes"] <= point["ram_bytes"]
     assert point["gap"] <= 1e-4
-    again = visitor.want(visitor.open(MLP), 0.3)  # a known point is answered at once, as it is
+    again = visitor.request_point(visitor.open(MLP), 0.3)  # a known point: answered at once
     assert again == visitor.point(point["id"])
     point = solved(visitor)
     path = f"/api/points/{point['id']}/answer?revision={point['revision']}"
@@ -74,12 +74,12 @@ def test_point_is_solved_to_the_optimum(visitor):
 def test_neighbour_answers_at_once(visitor):
     """A schedule of less RAM is valid with more: it is there before anything was solved."""
     problem = visitor.open({**MLP, "batch": 3})
-    tight = visitor.ended(visitor.want(problem, 0.0)["id"])
-    begun = visitor.want(problem, 0.01)
+    tight = visitor.wait_for_end(visitor.request_point(problem, 0.0)["id"])
+    begun = visitor.request_point(problem, 0.01)
     assert begun["revision"] == 1
     assert begun["energy_j"] == pytest.approx(tight["energy_j"])
     assert begun["neighbour_bytes"] == tight["ram_bytes"]
-    ended = visitor.ended(begun["id"])
+    ended = visitor.wait_for_end(begun["id"])
     assert ended["value"] <= tight["value"]
     assert not ended["provisional"]
 
@@ -89,9 +89,9 @@ def test_makespan_of_more_ram_is_not_lent_to_less(visitor):
     problem = visitor.open(
         {"model": "mlp", "device": "jetson-tx2", "minimize": "time", "recompute": False}
     )
-    roomy = visitor.ended(visitor.want(problem, 0.8)["id"])
+    roomy = visitor.wait_for_end(visitor.request_point(problem, 0.8)["id"])
     assert roomy["needs_bytes"] < roomy["ram_bytes"]
-    tight = visitor.ended(visitor.want(problem, 0.05)["id"])
+    tight = visitor.wait_for_end(visitor.request_point(problem, 0.05)["id"])
     assert tight["needs_bytes"] <= roomy["needs_bytes"]
     assert tight["makespan_s"] > roomy["makespan_s"]
     told = visitor.answer(tight["id"])["facts"]
@@ -101,19 +101,21 @@ def test_makespan_of_more_ram_is_not_lent_to_less(visitor):
 def test_bound_of_more_ram_holds_for_less(visitor):
     """Where it reaches a neighbour's schedule, nothing is left to solve."""
     problem = visitor.open({**MLP, "batch": 5})
-    low, high = (visitor.ended(visitor.want(problem, share)["id"]) for share in (0.5, 0.6))
-    between = visitor.want(problem, 0.55)
+    low, high = (
+        visitor.wait_for_end(visitor.request_point(problem, share)["id"]) for share in (0.5, 0.6)
+    )
+    between = visitor.request_point(problem, 0.55)
     assert low["value"] >= high["value"]
     if low["value"] == high["value"]:
         assert (between["state"], between["status"]) == ("done", "optimal")
     assert between["bound"] >= high["bound"] * (1 - 1e-9)
-    assert visitor.ended(between["id"])["status"] == "optimal"
+    assert visitor.wait_for_end(between["id"])["status"] == "optimal"
 
 
 def test_less_than_the_minimum_is_infeasible_and_says_why(visitor):
     """The node of the largest working set and what it holds are named, and they add up."""
     problem = visitor.open(MLP)
-    point = visitor.ended(visitor.want(problem, -0.5)["id"])
+    point = visitor.wait_for_end(visitor.request_point(problem, -0.5)["id"])
     assert (point["state"], point["status"], point["revision"] > 0) == ("done", "infeasible", True)
     assert "the minimum RAM is 4,336 B" in point["reason"]
     path = f"/api/problems/{problem['problem']}/why"
@@ -132,7 +134,7 @@ def test_deadline_is_kept(visitor):
     problem = visitor.open(MLP)
     loose = solved(visitor)
     deadline_s = (problem["deadline"]["min_s"] + loose["time_s"]) / 2
-    tight = visitor.ended(visitor.want(problem, 0.3, deadline_s=deadline_s)["id"])
+    tight = visitor.wait_for_end(visitor.request_point(problem, 0.3, deadline_s=deadline_s)["id"])
     assert tight["status"] in ("optimal", "infeasible")
     if tight["value"] is not None:
         assert tight["time_s"] <= deadline_s
@@ -180,7 +182,7 @@ def test_command_reproduces_the_point(visitor, more, tmp_path, monkeypatch):
     """The lines, run as they are, end with a schedule of the same value, proven."""
     problem = visitor.open({**MLP, "batch": 2, **more})
     pass_s = problem["deadline"]["single_pass_s"]
-    point = visitor.ended(visitor.want(problem, 0.4, deadline_s=1.5 * pass_s)["id"])
+    point = visitor.wait_for_end(visitor.request_point(problem, 0.4, deadline_s=1.5 * pass_s)["id"])
     assert point["status"] == "optimal"
     text = command_of(visitor, point)
     monkeypatch.chdir(tmp_path)
@@ -197,7 +199,7 @@ def test_command_reproduces_the_point(visitor, more, tmp_path, monkeypatch):
 def test_command_of_a_step_file_makes_its_c(visitor, tmp_path, monkeypatch):
     """The tensors of the folder have no more RAM than the point."""
     problem = visitor.open({"model": STEP.name, "device": "nrf52840"})
-    point = visitor.ended(visitor.want(problem, 0.6)["id"])
+    point = visitor.wait_for_end(visitor.request_point(problem, 0.6)["id"])
     line = command_of(visitor, point)
     monkeypatch.chdir(tmp_path)
     assert run(*shlex.split(line)[1:]) == 0
@@ -261,7 +263,7 @@ def test_what_is_not_known_is_gone(visitor):
 def test_first_schedule_is_valid(visitor, batch, tmp_path):
     """What is shown while nothing is proved keeps all limits, too."""
     problem = visitor.open({**MLP, "batch": batch})
-    point = visitor.pictured(visitor.want(problem, 0.2)["id"])
+    point = visitor.wait_for_schedule(visitor.request_point(problem, 0.2)["id"])
     path = tmp_path / "first.schedule.json"
     path.write_bytes(visitor.client.get(f"/api/points/{point['id']}/export/schedule").content)
     assert run("verify", str(path), "--graph", "mlp", "--batch", str(batch)) == 0

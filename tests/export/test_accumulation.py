@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 import poetmodel.torch as pmt
-from kit.export_agreement import SCHEDULES, Exported, batches_like
-from kit.nor_flash import over_nor
-from kit.programs import needs
-from kit.rotation import quick
+from kit.export_agreement import SCHEDULES, Exported, make_batches_like
+from kit.nor_flash import build_over_nor
+from kit.programs import require_programs
+from kit.rotation import mark_slow_except
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.lowered.io import load_step, save_step
@@ -102,25 +102,25 @@ def test_sums_are_those_of_the_loop_of_pytorch(case, tmp_path):
     program = exported(tmp_path, name, 3, **options)
     assert program.manifest["accumulate"] == 3
     given = training(norms=options.get("norms", True))
-    every, clip = batches_like(given[2], 4), options.get("clip")
+    every, clip = make_batches_like(given[2], 4), options.get("clip")
     for steps in (2, 3, 4, 7):
         found = program.outcome(every, steps)
         assert found.tensors[COUNT] == steps % 3
         assert apart(found, *looped(given, name, every, steps, 3, clip=clip)) < 1e-12, steps
 
 
-@pytest.mark.parametrize("clip", quick([None, 0.1], [0.1]))
+@pytest.mark.parametrize("clip", mark_slow_except([None, 0.1], [0.1]))
 def test_sums_on_flash_that_is_read_where_it_lies(clip, tmp_path):
     """No sum is read from a block after that was erased; the bits are those of a step in RAM."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     given = training(norms=False)
-    every = [tuple(x.float() for x in batch) for batch in batches_like(given[2], 4)]
+    every = [tuple(x.float() for x in batch) for batch in make_batches_like(given[2], 4)]
     options = {"clip": clip, "norms": False}
     flash = {**SCHEDULES["mapped"], "commit": True, "share": 0.0}
     program = exported(tmp_path / "flash", "adam", 2, **options, **flash)
     homes = {state["name"]: state["home"] for state in program.manifest["states"]}
     assert homes["0.weight.grad"] == "mapped"
-    found = over_nor(program.folder, "flash_area", tmp_path / "app")
+    found = build_over_nor(program.folder, "flash_area", tmp_path / "app")
     whole = exported(tmp_path / "ram", "adam", 2, **options).run(every, 5, target=Target.HOST)
     (program.folder / "inputs.bin").write_bytes((tmp_path / "ram" / "inputs.bin").read_bytes())
     rate = repr(program.manifest["learning_rate"])
@@ -133,7 +133,7 @@ def test_sums_on_flash_that_is_read_where_it_lies(clip, tmp_path):
 def test_training_goes_on_in_the_middle_of_a_sum(before, tmp_path):
     """After a reset, and from a file of state, it has the bits of one that went on."""
     program, given = exported(tmp_path, "adam", 3, share=0.2, commit=True), training()
-    every = batches_like(given[2], 8)
+    every = make_batches_like(given[2], 8)
     options = {"target": Target.HOST}
     whole = program.run(every, 7, **options)
     first = program.run(every, before, **options).require_success()
@@ -147,7 +147,7 @@ def test_training_goes_on_in_the_middle_of_a_sum(before, tmp_path):
 def test_a_model_has_the_sums_as_its_gradients(tmp_path):
     """PyTorch goes on with the batches that are missing; a file that it saves begins with none."""
     program, given = exported(tmp_path, "adam", 3), training()
-    every = [tuple(x.float() for x in batch) for batch in batches_like(given[2], 8)]
+    every = [tuple(x.float() for x in batch) for batch in make_batches_like(given[2], 8)]
     state = program.run(every, 5, target=Target.HOST).require_success().state
     (tmp_path / "state.bin").write_bytes(state)
     model, loss_fn, _ = training()

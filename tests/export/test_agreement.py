@@ -20,15 +20,15 @@ from kit.export_agreement import (
     SCHEDULES,
     Exported,
     Outcome,
-    batches_like,
-    condition,
-    lowered,
-    torch_steps,
-    torch_steps_from,
+    lower_training,
+    make_batches_like,
+    measure_condition,
+    train_in_torch,
+    train_in_torch_from,
     two_groups,
 )
 from kit.networks import trainings
-from kit.rotation import rotating
+from kit.rotation import mark_seeds_except
 from mcu.networks import NETWORKS
 from poetmodel.errors import NoScheduleError
 from poetmodel.export.board import Target
@@ -50,13 +50,13 @@ def compare(name, optimizer, folder, **options):
     """
     torch.manual_seed(0)
     training = NETWORKS[name](*BATCH.get(name, ()))
-    batches = batches_like(training[2], 3)
+    batches = make_batches_like(training[2], 3)
     steps = 1 if optimizer == "gradients" else STEPS
-    exported = Exported(lowered(training, optimizer, name=name), folder, **options)
+    exported = Exported(lower_training(training, optimizer, name=name), folder, **options)
     held = [exported.outcome(batches, count) for count in range(1, steps + 1)]
     assert all(each.losses == held[-1].losses[: len(each.losses)] for each in held)
-    expected = torch_steps_from(training, batches, held, optimizer)
-    rounded = torch_steps_from(training, batches, held, optimizer, rounded=True)
+    expected = train_in_torch_from(training, batches, held, optimizer)
+    rounded = train_in_torch_from(training, batches, held, optimizer, rounded=True)
     worst = {}
     for its, mine, noisy in zip(expected, held, rounded, strict=True):
         apart = Outcome(mine.losses[-1:], mine.tensors).differences(its)
@@ -69,7 +69,7 @@ def compare(name, optimizer, folder, **options):
 
 @pytest.mark.parametrize(
     ("optimizer", "schedule"),
-    rotating(
+    mark_seeds_except(
         product(
             ("momentum", "adam", "adagrad", "groups", "nadam", "rmsprop", "adamax", "radam"),
             ("keep-all", "mapped"),
@@ -87,7 +87,7 @@ def test_state_is_that_of_torch(optimizer, schedule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    rotating(
+    mark_seeds_except(
         [
             *product(NETWORKS, ("gradients", "sgd", "momentum", "adam")),
             *product(("mlp", "resnet8-thin"), ("adamw", "clipped", "groups")),
@@ -106,12 +106,12 @@ def test_rates_of_all_groups_follow_that_of_the_first(factor, tmp_path, monkeypa
     """Called with a part of the rate of the export, each group has that part of its own."""
     torch.manual_seed(0)
     training = NETWORKS["mlp"]()
-    batches = batches_like(training[2], 3)
-    exported = Exported(lowered(training, "groups"), tmp_path)
+    batches = make_batches_like(training[2], 3)
+    exported = Exported(lower_training(training, "groups"), tmp_path)
     assert exported.manifest["learning_rate"] == 0.02
     exported.manifest["learning_rate"] *= factor
     monkeypatch.setitem(OPTIMIZERS, "groups", (partial(two_groups, factor=factor), None))
-    expected = torch_steps(training, batches, STEPS, "groups")
+    expected = train_in_torch(training, batches, STEPS, "groups")
     apart = exported.outcome(batches, STEPS).differences(expected)
     assert max(apart.values()) <= CLOSE, apart
     comment = (tmp_path / "include/pm.h").read_text().split("int pm_step(")[0]
@@ -120,7 +120,7 @@ def test_rates_of_all_groups_follow_that_of_the_first(factor, tmp_path, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [*OTHERS, "commits"])
-@pytest.mark.parametrize("name", rotating(("bert-block", "resnet8-thin"), ("bert-block",)))
+@pytest.mark.parametrize("name", mark_seeds_except(("bert-block", "resnet8-thin"), ("bert-block",)))
 def test_schedules_train_as_torch(name, schedule, tmp_path):
     """So they do where tensors are computed again or paged, and state is on storage."""
     # Moments would take so much of the RAM that there is nothing to compute again.
@@ -143,7 +143,7 @@ def test_schedules_train_as_torch(name, schedule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "optimizer"),
-    rotating(
+    mark_seeds_except(
         product((Target.HOST, Target.HOST_DOUBLE), ("sgd", "momentum", "adam")),
         {(Target.HOST_DOUBLE, "adam")},
     ),
@@ -153,8 +153,8 @@ def test_training_goes_on_after_a_reset_as_if_there_were_none(target, optimizer,
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 32), nn.Dropout(0.5), nn.Linear(32, 4))
     training = (module, functional.mse_loss, (torch.randn(8, 6), torch.randn(8, 4)))
-    batches = batches_like(training[2], 4)
-    exported = Exported(lowered(training, optimizer), tmp_path, share=0.5, commit=True)
+    batches = make_batches_like(training[2], 4)
+    exported = Exported(lower_training(training, optimizer), tmp_path, share=0.5, commit=True)
     whole = exported.run(batches, 4, target=target)
     exported.run(batches, 2, target=target)
     rest = exported.run(batches, 2, target=target, words=("resume",))
@@ -168,7 +168,7 @@ PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("examples", rotating((3, 10, 11), (3,)))
+@pytest.mark.parametrize("examples", mark_seeds_except((3, 10, 11), (3,)))
 def test_random_networks_train_as_in_torch(examples):
     """Losses, gradients and state of random networks are PyTorch's, in double."""
 
@@ -180,16 +180,16 @@ def test_random_networks_train_as_in_torch(examples):
         device=st.sampled_from(("nrf52840", "stm32h743", "nano33ble")),
     )
     def check(training, optimizer, share, device):
-        batches = batches_like(training[2], 2)
+        batches = make_batches_like(training[2], 2)
         steps = 1 if optimizer == "gradients" else 3
         with tempfile.TemporaryDirectory() as folder:
-            step = lowered(training, optimizer)
+            step = lower_training(training, optimizer)
             try:
                 exported = Exported(step, Path(folder), share=share, device=device, time_limit=20)
             except NoScheduleError:
                 reject()  # no addresses were found that fit: there is nothing to compare
             found = exported.outcome(batches, steps)
-        apart = found.differences(torch_steps(training, batches, steps, optimizer))
+        apart = found.differences(train_in_torch(training, batches, steps, optimizer))
         assert max(apart.values()) <= 1e-11, apart
 
     check()
@@ -200,7 +200,11 @@ def prepared(name, optimizer, *batch):
     """Return a network, its step and batches."""
     torch.manual_seed(0)
     training = NETWORKS[name](*batch)
-    return training, lowered(training, optimizer, name=name), batches_like(training[2], 2)
+    return (
+        training,
+        lower_training(training, optimizer, name=name),
+        make_batches_like(training[2], 2),
+    )
 
 
 def on_board(name, optimizer, folder, target=Target.M4, **options):
@@ -213,7 +217,7 @@ def on_board(name, optimizer, folder, target=Target.M4, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer", "schedule"),
-    rotating(
+    mark_seeds_except(
         [
             *product(("bert-block",), ("momentum",), ("blocking", "mapped")),
             *product(("resnet8-thin", "ds-cnn"), ("sgd",), ("blocking", "mapped")),
@@ -226,13 +230,13 @@ def on_board(name, optimizer, folder, target=Target.M4, **options):
 def test_schedules_give_the_bits_of_keep_all(name, optimizer, schedule, tmp_path):
     """Computed again, paged, in tiles, read in place: losses and state are the same bits."""
     kept = on_board(name, optimizer, tmp_path / "keep-all")
-    assert on_board(name, optimizer, tmp_path / schedule, **SCHEDULES[schedule]).same_bits(kept)
+    assert on_board(name, optimizer, tmp_path / schedule, **SCHEDULES[schedule]).has_same_bits(kept)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "target"),
-    rotating(
+    mark_seeds_except(
         product(("bert-block", "resnet8-thin", "m5"), (Target.M3, Target.M7)),
         {("bert-block", Target.M3)},
     ),
@@ -249,7 +253,7 @@ def test_boards_give_the_same_bits(name, target, tmp_path):
     if name == "bert-block" and target is Target.M3:
         assert max(found[0].differences(found[1]).values()) < 1e-5
     else:
-        assert found[0].same_bits(found[1])
+        assert found[0].has_same_bits(found[1])
 
 
 @pytest.mark.parametrize(
@@ -257,7 +261,7 @@ def test_boards_give_the_same_bits(name, target, tmp_path):
     [
         "lenet",
         pytest.param("bert-block", marks=pytest.mark.slow),
-        *rotating(("resnet8", "ds-cnn", "autoencoder", "unet", "m5", "vit-block"), ()),
+        *mark_seeds_except(("resnet8", "ds-cnn", "autoencoder", "unet", "m5", "vit-block"), ()),
     ],
 )
 def test_floats_are_near_torch(name, tmp_path):
@@ -267,8 +271,8 @@ def test_floats_are_near_torch(name, tmp_path):
     """
     training, step, batches = prepared(name, "gradients", *BATCH.get(name, ()))
     found = Exported(step, tmp_path, share=0.5).outcome(batches, 1, target=Target.M4)
-    apart = found.differences(torch_steps(training, batches, 1))
-    moved = condition(training, batches)
+    apart = found.differences(train_in_torch(training, batches, 1))
+    moved = measure_condition(training, batches)
     assert all(apart[kind] <= 1e-5 + 3 * moved[kind] for kind in apart), (apart, moved)
 
 
@@ -283,8 +287,8 @@ def paged(tmp_path_factory):
     inputs = (torch.randn(3, 12), torch.randint(0, 4, (3,)))
     training = (model, torch.nn.functional.cross_entropy, inputs)
     folder = tmp_path_factory.mktemp("paged")
-    step = lowered(training, "momentum", name="perceptron")
-    return Exported(step, folder, **SCHEDULES["dma"]), batches_like(inputs, 2)
+    step = lower_training(training, "momentum", name="perceptron")
+    return Exported(step, folder, **SCHEDULES["dma"]), make_batches_like(inputs, 2)
 
 
 def test_missing_waits_are_noticed(paged):

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from kit.digits import STEP, digit_batches, ran
-from kit.nor_flash import DRIVERS, PARTS, over_nor, step_writes
-from kit.programs import done, needs
-from kit.rotation import rotating
+from kit.digits import STEP, build_and_run, digit_batches
+from kit.nor_flash import DRIVERS, PARTS, build_over_nor, count_step_writes
+from kit.programs import require_programs, run_command
+from kit.rotation import mark_seeds_except
 from poetmodel.device import Device
 from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, InputError, NoScheduleError
@@ -94,7 +94,7 @@ class Program(NamedTuple):
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
     """Return programs by what their plans do with storage, each on new flash."""
-    needs(Target.HOST, "c++")
+    require_programs(Target.HOST, "c++")
     made = {}
 
     def program(plan):
@@ -110,7 +110,7 @@ def programs(tmp_path_factory):
                 ["c++", "-O1", "-Wall", "-Wextra", "-Werror", *includes, "-c", main],
                 ["c++", *(f"{p.stem}.o" for p in folder.glob("src/*.c")), "commits.o", "-o", "app"],
             ):
-                done(command, objects)
+                run_command(command, objects)
             (objects / "batches").write_bytes(BATCHES)
             made[plan] = deployment, objects / "app"
         return Program(*made[plan], tmp_path_factory.mktemp("flash"))
@@ -135,7 +135,7 @@ def test_said_is_what_the_flash_counts(programs, plan):
     assert len(steps) == STEPS
     for number, (written, erased) in enumerate(steps, start=1):
         commits = made.commit and number % made.commit_every == 0
-        least, most, erases = step_writes(made, commits=commits)
+        least, most, erases = count_step_writes(made, commits=commits)
         assert least <= written <= most
         assert erased == erases or (made.generations_per_block > 1 and erased == 0 < erases)
     commits, shared = STEPS // made.commit_every + 1, made.generations_per_block
@@ -150,7 +150,7 @@ def test_said_is_what_the_flash_counts(programs, plan):
 
 @pytest.mark.parametrize(
     ("plan", "driver"),
-    rotating(
+    mark_seeds_except(
         [*product(("paged", "on storage", "in RAM"), PARTS), *product(("read in place",), DRIVERS)],
         {("paged", "spi_flash"), ("on storage", "esp_partition"), ("read in place", "flash_area")},
     ),
@@ -158,7 +158,9 @@ def test_said_is_what_the_flash_counts(programs, plan):
 def test_drivers_do_what_is_said(programs, tmp_path, plan, driver):
     """Each driver of flash writes as many bytes in a step, and erases as many blocks."""
     made = programs(plan).deployment
-    app = over_nor(programs(plan).path.parents[1], driver, tmp_path / "app", "-DPM_GENERATIONS=2u")
+    app = build_over_nor(
+        programs(plan).path.parents[1], driver, tmp_path / "app", "-DPM_GENERATIONS=2u"
+    )
     (tmp_path / "batches").write_bytes(BATCHES)
     counts = []
     for steps in ("2", "6"):
@@ -166,7 +168,7 @@ def test_drivers_do_what_is_said(programs, tmp_path, plan, driver):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         counts.append([int(n) for n in re.findall(r"nor_(?:written|erased) (\d+)", done.stderr)])
     written, erased = ((more - few) / 4 for few, more in zip(*counts, strict=True))
-    least, most, erases = step_writes(made)
+    least, most, erases = count_step_writes(made)
     assert least <= written <= most
     assert erased == erases
 
@@ -373,24 +375,24 @@ def test_state_on_storage_that_forgets_goes_to_flash(programs):
     assert made.plan.memory_mapped
 
 
-@pytest.mark.parametrize("target", rotating((Target.HOST, Target.M4), (Target.M4,)))
+@pytest.mark.parametrize("target", mark_seeds_except((Target.HOST, Target.M4), (Target.M4,)))
 def test_a_board_goes_on_where_memory_beside_it_forgets(tmp_path, target):
     """The power goes in the middle of a write to flash: the program resumes, with the same end."""
-    needs(target)
+    require_programs(target)
     export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS["forgets, each third"])
     options = {"target": target, "settings": ("FAULTS=1", "POISON=1"), "inputs": BATCHES}
-    whole = ran(tmp_path, steps=STEPS, **options)
+    whole = build_and_run(tmp_path, steps=STEPS, **options)
     flash = tmp_path / "pm_storage.bin"
     writes = whole.metrics["storage_writes"]
     for write in (writes // 2, 9 * writes // 10, writes):
         flash.unlink()
         with pytest.raises(ToolchainError, match="ended with status 9"):
-            ran(tmp_path, steps=STEPS, words=(f"cut:{write}",), **options)
+            build_and_run(tmp_path, steps=STEPS, words=(f"cut:{write}",), **options)
         assert flash.stat().st_size > 0
         words = ("resume",)
-        done = ran(tmp_path, steps=0, words=words, **options).metrics["resumed"]
+        done = build_and_run(tmp_path, steps=0, words=words, **options).metrics["resumed"]
         assert done % 3 == 0
-        rest = ran(tmp_path, steps=STEPS - done, words=words, **options)
+        rest = build_and_run(tmp_path, steps=STEPS - done, words=words, **options)
         assert rest.state == whole.state
 
 
@@ -422,18 +424,20 @@ def test_mapped_storage_in_a_file_outlives_a_power_cut(tmp_path):
 
     Storage that has no state yet is named, not only by its number.
     """
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     inputs = digit_batches(STEPS, seed=3)
     device = {"device": "nano33ble", "commit": True, "ram": "150%"}
     export_step(load_step(STEP), tmp_path, gap=0.5, **device)
     given = {"inputs": inputs, "settings": ("FAULTS=1",)}
     with pytest.raises(ToolchainError, match="train without resume first"):
-        ran(tmp_path, steps=0, words=("resume",), **given)
-    whole = ran(tmp_path, steps=STEPS, **given)
+        build_and_run(tmp_path, steps=0, words=("resume",), **given)
+    whole = build_and_run(tmp_path, steps=STEPS, **given)
     (tmp_path / "pm_storage.bin").unlink()
     with pytest.raises(ToolchainError, match="status 9"):
-        ran(tmp_path, steps=STEPS, words=(f"cut:{whole.metrics['storage_writes'] - 3}",), **given)
-    done = ran(tmp_path, steps=0, words=("resume",), **given).metrics["resumed"]
+        build_and_run(
+            tmp_path, steps=STEPS, words=(f"cut:{whole.metrics['storage_writes'] - 3}",), **given
+        )
+    done = build_and_run(tmp_path, steps=0, words=("resume",), **given).metrics["resumed"]
     assert 0 < done < STEPS
-    rest = ran(tmp_path, steps=STEPS - done, words=("resume",), **given)
+    rest = build_and_run(tmp_path, steps=STEPS - done, words=("resume",), **given)
     assert rest.state == whole.state

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from kit.kernel_calls import Memory
-from kit.programs import needs
-from kit.rotation import rotating
+from kit.programs import require_programs
+from kit.rotation import mark_seeds_except
 from kit.shared_objects import build
-from kit.traced_models import Through
+from kit.traced_models import FunctionModule
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, run_program
 from poetmodel.export.exporting import export_step
@@ -37,7 +37,7 @@ def convolutional():
 def scoring(loss):
     """Return a model that returns its loss."""
     layer = nn.Linear(6, CLASSES)
-    return Through(lambda parts, x, y: loss(parts[0](x), y), layer)
+    return FunctionModule(lambda parts, x, y: loss(parts[0](x), y), layer)
 
 
 IMAGES, ROWS = (torch.randn(2, 2, 8, 8), torch.tensor([3, 1])), (torch.randn(3, 6),)
@@ -144,7 +144,7 @@ PLACES = {
     ("place", "target"),
     [
         *((place, Target.HOST_DOUBLE) for place in PLACES),
-        *rotating(
+        *mark_seeds_except(
             [("storage", target) for target in (Target.M3, Target.M4, Target.M7)],
             {("storage", Target.M4)},
         ),
@@ -152,7 +152,7 @@ PLACES = {
 )
 def test_evaluation_after_steps_is_that_of_torch(place, target, tmp_path):
     """Wherever the state is, for every batch; the state stays as the steps left it."""
-    needs(target)
+    require_programs(target)
     torch.manual_seed(0)
     model = convolutional()
     batches = [(torch.randn(2, 2, 8, 8), torch.randint(CLASSES, (2,))) for _ in range(3)]

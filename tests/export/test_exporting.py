@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kit.digits import STEP
-from kit.export_agreement import Exported, batches_like, lowered, torch_steps
-from kit.programs import needs
-from kit.traced_models import Through
+from kit.export_agreement import Exported, lower_training, make_batches_like, train_in_torch
+from kit.programs import require_programs
+from kit.traced_models import FunctionModule
 from poetmodel.device import Device
 from poetmodel.device.io import device_names
 from poetmodel.errors import BudgetError, InputError
@@ -53,7 +53,9 @@ def sums():
         return y.pow(2).mean() + (own.a.t() * own.b).mean() + own.c.sum() + own.d
 
     shapes = {"a": (4, 6), "b": (6, 4), "c": (3,), "d": ()}
-    return Through(loss, **{n: torch.nn.Parameter(torch.randn(s)) for n, s in shapes.items()})
+    return FunctionModule(
+        loss, **{n: torch.nn.Parameter(torch.randn(s)) for n, s in shapes.items()}
+    )
 
 
 @pytest.mark.slow
@@ -64,10 +66,10 @@ def test_rare_layouts_and_types(tmp_path, optimizer, device):
     """The compiler accepts the code, and what it computes is what PyTorch does."""
     torch.manual_seed(0)
     training = (sums(), None, (torch.randn(2, 4),))
-    batches = batches_like(training[2], 2)
-    exported = Exported(lowered(training, optimizer), tmp_path, share=0.1, device=device)
+    batches = make_batches_like(training[2], 2)
+    exported = Exported(lower_training(training, optimizer), tmp_path, share=0.1, device=device)
     found = exported.outcome(batches, 1)
-    apart = found.differences(torch_steps(training, batches, 1, optimizer))
+    apart = found.differences(train_in_torch(training, batches, 1, optimizer))
     assert max(apart.values()) <= 1e-12, apart
 
 
@@ -119,10 +121,10 @@ def test_folder_that_cannot_be_written_is_left_alone(tmp_path):
 
 def test_any_names_compile(tmp_path):
     """Whatever a step, its modules and parameters are called, the compiler says nothing."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     names = ("h", "slots", "gr\u00f6\u00dfe", "gr\u00fc\u00dfe", "H", "class", "int", "pm_h")
     parameters = {name: torch.nn.Parameter(torch.ones(2)) for name in names}
-    model = Through(lambda own, x: x + sum(own.parameters(recurse=False)), **parameters)
+    model = FunctionModule(lambda own, x: x + sum(own.parameters(recurse=False)), **parameters)
     model.add_module("x/*y", torch.nn.Linear(2, 2))
     model.register_forward_hook(lambda self, _, y: getattr(self, "x/*y")(y))
     given = (torch.randn(1, 2), torch.randn(1, 2))
@@ -139,11 +141,11 @@ def test_batches_may_be_parts_of_larger_tensors(tmp_path, second):
     samples = torch.randn(20, 4)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     training = (model, torch.nn.functional.mse_loss, (samples[3:5], samples[second]))
-    batches = batches_like(training[2], 3)
-    exported = Exported(lowered(training, "sgd"), tmp_path / "train")
+    batches = make_batches_like(training[2], 3)
+    exported = Exported(lower_training(training, "sgd"), tmp_path / "train")
     assert [value["shape"] for value in exported.manifest["inputs"]] == [[2, 4], [2, 4]]
     assert exported.deployment.ram_map()["inputs"] == 2 * 2 * 4 * 4
-    apart = exported.outcome(batches, 3).differences(torch_steps(training, batches, 3, "sgd"))
+    apart = exported.outcome(batches, 3).differences(train_in_torch(training, batches, 3, "sgd"))
     assert max(apart.values()) <= 1e-11, apart
     infer = tmp_path / "infer"
     export(*training, folder=infer, infer=True, gap=0.5)
@@ -164,14 +166,14 @@ def test_what_are_no_inputs_is_said(tmp_path, inputs):
 def test_parts_of_larger_tensors_are_not_written_on_mapped_storage(tmp_path):
     """There a write begins where the tensor does; on storage that is paged such a weight trains."""
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 60)[20:])
-    model = Through(lambda own, x: x * own.weight, weight=weight)
+    model = FunctionModule(lambda own, x: x * own.weight, weight=weight)
     training = (model, torch.nn.functional.mse_loss, (torch.randn(2, 40), torch.randn(2, 40)))
-    step = lowered(training, "sgd")
+    step = lower_training(training, "sgd")
     with pytest.raises(InputError, match=r"weight/sgd: its state is a part of a larger tensor"):
         Exported(step, tmp_path / "mapped", share=0.0, device="nano33ble", minimize="ram")
-    batches = batches_like(training[2], 2)
+    batches = make_batches_like(training[2], 2)
     exported = Exported(step, tmp_path / "paged", share=0.0)
-    apart = exported.outcome(batches, 3).differences(torch_steps(training, batches, 3, "sgd"))
+    apart = exported.outcome(batches, 3).differences(train_in_torch(training, batches, 3, "sgd"))
     assert max(apart.values()) <= 1e-12, apart
 
 
@@ -181,13 +183,13 @@ def test_windows_that_are_updated_on_the_stack_have_room_there(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(1, 64, 251, stride=50), nn.Flatten(), nn.Linear(64, 4))
     training = (model, nn.functional.mse_loss, (torch.randn(1, 1, 300), torch.randn(1, 4)))
-    step = lowered(training, "sgd")
+    step = lower_training(training, "sgd")
     options = {"device": "nano33ble", "share": 0.0, "minimize": "ram"}
     with pytest.raises(BudgetError, match=r"stack: windows of 0\.weight are .* up to 2,156 B"):
         Exported(step, tmp_path / "small", **options)
     exported = Exported(step, tmp_path / "large", stack=2156, **options)
     assert exported.manifest["states"][0]["home"] == "mapped"
-    batches = [tuple(x.float() for x in batch) for batch in batches_like(training[2], 1)]
+    batches = [tuple(x.float() for x in batch) for batch in make_batches_like(training[2], 1)]
     run = exported.run(batches, 1, target=Target.M4, settings=()).require_success()
     assert run.metrics["stack_bytes"] < run.metrics["stack_limit_bytes"]
 
@@ -254,7 +256,7 @@ OPERATORS = {
 def test_refused_operators_name_module_and_line(name, place):
     """So do those that the model's own forward, or the loss function, calls."""
     called = OPERATORS[name]
-    inner = Through(lambda own, x: called(own.layer(x)), layer=torch.nn.Linear(8, 4))
+    inner = FunctionModule(lambda own, x: called(own.layer(x)), layer=torch.nn.Linear(8, 4))
     model, loss = inner, torch.nn.functional.mse_loss
     if place == "inner":
         model = torch.nn.Sequential(torch.nn.Identity(), inner)
@@ -265,7 +267,7 @@ def test_refused_operators_name_module_and_line(name, place):
             """Return a number for each sample that the operator makes."""
             return called(output).sum() + target.sum()
 
-    words = {"inner": "module '1'", "root": "module Through"}
+    words = {"inner": "module '1'", "root": "module FunctionModule"}
     where = words.get(place, "the loss function")
     line = rf"{re.escape(__file__)}:\d+ \("
     with pytest.raises(CaptureError, match=rf"{name}\S* in {where} at {line}"):
@@ -274,10 +276,10 @@ def test_refused_operators_name_module_and_line(name, place):
 
 def test_refused_gradients_name_the_module_of_their_operator():
     """What only the backward pass has is that of the line of the forward pass."""
-    model = Through(
+    model = FunctionModule(
         lambda own, x: own.layer(x).as_strided((2, 4), (4, 1)) * 2, layer=torch.nn.Linear(8, 4)
     )
-    with pytest.raises(CaptureError, match=r"as_strided_scatter\S* in module Through at "):
+    with pytest.raises(CaptureError, match=r"as_strided_scatter\S* in module FunctionModule at "):
         lower(model, torch.nn.functional.mse_loss, (torch.ones(2, 8), torch.ones(2, 4)))
 
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from kit.digits import STEP, digit_batches
-from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps
-from kit.programs import done, needs
-from kit.traced_models import Through
+from kit.export_agreement import SCHEDULES, Exported, make_batches_like, train_in_torch
+from kit.programs import require_programs, run_command
+from kit.traced_models import FunctionModule
 from kit.worked import make_state_node, make_update_node
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
@@ -45,7 +45,7 @@ def normed(*, frozen=False):
 def terms():
     """Return a loss of two terms, of which one has its gradient before the loss is computed."""
     values = {"w": nn.Parameter(torch.ones(3)), "v": nn.Parameter(torch.ones(4))}
-    return Through(lambda own, x: own.w.sum() + (own.v * x).sum(), **values)
+    return FunctionModule(lambda own, x: own.w.sum() + (own.v * x).sum(), **values)
 
 
 def deep():
@@ -88,7 +88,7 @@ def captured(case, *, optimizer=True):
 
 def built(step, folder, compiler, **options):
     """Export a step with the program that gives it refused batches; return the folder's code."""
-    needs("gcc")
+    require_programs("gcc")
     settings = {"ram": "101%", "paging": False} | options
     if settings["ram"] != "101%":
         del settings["paging"]
@@ -100,7 +100,7 @@ def built(step, folder, compiler, **options):
     if made.slots and str(made.plan.mode) != "blocking":
         parts.append(folder / "host" / "driver_late.c")
         flags = [f"-Wl,--wrap=pm_page_{name}" for name in LATE]
-    done([*compiler, "-Iinclude", "-I.", *flags, *parts, "-lm", "-o", "refuse"], folder)
+    run_command([*compiler, "-Iinclude", "-I.", *flags, *parts, "-lm", "-o", "refuse"], folder)
     return (folder / "src" / "pm_step.c").read_text(encoding="utf-8")
 
 
@@ -111,7 +111,7 @@ def refused(folder, inputs, *, status=REFUSED, element=5):
     )
     (folder / "batch.bin").write_bytes(batch)
     words = [status, 0, min(element, inputs[0].numel() - 1), "nan", "inf", "-nan"]
-    return done(["./refuse", "batch.bin", *map(str, words)], folder)
+    return run_command(["./refuse", "batch.bin", *map(str, words)], folder)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_a_front_with_statistics_alone_computes_what_pytorch_does(tmp_path):
     model[:2].requires_grad_(requires_grad=False)
     training = (model, functional.cross_entropy, IMAGES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    batches = batches_like(IMAGES, 3)
+    batches = make_batches_like(IMAGES, 3)
     program = Exported(lower(*training, optimizer=optimizer), tmp_path, **SCHEDULES["recomputed"])
-    found, expected = program.outcome(batches, 4), torch_steps(training, batches, 4, "sgd")
+    found, expected = program.outcome(batches, 4), train_in_torch(training, batches, 4, "sgd")
     assert max(found.differences(expected).values()) < 1e-12
 
 
@@ -245,12 +245,12 @@ int main(void)
 @pytest.mark.parametrize("real", ["float", "double"])
 def test_fast_math_takes_no_check_away(tmp_path, real):
     """Compilers may take all numbers for finite; the check goes by bits."""
-    needs("gcc")
+    require_programs("gcc")
     export_step(load_step(STEP), tmp_path, gap=0.5, ram="100%", paging=False)
     (tmp_path / "check.c").write_text(CHECK, encoding="utf-8")
     given = ("-O2", "-ffast-math", f"-DPM_REAL={real}", "-Iinclude", "-Isrc", "check.c")
-    done(["gcc", "-std=c11", *given, "-o", "check"], tmp_path)
-    done(["./check"], tmp_path)
+    run_command(["gcc", "-std=c11", *given, "-o", "check"], tmp_path)
+    run_command(["./check"], tmp_path)
 
 
 RATES = """\
@@ -297,12 +297,12 @@ int main(void)
 
 def test_a_learning_rate_that_is_not_finite_writes_nothing(tmp_path):
     """In one call and in slices; no step is under way after it, and one with a number trains."""
-    needs("gcc")
+    require_programs("gcc")
     export_step(load_step(STEP), tmp_path, gap=0.5, ram="90%", commit=True)
     (tmp_path / "rates.c").write_text(RATES, encoding="utf-8")
     parts = [*sorted(tmp_path.glob("src/*.c")), "rates.c"]
-    done([*PLAIN, "-I.", "-Iinclude", *parts, "-lm", "-o", "rates"], tmp_path)
-    done(["./rates"], tmp_path)
+    run_command([*PLAIN, "-I.", "-Iinclude", *parts, "-lm", "-o", "rates"], tmp_path)
+    run_command(["./rates"], tmp_path)
 
 
 COST = """\
@@ -322,15 +322,15 @@ int node(void)
 
 def test_the_check_is_three_instructions_at_most(tmp_path):
     """On a Cortex-M4, beside the two that return, as the guide says."""
-    needs("arm-none-eabi-gcc", "arm-none-eabi-objdump")
+    require_programs("arm-none-eabi-gcc", "arm-none-eabi-objdump")
     export_step(load_step(STEP), tmp_path, gap=0.5, ram="100%", paging=False)
     board = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
     found = []
     for check in ("", "if (!pm_is_finite(arena[40])) return PM_ERROR_NUMBER;"):
         (tmp_path / "cost.c").write_text(COST.replace("CHECK", check), encoding="utf-8")
-        done(["arm-none-eabi-gcc", *board, "-std=c11", "-O2", "-Iinclude", "-Isrc", "-c", "cost.c"],
-             tmp_path)  # fmt: skip
-        listing = done(["arm-none-eabi-objdump", "-d", "cost.o"], tmp_path)
+        run_command(["arm-none-eabi-gcc", *board, "-std=c11", "-O2", "-Iinclude", "-Isrc", "-c",
+                     "cost.c"], tmp_path)  # fmt: skip
+        listing = run_command(["arm-none-eabi-objdump", "-d", "cost.o"], tmp_path)
         lines = [line.split("\t") for line in listing.splitlines() if line.count("\t") >= 2]
         found.append([fields[2].strip() for fields in lines])
     without, with_check = map(len, found)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kit.commands import invoke
-from kit.digits import STEP, digit_batches, ran
-from kit.programs import needs
-from kit.rotation import rotating
+from kit.digits import STEP, build_and_run, digit_batches
+from kit.programs import require_programs
+from kit.rotation import mark_seeds_except
 from poetmodel.device import Device
 from poetmodel.errors import FlashError
 from poetmodel.export import board
@@ -95,7 +95,7 @@ def with_zeros(names):
 @pytest.mark.parametrize("plan", PLANS)
 def test_zeros_of_state_take_no_flash(plan, tmp_path):
     """The program makes them itself, and trains as one that reads them from a file of state."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     names = [value.pieces[0].buffer for value in load_step(STEP).states]
     step, folders = with_zeros(names[1::2]), (tmp_path / "zeros", tmp_path / "whole")
     made, whole = (
@@ -110,7 +110,7 @@ def test_zeros_of_state_take_no_flash(plan, tmp_path):
     (folders[1] / "first.bin").write_bytes(b"".join(step.values[n].tobytes() for n in names))
     given = {"settings": ("POISON=1", "EXTRA=-O0"), "inputs": digit_batches(3, seed=5), "steps": 3}
     runs = [
-        ran(folder, words=words, **given)
+        build_and_run(folder, words=words, **given)
         for folder, words in zip(folders, ((), ("state=first.bin",)), strict=True)
     ]
     assert runs[0].state == runs[1].state
@@ -120,13 +120,13 @@ def test_zeros_of_state_take_no_flash(plan, tmp_path):
 @pytest.mark.parametrize("weights", ["c", "binary"])
 def test_state_may_be_zeros_throughout(weights, tmp_path):
     """There are no values to store then, in a build for double neither."""
-    needs(Target.HOST_DOUBLE)
+    require_programs(Target.HOST_DOUBLE)
     step = with_zeros(load_step(STEP).values)
     export_step(step, tmp_path, ram="100%", weights=weights)
     batch = np.frombuffer(digit_batches(1, seed=5), "<f4")
     inputs = batch[:576].astype("<f8").tobytes() + batch[576:].tobytes()
     how = {"settings": ("EXTRA=-O0",), "inputs": inputs, "steps": 1}
-    assert ran(tmp_path, Target.HOST_DOUBLE, **how).losses[1] == pytest.approx(np.log(4))
+    assert build_and_run(tmp_path, Target.HOST_DOUBLE, **how).losses[1] == pytest.approx(np.log(4))
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
@@ -231,10 +231,10 @@ def test_programs_are_counted_by_what_they_repeat(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", rotating(PLANS, ("read in place",)))
+@pytest.mark.parametrize("plan", mark_seeds_except(PLANS, ("read in place",)))
 def test_estimates_are_near_what_is_linked(tmp_path, plan):
     """Within a tenth of what GCC makes of the step and its runtime, kernels and library."""
-    needs(*board.list_required_programs(Target.M4, emulate=False))
+    require_programs(*board.list_required_programs(Target.M4, emulate=False))
     from mcu.code_sizes import linked_step
 
     made = export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS[plan])

@@ -7,10 +7,10 @@ from itertools import product
 
 import pytest
 
-from kit.digits import STEP, digit_batches, exporter, ran, state_after
-from kit.nor_flash import DRIVERS, FLASH, C, over_nor, step_writes
-from kit.programs import needs
-from kit.rotation import quick
+from kit.digits import STEP, build_and_run, compute_state, digit_batches, exporter
+from kit.nor_flash import DRIVERS, FLASH, C, build_over_nor, count_step_writes
+from kit.programs import require_programs
+from kit.rotation import mark_slow_except
 from kit.shared_objects import build
 from poetmodel.export.board import INPUTS_FILE, STATE_FILE, STOPPED_STATUS, Target, run_program
 from poetmodel.export.exporting import export_step
@@ -73,7 +73,7 @@ class Trainer:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Return exported folders by what their plans do with storage."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     return exporter(tmp_path_factory, PLANS)
 
 
@@ -86,7 +86,7 @@ def trainers(folders, tmp_path_factory):
         key = (plan, driver, *flags)
         if key not in made:
             work = tmp_path_factory.mktemp(driver)
-            made[key] = Trainer(over_nor(folders(plan), driver, work / "app", *flags), work)
+            made[key] = Trainer(build_over_nor(folders(plan), driver, work / "app", *flags), work)
         return made[key]
 
     return trainer
@@ -96,12 +96,12 @@ def trainers(folders, tmp_path_factory):
 def whole(tmp_path_factory):
     """Return the state after all steps of a plan that keeps everything in RAM."""
     folder = tmp_path_factory.mktemp("whole")
-    return state_after(load_step(STEP), folder, BATCHES, STEPS, rate=float(RATE))
+    return compute_state(load_step(STEP), folder, BATCHES, STEPS, rate=float(RATE))
 
 
 @pytest.mark.parametrize(
     ("driver", "unit"),
-    quick(
+    mark_slow_except(
         [("flash_area", 1), ("flash_area", 32), ("esp_partition", 1), ("esp_partition", 16)],
         [("flash_area", 32), ("esp_partition", 1)],
     ),
@@ -194,26 +194,26 @@ def worn(folder, target, steps, *settings):
 
 @pytest.mark.parametrize(
     ("plan", "target"),
-    quick(
+    mark_slow_except(
         list(product(["nrf52840", "nano33ble"], [Target.HOST, Target.M4])),
         [("nrf52840", Target.M4), ("nano33ble", Target.HOST)],
     ),
 )
 def test_storage_like_the_flash_of_the_device(plan, target, tmp_path):
     """It counts the bytes and erases that are said, trains as RAM does, and wears out."""
-    needs(target)
+    require_programs(target)
     made = export_step(load_step(STEP), tmp_path, ram="90%", device=plan, commit=True, gap=0.5)
     few, more = (worn(tmp_path, target, steps).require_success() for steps in (1, 4))
     written, erases = (
         (more.metrics[name] - few.metrics[name]) / 3 for name in ("storage_bytes", "storage_erases")
     )
-    least, most, erased = step_writes(made)
+    least, most, erased = count_step_writes(made)
     assert least <= written <= most
     assert erases == erased
     turns = -(-5 // made.generations)  # pm_init writes a generation too
     assert more.metrics["storage_worn"] == max(turns, 4 * bool(made.page_writes))
     inputs = digit_batches(3, seed=8)
-    other = ran(tmp_path, target, settings=("DRIVER=ram",), inputs=inputs, steps=4)
+    other = build_and_run(tmp_path, target, settings=("DRIVER=ram",), inputs=inputs, steps=4)
     assert other.state == more.state
     tired = ("ENDURANCE=1", "EXTRA=-DPM_GENERATIONS=2u")
     assert worn(tmp_path, target, 4, *tired).error_number in {TORN, PAGE}

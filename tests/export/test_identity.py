@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import poetmodel.torch as pmt
-from kit.quantized_networks import converted, float_front, images
+from kit.quantized_networks import convert_front, float_front, images
 from poetmodel.export.exporting import export_step
 from poetmodel.export.identity import step_identity
 from poetmodel.lowered.calls import Buffer, DataType
@@ -247,7 +247,9 @@ def test_weights_and_scales_of_an_int8_front_count():
         torch.manual_seed(0)
         layers = float_front()
         layers[0].weight.data[0, 0, 0, 0] += step
-        return nn.Sequential(pmt.quantized(converted(layers, factor * images(8))), nn.Linear(10, 3))
+        return nn.Sequential(
+            pmt.quantized(convert_front(layers, factor * images(8))), nn.Linear(10, 3)
+        )
 
     inputs = (images(), torch.randn(2, 3))
     fronts = {"same": {}, "weights": {"step": 0.05}, "scales": {"factor": 1.5}}

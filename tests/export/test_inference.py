@@ -13,10 +13,10 @@ from torch.nn import functional
 import poetmodel.torch as pmt
 from kit.export_agreement import QUICK_BUILD
 from kit.kernel_calls import Memory, list_kernels
-from kit.programs import needs
-from kit.rotation import rotating
+from kit.programs import require_programs
+from kit.rotation import mark_seeds_except
 from kit.shared_objects import build
-from kit.traced_models import Through
+from kit.traced_models import FunctionModule
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target, run_program
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
@@ -52,7 +52,7 @@ def perceptron():
         return found.t().contiguous().t()
 
     layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
-    return Through(scores, layers=layers, shift=nn.Buffer(torch.randn(4)))
+    return FunctionModule(scores, layers=layers, shift=nn.Buffer(torch.randn(4)))
 
 
 def inputs_of(model, batches=1):
@@ -94,7 +94,7 @@ def check_inference(
     model, deployment, folder, target=Target.HOST_DOUBLE, settings=(), tolerance=1e-12
 ):
     """Train some steps, and hold the inference to PyTorch with the state that they left."""
-    needs(target)
+    require_programs(target)
     batches = inputs_of(model, 2)
     real = "<f8" if target is Target.HOST_DOUBLE else "<f4"
     quick = (QUICK_BUILD,) if target is Target.HOST_DOUBLE else ()
@@ -140,7 +140,9 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "place"),
-    rotating(product(NETWORKS, PLACES), {("convolutional", "dma"), ("perceptron", "mapped")}),
+    mark_seeds_except(
+        product(NETWORKS, PLACES), {("convolutional", "dma"), ("perceptron", "mapped")}
+    ),
 )
 def test_inference_after_steps_is_that_of_torch(network, place, tmp_path):
     """It reads the state that the steps left, wherever the home is, and leaves it as it is."""
@@ -196,7 +198,9 @@ def test_inference_without_optimizer_reads_flash(network, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", rotating((Target.M3, Target.M4, Target.M7), (Target.M4,)))
+@pytest.mark.parametrize(
+    "target", mark_seeds_except((Target.M3, Target.M4, Target.M7), (Target.M4,))
+)
 def test_inference_runs_on_boards(target, tmp_path):
     """In float, on emulated boards, with part of the state on storage."""
     torch.manual_seed(0)
@@ -218,7 +222,7 @@ def wide():
         third = (first * 0.5).repeat(1, 2).sin().sum(1, keepdim=True)
         return own.layer(x) + second * third * first.cumsum(1)[:, -1:]
 
-    return Through(scores, layer=nn.Linear(6, 4))
+    return FunctionModule(scores, layer=nn.Linear(6, 4))
 
 
 @pytest.mark.slow
@@ -334,7 +338,7 @@ def test_infer_needs_a_step_captured_for_it(tmp_path):
 )
 def test_models_without_one_certain_output_are_refused(after, loss, message, tmp_path):
     """Models that return several tensors, or another one each time, cannot be inferred."""
-    model = Through(lambda parts, x: after(parts[0](x)), nn.Linear(6, 4))
+    model = FunctionModule(lambda parts, x: after(parts[0](x)), nn.Linear(6, 4))
     with pytest.raises(CaptureError, match=message):
         pmt.export(model, loss, (torch.randn(2, 6), LABELS), infer=True, folder=tmp_path)
 
@@ -342,7 +346,9 @@ def test_models_without_one_certain_output_are_refused(after, loss, message, tmp
 def test_model_that_returns_its_loss_is_asked_for_it():
     """Such as the score of an autoencoder: all inputs are the model's."""
     torch.manual_seed(0)
-    model = Through(lambda parts, x, y: functional.cross_entropy(parts[0](x), y), perceptron())
+    model = FunctionModule(
+        lambda parts, x, y: functional.cross_entropy(parts[0](x), y), perceptron()
+    )
     inputs = (torch.randn(2, 6), LABELS)
     step = with_inference(lower(model, None, inputs), model, None, inputs)
     assert step.inference is not None

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from kit.digits import state_after
+from kit.digits import compute_state
 from kit.kernel_calls import check, list_kernels
-from kit.programs import needs
-from kit.rotation import parts
-from kit.traced_models import Through
+from kit.programs import require_programs
+from kit.rotation import parametrize_parts
+from kit.traced_models import FunctionModule
 from poetmodel.export.board import Target
 from poetmodel.lowered import fusing
 from poetmodel.lowered.fusing import FUSED_KERNELS, split_fused_updates
@@ -170,12 +170,12 @@ def test_gradients_of_a_layer_are_computed_once():
     assert written == {tensor.name for node in step.graph.nodes for tensor in node.outputs}
 
 
-@parts(3)
+@parametrize_parts(3)
 def test_filters_of_every_layer_have_the_bits_of_two_nodes(part, tmp_path, monkeypatch):
     """Whatever the windows, strides, groups: all but those whose gradient lies in another order."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     torch.manual_seed(0)
-    layers = list(part.of(LAYERS.values()))
+    layers = list(part.select(LAYERS.values()))
 
     def squares(weights, x):
         """Apply each layer to the first elements of the input; what is added is 0."""
@@ -187,7 +187,9 @@ def test_filters_of_every_layer_have_the_bits_of_two_nodes(part, tmp_path, monke
         return total
 
     every = [torch.nn.Parameter(torch.randn(layer[1])) for layer in layers]
-    model = Through(lambda own, x: squares(own.weights, x), weights=torch.nn.ParameterList(every))
+    model = FunctionModule(
+        lambda own, x: squares(own.weights, x), weights=torch.nn.ParameterList(every)
+    )
     elements = max(math.prod(layer[0]) for layer in layers)
     inputs = (torch.randn(elements), torch.ones(()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.1)
@@ -198,8 +200,8 @@ def test_filters_of_every_layer_have_the_bits_of_two_nodes(part, tmp_path, monke
         >= len(layers) - 2
     )
     data = b"".join(x.numpy().tobytes() for x in inputs)
-    expected = state_after(split_fused_updates(step), tmp_path / "two", data, 1)
-    assert state_after(step, tmp_path / "one", data, 1, {"ram": "100%"}) == expected
+    expected = compute_state(split_fused_updates(step), tmp_path / "two", data, 1)
+    assert compute_state(step, tmp_path / "one", data, 1, {"ram": "100%"}) == expected
     options = {"ram": "50%", "device": "nano33ble"}
-    mapped = state_after(step, tmp_path / "mapped", data, 1, options, ("DRIVER=ram",))
+    mapped = compute_state(step, tmp_path / "mapped", data, 1, options, ("DRIVER=ram",))
     assert mapped == expected

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps
-from kit.export_agreement import lowered as lowered_step
+from kit.export_agreement import SCHEDULES, Exported, make_batches_like, train_in_torch
+from kit.export_agreement import lower_training as lowered_step
 from kit.kernel_calls import build_kernel, lower_operation
-from kit.programs import done, needs
-from kit.random_masks import kept, normal, uniform, words
-from kit.traced_models import Through
+from kit.programs import require_programs, run_command
+from kit.random_masks import draw_mask, draw_normal, draw_uniform, draw_words
+from kit.traced_models import FunctionModule
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.torch.lowering.step import lower
@@ -29,7 +29,7 @@ def executed(operation, *, step=0):
 
 def test_generator():
     """The reference gives the first known answers of Random123 for Philox 4x32-10."""
-    found = [f"{word:08x}" for word in words(0, 0, 4)]
+    found = [f"{word:08x}" for word in draw_words(0, 0, 4)]
     assert found == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
 
 
@@ -41,7 +41,7 @@ def test_masks(ratio, step):
     out, mask = executed(
         lower_operation(aten.native_dropout.default, x, ratio, True), step=step
     ).values()
-    want = torch.from_numpy(kept(step, 0, len(x), ratio))
+    want = torch.from_numpy(draw_mask(step, 0, len(x), ratio))
     assert torch.equal(mask.bool(), want)
     torch.testing.assert_close(out, x * want / (1 - ratio), rtol=1e-15, atol=0)
     assert abs(want.double().mean() - (1 - ratio)) < 0.05
@@ -69,25 +69,25 @@ def masked(site, dropped_ratio):
     steps = iter(range(9))
 
     def drop(_, x):
-        mask = torch.from_numpy(kept(next(steps), site, x.numel(), dropped_ratio))
+        mask = torch.from_numpy(draw_mask(next(steps), site, x.numel(), dropped_ratio))
         return x * mask.view(x.shape) / (1 - dropped_ratio)
 
-    return Through(drop)
+    return FunctionModule(drop)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["keep-all", "recomputed"])
 def test_training_with_dropout(schedule, tmp_path):
     """Exported, a network with dropout trains as PyTorch does with the documented masks."""
-    needs(Target.HOST_DOUBLE)
+    require_programs(Target.HOST_DOUBLE)
     torch.manual_seed(0)
     first, second = torch.nn.Linear(5, 80), torch.nn.Linear(80, 3)
     drops = torch.nn.Dropout(0.4), torch.nn.Dropout(0.2)
     loss, inputs = torch.nn.functional.mse_loss, (torch.randn(6, 5), torch.randn(6, 3))
     model = torch.nn.Sequential(first, drops[0], second, drops[1])
     twin = torch.nn.Sequential(first, masked(0, 0.4), second, masked(1, 0.2))
-    batches = batches_like(inputs, 2)
-    expected = torch_steps((twin, loss, inputs), batches, 4, "momentum")
+    batches = make_batches_like(inputs, 2)
+    expected = train_in_torch((twin, loss, inputs), batches, 4, "momentum")
     step = lowered_step((model, loss, inputs), "momentum")
     exported = Exported(step, tmp_path, **SCHEDULES[schedule])
     apart = exported.outcome(batches, 4).differences(expected)
@@ -118,7 +118,7 @@ int main(void)
 
 def test_a_second_start_draws_the_masks_of_the_first(tmp_path):
     """Without commits, too, numbers begin with those of step 0: its losses are the same."""
-    needs("cc")
+    require_programs("cc")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5))
     inputs = (torch.ones(1, 64), torch.zeros(1, 64))
@@ -126,8 +126,8 @@ def test_a_second_start_draws_the_masks_of_the_first(tmp_path):
     export_step(step, tmp_path, gap=0.5, ram="150%")
     (tmp_path / "again.c").write_text(AGAIN, encoding="utf-8")
     parts = [*sorted(tmp_path.glob("src/*.c")), "port/driver_ram.c", "again.c", "-lm"]
-    done(["cc", "-std=c11", "-I.", "-Iinclude", *parts, "-o", "again"], tmp_path)
-    losses = done(["./again"], tmp_path).split()
+    run_command(["cc", "-std=c11", "-I.", "-Iinclude", *parts, "-o", "again"], tmp_path)
+    losses = run_command(["./again"], tmp_path).split()
     assert losses[:3] == losses[3:]
     assert len(set(losses)) == 3
 
@@ -142,10 +142,10 @@ def test_all_or_nothing():
         assert torch.equal(mask.double(), value * ones(9))
     x = ones(5, 7).t()
     out, mask = executed(lower_operation(aten.native_dropout.default, x, 0.5, True)).values()
-    assert torch.equal(mask.t().reshape(-1).bool(), torch.from_numpy(kept(0, 0, 35, 0.5)))
+    assert torch.equal(mask.t().reshape(-1).bool(), torch.from_numpy(draw_mask(0, 0, 35, 0.5)))
     assert torch.equal(out, 2 * mask.double())
     found = lower_operation(aten.bernoulli.p, ones(2, 500), 0.3).execute()[0]
-    want = torch.from_numpy(kept(0, 0, 1000, 0.7)).view(2, 500)
+    want = torch.from_numpy(draw_mask(0, 0, 1000, 0.7)).view(2, 500)
     assert torch.equal(found, want.double())
 
 
@@ -163,8 +163,8 @@ def test_normal_and_uniform_numbers(count):
     """They are those of the documented generator, and have its mean and its variance."""
     like, step = torch.empty(count, dtype=torch.float64), 5
     for operator, reference in (
-        (aten.randn_like.default, normal),
-        (aten.rand_like.default, uniform),
+        (aten.randn_like.default, draw_normal),
+        (aten.rand_like.default, draw_uniform),
     ):
         operation = lower_operation(operator, like)
         build_kernel(operation.operation.calls[0].kernel).random_step.value = step
@@ -181,8 +181,8 @@ def test_scaled_and_shifted_numbers(shape):
     """A mean and a deviation may be numbers or tensors."""
     torch.manual_seed(0)
     a, b = torch.randn(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)
-    z = torch.from_numpy(normal(0, 0, a.numel())).view(shape)
-    u = torch.from_numpy(uniform(0, 0, a.numel())).view(shape)
+    z = torch.from_numpy(draw_normal(0, 0, a.numel())).view(shape)
+    u = torch.from_numpy(draw_uniform(0, 0, a.numel())).view(shape)
     for operator, arguments, want in (
         (aten.normal.Tensor_float, (a, 2.0), a + 2 * z),
         (aten.normal.float_Tensor, (2.0, b), 2 + b * z),
@@ -205,7 +205,7 @@ def variational(draw):
         return torch.nn.functional.mse_loss(rebuilt, x, reduction="sum") + divergence
 
     halves = {"mean": torch.nn.Linear(6, 3), "spread": torch.nn.Linear(6, 3)}
-    return Through(loss, **halves, decoder=torch.nn.Linear(3, 6))
+    return FunctionModule(loss, **halves, decoder=torch.nn.Linear(3, 6))
 
 
 @pytest.mark.parametrize(
@@ -214,16 +214,16 @@ def variational(draw):
 )
 def test_training_with_noise(target, within, tmp_path):
     """A variational autoencoder trains as PyTorch does with the documented noise."""
-    needs(target)
+    require_programs(target)
     torch.manual_seed(0)
     ours, steps = variational(torch.randn_like), iter(range(9))
     twin = variational(
-        lambda like: torch.from_numpy(normal(next(steps), 0, like.numel())).view(like.shape)
+        lambda like: torch.from_numpy(draw_normal(next(steps), 0, like.numel())).view(like.shape)
     )
     twin.load_state_dict(ours.state_dict())
     inputs = (torch.randn(5, 6),)
-    batches = batches_like(inputs, 2)
-    expected = torch_steps((twin, None, inputs), batches, 4, "momentum")
+    batches = make_batches_like(inputs, 2)
+    expected = train_in_torch((twin, None, inputs), batches, 4, "momentum")
     exported = Exported(lowered_step((ours, None, inputs), "momentum"), tmp_path)
     apart = exported.outcome(batches, 4, target=target).differences(expected)
     assert max(apart.values()) <= within, apart

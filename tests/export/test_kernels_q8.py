@@ -6,9 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kit.digits import ran
+from kit.digits import build_and_run
 from kit.kernel_calls import Memory
-from kit.programs import needs
+from kit.programs import require_programs
 from mcu.quantized import INT8, WAYS, Layers, mobilenet_layers, pool_sizes, square
 from poetmodel.errors import InputError
 from poetmodel.export import board
@@ -233,10 +233,10 @@ def exported(tmp_path_factory):
 )
 def test_bytes_are_the_same_everywhere(exported, target):
     """In float and in double, with a unit for floats or none, with SIMD or without."""
-    needs(target)
+    require_programs(target)
     layers, folder = exported
     kind = "<f8" if target is Target.HOST_DOUBLE else "<f4"
-    done = ran(folder, target, inputs=bytes(np.dtype(kind).itemsize), steps=1)
+    done = build_and_run(folder, target, inputs=bytes(np.dtype(kind).itemsize), steps=1)
     found = np.frombuffer(done.state, kind)
     for call in layers.calls:
         wanted = expected(layers, call)
@@ -290,7 +290,7 @@ WIDE_PER_MAC = 1.8
 @pytest.mark.parametrize("core", MOST)
 def test_a_front_is_quick(core):
     """It takes a fraction of what floats do; estimates are near what the emulator counts."""
-    needs(core)
+    require_programs(core)
     layers = Layers()
     for kind, sizes in mobilenet_layers():
         if kind == "add":
@@ -311,7 +311,7 @@ def test_a_front_is_quick(core):
 
 def test_flash_is_estimated(exported, monkeypatch):
     """Kernels, weights that lie as bytes, and the program: within a tenth."""
-    needs(*board.list_required_programs(Target.M4, emulate=False))
+    require_programs(*board.list_required_programs(Target.M4, emulate=False))
     from mcu.code_sizes import linked_step
 
     monkeypatch.setattr("poetmodel.export.exporting.check_values", lambda _: None)
@@ -368,7 +368,7 @@ def test_bytes_are_not_taken_for_others(tmp_path):
 @pytest.mark.parametrize("target", [Target.HOST, Target.M4])
 def test_inference_computes_them_too(target, tmp_path):
     """It reads the constants of the step."""
-    needs(target)
+    require_programs(target)
     layers = every_layer()
     step = layers.step(handed=False)
     (*others, last) = step.graph.nodes
@@ -384,6 +384,6 @@ def test_inference_computes_them_too(target, tmp_path):
     )
     export_step(replace(step, inference=inference), tmp_path, ram="100%", infer=True, gap=0.5)
     words = (f"infer={tmp_path / 'out.bin'}",)
-    ran(tmp_path, target, inputs=bytes(4), steps=1, words=words)
+    build_and_run(tmp_path, target, inputs=bytes(4), steps=1, words=words)
     found = np.frombuffer((tmp_path / "out.bin").read_bytes(), "<f4")
     np.testing.assert_array_equal(found, expected(layers, layers.calls[-1]))

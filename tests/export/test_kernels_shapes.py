@@ -16,8 +16,8 @@ from kit.kernel_calls import (
     parse_parameters,
     random_reals,
 )
-from kit.programs import done, needs
-from kit.rotation import rotating
+from kit.programs import require_programs, run_command
+from kit.rotation import mark_seeds_except
 from poetmodel.torch.errors import CaptureError
 
 aten = torch.ops.aten
@@ -303,17 +303,17 @@ BOARD = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiler", "level"),
-    rotating(
+    mark_seeds_except(
         product(("cc", "arm-none-eabi-gcc"), ("-O0", "-Og", "-Os", "-O2", "-O3")),
         {("arm-none-eabi-gcc", "-O2")},
     ),
 )
 def test_kernels_build_without_warnings(compiler, level, tmp_path):
     """In float, no kernel has double arithmetic or anything else that a compiler warns of."""
-    needs(compiler)
+    require_programs(compiler)
     board = BOARD if compiler.startswith("arm") else ()
     flags = [*board, *WARNINGS, "-std=c11", level]
-    done([compiler, *flags, "-c", *include_options(), *SOURCE_FILES], tmp_path)
+    run_command([compiler, *flags, "-c", *include_options(), *SOURCE_FILES], tmp_path)
 
 
 @pytest.mark.parametrize("path", SOURCE_FILES, ids=lambda path: path.stem)

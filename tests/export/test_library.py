@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kit.digits import STEP, digit_batches, exporter, ran
-from kit.page_examples import blocks_of
-from kit.programs import done, needs
-from kit.rotation import rotating
-from kit.shared_objects import build, flags_of
+from kit.digits import STEP, build_and_run, digit_batches, exporter
+from kit.page_examples import parse_blocks
+from kit.programs import require_programs, run_command
+from kit.rotation import mark_seeds_except
+from kit.shared_objects import build, read_flags
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
@@ -43,7 +43,7 @@ def sources(folder):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Return folders by the prefix of their names; ``vww`` has state and pages on storage."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     mapped = {"device": "nano33ble"}
     plans = {
         "pm": {"ram": "100%"},
@@ -94,7 +94,7 @@ def test_sources_compile_without_warnings(folders, tmp_path, prefix, flags):
         *(folder / "port").glob("driver_[rs]*.c"),
         *(folder / "host").glob("*.c"),
     ]
-    done([*C, *WARNINGS, *own, f"-I{folder / 'include'}", "-c", *files], tmp_path)
+    run_command([*C, *WARNINGS, *own, f"-I{folder / 'include'}", "-c", *files], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -113,30 +113,32 @@ def test_sources_compile_without_warnings(folders, tmp_path, prefix, flags):
 )
 def test_kernels_compile_without_warnings(tmp_path, compiler):
     """Each kernel, on cores with instructions of their own too: no number changes its sign."""
-    needs(compiler[0])
+    require_programs(compiler[0])
     texts = {name: kernel_source(name) for name in sorted(kernel_names())}
     (tmp_path / "pm_kernels.h").write_text(make_kernel_header(texts), encoding="utf-8")
     folder = Path(str(KERNELS))
     includes = (f"-I{folder / 'kernels'}", f"-I{folder / 'src'}", f"-I{tmp_path}")
     files = [folder / "kernels" / f"{name}.c" for name in texts]
-    done([*compiler, "-std=c11", "-fsyntax-only", *WARNINGS, *includes, *files], tmp_path)
+    run_command([*compiler, "-std=c11", "-fsyntax-only", *WARNINGS, *includes, *files], tmp_path)
 
 
 def test_two_networks_link_into_one_application_in_cpp(folders, tmp_path):
     """Each trains as it does alone; only the one with slots on storage has a driver."""
-    needs("cc", "c++")
+    require_programs("cc", "c++")
     (tmp_path / "inputs.bin").write_bytes(BATCHES)
     kws, vww = folders("kws"), folders("vww")
     includes = (f"-I{kws / 'include'}", f"-I{vww / 'include'}")
     parts = [*sources(kws), *sources(vww), vww / "port" / "driver_ram.c"]
-    done([*C, *includes, "-c", *parts], tmp_path)
+    run_command([*C, *includes, "-c", *parts], tmp_path)
     strict = [word for word in WARNINGS if word != "-Wmissing-prototypes"]
-    done(["c++", "-std=c++17", *strict, *includes, "-c", SOURCES / "two_networks.cpp"], tmp_path)
+    run_command(
+        ["c++", "-std=c++17", *strict, *includes, "-c", SOURCES / "two_networks.cpp"], tmp_path
+    )
     objects = sorted(tmp_path.glob("*.o"))
-    done(["c++", *objects, "-lm", "-o", "app"], tmp_path)
-    said = done(["./app", "inputs.bin"], tmp_path).split()
+    run_command(["c++", *objects, "-lm", "-o", "app"], tmp_path)
+    said = run_command(["./app", "inputs.bin"], tmp_path).split()
     given = {"settings": ("EXTRA=-O0",), "inputs": BATCHES, "steps": STEPS}
-    alone = {folder: ran(folder, **given) for folder in (kws, vww)}
+    alone = {folder: build_and_run(folder, **given) for folder in (kws, vww)}
     losses = [float(word) for word in said[:-1]]
     assert losses[::2] == list(alone[kws].losses.values())
     assert losses[1::2] == list(alone[vww].losses.values())
@@ -164,13 +166,13 @@ int main(void)
         encoding="utf-8",
     )
     flags = (f"-I{folder / 'include'}", "main.c", *sources(folder), "-lm", "-o", "app")
-    done([*C, *flags], tmp_path)
-    done(["./app"], tmp_path)
+    run_command([*C, *flags], tmp_path)
+    run_command(["./app"], tmp_path)
 
 
 def test_networks_share_one_copy_of_the_kernels(folders, tmp_path):
     """Each adds what it needs to a folder, and trains as with kernels of its own, to the bit."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     step, shared = load_step(STEP), tmp_path / "kernels"
     options = {"ram": "100%", "gap": 0.5, "shared_kernels": shared}
     export_step(step, tmp_path / "kws", prefix="kws", **options)
@@ -179,17 +181,17 @@ def test_networks_share_one_copy_of_the_kernels(folders, tmp_path):
     assert "poetmodel_elu(" in (shared / "src" / "poetmodel_elu.c").read_text()
     given = {"settings": ("EXTRA=-O0",), "inputs": BATCHES, "steps": STEPS}
     every = (tmp_path / "kws", tmp_path / "vww", folders("pm"))
-    states = [ran(folder, **given).state for folder in every]
+    states = [build_and_run(folder, **given).state for folder in every]
     assert states[0] == states[1] == states[2]
     parts = [path for folder in (*every[:2], shared) for path in sources(folder)]
     parts.append(tmp_path / "vww" / "port" / "driver_ram.c")
     includes = [f"-I{folder / 'include'}" for folder in (*every[:2], shared)]
     work = tmp_path / "work"
     work.mkdir()
-    done([*C, *WARNINGS, *includes, "-c", *parts], work)
+    run_command([*C, *WARNINGS, *includes, "-c", *parts], work)
     flags = ["-std=c++17", *includes, SOURCES / "two_networks.cpp", *work.glob("*.o")]
-    done(["c++", *flags, "-lm", "-o", "app"], work)
-    names = {line.split()[-1] for line in done(["nm", "app"], work).splitlines()}
+    run_command(["c++", *flags, "-lm", "-o", "app"], work)
+    names = {line.split()[-1] for line in run_command(["nm", "app"], work).splitlines()}
     assert {"poetmodel_conv2d", "kws_step", "vww_step"} <= names
     assert not names & {"kws_conv2d", "vww_conv2d"}
 
@@ -225,7 +227,7 @@ def test_weights_in_a_file_are_the_same_program(folders, tmp_path):
     """Their path is a definition, of any folder that the compiler runs in."""
     export_step(load_step(STEP), tmp_path, ram="100%", weights="binary", gap=0.5)
     assert (tmp_path / "src" / "pm_weights.bin").is_file()
-    runs = [ran(each, inputs=BATCHES, steps=2) for each in (tmp_path, folders("pm"))]
+    runs = [build_and_run(each, inputs=BATCHES, steps=2) for each in (tmp_path, folders("pm"))]
     assert runs[0].state == runs[1].state
     export_step(load_step(STEP), tmp_path, ram="100%", gap=0.5)
     assert not (tmp_path / "src" / "pm_weights.bin").exists()
@@ -233,10 +235,12 @@ def test_weights_in_a_file_are_the_same_program(folders, tmp_path):
 
 def test_program_is_a_board_program_with_the_optimizer_of_the_linker(folders):
     """What only assembly calls stays in it; it trains to the bits of the plain one."""
-    needs(Target.M4)
+    require_programs(Target.M4)
     folder = folders("pm")
     given = {"inputs": BATCHES, "steps": 2}
-    runs = [ran(folder, Target.M4, settings=how, **given) for how in ((), ("EXTRA=-flto",))]
+    runs = [
+        build_and_run(folder, Target.M4, settings=how, **given) for how in ((), ("EXTRA=-flto",))
+    ]
     assert runs[0].state == runs[1].state
 
 
@@ -255,7 +259,7 @@ def called(folders, tmp_path_factory):
             own = folders("pm")
             flags = (f"-I{own / 'include'}", f"-I{folder}", '-DPM_CONFIG="config.h"')
             parts = [*sources(own), SOURCES / "caller.c", "-lm", "-o", name]
-            done([*C, *WARNINGS, *flags, *parts], folder)
+            run_command([*C, *WARNINGS, *flags, *parts], folder)
         ran = subprocess.run(
             [f"./{name}", "inputs.bin", nodes], cwd=folder, capture_output=True, text=True,
             check=True,
@@ -271,15 +275,15 @@ def called(folders, tmp_path_factory):
 )
 def test_a_step_that_fails_may_be_done_again(tmp_path, kind, options):
     """At whichever call of storage, that of the commit too: the error number says how."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     folder = tmp_path / "folder"
     export_step(load_step(STEP), folder, ram="90%", gap=0.5, **options)
     homes = {tensor.home for tensor in load_state_tensors(folder)}
     assert homes == {"ram", "storage"}  # of one the other generation is in RAM
     driver = (folder / "port" / "driver_ram.c", folder / "host" / "driver_faults.c")
     flags = ("-DPM_FAULTS", f"-I{folder}", f"-I{folder / 'include'}", "-lm", "-o", "app")
-    done([*C, *sources(folder), SOURCES / "retry.c", *driver, *flags], tmp_path)
-    torn, before = map(int, re.findall(r"\d+", done(["./app", kind], tmp_path)))
+    run_command([*C, *sources(folder), SOURCES / "retry.c", *driver, *flags], tmp_path)
+    torn, before = map(int, re.findall(r"\d+", run_command(["./app", kind], tmp_path)))
     assert torn > 0
     assert before > 0
 
@@ -296,12 +300,12 @@ def test_a_step_that_fails_may_be_done_again(tmp_path, kind, options):
 )
 def test_a_step_without_state_is_an_error_that_writes_nothing(tmp_path, options):
     """Before a start that succeeds, after one that does not, and after a torn step."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     folder = tmp_path / "folder"
     export_step(load_step(STEP), folder, gap=0.5, **{"ram": "90%"} | options)
     flags = (f"-I{folder}", f"-I{folder / 'include'}", "-DPM_GENERATIONS=2u", "-lm", "-o", "app")
-    done([*C, *sources(folder), SOURCES / "unstarted.c", *flags], tmp_path)
-    done(["./app"], tmp_path)
+    run_command([*C, *sources(folder), SOURCES / "unstarted.c", *flags], tmp_path)
+    run_command(["./app"], tmp_path)
 
 
 @pytest.mark.parametrize("nodes", [1, 7, 1000])
@@ -337,11 +341,11 @@ def test_arena_is_aligned_to_cache_lines_where_dma_passes_them(tmp_path):
 def test_task_of_the_page_compiles(folders, tmp_path):
     """The task of FreeRTOS that the page of the interface shows, without a warning."""
     page = Path(__file__).parents[2] / "docs" / "guides" / "c-interface.md"
-    (task,) = (b for b in blocks_of(page.read_text(encoding="utf-8")) if b.title == "task.c")
+    (task,) = (b for b in parse_blocks(page.read_text(encoding="utf-8")) if b.title == "task.c")
     (tmp_path / "task.c").write_text(task.code, encoding="utf-8")
     warnings = [word for word in WARNINGS if word != "-Wmissing-prototypes"]
     includes = (f"-I{SOURCES / 'freertos'}", f"-I{folders('commits') / 'include'}")
-    done([*C, *warnings, *includes, "-c", "task.c"], tmp_path)
+    run_command([*C, *warnings, *includes, "-c", "task.c"], tmp_path)
 
 
 # -- levels of optimization ------------------------------------------------------------------------
@@ -359,12 +363,12 @@ NETWORKS = (
 
 @pytest.mark.parametrize(
     ("plan", "level"),
-    rotating(product(PLANS, LEVELS), {("paged", "-O3"), ("read in place", "-Og")}),
+    mark_seeds_except(product(PLANS, LEVELS), {("paged", "-O3"), ("read in place", "-Og")}),
 )
 def test_levels_warn_of_nothing(plan, level, tmp_path):
     """The Makefile turns each warning into an error."""
     target = Target.M4 if level == "-Og" else Target.HOST
-    needs(target)
+    require_programs(target)
     export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS[plan])
     assert build(tmp_path, target, settings=(f"EXTRA={level}",)).is_file()
 
@@ -373,23 +377,25 @@ def test_levels_warn_of_nothing(plan, level, tmp_path):
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("name", "schedule"),
-    rotating(product(NETWORKS, ("keep-all", "dma", "mapped", "commits")), {("ds-cnn", "commits")}),
+    mark_seeds_except(
+        product(NETWORKS, ("keep-all", "dma", "mapped", "commits")), {("ds-cnn", "commits")}
+    ),
 )
 def test_levels_warn_of_nothing_in_any_network(name, schedule, tmp_path):
     """Each with another optimizer, whichever way it keeps its budget; kernels have a test alone."""
     pytest.importorskip("torch")
-    from kit.export_agreement import BATCH, OPTIMIZERS, SCHEDULES, Exported, lowered
+    from kit.export_agreement import BATCH, OPTIMIZERS, SCHEDULES, Exported, lower_training
     from mcu.networks import NETWORKS as MADE
 
-    needs(Target.HOST, Target.M4)
+    require_programs(Target.HOST, Target.M4)
     optimizers = [each for each in OPTIMIZERS if each != "gradients"]
     optimizer = optimizers[NETWORKS.index(name) % len(optimizers)]
     options = SCHEDULES.get(schedule, {"share": 0.5, "commit": True})
     if schedule == "mapped":  # storage with room for the state of all
         options = options | {"device": "imxrt1062-flash"}
-    Exported(lowered(MADE[name](*BATCH.get(name, ())), optimizer), tmp_path, **options)
+    Exported(lower_training(MADE[name](*BATCH.get(name, ())), optimizer), tmp_path, **options)
     for target, level in product((Target.HOST, Target.M4), LEVELS):
-        flags = flags_of(tmp_path, target, (f"EXTRA={level}",))
+        flags = read_flags(tmp_path, target, (f"EXTRA={level}",))
         own = [word for word in flags if not word.startswith("-Wl,")]
         assert {level, "-Werror"} <= set(own)
-        done([*own, "-c", *tmp_path.glob("src/pm_s*.c")], tmp_path)
+        run_command([*own, "-c", *tmp_path.glob("src/pm_s*.c")], tmp_path)

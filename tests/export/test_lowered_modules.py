@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from kit.kernel_calls import execute_steps
-from kit.rotation import quick
-from kit.traced_models import Through
+from kit.rotation import mark_slow_except
+from kit.traced_models import FunctionModule
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.step import lower
 
@@ -26,7 +26,7 @@ def between(function):
     layers = {"first": nn.Linear(WIDTH, WIDTH), "second": nn.Linear(WIDTH, WIDTH)}
     if isinstance(function, nn.Module):
         layers["function_"] = function
-    return Through(lambda own, x: own.second(function(own.first(x))), **layers)
+    return FunctionModule(lambda own, x: own.second(function(own.first(x))), **layers)
 
 
 def attention():
@@ -40,7 +40,9 @@ def attention():
         scores = (q @ k.transpose(-1, -2) / 2).masked_fill(later, float("-inf"))
         return own.outside((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
-    return Through(attend, inside=nn.Linear(WIDTH, 3 * WIDTH), outside=nn.Linear(WIDTH, WIDTH))
+    return FunctionModule(
+        attend, inside=nn.Linear(WIDTH, 3 * WIDTH), outside=nn.Linear(WIDTH, WIDTH)
+    )
 
 
 def words():
@@ -52,7 +54,7 @@ def words():
 
     block = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", batch_first=True)
     tables = {"words": nn.Embedding(11, 8, padding_idx=0), "places": nn.Embedding(5, 8)}
-    return Through(classify, block=block, head=nn.Linear(8, 3), **tables)
+    return FunctionModule(classify, block=block, head=nn.Linear(8, 3), **tables)
 
 
 LAYERS = (
@@ -208,7 +210,9 @@ def test_losses(name):
     check(between(torch.tanh), loss, real(ROWS, WIDTH, seed=2), target)
 
 
-@pytest.mark.parametrize("name", quick(list(SEVERAL), ["triplet margin", "hardest of a batch"]))
+@pytest.mark.parametrize(
+    "name", mark_slow_except(list(SEVERAL), ["triplet margin", "hardest of a batch"])
+)
 def test_losses_of_several_inputs(name):
     """A loss that compares what one network makes of several inputs, and its gradient."""
     torch.manual_seed(0)
@@ -218,7 +222,7 @@ def test_losses_of_several_inputs(name):
     def compared(parts, *given):
         return loss(*map(parts[0], given[:through]), *given[through:])
 
-    check(Through(compared, between(torch.tanh)), None, *inputs, *more)
+    check(FunctionModule(compared, between(torch.tanh)), None, *inputs, *more)
 
 
 def test_attention():
@@ -242,7 +246,7 @@ def test_bags_of_words(mode):
     torch.manual_seed(0)
     given = (torch.tensor([4, 9, 4, 0, 1, 2, 10]), torch.tensor([0, 3, 3]), torch.tensor([2, 0, 1]))
     layers = (nn.EmbeddingBag(11, WIDTH, mode=mode), nn.Linear(WIDTH, 3))
-    model = Through(lambda parts, *bags: parts[1](parts[0](*bags).tanh()), *layers)
+    model = FunctionModule(lambda parts, *bags: parts[1](parts[0](*bags).tanh()), *layers)
     check(model, functional.cross_entropy, *given)
 
 

@@ -10,8 +10,8 @@ from torch.nn import functional
 import poetmodel as pm
 from kit.kernel_calls import execute_steps, list_kernels
 from kit.networks import trainings
-from kit.random_masks import kept
-from kit.traced_models import Through
+from kit.random_masks import draw_mask
+from kit.traced_models import FunctionModule
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.calls import DataType
 from poetmodel.planner import make_plan
@@ -75,7 +75,7 @@ def layers():
     inputs = (torch.randn(3, 2, 11, 11), torch.tensor([0, 2, 1]))
     first, second = nn.Conv2d(2, 5, 3, padding=1), nn.Conv2d(5, 6, 3, padding=1)
     layers = {"first": first, "second": second, "third": nn.Conv2d(6, 6, 1)}
-    model = Through(logits, **layers, norm=nn.BatchNorm2d(6), head=nn.Linear(6 * 4, 3))
+    model = FunctionModule(logits, **layers, norm=nn.BatchNorm2d(6), head=nn.Linear(6 * 4, 3))
     return model, functional.cross_entropy, inputs
 
 
@@ -135,7 +135,7 @@ def test_special_numbers_have_the_same_gradients(name, turned):
         y = x + own.bias
         return function(y.t() if turned else y).mul(x.sum()).sum()
 
-    model = Through(activated, bias=nn.Parameter(torch.zeros(7, len(SPECIAL))))
+    model = FunctionModule(activated, bias=nn.Parameter(torch.zeros(7, len(SPECIAL))))
     before, after = (lower(model, None, (x,), masks=masks) for masks in (False, True))
     assert asks in list_kernels(after)
     (gradient,) = after.gradients
@@ -237,7 +237,7 @@ def test_dropout_draws_its_documented_mask_into_bits():
     assert (packed.dtype, len(packed)) == ("uint8", 5)
     unpacked = torch.from_numpy(packed.copy()).unsqueeze(1).bitwise_right_shift(torch.arange(8))
     found = unpacked.bitwise_and(1).flatten()[:35].bool()
-    assert found.tolist() == kept(2, 0, 35, 0.4).tolist()
+    assert found.tolist() == draw_mask(2, 0, 35, 0.4).tolist()
 
 
 def test_masks_are_paged_and_made_again():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from kit.digits import STEP, with_frozen_front
+from kit.digits import STEP, freeze_front
 from kit.nor_flash import C
-from kit.programs import done, needs
-from kit.rotation import parts, rotating
+from kit.programs import require_programs, run_command
+from kit.rotation import mark_seeds_except, parametrize_parts
 from poetmodel.errors import InputError
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step
@@ -34,14 +34,14 @@ FEWER = {"to fewer", "from storage"}
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
     """Return what runs migrations on flash with power cuts, by the name of a way."""
-    needs("cc")
+    require_programs("cc")
     made = {}
 
     def run(way, *words):
         if way not in made:
             base = tmp_path_factory.mktemp("migration")
             before, after, block, unit = WAYS[way]
-            steps = [load_step(STEP), with_frozen_front(load_step(STEP))]
+            steps = [load_step(STEP), freeze_front(load_step(STEP))]
             old, new = steps if way in FEWER else steps[::-1]
             given = {"commit": True, "gap": 0.5}
             export_step(old, base / "old", prefix="old", **before, **given)
@@ -72,7 +72,7 @@ def programs(tmp_path_factory):
             includes = [f"-I{base / name / 'include'}" for name in ("old", "new")]
             files = [p for f in ("old/src", "new/src", "drivers") for p in (base / f).glob("*.c")]
             main = str(__file__).replace("test_migration.py", "library/migrate.c")
-            done(
+            run_command(
                 [
                     *C,
                     *flags,
@@ -87,16 +87,16 @@ def programs(tmp_path_factory):
                 base,
             )
             made[way] = base / "app"
-        return done([made[way], *words], made[way].parent)
+        return run_command([made[way], *words], made[way].parent)
 
     return run
 
 
-@pytest.mark.parametrize("way", rotating(WAYS, {"to tiles"}))
-@parts(PARTS)
+@pytest.mark.parametrize("way", mark_seeds_except(WAYS, {"to tiles"}))
+@parametrize_parts(PARTS)
 def test_a_cut_leaves_the_old_state_or_the_new_one(programs, way, part):
     """Tensors of equal names have the old values, others first ones, and steps go on."""
-    count = part.share(CUTS // len(WAYS)) + 1
+    count = part.divide(CUTS // len(WAYS)) + 1
     assert programs(way, str(part.number * count), str(count)) == f"{count} trials\n"
 
 
@@ -105,7 +105,7 @@ def test_folder_states_what_is_taken_over(tmp_path):
     step, given = load_step(STEP), {"ram": "150%", "gap": 0.5}
     export_step(step, tmp_path / "old", commit=True, **given)
     export_step(step, tmp_path / "plain", **given)
-    frozen = with_frozen_front(step)
+    frozen = freeze_front(step)
     options = {"migrate_from": tmp_path / "old", **given}
     export_step(frozen, tmp_path / "new", commit=True, **options)
     document = json.loads((tmp_path / "new" / "manifest.json").read_text(encoding="utf-8"))

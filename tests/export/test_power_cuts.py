@@ -3,9 +3,9 @@
 import pytest
 
 from kit.digits import exporter
-from kit.nor_flash import power_cuts
-from kit.programs import done, needs
-from kit.rotation import parts, rotating
+from kit.nor_flash import build_power_cuts
+from kit.programs import require_programs, run_command
+from kit.rotation import mark_seeds_except, parametrize_parts
 
 CUTS = 30_000
 """All that are tried, with every seed."""
@@ -37,27 +37,27 @@ PLANS |= {f"best {name}": plan | {"evaluate": True} for name, plan in [*PLANS.it
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory):
     """Return what runs trials on flash of a kind, from a number on, and returns what they say."""
-    needs("cc")
+    require_programs("cc")
     folders, made = exporter(tmp_path_factory, PLANS), {}
 
     def run(name, first, count):
         if name not in made:
             *flash, home = FLASHES[name]
             app = tmp_path_factory.mktemp("flash") / "app"
-            made[name] = power_cuts(folders(home), app, *flash)
-        return done([made[name], str(first), str(count)], made[name].parent)
+            made[name] = build_power_cuts(folders(home), app, *flash)
+        return run_command([made[name], str(first), str(count)], made[name].parent)
 
     return run
 
 
 @pytest.mark.parametrize(
-    "flash", rotating(FLASHES, {"8 B", "any byte of a page", "read in place", "the best"})
+    "flash", mark_seeds_except(FLASHES, {"8 B", "any byte of a page", "read in place", "the best"})
 )
-@parts(PARTS)
+@parametrize_parts(PARTS)
 def test_no_cut_loses_or_invents_anything(trials, flash, part):
     """A restart finds the last whole generation, or none before the first one, and says no more.
 
     No cut leaves a checksum that is wrong for ever, or damage that there was not.
     """
-    count = part.share(CUTS // len(FLASHES)) + 1
+    count = part.divide(CUTS // len(FLASHES)) + 1
     assert trials(flash, part.number * count, count) == f"{count} trials\n"

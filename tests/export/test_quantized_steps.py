@@ -9,10 +9,16 @@ from torch import nn
 from torch.nn import functional
 
 import poetmodel.torch as pmt
-from kit.export_agreement import SCHEDULES, Exported, batches_like, lowered, torch_steps
-from kit.programs import needs
-from kit.quantized_networks import converted, float_front, images
-from kit.rotation import rotating
+from kit.export_agreement import (
+    SCHEDULES,
+    Exported,
+    lower_training,
+    make_batches_like,
+    train_in_torch,
+)
+from kit.programs import require_programs
+from kit.quantized_networks import convert_front, float_front, images
+from kit.rotation import mark_seeds_except
 from kit.shared_objects import build
 from poetmodel.export.board import Target, run_program
 from poetmodel.export.deployment import reserved_bytes
@@ -28,7 +34,7 @@ EXACTNESS = "int8 front: exact against its definition, not against float"
 def training(*, wrapped=True, width=8):
     """Return a network with an int8 front, whose loss takes no function of the C library."""
     torch.manual_seed(0)
-    module = converted(float_front(width), images(8))
+    module = convert_front(float_front(width), images(8))
     front = pmt.quantized(module) if wrapped else module
     end = (nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 3))
     return nn.Sequential(front, *end), functional.mse_loss, (images(), torch.randn(2, 3))
@@ -36,12 +42,12 @@ def training(*, wrapped=True, width=8):
 
 def batches():
     """Return three batches of numbers that a float has: others would be rounded before a front."""
-    return [(x.float(), y) for x, y in batches_like(training()[2], 3)]
+    return [(x.float(), y) for x, y in make_batches_like(training()[2], 3)]
 
 
 @pytest.mark.parametrize(
     ("schedule", "optimizer"),
-    rotating(
+    mark_seeds_except(
         product(SCHEDULES, ("gradients", "sgd", "momentum", "adam", "clipped")),
         {("keep-all", "momentum"), ("tiles", "adam")},
     ),
@@ -49,10 +55,10 @@ def batches():
 def test_schedules_train_as_torch(schedule, optimizer, tmp_path):
     """Losses, gradients and state are PyTorch's with the definition of the front, in double."""
     options = {**SCHEDULES, "tiles": IN_TILES}[schedule]
-    exported = Exported(lowered(training(), optimizer), tmp_path, **options)
+    exported = Exported(lower_training(training(), optimizer), tmp_path, **options)
     steps = 1 if optimizer == "gradients" else STEPS
     found = exported.outcome(batches(), steps)
-    apart = found.differences(torch_steps(training(), batches(), steps, optimizer))
+    apart = found.differences(train_in_torch(training(), batches(), steps, optimizer))
     assert max(apart.values()) <= 1e-12, apart
     assert exported.manifest["exactness"] == EXACTNESS
 
@@ -64,16 +70,16 @@ def test_schedules_train_as_torch(schedule, optimizer, tmp_path):
 def test_boards_have_the_bits_of_the_host(target, tmp_path):
     """In float, in tiles, each core leaves the same losses and state, byte for byte."""
     options = {"share": 0.3, "paging": False, "tile": "128B"}
-    exported = Exported(lowered(training(), "momentum"), tmp_path, **options)
+    exported = Exported(lower_training(training(), "momentum"), tmp_path, **options)
     host = exported.outcome(batches(), STEPS, target=Target.HOST)
-    assert exported.outcome(batches(), STEPS, target=target).same_bits(host)
+    assert exported.outcome(batches(), STEPS, target=target).has_same_bits(host)
 
 
 def test_inference_has_the_front_too(tmp_path):
     """``pm_infer`` of the whole, in int8 and float, is what PyTorch says."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     net, loss_fn, inputs = training()
-    step = with_inference(lowered((net, loss_fn, inputs), "sgd"), net, loss_fn, inputs)
+    step = with_inference(lower_training((net, loss_fn, inputs), "sgd"), net, loss_fn, inputs)
     export_step(step, tmp_path, ram="1MiB", infer=True)
     raw = b"".join(x.numpy().tobytes() for x in inputs)
     words = ("infer=outputs.bin",)
@@ -114,12 +120,12 @@ def test_bytes_become_int8_at_once(rows, tmp_path):
     given = [
         (torch.randint(256, shape, generator=random, dtype=torch.uint8), y) for _, y in batches()
     ]
-    step = lowered(seen(), "momentum")
+    step = lower_training(seen(), "momentum")
     kernels = {call.kernel for calls in step.calls for call in calls}
     assert "pm_q8_lookup" in kernels
     assert not kernels & {"pm_lookup", "pm_q8_quantize"}
     found = Exported(step, tmp_path).outcome(given, STEPS)
-    apart = found.differences(torch_steps(seen(), given, STEPS, "momentum"))
+    apart = found.differences(train_in_torch(seen(), given, STEPS, "momentum"))
     assert max(apart.values()) <= 1e-12, apart
 
 
@@ -141,7 +147,7 @@ def programs(tmp_path_factory):
     before = None
     for scores, name in ((3, "old"), (4, "new")):
         net, loss_fn, inputs = scoring(scores)
-        step = with_evaluation(lowered((net, loss_fn, inputs), "sgd"), net, loss_fn, inputs)
+        step = with_evaluation(lower_training((net, loss_fn, inputs), "sgd"), net, loss_fn, inputs)
         given = {"paging": False, "commit": True, "evaluate": True, "replay": 3, "gap": 0.5}
         given |= {"migrate_from": before}
         whole = export_step(step, base / "whole", ram="64KiB", tile="none", **given)
@@ -160,7 +166,7 @@ def test_boards_evaluate_replay_and_migrate_in_tiles(programs, target):
 
     The new program goes on from the old one's state after a restart.
     """
-    needs(target)
+    require_programs(target)
 
     def outcome(where):
         (programs / "pm_storage.bin").unlink(missing_ok=True)
@@ -170,7 +176,7 @@ def test_boards_evaluate_replay_and_migrate_in_tiles(programs, target):
         }
 
         def ran(name, scores, *words):
-            rows = batches_like(scoring(scores)[2], STEPS)
+            rows = make_batches_like(scoring(scores)[2], STEPS)
             given = {
                 "inputs": b"".join(x.float().numpy().tobytes() for row in rows for x in row),
                 "steps": STEPS,
@@ -193,7 +199,7 @@ def test_boards_evaluate_replay_and_migrate_in_tiles(programs, target):
 def test_state_returns_to_a_model_whose_front_is_converted(tmp_path):
     """What a program has trained is loaded, and saved again; the front has no part in it."""
     net, loss_fn, inputs = training(wrapped=False)
-    exported = Exported(lowered((net, loss_fn, inputs), "sgd"), tmp_path)
+    exported = Exported(lower_training((net, loss_fn, inputs), "sgd"), tmp_path)
     found = exported.run(batches(), 1, target=Target.HOST).require_success()
     (tmp_path / "state.bin").write_bytes(found.state)
     before = net[1].weight.detach().clone()

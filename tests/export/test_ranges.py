@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kit.programs import done, needs
-from kit.traced_models import Through
+from kit.programs import require_programs, run_command
+from kit.traced_models import FunctionModule
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.export.ranges import Indices, find_index_operands, trace_copies
@@ -32,7 +32,7 @@ def normed():
 
 def language():
     """Return scores of the next token, from an embedding that is the last layer too."""
-    return Through(
+    return FunctionModule(
         lambda parts, x: torch.tanh(parts[0](x)) @ parts[0].weight.T, nn.Embedding(11, 6)
     )
 
@@ -44,13 +44,13 @@ def bags(mode):
         return (own.bags(tokens) + own.rows[rows]).gather(1, columns)
 
     rows = nn.Parameter(torch.randn(7, 6))
-    return Through(chosen, bags=nn.EmbeddingBag(20, 6, mode=mode), rows=rows)
+    return FunctionModule(chosen, bags=nn.EmbeddingBag(20, 6, mode=mode), rows=rows)
 
 
 def indexed(function, *shape):
     """Return what is read of a matrix by indices that a function makes."""
     values = nn.Parameter(torch.randn(shape))
-    return Through(lambda own, *given: own.values[function(*given)], values=values)
+    return FunctionModule(lambda own, *given: own.values[function(*given)], values=values)
 
 
 def next_token(scores, tokens):
@@ -112,7 +112,7 @@ def captured(case, *, infer=False):
 @pytest.mark.parametrize("device", ["nrf52840", pytest.param("nano33ble", marks=pytest.mark.seeds)])
 def test_what_is_out_of_range_is_refused(tmp_path, case, elements, device):
     """Nothing beside memory is touched, no state and no loss is written, and training goes on."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     step = captured(case, infer=case in ("language", "bags"))
     export_step(step, tmp_path, gap=0.5, device=device, infer=step.inference is not None)
     batch = b"".join(
@@ -121,14 +121,17 @@ def test_what_is_out_of_range_is_refused(tmp_path, case, elements, device):
     )
     (tmp_path / "batch.bin").write_bytes(batch)
     sources = [*sorted((tmp_path / "src").glob("*.c")), SOURCE]
-    done([*SANITIZED, "-Iinclude", *sources, "-lm", "-o", "refuse"], tmp_path)
+    run_command([*SANITIZED, "-Iinclude", *sources, "-lm", "-o", "refuse"], tmp_path)
     for element, values in elements.items():
-        assert done(["./refuse", "batch.bin", *map(str, (14, *element, *values))], tmp_path) == ""
+        assert (
+            run_command(["./refuse", "batch.bin", *map(str, (14, *element, *values))], tmp_path)
+            == ""
+        )
 
 
 def test_ignored_labels_and_columns_that_nothing_reads_are_no_faults(tmp_path):
     """A label of the first token is read by nothing, others may be ignored; each is asked once."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     export_step(captured("language"), tmp_path, gap=0.5)
     code = (tmp_path / "src" / "pm_step.c").read_text()
     lines = [line.strip() for line in code.splitlines() if "pm_within" in line]

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kit.digits import STEP, digit_batches, exporter, ran, with_frozen_front
+from kit.digits import STEP, build_and_run, digit_batches, exporter, freeze_front
 from kit.nor_flash import C
-from kit.programs import done, needs
-from kit.rotation import parts, rotating
+from kit.programs import require_programs, run_command
+from kit.rotation import mark_seeds_except, parametrize_parts
 from poetmodel.device import Device
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
@@ -36,7 +36,7 @@ PARTS = 8
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
     """Return what runs an application on flash of a kind, by the name of its plan."""
-    needs("cc")
+    require_programs("cc")
     folders, made = exporter(tmp_path_factory, PLANS), {}
 
     def run(plan, flash, *words, flags=()):
@@ -49,16 +49,16 @@ def programs(tmp_path_factory):
             includes = (f"-I{folder / 'include'}", f"-I{folder}")
             main = str(__file__).replace("test_replay.py", "library/replay.c")
             sources = [p for p in folder.glob("src/*.c") if p.name != "pm_replay.c"]
-            done([*C, *own, *flags, *includes, *sources, main, "-lm", "-o", app], folder)
+            run_command([*C, *own, *flags, *includes, *sources, main, "-lm", "-o", app], folder)
             made[key] = app
-        return done([made[key], *words], made[key].parent)
+        return run_command([made[key], *words], made[key].parent)
 
     return run
 
 
 @pytest.mark.parametrize(
     ("plan", "flags"),
-    rotating(
+    mark_seeds_except(
         [*((plan, ()) for plan in PLANS), ("recomputed", ("-DPM_REAL=double",))],
         {("paged", ()), ("in place", ())},
     ),
@@ -70,12 +70,12 @@ def test_steps_on_samples_have_the_bits_of_steps_on_batches(programs, plan, flag
 
 @pytest.mark.parametrize(
     ("plan", "flash"),
-    rotating([("in RAM", flash) for flash in FLASHES], {("in RAM", "several blocks")}),
+    mark_seeds_except([("in RAM", flash) for flash in FLASHES], {("in RAM", "several blocks")}),
 )
-@parts(PARTS)
+@parametrize_parts(PARTS)
 def test_no_cut_mixes_samples(programs, plan, flash, part):
     """A restart finds the samples of before or those with one more, and goes on from there."""
-    count = part.share(CUTS // len(FLASHES)) + 1
+    count = part.divide(CUTS // len(FLASHES)) + 1
     said = programs(plan, flash, "cuts", str(part.number * count), str(count))
     assert said == f"{count} trials\n"
 
@@ -92,7 +92,7 @@ def test_all_samples_are_equally_likely(programs):
 
 def test_front_is_cut_where_a_sample_is_the_smallest():
     """Behind the pool, whose results are a quarter of the convolution's; labels are kept too."""
-    step = with_frozen_front(load_step(STEP))
+    step = freeze_front(load_step(STEP))
     front = find_front(step)
     assert front is not None
     assert front.outputs == ("2/max_pool2d_with_indices:0",)
@@ -104,7 +104,7 @@ def test_front_is_cut_where_a_sample_is_the_smallest():
 
 def test_manifest_states_both_ways(tmp_path):
     """RAM, instructions and storage, and the header says as much as the manifest."""
-    made = export_step(with_frozen_front(load_step(STEP)), tmp_path, gap=0.5, **PLANS["in RAM"])
+    made = export_step(freeze_front(load_step(STEP)), tmp_path, gap=0.5, **PLANS["in RAM"])
     document = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
     found = document["replay"]
     assert found["sample_bytes"] == 2304 + 16 + 4
@@ -121,8 +121,8 @@ def test_manifest_states_both_ways(tmp_path):
 @pytest.mark.parametrize("target", [Target.HOST_DOUBLE, Target.M4, Target.M3, Target.M7])
 def test_boards_train_on_stored_samples(tmp_path, target):
     """By the program of a folder: the same losses and state, for fewer instructions."""
-    needs(target)
-    export_step(with_frozen_front(load_step(STEP)), tmp_path, gap=0.5, **PLANS["paged"])
+    require_programs(target)
+    export_step(freeze_front(load_step(STEP)), tmp_path, gap=0.5, **PLANS["paged"])
     batches = digit_batches(SAMPLES, seed=2)
     if target is Target.HOST_DOUBLE:
         size = len(batches) // SAMPLES
@@ -131,7 +131,10 @@ def test_boards_train_on_stored_samples(tmp_path, target):
             np.frombuffer(r[:-16], "<f4").astype("<f8").tobytes() + r[-16:] for r in rows
         )
     given = {"target": target, "inputs": batches, "steps": SAMPLES, "settings": ("POISON=1",)}
-    whole, stored = ran(tmp_path, **given), ran(tmp_path, words=("stored",), **given)
+    whole, stored = (
+        build_and_run(tmp_path, **given),
+        build_and_run(tmp_path, words=("stored",), **given),
+    )
     assert stored.losses == whole.losses
     assert stored.state == whole.state
     if target.is_board:
@@ -143,7 +146,7 @@ def test_boards_train_on_stored_samples(tmp_path, target):
 
 def test_steps_without_a_front_or_storage_are_refused(tmp_path):
     """One sentence each, and no folder."""
-    step, folder = with_frozen_front(load_step(STEP)), tmp_path / "folder"
+    step, folder = freeze_front(load_step(STEP)), tmp_path / "folder"
     with pytest.raises(InputError, match="has no frozen front"):
         export_step(load_step(STEP), folder, replay=4)
     with pytest.raises(InputError, match="has no optimizer"):

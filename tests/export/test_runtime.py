@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kit.digits import BATCHES, LEARNING_RATE, Toys, batches
-from kit.programs import needs
+from kit.programs import require_programs
 from poetmodel.errors import MissingExtraError
 from poetmodel.export import board
 from poetmodel.export.board import (
@@ -124,7 +124,7 @@ def test_full_stack_ends_in_a_fault(toys, tmp_path, target):
 )
 def test_objects_are_made_again_where_flags_or_texts_differ(toys, name, old, new):
     """What make left from other settings, or from another text, is no part of a program."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     folder = toys.sources()
 
     def built(*settings):
@@ -234,7 +234,7 @@ def test_missing_programs_are_named_with_their_packages(target, package):
 
 def test_errors_of_the_compiler_are_shown(tmp_path):
     """What make could not do, or did not end, or failed with, is said in its own words."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     (tmp_path / "Makefile").write_text(
         "host:\n\t@echo 'step.c:3: error: no such thing' >&2; false\n"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.digits import digit_batches, exporter
-from kit.programs import done, needs
+from kit.programs import require_programs, run_command
 from poetmodel.export.board import Target
 
 SOURCES = Path(__file__).with_name("library")
@@ -34,7 +34,7 @@ SHARING = ("kws", "vww")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Return exported folders by name."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     shared = {"shared_kernels": tmp_path_factory.getbasetemp() / "kernels"}
     plans = {name: OPTIONS[name] | (shared if name in SHARING else {}) for name in OPTIONS}
     return exporter(tmp_path_factory, plans)
@@ -42,17 +42,17 @@ def folders(tmp_path_factory):
 
 def built(project, folder, **settings):
     """Build one of the projects by CMake, and return the program."""
-    needs("cmake", "cc")
+    require_programs("cmake", "cc")
     words = [f"-D{name}={value}" for name, value in {"SOURCES": SOURCES, **settings}.items()]
-    done(["cmake", "-S", SOURCES / "cmake" / project, "-B", folder, *words], folder)
-    done(["cmake", "--build", folder, "--parallel", "2"], folder)
+    run_command(["cmake", "-S", SOURCES / "cmake" / project, "-B", folder, *words], folder)
+    run_command(["cmake", "--build", folder, "--parallel", "2"], folder)
     return folder / "app"
 
 
 def trained(program, folder):
     """Run a program over three batches of digits; return its losses and what it says of state."""
     (folder / "inputs.bin").write_bytes(digit_batches(BATCHES, seed=3))
-    return [float(word) for word in done([program, "inputs.bin"], folder).split()]
+    return [float(word) for word in run_command([program, "inputs.bin"], folder).split()]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def expected(folders, tmp_path_factory):
     folder, work = folders("kept"), tmp_path_factory.mktemp("expected")
     parts = [*sorted((folder / "src").glob("*.c")), SOURCES / "caller.c"]
     flags = ["-std=c11", "-O1", "-ffp-contract=off", f"-I{folder / 'include'}"]
-    done(["cc", *flags, *parts, "-lm", "-o", "app"], work)
+    run_command(["cc", *flags, *parts, "-lm", "-o", "app"], work)
     return trained(work / "app", work)
 
 
@@ -87,7 +87,7 @@ def application(readme):
 def test_cmake_builds_the_application_of_the_readme(folders, tmp_path, name, *, board):
     """For this machine, where it runs, and with the tools for a Cortex-M4, where it links."""
     if board:
-        needs(Target.M4)
+        require_programs(Target.M4)
     folder = folders(name)
     text = application((folder / "README.md").read_text(encoding="utf-8"))
     (tmp_path / "application.c").write_text(text, encoding="utf-8")
@@ -98,10 +98,10 @@ def test_cmake_builds_the_application_of_the_readme(folders, tmp_path, name, *, 
         PM_STORAGE="ram", **settings,
     )  # fmt: skip
     if board:
-        said = done(["arm-none-eabi-nm", program], tmp_path)
+        said = run_command(["arm-none-eabi-nm", program], tmp_path)
         assert " T pm_step" in said
     else:
-        done([program], tmp_path)
+        run_command([program], tmp_path)
 
 
 @pytest.mark.parametrize("sdk", ["esp", pytest.param("zephyr", marks=pytest.mark.seeds)])
@@ -125,12 +125,12 @@ def test_storage_begins_where_the_build_says(folders, expected, tmp_path, sdk):
 
 def test_start_that_no_erase_block_has_is_refused(folders, tmp_path):
     """The build ends with a sentence, and so it does where the chip has no room behind it."""
-    needs("cmake", "cc")
+    require_programs("cmake", "cc")
     for start, words in ((100, "begins where an erase block does"), (2**24, "does not fit behind")):
         command = ["cmake", "-S", SOURCES / "cmake" / "board", "-B", tmp_path]
         given = {"FOLDER": folders("commits"), "APPLICATION": SOURCES / "caller.c"}
         given |= {"PM_STORAGE": "spi_flash", "PM_FLASH_START": start}
-        done([*command, *(f"-D{name}={value}" for name, value in given.items())], tmp_path)
+        run_command([*command, *(f"-D{name}={value}" for name, value in given.items())], tmp_path)
         built = subprocess.run(
             ["cmake", "--build", tmp_path], capture_output=True, text=True, check=False
         )
@@ -148,7 +148,7 @@ def test_start_that_no_erase_block_has_is_refused(folders, tmp_path):
 )
 def test_sketch_trains(folders, tmp_path, name):
     """The library has ``src`` as its only include path; noise that is always class 0 is learnt."""
-    needs("cc", "c++")
+    require_programs("cc", "c++")
     folder, arduino = folders(name), SOURCES / "arduino"
     sketch = folder / "examples" / "Train"
     libraries = [folder / "src"]
@@ -156,12 +156,14 @@ def test_sketch_trains(folders, tmp_path, name):
         libraries.append(folder.parent / "kernels" / "src")
     includes = [f"-I{library}" for library in libraries]
     parts = [path for library in (*libraries, sketch) for path in library.glob("*.c")]
-    done(["cc", "-Os", *includes, "-c", *parts], tmp_path)
+    run_command(["cc", "-Os", *includes, "-c", *parts], tmp_path)
     flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", *includes, f"-I{arduino}")
     as_cpp = ("-include", "Arduino.h", "-x", "c++", sketch / "Train.ino")
-    done(["c++", *flags, "-c", *as_cpp, "-o", "sketch.o"], tmp_path)
-    done(["c++", *flags, *tmp_path.glob("*.o"), arduino / "main.cpp", "-lm", "-o", "app"], tmp_path)
-    losses = [float(line) for line in done([tmp_path / "app"], tmp_path).splitlines()]
+    run_command(["c++", *flags, "-c", *as_cpp, "-o", "sketch.o"], tmp_path)
+    run_command(
+        ["c++", *flags, *tmp_path.glob("*.o"), arduino / "main.cpp", "-lm", "-o", "app"], tmp_path
+    )
+    losses = [float(line) for line in run_command([tmp_path / "app"], tmp_path).splitlines()]
     assert len(losses) == 30
     assert losses[-1] < losses[0]
     assert (sketch / "storage.c").exists() is (name in {"commits", "stored"})

@@ -4,8 +4,8 @@ import pytest
 
 from kit.digits import STEP, linear_step
 from kit.nor_flash import C
-from kit.programs import done, needs
-from kit.rotation import quick, rotating
+from kit.programs import require_programs, run_command
+from kit.rotation import mark_seeds_except, mark_slow_except
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step
 
@@ -18,7 +18,7 @@ NETWORKS = {"foo": "digits", "bar": "digits", "lin": "linear", "huge": "digits"}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Return exported networks by prefix."""
-    needs("cc")
+    require_programs("cc")
     made = {}
     for prefix, name in NETWORKS.items():
         made[prefix] = tmp_path_factory.mktemp(prefix)
@@ -45,9 +45,9 @@ def chip(folders, tmp_path_factory):
                 options.append(f"-I{folders[prefix] / 'include'}")
                 sources += sorted((folders[prefix] / "src").glob("*.c"))
                 sources.append(folders[prefix] / "port" / "driver_spi_flash.c")
-            done([*C, "-O0", *options, *flags, *sources, "-lm", "-o", app], app.parent)
+            run_command([*C, "-O0", *options, *flags, *sources, "-lm", "-o", app], app.parent)
             made[key] = app
-        lines = done([made[key], *words.split()], made[key].parent).splitlines()
+        lines = run_command([made[key], *words.split()], made[key].parent).splitlines()
         return [line.split(" ", 1)[1] for line in lines]
 
     return say
@@ -76,7 +76,7 @@ def test_start_over_another_network_is_a_call_of_its_own(chip, second):
     assert said[-2:] == [f"{OTHER} 0"] * 2
 
 
-@pytest.mark.parametrize("second", quick(["bar", "lin"], ["bar"]))
+@pytest.mark.parametrize("second", mark_slow_except(["bar", "lin"], ["bar"]))
 def test_networks_behind_each_other_do_not_meet(chip, second):
     """With a start of its own the second one trains, and so does the first one, over restarts."""
     start = f"-D{second.upper()}_FLASH_START=0x10000"
@@ -84,7 +84,7 @@ def test_networks_behind_each_other_do_not_meet(chip, second):
     assert said[5:] == ["0 0 changed", "0 1 changed", "0 3", "0 4 changed", "0 1", "0 4"]
 
 
-@pytest.mark.parametrize("second", quick(["bar", "lin"], ["lin"]))
+@pytest.mark.parametrize("second", mark_slow_except(["bar", "lin"], ["lin"]))
 def test_regions_that_overlap_are_noticed(chip, second):
     """A generation in any block of the region is found, also where no record of ours would be."""
     for start in range(4096, 8192, 4096):
@@ -103,7 +103,7 @@ BUILDS = {
 """What differs in another build of the same instance."""
 
 
-@pytest.mark.parametrize("build", rotating(BUILDS, {"unit"}))
+@pytest.mark.parametrize("build", mark_seeds_except(BUILDS, {"unit"}))
 def test_own_state_elsewhere_is_no_empty_storage(chip, build):
     """In a build with other units or blocks, or a start where no generation of its own begins."""
     said = chip("foo", "bar", f"{TRAINED} start2 resume1", *SAME, *BUILDS[build])

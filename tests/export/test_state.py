@@ -8,9 +8,9 @@ import torch
 
 import poetmodel.torch as pmt
 from kit.commands import invoke
-from kit.digits import ran
-from kit.programs import needs
-from kit.rotation import quick
+from kit.digits import build_and_run
+from kit.programs import require_programs
+from kit.rotation import mark_slow_except
 from kit.shared_objects import build
 from poetmodel.errors import InputError
 from poetmodel.export.board import STATE_FILE, Target, ToolchainError, run_program
@@ -55,10 +55,10 @@ def file_of(steps):
     return b"".join(x.numpy().tobytes() + y.int().numpy().tobytes() for x, y in steps)
 
 
-@pytest.fixture(scope="module", params=quick(list(OPTIMIZERS), ["nadam"]))
+@pytest.fixture(scope="module", params=mark_slow_except(list(OPTIMIZERS), ["nadam"]))
 def exported(request, tmp_path_factory):
     """Return a folder in tiles with state on storage, its optimizer, and what runs it."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     make, folder = OPTIMIZERS[request.param], tmp_path_factory.mktemp(request.param)
     net = model()
     pmt.export(
@@ -137,7 +137,7 @@ def test_moments_of_an_optimizer_without_a_step_are_the_first(exported, tmp_path
 
 def test_dampened_momentum_begins_with_the_first_gradient(tmp_path):
     """In a file of an optimizer without a step, and in a model that reads one of a program."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
 
     def make(net):
         trained_ones = [p for p in net.parameters() if p.requires_grad]
@@ -234,7 +234,7 @@ def test_doubles_are_read(exported):
     """A build for double writes reals of eight bytes."""
     folder, *_ = exported
     given = {"inputs": file_of([(x.double(), y) for x, y in batches()]), "steps": 1, "rate": RATE}
-    state = ran(folder, Target.HOST_DOUBLE, **given).state
+    state = build_and_run(folder, Target.HOST_DOUBLE, **given).state
     net, other = model(), model()
     pmt.load_state(folder, net)
     assert len(state) > sum(tensor.bytes for tensor in load_state_tensors(folder))

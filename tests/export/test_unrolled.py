@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps
-from kit.instances import seeded
+from kit.export_agreement import SCHEDULES, Exported, make_batches_like, train_in_torch
+from kit.instances import make_rng
 from kit.kernel_calls import TOLERANCE, Memory, execute_steps
-from kit.rotation import parts, quick
-from kit.traced_models import Through
+from kit.rotation import mark_slow_except, parametrize_parts
+from kit.traced_models import FunctionModule
 from poetmodel.export.unrolled import unroll_weight_gradients
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
@@ -30,7 +30,7 @@ def recurrent(cell, steps, batch, inputs=3, hidden=4, *, batch_first=True, every
         y = parts[0](x)[0]
         return parts[1](y if every else y[:, -1] if batch_first else y[-1])
 
-    model = Through(scores, made, head)
+    model = FunctionModule(scores, made, head)
     sizes = (batch, steps) if batch_first else (steps, batch)
     x = torch.randn(*sizes, inputs)
     if every:
@@ -73,11 +73,11 @@ def peaks(step):
     return checkpoint_all_peak_bytes(step.graph), floor(step.graph).bytes
 
 
-@parts(24)
+@parametrize_parts(24)
 def test_random_networks_train_as_captured(part):
     """Whatever the cell, its sizes and its optimizer, with dropout and both directions."""
-    for seed in part.of(range(24)):
-        rng = seeded(f"recurrent/{seed}")
+    for seed in part.select(range(24)):
+        rng = make_rng(f"recurrent/{seed}")
         cell, layers = rng.choice(CELLS), rng.randint(1, 2)
         options = {
             name: rng.random() < 0.5 for name in ("bidirectional", "batch_first", "every", "bias")
@@ -107,7 +107,7 @@ def test_no_stack_is_left(cell, options):
     assert all(new < old for new, old in zip(peaks(after), peaks(before), strict=True))
 
 
-@pytest.mark.parametrize("cell", quick(CELLS, [nn.GRU]))
+@pytest.mark.parametrize("cell", mark_slow_except(CELLS, [nn.GRU]))
 def test_time_steps_apart_cost_few_instructions(cell):
     """What small products take more, gradients that are summed in place take less."""
     for batch in (1, 8):
@@ -149,7 +149,7 @@ def test_other_networks_stay_as_they_are():
 
 def test_shared_weights_are_summed_in_place():
     """The second gradient of a weight goes into the first: no tensor has it alone."""
-    twice = Through(lambda parts, x: parts[0](torch.tanh(parts[0](x))), nn.Linear(5, 5))
+    twice = FunctionModule(lambda parts, x: parts[0](torch.tanh(parts[0](x))), nn.Linear(5, 5))
     training = twice, functional.mse_loss, (torch.randn(3, 5), torch.randn(3, 5))
     before, after = steps_of(training)
     (adding,) = [
@@ -236,8 +236,8 @@ def test_exported_networks_train_as_pytorch_does(cell, options, tmp_path):
     training = recurrent(cell, 4, 2, 3, 4, num_layers=2)
     model, loss, inputs = training
     step = lower(model, loss, inputs, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
-    batches = batches_like(inputs, 2)
-    expected = torch_steps(training, batches, 3, "sgd")
+    batches = make_batches_like(inputs, 2)
+    expected = train_in_torch(training, batches, 3, "sgd")
     program = Exported(step, tmp_path, time_limit=5.0, **options)
     apart = program.outcome(batches, 3).differences(expected)
     assert max(apart.values()) < TOLERANCE

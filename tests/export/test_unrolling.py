@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from kit.digits import digit_batches, exporter, ran
-from kit.programs import needs
+from kit.digits import build_and_run, digit_batches, exporter
+from kit.programs import require_programs
 from poetmodel.export.board import Target
 from poetmodel.lowered.kernels import SOURCES
 
@@ -30,7 +30,7 @@ def preprocessed(*options):
 
 def test_other_compilers_see_no_pragma():
     """GCC is given the number of repetitions; a compiler that calls itself another one is not."""
-    needs("cc")
+    require_programs("cc")
     assert "#pragma GCC unroll 4" in preprocessed()
     for name in OTHERS:
         text = preprocessed(f"-D{name}=1")
@@ -42,10 +42,10 @@ def test_other_compilers_see_no_pragma():
 @pytest.mark.parametrize("target", [Target.HOST, pytest.param(Target.M4, marks=pytest.mark.slow)])
 def test_repeated_loops_have_the_same_bits(folder, target):
     """Losses and state are those of loops that are not repeated, and take fewer instructions."""
-    needs(target)
+    require_programs(target)
     given = {"inputs": digit_batches(3, seed=7), "steps": 3}
-    repeated = ran(folder("plain"), target, **given)
-    plain = ran(folder("plain"), target, settings=("EXTRA=-D__clang__=1",), **given)
+    repeated = build_and_run(folder("plain"), target, **given)
+    plain = build_and_run(folder("plain"), target, settings=("EXTRA=-D__clang__=1",), **given)
     assert (repeated.losses, repeated.state) == (plain.losses, plain.state)
     if target.is_board:
         counts = [done.metrics["step_instructions"] for done in (repeated, plain)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.instances import random_step, seeded
+from kit.instances import make_rng, random_step
 from kit.worked import make_state_node, make_update_node
 from poetmodel.device import Costs
 from poetmodel.errors import CostError, GraphError
@@ -90,7 +90,7 @@ def test_graph_knows_its_state():
 @pytest.mark.parametrize("seed", range(150))
 def test_nothing_is_lost(seed, tmp_path):
     """Dictionary, canonical text, file, networkx and pickle give the same graph back."""
-    graph = random_step(seeded(f"files/{seed}"), flops=5)
+    graph = random_step(make_rng(f"files/{seed}"), flops=5)
     path = tmp_path / "step.graph.json"
     graph.save(path)
     for again in (

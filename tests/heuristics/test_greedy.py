@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from kit.instances import (
+    make_rng,
     random_costs,
     random_graph,
     random_instances,
     random_schedule,
     random_state_problems,
     random_step,
-    seeded,
     state_costs,
 )
 from kit.oracle import optimum
-from kit.rotation import parts
+from kit.rotation import parametrize_parts
 from kit.worked import even_costs, recompute_before_update_problem, skip_graph, skip_problem
 from layered import random_layered
 from poetmodel.clock import time_limit
@@ -105,26 +105,26 @@ def test_all_kept_is_returned_where_it_fits():
     assert len(schedule.R) == 4
 
 
-@parts(3)
+@parametrize_parts(3)
 def test_schedules_of_random_problems_are_valid_and_no_better_than_the_best(part):
     """Of 300 problems greedy solves nine of ten that have a schedule, and breaks no rule or limit.
 
     So it is for 200 problems of up to 25 nodes, which exhaustive search cannot solve.
     """
     found = feasible = larger = 0
-    for problem in part.of(random_instances(300, (3, 5), seed=51, below_floor=True)):
+    for problem in part.select(random_instances(300, (3, 5), seed=51, below_floor=True)):
         schedule, best = construct(problem), optimum(problem)
         feasible += best is not None
         if schedule is not None:
             assert value(problem, schedule) >= best.value - 1e-9
             found += 1
-    for problem in part.of(random_instances(200, (6, 25), seed=52)):
+    for problem in part.select(random_instances(200, (6, 25), seed=52)):
         schedule = construct(problem)
         if schedule is not None:
             value(problem, schedule)
             larger += 1
-    assert found >= 0.9 * feasible > part.share(200)
-    assert larger > part.share(100)
+    assert found >= 0.9 * feasible > part.divide(200)
+    assert larger > part.divide(100)
 
 
 def unlimited(*, with_state, at_floor):
@@ -141,10 +141,10 @@ def unlimited(*, with_state, at_floor):
 
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("at_floor", [True, False])
-@parts(3)
+@parametrize_parts(3)
 def test_with_paging_and_no_limits_one_is_always_found(part, with_state, at_floor):
     """Any budget from the floor on will do, where storage, time and energy are not limited."""
-    for problem in part.of(unlimited(with_state=with_state, at_floor=at_floor)):
+    for problem in part.select(unlimited(with_state=with_state, at_floor=at_floor)):
         for schedule in (construct(problem), page_everything(problem)):
             value(problem, schedule)
 
@@ -175,18 +175,18 @@ def test_solve_goes_on_without_a_greedy_schedule(monkeypatch):
         construct(skip_problem())
 
 
-@parts(2)
+@parametrize_parts(2)
 def test_schedules_with_state_are_valid_and_no_better_than_the_best(part):
     """Homes, in-place operators, all objectives and limits: 60 problems against ``compact``."""
     feasible = found = 0
-    for problem in part.of(random_state_problems(60, (3, 7), seed=55)):
+    for problem in part.select(random_state_problems(60, (3, 7), seed=55)):
         best = solve(problem, formulation="compact", gap=0.0)
         schedule = construct(problem)
         feasible += best.schedule is not None
         if schedule is not None:
             assert value(problem, schedule) >= value(problem, best.schedule) - 1e-9
             found += 1
-    assert found >= 0.95 * feasible > part.share(40)
+    assert found >= 0.95 * feasible > part.divide(40)
 
 
 def test_without_paging_all_state_stays_in_ram():
@@ -261,12 +261,14 @@ def test_nothing_moves_farther_than_it_may(monkeypatch):
     assert [(t, k) for t, k in schedule.R if k < t] == [(4, 1)]
 
 
-@parts(3)
+@parametrize_parts(3)
 def test_a_move_lowers_the_excess_and_adds_nothing(part):
     """On 300 random problems with random restorations: as many as before or fewer, none new."""
     moves = 0
-    for number, problem in part.of(enumerate(random_instances(300, (6, 14), seed=97, paging=True))):
-        rng, n = seeded(f"earlier/{number}"), len(problem.graph.nodes)
+    for number, problem in part.select(
+        enumerate(random_instances(300, (6, 14), seed=97, paging=True))
+    ):
+        rng, n = make_rng(f"earlier/{number}"), len(problem.graph.nodes)
         partial = PartialSchedule(problem.graph, working_graph=problem.working_graph)
         for t in range(1, n):
             k = rng.randrange(t)
@@ -291,7 +293,7 @@ def test_a_move_lowers_the_excess_and_adds_nothing(part):
             found = make_candidate(problem, partial.schedule()).violations
             limits = ("peak RAM", "time", "energy", "storage")
             assert all(one.startswith(limits) for one in found), found
-    assert moves > part.share(20)
+    assert moves > part.divide(20)
 
 
 # -- partial schedules ---------------------------------------------------------------------------
@@ -372,7 +374,7 @@ def test_restorations_of_the_worked_example():
 def test_useless_restorations_are_those_that_a_schedule_does_not_need():
     """Without them, one after the other, it is what its schedule needs."""
     for number in range(60):
-        rng = seeded(f"useless/{number}")
+        rng = make_rng(f"useless/{number}")
         graph = random_graph(rng, (4, 10), two_outputs=False, non_recomputable=False)
         problem = Problem(graph, random_costs(rng, graph), ram=1)
         partial = PartialSchedule(graph, random_restorations(rng, problem, 0.2))
@@ -424,12 +426,12 @@ def needed(graph, schedule):
 
 
 @pytest.mark.parametrize("state", KINDS)
-@parts(4)
+@parametrize_parts(4)
 def test_random_schedules_get_no_worse(part, state):
     """Energy, times, writes, storage, and the RAM of each step; homes of state stay."""
     shorter = 0
-    for number in part.of(range(800 if state == "none" else 300)):
-        rng = seeded(f"needed/{state}/{number}")
+    for number in part.select(range(800 if state == "none" else 300)):
+        rng = make_rng(f"needed/{state}/{number}")
         graph, costs = random_case(rng, state, (1, 8))
         if state == "none":
             costs, schedule = telling_costs(graph), random_schedule(rng, graph)
@@ -446,7 +448,7 @@ def test_random_schedules_get_no_worse(part, state):
         assert lean.resident == schedule.resident
         assert PartialSchedule.from_schedule(graph, lean, working_graph=working).schedule() == lean
         shorter += new.energy_j < old.energy_j
-    assert shorter > part.share(300 if state == "none" else 50)
+    assert shorter > part.divide(300 if state == "none" else 50)
 
 
 def test_best_schedules_lose_nothing_that_costs():
@@ -531,11 +533,11 @@ def test_a_late_page_out_moves_to_the_first_computation():
 
 
 @pytest.mark.parametrize("state", KINDS)
-@parts(3)
+@parametrize_parts(3)
 def test_ram_is_that_of_the_simulator(part, state):
     """Homes, in-place operators and restorations at random, added, removed and taken back."""
-    for number in part.of(range(150)):
-        rng = seeded(f"partial/{state}/{number}")
+    for number in part.select(range(150)):
+        rng = make_rng(f"partial/{state}/{number}")
         graph, costs = random_case(rng, state, (3, 12), max_bytes=50)
         problem = Problem(graph, costs, ram=1)
         partial = PartialSchedule(graph, working_graph=problem.working_graph)
@@ -584,12 +586,12 @@ def test_ram_is_that_of_the_simulator(part, state):
 
 
 @pytest.mark.parametrize("state", KINDS)
-@parts(3)
+@parametrize_parts(3)
 def test_what_is_at_hand_fits_by_the_simulator(part, state):
     """What a step reads with no restoration is in RAM; kept for it, no stage exceeds the limit."""
     kept = 0
-    for number in part.of(range(60)):
-        rng = seeded(f"at hand/{state}/{number}")
+    for number in part.select(range(60)):
+        rng = make_rng(f"at hand/{state}/{number}")
         graph, costs = random_case(rng, state, (4, 12), max_bytes=50)
         problem = Problem(graph, costs, ram=1)
         partial = PartialSchedule(graph, working_graph=problem.working_graph)
@@ -616,12 +618,12 @@ def test_what_is_at_hand_fits_by_the_simulator(part, state):
 
 
 @pytest.mark.parametrize("state", KINDS)
-@parts(3)
+@parametrize_parts(3)
 def test_prices_of_recoveries_are_within_their_range(part, state):
     """No way back is cheaper than the least price; with a page-in none is dearer than the most."""
     cheaper = 0
-    for number in part.of(range(60)):
-        rng = seeded(f"prices/{state}/{number}")
+    for number in part.select(range(60)):
+        rng = make_rng(f"prices/{state}/{number}")
         graph, costs = random_case(rng, state, (4, 12), max_bytes=50)
         problem = Problem(graph, costs, ram=1)
         partial = PartialSchedule(graph, working_graph=problem.working_graph)
@@ -643,7 +645,7 @@ def test_prices_of_recoveries_are_within_their_range(part, state):
 def test_state_that_comes_home_is_no_longer_paged_in():
     """Without its home on storage, nothing pages it in; both come back together."""
     for number in range(20):
-        graph = random_step(seeded(f"home/{number}"), (5, 10))
+        graph = random_step(make_rng(f"home/{number}"), (5, 10))
         paged = [
             Restoration(need, i, PAGE_IN) for i in graph.state_tensors for need in graph.users_of[i]
         ]

@@ -6,15 +6,15 @@ from itertools import pairwise
 import pytest
 
 from kit.instances import (
+    make_rng,
     random_instance,
     random_instances,
     random_state_problems,
     scarce_problem,
-    seeded,
 )
 from kit.oracle import optimum
-from kit.own_rows import constrained
-from kit.rotation import parts
+from kit.own_rows import add_measured_rows
+from kit.rotation import parametrize_parts
 from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, floor, operation
@@ -63,7 +63,7 @@ def test_what_fits_keeps_budget_and_storage_and_does_only_what_is_allowed():
     fitting = 0
     for number, problem in enumerate(random_instances(200, (4, 14), seed=92)):
         partial = PartialSchedule(problem.graph)
-        repair = repair_of(problem, partial, rng=seeded(number) if number % 2 else None)
+        repair = repair_of(problem, partial, rng=make_rng(number) if number % 2 else None)
         if not repair.fit():
             continue
         fitting += 1
@@ -127,7 +127,7 @@ def test_any_partial_schedule_can_be_repaired_where_everything_may_be_paged():
             80, (4, 12), seed=94, deadline=False, aux_limit=False, energy_budget=False, paging=True
         )
     ):
-        graph, rng = problem.graph, seeded(f"repair/{number}")
+        graph, rng = problem.graph, make_rng(f"repair/{number}")
         partial = PartialSchedule(graph)
         for t in range(1, len(graph.nodes)):
             k = rng.randrange(t)
@@ -163,7 +163,7 @@ def test_value_and_limits_are_those_of_the_verifier(minimize):
     """For 80 problems with every limit and a few random restorations each."""
     exceeding = 0
     for number, problem in enumerate(random_instances(80, (3, 8), seed=91, minimize=minimize)):
-        rng = seeded(f"value/{number}")
+        rng = make_rng(f"value/{number}")
         graph = problem.graph
         partial = PartialSchedule(graph)
         for t in range(1, len(graph.nodes)):
@@ -212,7 +212,7 @@ def searched(problem, turns, seed=0, start=()):
 
 
 @pytest.mark.parametrize("kind", [*Quantity, "state"])
-@parts(3)
+@parametrize_parts(3)
 def test_what_it_finds_is_valid_worth_what_it_says_and_no_better_than_the_best(part, kind):
     """On 60 problems of a quantity, with all limits, and on 60 steps with state, of any."""
     if kind == "state":
@@ -220,7 +220,7 @@ def test_what_it_finds_is_valid_worth_what_it_says_and_no_better_than_the_best(p
     else:
         problems = random_instances(60, (3, 5), seed=95, minimize=kind)
     feasible = found = optimal = 0
-    for problem in part.of(problems):
+    for problem in part.select(problems):
         best = solve(problem, formulation="compact", gap=0.0).schedule
         search = searched(problem, 25)
         schedule = search.schedule()
@@ -233,7 +233,7 @@ def test_what_it_finds_is_valid_worth_what_it_says_and_no_better_than_the_best(p
         assert search.best_score.value == pytest.approx(candidate.value, abs=1e-9)
         assert candidate.value >= least.value - 1e-9
         optimal += candidate.value <= least.value + 1e-9
-    assert found > part.share(30)
+    assert found > part.divide(30)
     assert optimal > (0.9 * feasible if kind == "state" else 0.8 * found)
 
 
@@ -338,12 +338,12 @@ def test_without_own_constraints_there_are_no_rows():
     assert len(made_of(problem).page_outs) == len(problem.graph.tensors)
 
 
-@parts(3)
+@parametrize_parts(3)
 def test_rows_are_counted_as_the_simulator_counts_them(part):
     """Whatever is added, dropped and taken back, what is used is what a verified schedule uses."""
-    for number in part.of(range(60)):
-        rng = seeded(f"own rows/{number}")
-        problem = constrained(rng, random_instance(rng, (3, 6)))
+    for number in part.select(range(60)):
+        rng = make_rng(f"own rows/{number}")
+        problem = add_measured_rows(rng, random_instance(rng, (3, 6)))
         objective = PenalizedObjective(problem)
         if objective.rows is None:
             continue
@@ -366,13 +366,13 @@ def test_rows_are_counted_as_the_simulator_counts_them(part):
             assert used == pytest.approx(total_price(limit.coefficients, partial), abs=1e-9)
 
 
-@parts(3)
+@parametrize_parts(3)
 def test_greedy_and_search_return_only_what_keeps_all_rows_and_mostly_the_best(part):
     """On random problems with own constraints, beside exhaustive search."""
     found = best = feasible = 0
-    for number in part.of(range(60)):
-        rng = seeded(f"own/{number}")
-        problem = constrained(rng, random_instance(rng, (3, 5)))
+    for number in part.select(range(60)):
+        rng = make_rng(f"own/{number}")
+        problem = add_measured_rows(rng, random_instance(rng, (3, 5)))
         least = optimum(problem)
         feasible += least is not None
         search = LargeNeighbourhoodSearch(problem)

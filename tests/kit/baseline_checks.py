@@ -4,10 +4,11 @@ from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
 
 
-def valid_or_refused(method, problem):
-    """Execute a method; assert that its schedule is valid, within RAM, and makes allowed decisions.
+def check_method(method, problem):
+    """Execute a method; return its schedule, or None if the method refuses the problem.
 
-    Returns None if the method refuses, which needs a reason.
+    Asserts that the schedule is valid, is within the usable RAM, and makes only allowed decisions,
+    and that a refusal has a reason.
     """
     try:
         schedule = method(problem)

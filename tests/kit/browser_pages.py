@@ -1,4 +1,4 @@
-"""Pages in a real browser: headless Chromium."""
+"""Pages in a real browser, headless Chromium, and the options of its contexts."""
 
 import shutil
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ PHONE = {
     "is_mobile": True,
 }
 PATIENCE_MS = 120_000
-"""Timeout of a page on a busy machine [ms]."""
+"""Timeout of every wait for a page [ms], long enough for a busy machine."""
 
 
 @dataclass(slots=True)
@@ -26,17 +26,20 @@ class OpenPage:
     requests: list[str] = field(default_factory=list)
 
     @classmethod
-    def at(cls, browser, how, *addresses):
-        """Open addresses in sequence, and wait until plotly is unpacked."""
-        found = cls(browser.new_context(**how).new_page())
-        page = found.page
-        page.on("console", lambda message: found.messages.append(message.text))
-        page.on("pageerror", lambda error: found.messages.append(str(error)))
-        page.on("request", lambda request: found.requests.append(request.url))
+    def open(cls, browser, how, *addresses):
+        """Open addresses one after the other in a new page, and wait until the last one is ready.
+
+        `how` are options of the browser context. A page is ready when plotly is unpacked.
+        """
+        opened = cls(browser.new_context(**how).new_page())
+        page = opened.page
+        page.on("console", lambda message: opened.messages.append(message.text))
+        page.on("pageerror", lambda error: opened.messages.append(str(error)))
+        page.on("request", lambda request: opened.requests.append(request.url))
         for address in addresses:
             page.goto(address, timeout=PATIENCE_MS)
         page.wait_for_selector("html[data-ready]", state="attached", timeout=PATIENCE_MS)
-        return found
+        return opened
 
 
 @dataclass(slots=True)
@@ -49,7 +52,10 @@ class Report(OpenPage):
         self.page.wait_for_selector(f"#{chart}[data-ready]", timeout=PATIENCE_MS)
 
     def assert_quiet_and_fits(self, how, *files):
-        """Assert that the page logged nothing, requested only files, and fits the window."""
+        """Assert that the page logged no message, and requested exactly `files`.
+
+        Also assert that it fits the width of the window, in the color scheme of the options `how`.
+        """
         assert self.messages == []
         assert self.requests == [file.as_uri() for file in files]
         width = self.page.evaluate("() => document.documentElement.scrollWidth")
@@ -60,14 +66,14 @@ class Report(OpenPage):
     def assert_accessible(self):
         """Assert that axe finds no accessibility error on the page."""
         axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-        found = axe.Axe().run(self.page).response["violations"]
-        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+        violations = axe.Axe().run(self.page).response["violations"]
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in violations] == []
 
-    def readout(self, chart):
+    def read_readout(self, chart):
         """Return the text of the readout above a chart."""
         return self.page.locator(f"#{chart}-readout").inner_text()
 
 
-def opened(browser, file, how):
-    """Open a report."""
-    return Report.at(browser, how, file.as_uri())
+def open_report(browser, file, how):
+    """Open a report file in a new page with the context options `how`."""
+    return Report.open(browser, how, file.as_uri())

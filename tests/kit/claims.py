@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 import pyomo.environ as pyo
 
 from kit.instances import (
+    make_rng,
     random_instance,
     scaled_instance,
     scaled_state_problem,
-    seeded,
     state_problem,
 )
 from kit.oracle import Optimum, TooManyLabelsError, optimum
 from kit.own_rows import (
     own_rows_problem,
-    scaled_and_constrained,
+    scaled_rows_problem,
     stage_rows_problem,
     state_rows_problem,
 )
-from kit.relaxation import CLOSE, RoundsError, no_rows, random_rows, run_rounds
+from kit.relaxation import SOLVER_TOLERANCE, RoundsError, group_all_stages, random_rows, run_rounds
 from kit.worked import costs_of
 from poetmodel.backends.registry import backend as back_end
 from poetmodel.errors import LicenceError, PoetModelError
@@ -45,7 +45,7 @@ from poetmodel.solver.outcome import make_candidate, make_result, make_valid_can
 from poetmodel.solver.request import Request
 
 EQUALITY_TOLERANCE = 1e-9
-"""Tolerance of bounds above the optimum by rounding, relative to all summed costs."""
+"""Tolerance of bounds above the optimum, for rounding, relative to all summed costs."""
 RESOLVED = 1e-6
 """Tolerance of optimal values, relative to the costs of decisions."""
 LIMIT_S = 60.0
@@ -54,6 +54,7 @@ MAX_LABELS = 30_000
 """Maximum labels of an exhaustive search; few problems with rewards or user constraints need
 millions."""
 GAPS = (0.0, 1e-6, 1e-4, 0.05)
+"""Gap tolerances, of which solves get a random one."""
 BACKENDS = tuple(
     name for name in ("highs", "scip", "gurobi") if name == "highs" or back_end(name).is_available()
 )
@@ -62,16 +63,19 @@ BACKENDS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A false claim of a solve."""
+    """A false claim of a solve, or an exception."""
 
     seed: str
-    way: str
-    what: str
+    """Seed of the problem."""
+    method: str
+    """Solving method."""
+    error: str
+    """The false claim or the exception, as text."""
 
 
 # -- problems ------------------------------------------------------------------------------------
-def with_extremes(problem, rng):
-    """Return a problem with some costs multiplied by powers of two."""
+def scale_costs(problem, rng):
+    """Return the problem without deadline and energy budget, with costs times powers of two."""
     graph, table = problem.graph, problem.table
 
     def column(values):
@@ -97,12 +101,12 @@ def with_extremes(problem, rng):
         pages[1],
         device=problem.costs.device,
     )
-    loose = {"deadline": None, "energy_budget": None}
-    return replace(problem, costs=costs, **loose)
+    no_limits = {"deadline": None, "energy_budget": None}
+    return replace(problem, costs=costs, **no_limits)
 
 
 def ordinary_problem(rng):
-    """Return a problem of five to eight nodes whose tensors have sizes that differ by bytes."""
+    """Draw a problem of 5 to 8 nodes with large tensors whose sizes may differ by few bytes."""
     unit = rng.choice((64, 256, 1024)) * 2**20
     minimize = rng.choice(("ram", "ram", "energy", "time", "writes"))
     nodes = []
@@ -133,19 +137,19 @@ def ordinary_problem(rng):
     )
 
 
-def _extreme(seed):
-    rng = seeded(seed)
-    return with_extremes(random_instance(rng, (3, 5)), rng)
+def _extreme_problem(seed):
+    rng = make_rng(seed)
+    return scale_costs(random_instance(rng, (3, 5)), rng)
 
 
 KINDS = {
-    "plain": lambda seed: random_instance(seeded(seed), (3, 5)),
-    "scaled": lambda seed: scaled_instance(seeded(seed)),
-    "extreme": _extreme,
-    "ordinary": lambda seed: ordinary_problem(seeded(seed)),
-    "larger": lambda seed: random_instance(seeded(seed), (6, 8)),
+    "plain": lambda seed: random_instance(make_rng(seed), (3, 5)),
+    "scaled": lambda seed: scaled_instance(make_rng(seed)),
+    "extreme": _extreme_problem,
+    "ordinary": lambda seed: ordinary_problem(make_rng(seed)),
+    "larger": lambda seed: random_instance(make_rng(seed), (6, 8)),
     "rows": own_rows_problem,
-    "scaled rows": lambda seed: scaled_and_constrained(seeded(seed)),
+    "scaled rows": lambda seed: scaled_rows_problem(make_rng(seed)),
     "state": state_problem,
     "state rows": state_rows_problem,
     "stage rows": stage_rows_problem,
@@ -158,7 +162,7 @@ UNSEARCHED = frozenset({"ordinary", "larger"})
 
 # -- solving methods -----------------------------------------------------------------------------
 def random_params(rng):
-    """Draw parameters of a lazy solve, sensible or not; none may invalidate a claim."""
+    """Draw parameters of a lazy solve, also poor ones; none may cause a false claim."""
     return LazyParams(
         cuts=frozenset(family for family in sorted(CUT_FAMILIES) if rng.random() < 0.8),
         heuristics=frozenset(name for name in sorted(HEURISTICS) if rng.random() < 0.35),
@@ -184,7 +188,7 @@ def random_params(rng):
 
 
 def random_grouping(rng, n):
-    """Draw rows that a lazy solve enforces from the beginning; None for the default rows."""
+    """Draw the rows that a lazy solve enforces first, or None for the default rows."""
     if rng.random() < 0.3:
         return None
     rows, steps = rng.choice((0.0, 0.2, 0.5, 1.0)), rng.choice((0.0, 0.0, 0.1, 0.3))
@@ -194,12 +198,12 @@ def random_grouping(rng, n):
     )
 
 
-WAYS = ("lazy", "compact", "built", "unreduced")
-"""Methods of `answer` that solve any problem with any solver."""
+METHODS = ("lazy", "compact", "built", "unreduced")
+"""Methods of `answer` that solve any problem by any back end."""
 
 
-def _lazily(problem, *, rng, backend, gap):
-    """Solve by row generation with random parameters, from a poor schedule or none."""
+def _solve_lazily(problem, *, rng, backend, gap):
+    """Solve by row generation with random parameters and rows, and a poor start or none."""
     request = Request(backend=backend, time_limit_s=LIMIT_S, gap=gap, seed=rng.randint(0, 3))
     start = None
     if rng.random() < 0.4:
@@ -211,17 +215,18 @@ def _lazily(problem, *, rng, backend, gap):
     return make_result(problem, request, outcome, formulation="lazy")
 
 
-def answers(problem, rng, most):
-    """Solve by several methods; return the name, the gap tolerance and the result of each.
+def solve_by_several(problem, rng, count):
+    """Solve by `count` random methods; return the name, the gap tolerance and the result of each.
 
-    An exception is returned as text.
+    The first is "lazy" by HiGHS. The result is the text of an exception if one was raised. Methods
+    without a licence of their solver are omitted.
     """
-    ways = dict.fromkeys(WAYS, answer)
+    ways = dict.fromkeys(METHODS, answer)
     if infeasibility_reason(problem) is None and not problem.is_overlapping:
-        ways["drawn"] = _lazily
+        ways["drawn"] = _solve_lazily
     chosen = [(label, name) for label in ways for name in BACKENDS]
     found = []
-    for label, backend in [("lazy", "highs"), *rng.sample(chosen, most - 1)]:
+    for label, backend in [("lazy", "highs"), *rng.sample(chosen, count - 1)]:
         gap = rng.choice(GAPS)
         name = f"{label} with {backend}, gap {gap:g}"
         try:
@@ -235,11 +240,12 @@ def answers(problem, rng, most):
 
 
 # -- claims --------------------------------------------------------------------------------------
-def wrong_claims(problem, result, least, gap, *, sharp=False, settled=True):
-    """Return an error in a result, or an empty text; `least` is the optimum, None if infeasible.
+def find_wrong_claim(problem, result, least, gap, *, sharp=False, settled=True):
+    """Return an error in a result, or an empty text.
 
-    With `sharp` tolerances are relative to the costs of decisions only, a bound is required, and no
-    value may be below `least`. Without `settled` the solve may have ended early, without a claim.
+    `least` is the optimum without the baseline, None if infeasible. With `sharp`, tolerances are
+    relative to the costs of decisions only, a bound is required, and no value may be below `least`.
+    Without `settled`, the solve may have ended early, without a claim.
     """
     value = None
     if result.schedule is not None:
@@ -265,37 +271,37 @@ def wrong_claims(problem, result, least, gap, *, sharp=False, settled=True):
         return ""
     resolved = 0.0 if exact else RESOLVED * abs(least)
     allowed = max(gap * value, resolved) if sharp else gap * value + resolved + whole
-    return _wrong_value(problem, result, value, least, allowed, sharp=sharp)
+    return _find_wrong_value(problem, result, value, least, allowed, sharp=sharp)
 
 
-def _wrong_value(problem, result, value, least, allowed, *, sharp):
-    """Return an error in the value, the bound or the gap of a result, or an empty text."""
+def _find_wrong_value(problem, result, value, least, allowed, *, sharp):
+    """Return an error in a result's value or its bound on the overhead, or an empty text."""
     energy = problem.minimize == Quantity.ENERGY
     if sharp and energy and result.overhead_bound_j > least * (1 + RESOLVED):
         return f"bound of the overhead {result.overhead_bound_j!r}, least {least!r}"
-    if sharp and value < least - off(least):
+    if sharp and value < least - value_tolerance(least):
         return f"{value!r} is better than the optimum {least!r}"
     too_much = result.status == Status.OPTIMAL and value - least > allowed
     return f"optimal at {value!r}, optimum {least!r}" if too_much else ""
 
 
-def wrongly_ended(problem, best, result, gap, *, settled=True, proved=True):
-    """Return an error in a result relative to the best schedule, or an empty text.
+def find_wrong_end(problem, best, result, gap, *, settled=True, proved=True):
+    """Return an error in a result, compared with the optimum `best`, or an empty text.
 
-    Without `settled` the solve may have ended early, without a claim. Without `proved` the best
-    value needs no proof.
+    Without `settled`, the solve may have ended early, without a claim. Without `proved`, an optimal
+    value is sufficient, without a proof.
     """
     least = None if best is None else make_candidate(problem, best.schedule).value
-    said = wrong_claims(problem, result, least, gap, sharp=settled, settled=settled)
-    if said:
-        return said
+    error = find_wrong_claim(problem, result, least, gap, sharp=settled, settled=settled)
+    if error:
+        return error
     value = None
     if result.schedule is not None:
         found = check_schedule(problem, result.schedule)
         value, known = problem.objective.value_of(found.simulation), result.to_dict()["objective"]
-        if abs(value - known["value"]) > off(value):
+        if abs(value - known["value"]) > value_tolerance(value):
             return f"value {value}, said {known['value']}"
-        if known["bound"] is None or known["bound"] > best.value + off(best.value):
+        if known["bound"] is None or known["bound"] > best.value + value_tolerance(best.value):
             return f"bound {known['bound']}, optimum {best.value}"
     wanted = Status.INFEASIBLE if best is None else Status.OPTIMAL
     if result.status == wanted or not settled:
@@ -305,13 +311,13 @@ def wrongly_ended(problem, best, result, gap, *, settled=True, proved=True):
     return "" if value - best.value <= RESOLVED * value else f"{value}, optimum {best.value}"
 
 
-def off(value):
-    """Return the tolerance of a value."""
+def value_tolerance(value):
+    """Return the absolute tolerance of a value."""
     return RESOLVED * max(1.0, abs(value))
 
 
 class Watch:
-    """Progress callback that records reported bounds above the optimum and values below it."""
+    """Progress callback that records in `fault` a bound above the optimum, or a value below it."""
 
     def __init__(self, problem, best):
         baseline = problem.objective.baseline if problem.minimize != "ram" else 0.0
@@ -324,16 +330,16 @@ class Watch:
         if self.most is None:
             if value is not None:
                 self.fault = f"infeasible, incumbent {value}"
-        elif bound is not None and bound > self.most + off(self.most):
+        elif bound is not None and bound > self.most + value_tolerance(self.most):
             self.fault = f"optimum {self.most}, bound {bound} on the way"
-        elif value is not None and value < self.most - off(self.most):
+        elif value is not None and value < self.most - value_tolerance(self.most):
             self.fault = f"optimum {self.most}, incumbent {value} on the way"
 
 
-def by_compact(problem):
-    """Solve a problem that is too large for exhaustive search; None if infeasible.
+def solve_by_compact(problem):
+    """Return the optimum of a problem by ``compact``, for large problems; None if infeasible.
 
-    If a solver's tolerance leaves a gap, the next solver is used.
+    If the first solver's tolerance leaves a gap, the second solver is used, which must close it.
     """
     for backend in BACKENDS[:2]:
         options = {"formulation": "compact", "backend": backend, "gap": 0.0}
@@ -347,18 +353,18 @@ def by_compact(problem):
     return Optimum(problem.objective.value_of(found.simulation), result.schedule)
 
 
-def fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=True, **options):
-    """Solve a problem by one method; return an error in its result, or an empty text.
+def find_fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=True, **options):
+    """Solve a problem by one method of `answer`; return an error in its result, or an empty text.
 
-    Unless `watched`, progress reports are not checked, because their values have the solver's
-    tolerances. Bytes of a user's model are bounded to a tolerance only, and `solve` continues with
-    stages if the driver leaves state without a proof.
+    `reference` returns the optimum. Unless `watched`, progress reports are not checked, because
+    their values have the solver's tolerances. ``unreduced`` needs no proof if bytes are minimized,
+    ``driver`` none if there is state, for which `solve` falls back to ``compact``.
     """
     if way not in EVERY_PROBLEM and infeasibility_reason(problem) is not None:
-        return ""  # known before anything is solved
+        return ""  # proven infeasible before a solve
     best = reference(problem)
     if way.startswith("rounds"):
-        return _wrong_rounds(problem, best, rows_to_begin_with(problem, way, seed))
+        return _find_wrong_rounds(problem, best, initial_grouping(problem, way, seed))
     watch = Watch(problem, best)
     callback = {"on_progress": watch} if watched and way != "by hand" else {}
     settled = options.get("time_limit", LIMIT_S) >= LIMIT_S
@@ -369,14 +375,14 @@ def fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=True, **
         return f"{type(error).__name__}: {error}"
     proved = not (way == "unreduced" and problem.objective.is_in_bytes)
     proved = proved and not (way.startswith("driver") and problem.graph.state_tensors)
-    what = wrongly_ended(problem, best, result, gap, settled=settled, proved=proved)
-    if way.startswith("bare") and not what and result.schedule is not None:
-        what = _wrong_model_value(problem, result)
-    return what or watch.fault
+    error = find_wrong_end(problem, best, result, gap, settled=settled, proved=proved)
+    if way.startswith("bare") and not error and result.schedule is not None:
+        error = _find_wrong_model_value(problem, result)
+    return error or watch.fault
 
 
-def _wrong_rounds(problem, best, first):
-    """Return an error in the result of row generation without heuristics, or an empty text."""
+def _find_wrong_rounds(problem, best, first):
+    """Return an error in the result of `run_rounds`, or an empty text."""
     wanted = None if best is None else best.value - problem.objective.baseline
     try:
         value = run_rounds(problem, first).value
@@ -384,29 +390,34 @@ def _wrong_rounds(problem, best, first):
         return str(error)
     if None in (value, wanted):
         return "" if value == wanted else f"optimum {wanted}, rounds {value}"
-    return "" if abs(value - wanted) <= CLOSE else f"optimum {wanted}, rounds {value}"
+    return "" if abs(value - wanted) <= SOLVER_TOLERANCE else f"optimum {wanted}, rounds {value}"
 
 
-def _wrong_model_value(problem, result):
-    """Compare the model's value with the verifier's; its peak may be higher, never lower."""
+def _find_wrong_model_value(problem, result):
+    """Return an error in the model's value, which may exceed the verifier's only for peak RAM."""
     value = result.value
     said = problem.objective.baseline + result.statistics["model_value"]
-    wrong = said < value - off(value) or (problem.minimize != "ram" and said > value + off(value))
+    wrong = said < value - value_tolerance(value) or (
+        problem.minimize != "ram" and said > value + value_tolerance(value)
+    )
     return f"the model says {said}, the verifier {value}" if wrong else ""
 
 
-def faults(seeds, make, way, **options):
-    """Return the errors of a method on problems, by seed."""
-    found = {seed: fault(make(seed), way, seed=seed, **options) for seed in seeds}
-    return {seed: what for seed, what in found.items() if what}
+def find_faults(seeds, make, way, **options):
+    """Return the errors of a method on the problems `make(seed)`, by seed, without correct ones."""
+    found = {seed: find_fault(make(seed), way, seed=seed, **options) for seed in seeds}
+    return {seed: error for seed, error in found.items() if error}
 
 
 def examine(seed, *, ways=4):
-    """Solve the problem of a seed, ``kind/number``, by several methods; return errors, counts."""
+    """Solve the problem of a seed, ``kind/number``, by `ways` methods; return faults and counts.
+
+    Counts are problems by kind, "solves", "searched" problems, and solves "left open".
+    """
     kind = seed.partition("/")[0]
     problem = KINDS[kind](seed)
-    rng = seeded(f"ways of {seed}")
-    given = answers(problem, rng, ways)
+    rng = make_rng(f"ways of {seed}")
+    given = solve_by_several(problem, rng, ways)
     results = [(name, gap, one) for name, gap, one in given if not isinstance(one, str)]
     faults = [Fault(seed, name, one) for name, _, one in given if isinstance(one, str)]
     counts = Counter({kind: 1, "solves": len(given)})
@@ -423,40 +434,41 @@ def examine(seed, *, ways=4):
     ]
     least = min(values, default=None)
     for name, gap, result in results:
-        what = wrong_claims(problem, result, least, gap)
+        error = find_wrong_claim(problem, result, least, gap)
         if result.status == Status.UNKNOWN and name.startswith("drawn"):
-            counts["left open"] += 1  # `solve` goes on by stage where this ends
-        elif what:
-            faults.append(Fault(seed, name, what))
+            counts["left open"] += 1  # `solve` then falls back to ``compact``
+        elif error:
+            faults.append(Fault(seed, name, error))
         elif result.status not in (Status.OPTIMAL, Status.INFEASIBLE):
             counts["left open"] += 1
     return faults, counts
 
 
 def new_seeds(count, *, begin=None):
-    """Return new seeds of all kinds in turn, or those from number `begin` on."""
+    """Return `count` seeds of all kinds in turn, numbered from `begin` on, by default at random."""
     first = secrets.randbelow(2**40) if begin is None else begin
     kinds = list(KINDS)
     return [f"{kinds[k % len(kinds)]}/{first + k}" for k in range(count)]
 
 
 # -- methods ------------------------------------------------------------------------------------
-EVERY_PROBLEM = (*WAYS, "by hand", "bare", "bare unreduced")
-"""Methods that also check infeasible problems themselves; the others begin after that check."""
+EVERY_PROBLEM = (*METHODS, "by hand", "bare", "bare unreduced")
+"""Methods that prove infeasibility themselves; `solve` checks it before all other methods."""
 
 
 def answer(problem, way, *, seed="", **options):
-    """Solve a problem by one of the methods.
+    """Solve a problem by one of the methods; return the result.
 
-    ``built`` and ``unreduced`` solve a model that `build` returns; for ``by hand`` user-defined
-    constraints and objective are added to it. ``bare`` models have no start and no
-    postprocessing. The ``driver`` of ``lazy`` has no start, and initial rows only if random.
+    ``lazy``, ``compact`` and ``paper`` are formulations of `solve`. ``built`` and ``unreduced``
+    solve a model that `build` returns; for ``by hand`` user-defined constraints and objective are
+    added to it. ``bare`` methods prove a model without a start and postprocessing. The ``driver``
+    of ``lazy`` has no start, and initial rows only if its name ends with "from random rows".
     """
     models = {
         "unreduced": lambda: build(problem, reductions=False),
         "built": lambda: build(problem),
     }
-    models["by hand"] = lambda: built_by_hand(problem)
+    models["by hand"] = lambda: build_by_hand(problem)
     if way in models:
         return solve(models[way](), **options)
     if way in ("lazy", "compact", "paper"):
@@ -466,19 +478,23 @@ def answer(problem, way, *, seed="", **options):
         model = build(problem, reductions=way == "bare")
         outcome = prove_model(model, request, start=None)
         return make_result(problem, request, outcome, formulation="compact")
-    first = rows_to_begin_with(problem, way, seed)
+    first = initial_grouping(problem, way, seed)
     outcome = prove(problem, request, start=None, first_grouping=first)
     return make_result(problem, request, outcome, formulation="lazy")
 
 
-def rows_to_begin_with(problem, way, seed):
-    """Return the rows that are enforced at the start: none, or random ones."""
+def initial_grouping(problem, way, seed):
+    """Return the initial grouping of a method: random rows by its name, otherwise none."""
     at_random = way.endswith("from random rows")
-    return random_rows(seeded(f"rows of {seed}"), problem) if at_random else no_rows(problem)
+    return (
+        random_rows(make_rng(f"rows of {seed}"), problem)
+        if at_random
+        else group_all_stages(problem)
+    )
 
 
-def built_by_hand(problem):
-    """Return a model with the user-defined constraints stated over its relations."""
+def build_by_hand(problem):
+    """Return a model with user-defined constraints and objective added over its relations."""
     plain = problem.minimize if problem.minimize != USER_OBJECTIVE else "energy"
     model = build(
         replace(problem, constraints=(), user_objective=(), minimize=plain), reductions=False
@@ -489,8 +505,8 @@ def built_by_hand(problem):
     )
     model.own = pyo.ConstraintList()
     for row in problem.constraints:
-        # Pyomo takes no relation between numbers, which a sum may be: what is made last.
-        body = total(model, problem, row.terms.items()) + model.R[0, 0] - model.R[0, 0]
+        # Without variables, Pyomo refuses a comparison: `R[0, 0] - R[0, 0]` adds one.
+        body = sum_totals(model, problem, row.terms.items()) + model.R[0, 0] - model.R[0, 0]
         near = max(map(abs, (row.lower or 0, row.upper or 0)))
         slack = 0.0 if _is_whole(row.terms.items()) else 1e-9 * near
         if row.upper is not None:
@@ -499,7 +515,7 @@ def built_by_hand(problem):
             model.own.add(body >= row.lower - slack)
     if problem.minimize == USER_OBJECTIVE:
         model.objective.deactivate()
-        model.mine = pyo.Objective(expr=total(model, problem, problem.user_objective))
+        model.mine = pyo.Objective(expr=sum_totals(model, problem, problem.user_objective))
     return model
 
 
@@ -524,8 +540,8 @@ def _count(m, problem, count, index):
     return sum(m.M_out[t, index] for t in stages if t >= first)
 
 
-def total(m, problem, terms):
-    """Return a sum of totals over the relations of a model."""
+def sum_totals(m, problem, terms):
+    """Return the weighted sum of totals `terms` as an expression over a model's relations."""
     graph, table = problem.graph, problem.table
     device = problem.costs.device
     idle_w = device.idle_power_w if device is not None else 0.0

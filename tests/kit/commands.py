@@ -1,4 +1,4 @@
-"""Execution of commands in this process, with a small graph, board and profile."""
+"""Execution of commands in this process; a small graph, a board and a profile for them."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from poetmodel.cli.application import app
 CHAIN = Path("chain.graph.json")
 """File of `chain`, in the folder of each test of the command line."""
 BOARD_FILE = Path("board.toml")
-"""File of a blocking board: 1 s and 1 J per node, 2 ms per transfer of 100 B."""
+"""File of `BOARD`, with blocking storage: 1 s and 1 J per node, 2 ms per transfer of 100 B."""
 PROFILE = Path("chain.csv")
 """File of `profile_rows`."""
 BOARD = """\
@@ -40,7 +40,7 @@ power_w = 1.0
 """
 
 COMMAND = get_command(app)
-"""The parser of all commands, built once because typer takes as long as a command for it."""
+"""All commands, built once, because typer builds them as slowly as a command executes."""
 
 COLUMNS = (
     "name",
@@ -55,24 +55,27 @@ COLUMNS = (
 
 @cache
 def _solve_chain(limits):
-    """Return the schedule file that ``solve`` writes for `chain` on the board."""
+    """Return the text of the schedule file that ``solve`` writes for `chain` on the board."""
     out = Path("solved.json")
-    how = ("--device", BOARD_FILE, *limits, "--out", out, "--quiet")
-    invoke("solve", CHAIN, *how, status=0)
+    options = ("--device", BOARD_FILE, *limits, "--out", out, "--quiet")
+    invoke("solve", CHAIN, *options, status=0)
     text = out.read_text()
     out.unlink()
     return text
 
 
 def write_solved(name, *limits):
-    """Write the schedule file of `chain` on the board within some limits, solved once."""
+    """Write the schedule file of `chain` on the board; return its path.
+
+    `limits` are options of ``solve``; each combination is solved only once.
+    """
     path = Path(name)
     path.write_text(_solve_chain(limits))
     return path
 
 
 class Terminal(io.StringIO):
-    """A stderr that is a terminal."""
+    """A text stream that claims to be a terminal."""
 
     def isatty(self):
         """Return True."""
@@ -97,36 +100,39 @@ class Outcome:
 
     @property
     def verdict(self):
-        """Text above the first table on stdout."""
+        """Text on stdout before the first empty line."""
         return self.out.split("\n\n")[0]
 
     def lines_from(self, label):
-        """Return the lines of a table on stdout from the one with a label on."""
+        """Return the lines of a table on stdout, from the one that begins with `label` on."""
         return self.out[self.out.index(f"\n{label}") + 1 :].split("\n\n")[0]
 
 
 def invoke(*arguments, status=None):
-    """Execute a command in this process; raise if it ends with another status."""
+    """Execute a command in this process; return its outcome.
+
+    Fails if its exit status is not `status`, unless that is None.
+    """
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2)]
     out, err = streams
-    ended = None
+    exit_code = None
     with redirect_stdout(out), redirect_stderr(err):
         try:
             COMMAND([str(argument) for argument in arguments], prog_name="poetmodel")
         except SystemExit as end:
-            ended = end.code
+            exit_code = end.code
     texts = []
     for stream in streams:
         stream.flush()
         stream.seek(0)
         texts.append(stream.read())
-    assert isinstance(ended, int)
-    assert status in (None, ended), (ended, *texts)
-    return Outcome(ended, *texts)
+    assert isinstance(exit_code, int)
+    assert status in (None, exit_code), (exit_code, *texts)
+    return Outcome(exit_code, *texts)
 
 
-def refused(*arguments, status=2):
-    """Return stderr of a command that must end with a status and print nothing to stdout."""
+def invoke_refused(*arguments, status=2):
+    """Execute a command that must end with `status` and an empty stdout; return its stderr."""
     outcome = invoke(*arguments, status=status)
     assert outcome.out == ""
     return outcome.err
@@ -141,8 +147,8 @@ def node(name, *inputs, size=100, **keys):
 def chain():
     """Return the document of a forward and backward pass over two layers.
 
-    Everything kept, the peak is at g2: x + h1 + h2 + loss + g2 = 404 B. The floor is g2's step
-    alone: h1 + h2 + loss + g2 = 304 B. One pass takes 6 s and 6 J on the test board.
+    The keep-all peak is at g2: x + h1 + h2 + loss + g2 = 404 B. The minimum RAM is that of g2:
+    h1 + h2 + loss + g2 = 304 B. A single pass takes 6 s and 6 J on the test board.
     """
     nodes = [
         node("x", phase="input"),
@@ -158,16 +164,16 @@ def chain():
 def training_step():
     """Return the document of a training step over two layers with weights that are updated.
 
-    Everything kept, the peak is at dr: all but h and g1, 1,144 B. The floor is the second update's
-    step alone: w2 + dw2 = 600 B. One pass takes 11 s and 11 J on the test board.
+    The keep-all peak is at dr: all but h and g1, 1,144 B. The minimum RAM is that of u2: w2 + dw2 =
+    600 B. A single pass takes 11 s and 11 J on the test board.
     """
-    in_ram = {"phase": "state", "flops": None}
+    state_entry = {"phase": "state", "flops": None}
     nodes = [
         node("x", phase="input"),
-        node("w1", size=200, **in_ram),
+        node("w1", size=200, **state_entry),
         node("h", "x", "w1"),
         node("r", "h", in_place={"r": "h"}),
-        node("w2", size=300, **in_ram),
+        node("w2", size=300, **state_entry),
         node("y", "r", "w2", size=40),
         node("g2", "y", size=40, phase="backward"),
         node("dw2", "g2", "r", size=300, phase="backward"),
@@ -177,30 +183,33 @@ def training_step():
         node("dw1", "g1", "x", size=200, phase="backward"),
         node("u1", "w1", "dw1", **_update_node("w1", 200)),
     ]
-    known = [{key: value for key, value in entry.items() if value is not None} for entry in nodes]
-    return {"format": "poetmodel-graph", "version": 2, "name": "step", "nodes": known}
+    entries = [{key: value for key, value in entry.items() if value is not None} for entry in nodes]
+    return {"format": "poetmodel-graph", "version": 2, "name": "step", "nodes": entries}
 
 
 def _update_node(name, size):
-    """Return the entry of a node that replaces a state tensor."""
+    """Return the fields of a node entry that replaces a state tensor of `size` bytes."""
     outputs = [{"name": f"{name}+", "bytes": size, "replaces": name}]
     return {"phase": "update", "output_bytes": None, "outputs": outputs, "recomputable": False}
 
 
 def profile_rows():
-    """Return a profile of `chain`, heads first: 1 s and 2 J a node, 1 s and 1 J a transfer."""
+    """Return the rows of a profile of `chain`, its header first.
+
+    Each node takes 1 s and 2 J, each transfer 1 s and 1 J.
+    """
     names = [entry["name"] for entry in chain()["nodes"]]
     return [list(COLUMNS), *([name, "1", "2", "1", "1", "1", "1"] for name in names)]
 
 
 def write_csv(path, rows):
-    """Write rows as a CSV file."""
+    """Write rows as a CSV file; return its path."""
     with path.open("w", newline="") as stream:
         csv.writer(stream).writerows(rows)
     return path
 
 
 def write_graph(path, document):
-    """Write a graph file."""
+    """Write a graph document as a file; return its path."""
     path.write_text(json.dumps(document))
     return path

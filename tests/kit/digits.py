@@ -1,4 +1,7 @@
-"""Exported steps without PyTorch, built and executed: the tutorial's, and two written by hand."""
+"""Exported steps that need no PyTorch: the tutorial's step, a linear one, and the toy in C.
+
+Functions build them, execute them, and return their state.
+"""
 
 import ctypes
 import shutil
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.programs import needs
+from kit.programs import require_programs
 from kit.shared_objects import STORE, build, digest
 from kit.worked import make_state_node, make_update_node
 from poetmodel.export import board
@@ -21,55 +24,66 @@ from poetmodel.lowered.io import load_step
 from poetmodel.lowered.step import LoweredStep
 
 STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
+"""File of the tutorial's step."""
 
 
 def exporter(tmp_path_factory, plans):
-    """Return a function that exports the step with a named plan, once, and returns the folder."""
+    """Return a function that exports the tutorial's step with a plan, and returns the folder.
+
+    `plans` maps names of plans to options of `export_step`; each is exported once.
+    """
 
     @cache
     def folder(name):
         path = tmp_path_factory.mktemp(name)
         step = load_step(STEP)
-        step = with_frozen_front(step) if plans[name].get("replay") else step
-        step = evaluated(step) if plans[name].get("evaluate") else step
+        step = freeze_front(step) if plans[name].get("replay") else step
+        step = add_evaluation(step) if plans[name].get("evaluate") else step
         export_step(step, path, gap=0.5, **plans[name])
         return path
 
     return folder
 
 
-def evaluated(step):
-    """Return a step with its own forward pass, up to the loss, as its evaluation."""
+def add_evaluation(step):
+    """Return a step whose evaluation is its own forward pass, up to the loss."""
     graph, loss = step.graph, step.loss
     end = graph.node_of[graph.tensor_index[loss.buffer]] + 1
     pairs = zip(graph.nodes[:end], step.calls, strict=False)
     pairs = [(node, calls) for node, calls in pairs if not node.is_state and node.op != "mask"]
     state = {node.name for node in graph.nodes if node.is_state}
     nodes = [replace(n, inputs=tuple(x for x in n.inputs if x not in state)) for n, _ in pairs]
-    made = Ref("output")
+    output = Ref("output")
     nodes.append(Node(name="output", op="output", phase=Phase.FORWARD, inputs=(loss.buffer,)))
-    calls = [*(calls for _, calls in pairs), (Call("pm_copy", (made, loss, (1, 1, 1, 1))),)]
+    calls = [*(calls for _, calls in pairs), (Call("pm_copy", (output, loss, (1, 1, 1, 1))),)]
     buffers = {**step.buffers, "output": Buffer(elements=1, type=DataType.REAL)}
-    part = replace(
+    evaluation = replace(
         step,
         graph=Graph(name="evaluation", nodes=tuple(nodes)),
         calls=tuple(calls),
         buffers=buffers,
         states=(),
         values={},
-        output=NamedTensor(name="output", shape=(), type=DataType.REAL, pieces=(made,)),
+        output=NamedTensor(name="output", shape=(), type=DataType.REAL, pieces=(output,)),
     )
-    return replace(step, evaluation=part.with_nodes(nodes, calls))
+    return replace(step, evaluation=evaluation.with_nodes(nodes, calls))
 
 
-def with_frozen_front(step):
-    """Return a step whose first layer is frozen: convolution, ReLU and pool depend on inputs."""
+def freeze_front(step):
+    """Return the tutorial's step with a frozen first layer, without its gradients and updates.
+
+    Its convolution, ReLU and pool then depend on inputs alone.
+    """
     frozen, front = {"0.weight", "0.bias"}, "2/max_pool2d_with_indices"
-    gone = {f"{front}_backward", "1/threshold_backward", "1/relu.mask", "3/convolution_backward"}
+    omitted = {f"{front}_backward", "1/threshold_backward", "1/relu.mask", "3/convolution_backward"}
     nodes, calls = [], []
     for node, its in zip(step.graph.nodes, step.calls, strict=True):
         backward = node.name.startswith("0/") and node.name != "0/convolution"
-        if node.name in frozen | gone or backward or node.name.startswith(("0.weight", "0.bias")):
+        if (
+            node.name in frozen | omitted
+            or backward
+            or node.name.startswith(("0.weight", "0.bias"))
+        ):
             continue
         nodes.append(replace(node, inputs=tuple(x for x in node.inputs if x not in frozen)))
         calls.append(its)
@@ -77,7 +91,7 @@ def with_frozen_front(step):
 
 
 def digit_batches(count, *, seed):
-    """Return random batches in the input format of the program: images, then labels."""
+    """Return random batches as bytes in the input format of the program: images, then labels."""
     random = np.random.default_rng(seed)
     return b"".join(
         random.normal(size=576).astype("<f4").tobytes()
@@ -86,24 +100,31 @@ def digit_batches(count, *, seed):
     )
 
 
-def ran(folder, target=Target.HOST, *, settings=(), inputs, steps, rate=0.1, words=()):
-    """Build an exported folder and train some steps; return the run of the program."""
+def build_and_run(folder, target=Target.HOST, *, settings=(), inputs, steps, rate=0.1, words=()):
+    """Build an exported folder, and train `steps` steps; return the program's results.
+
+    Fails if the program fails. `rate` is the learning rate, `words` are further arguments.
+    """
     program = build(folder, target, settings=settings)
     given = {"inputs": inputs, "steps": steps, "learning_rate": rate, "words": words}
     return run_program(program, target, folder, **given).require_success()
 
 
-def state_after(step, folder, inputs, steps, options=None, settings=(), rate=0.05):
-    """Return the state after steps of an exported step, by default keep-all."""
+def compute_state(step, folder, inputs, steps, options=None, settings=(), rate=0.05):
+    """Export a step to `folder`, and train; return the bytes of the state.
+
+    `options` are those of the export, by default keep-all without paging.
+    """
     export_step(step, folder, gap=0.5, **options or {"ram": "100%", "paging": False})
-    return ran(folder, settings=settings, inputs=inputs, steps=steps, rate=rate).state
+    return build_and_run(folder, settings=settings, inputs=inputs, steps=steps, rate=rate).state
 
 
 ROWS, COLUMNS = 12, 16
+"""Shape of the weight of `linear_step`."""
 
 
 def linear_step():
-    """Return y = w x, of which y is the gradient, and an update of w; its loss is y[0]."""
+    """Return a step: y = w x, the gradient y x^T of w, and an update of w; its loss is y[0]."""
     sizes = {"x": COLUMNS, "w": ROWS * COLUMNS, "y": ROWS, "g": ROWS * COLUMNS}
     weight_bytes = 4 * sizes["w"]
     y, g = Tensor(name="y", bytes=4 * ROWS), Tensor(name="g", bytes=weight_bytes)
@@ -138,14 +159,15 @@ def linear_step():
 
 SOURCES = Path(board.__file__).with_name("c")
 TOY = Path(__file__).parents[1] / "export" / "toy"
+"""Folder of the toy: a step in C, written by hand."""
 GENERATED = {"pm_state.c", "pm_state.h", "pm_slices.c", "kernels"}
-"""Generated files that the toy does not need."""
+"""Sources of the export that the toy replaces or does not need."""
 LEARNING_RATE = 0.05
 BATCHES = 3
 
 
 class Toys:
-    """Programs of the toy, each built once."""
+    """Programs of the toy, each built once, in folders below `folder`."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -159,15 +181,15 @@ class Toys:
         return folder
 
     def program(self, target, *settings):
-        """Return the program for a target, built with some settings."""
-        needs(target)
+        """Return the program for a target, built with variables of the Makefile."""
+        require_programs(target)
         key = (target, settings)
         if key not in self._built:
             self._built[key] = build(self.sources(), target, settings=settings)
         return self._built[key]
 
     def run(self, target, settings, folder, *, steps, words=()):
-        """Execute the toy on its batches, in a folder."""
+        """Execute the toy on its batches, in a folder; return the program's results."""
         return run_program(
             self.program(target, *settings),
             target,
@@ -182,26 +204,29 @@ class Toys:
 
 @cache
 def samples():
-    """Return the toy's inputs: five numbers, and a factor."""
+    """Return the toy's inputs in each batch: five numbers, and a factor."""
     random = np.random.default_rng(7)
     return tuple((random.random(5, np.float32), 1 + k % 2) for k in range(BATCHES))
 
 
 def batches(target):
-    """Return the file of inputs."""
+    """Return the content of the toy's file of inputs, with reals in the target's type."""
     kind = "<f8" if target is Target.HOST_DOUBLE else "<f4"
     return b"".join(x.astype(kind).tobytes() + np.int32(k).tobytes() for x, k in samples())
 
 
 def library(folder, *sources, flags=()):
-    """Build a library of C files of the runtime, and load it with separate variables."""
-    needs(Target.HOST)
+    """Build a library of C files of the toy or the runtime; load a new copy of it.
+
+    Each call has separate global variables. Writes the copy to `folder`.
+    """
+    require_programs(Target.HOST)
     paths = (TOY / "include", SOURCES, *(SOURCES / part for part in ("src", "port", "host")))
     options = ["-std=c11", "-O2", "-shared", "-fPIC", *(f"-I{path}" for path in paths), *flags]
     files = [TOY / each if (TOY / each).is_file() else SOURCES / each for each in sources]
     name = f"{Path(sources[0]).stem}{digest(*options, *files)}.so"
     command = ["cc", *options, *files, "-lm", "-o"]
-    kept = STORE.keep(name, lambda path: subprocess.run([*command, path], check=True))
-    own = folder / f"{len(list(folder.iterdir()))}{name}"
-    shutil.copyfile(kept, own)
-    return ctypes.CDLL(str(own))
+    stored = STORE.get_or_make(name, lambda path: subprocess.run([*command, path], check=True))
+    copy = folder / f"{len(list(folder.iterdir()))}{name}"
+    shutil.copyfile(stored, copy)
+    return ctypes.CDLL(str(copy))

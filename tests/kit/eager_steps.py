@@ -10,20 +10,26 @@ from poetmodel.torch import backend, compile, trace
 from poetmodel.torch.runtime.runner import Runner
 
 
-def keep_all(*step, **options):
+def compile_keep_all(*step, **options):
     """Return a step compiled with a keep-all budget and a board's costs, without measurement."""
     return compile(*step, **{"ram": "100%", "device": "rpi4b"} | options)
 
 
-def eager_step(model, loss_fn, inputs):
-    """Execute forward pass, loss and backward pass in eager PyTorch."""
+def run_eager_step(model, loss_fn, inputs):
+    """Execute forward pass, loss and backward pass in eager PyTorch; return the loss.
+
+    Adds gradients to those of the model. The last input is the target, unless `loss_fn` is None.
+    """
     loss = model(*inputs) if loss_fn is None else loss_fn(model(*inputs[:-1]), inputs[-1])
     loss.backward()
     return loss.detach()
 
 
-def outcome(model, loss):
-    """Return copies of the results of a step: loss, gradients, buffers, random state."""
+def copy_outcome(model, loss):
+    """Return copies of a step's results by name: loss, parameters, gradients, buffers.
+
+    "random" is the state of PyTorch's default generator.
+    """
     found = {"loss": loss.clone(), "random": torch.get_rng_state()}
     for name, parameter in model.named_parameters():
         found[f"parameter {name}"] = parameter.detach().clone()
@@ -34,8 +40,8 @@ def outcome(model, loss):
     return found
 
 
-def unequal(one, other):
-    """Return the names of the results that differ in any bit."""
+def find_unequal(one, other):
+    """Return the names of the results that differ, or that only one of both has."""
     return [
         name
         for name in sorted(one.keys() | other.keys())
@@ -43,21 +49,22 @@ def unequal(one, other):
     ]
 
 
-def differing(step, model, loss_fn, inputs):
-    """Execute eager on a copy and a step on the model; return the names of different results."""
-    twin, own_inputs = copy.deepcopy(model), copy.deepcopy(inputs)
-    for mine, its in zip(twin.parameters(), model.parameters(), strict=True):
-        mine.grad = None if its.grad is None else its.grad.clone()
+def find_differences(step, model, loss_fn, inputs):
+    """Execute an eager step on a copy, and `step` on the model; return names of unequal results."""
+    twin, twin_inputs = copy.deepcopy(model), copy.deepcopy(inputs)
+    for copied, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+        copied.grad = None if parameter.grad is None else parameter.grad.clone()
     state = torch.get_rng_state()
-    expected = outcome(twin, eager_step(twin, loss_fn, own_inputs))
+    expected = copy_outcome(twin, run_eager_step(twin, loss_fn, twin_inputs))
     torch.set_rng_state(state)
-    return unequal(expected, outcome(model, step(*inputs)))
+    return find_unequal(expected, copy_outcome(model, step(*inputs)))
 
 
 def check_random_plans(step, folder, seeds, mode="blocking", page=0.3):
-    """Execute random plans with recomputation and paging; assert that each equals eager.
+    """Execute random plans of a step twice each; assert that all results equal eager PyTorch.
 
-    Gradients are accumulated. Returns the traced step.
+    `step` is (model, loss_fn, inputs); `page` is the probability of paging. The second execution
+    adds to the gradients of the first. Pages are in `folder`. Returns the traced step.
     """
     traced = trace(*step, measure_workspace=False)
     flat = traced.joint.flat_inputs
@@ -65,20 +72,23 @@ def check_random_plans(step, folder, seeds, mode="blocking", page=0.3):
         plan = random_program(traced.graph, Random(seed), mode, page=page)  # noqa: S311
         runner = Runner(traced, plan, range(len(traced.step_graph.storages)), folder=folder)
         for _ in range(2):
-            assert differing(lambda *given, r=runner: r(flat(given)), *step) == [], seed
+            assert find_differences(lambda *given, r=runner: r(flat(given)), *step) == [], seed
         runner.close()
     return traced
 
 
-def replayed(step):
-    """Fail unless a step that is computed without pages has eager's bits; return it, traced."""
+def check_replay(step):
+    """Assert that a plan without pages has the results of eager PyTorch; return the traced step."""
     return check_random_plans(step, None, range(1), page=0)
 
 
-def both_doors_have_eager_bits(module, loss_fn, inputs, **options):
-    """Fail unless a compiled step and a compiled module, one graph, have a module's own numbers."""
+def check_both_doors(module, loss_fn, inputs, **options):
+    """Assert that `compile` and `backend` have the gradients of eager PyTorch.
+
+    Also assert that the module is one graph. `options` are those of `compile`.
+    """
     *x, y = inputs
-    with keep_all(module, loss_fn, inputs, **options) as step:
+    with compile_keep_all(module, loss_fn, inputs, **options) as step:
         assert step.verify().equal
     loss_fn(module(*x), y).backward()
     eager = [parameter.grad.clone() for parameter in module.parameters()]

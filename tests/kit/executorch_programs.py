@@ -1,4 +1,4 @@
-"""Networks whose programs of ExecuTorch are trained in tests, and how they train."""
+"""Networks that tests export to ExecuTorch, and their training in its runtime."""
 
 import re
 import warnings
@@ -11,13 +11,13 @@ from torch.nn import functional
 from mcu import networks
 
 STEPS = 20
-"""How many steps both programs train for."""
+"""Number of training steps of every program."""
 SGD = {"lr": 0.05, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
-"""How they train."""
+"""Settings of the optimizer of every program."""
 
 
 def cnn(batch=4):
-    """Return a plain convolutional network with batch norm and max pooling."""
+    """Return a convolutional network with batch norm and max pooling, its loss and inputs."""
 
     def block(into, out):
         return [nn.Conv2d(into, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU()]
@@ -37,19 +37,22 @@ NETWORKS = {
     "ds-cnn": networks.ds_cnn,
     "bert-block": partial(networks.bert, 4),
 }
-"""The networks by name."""
+"""Functions by name of the network; each returns a model, its loss and inputs."""
 
 
-def trained(program, inputs):
-    """Return losses, gradients and weights of a program after some steps in its runtime."""
+def train(program, inputs):
+    """Train a program for `STEPS` steps in ExecuTorch's runtime; return its tensors by name.
+
+    They are "losses" of all steps, "gradient ..." of the last step, and final "weight ...".
+    """
     from executorch.extension.training import _load_for_executorch_for_training_from_buffer as load
     from executorch.extension.training import get_sgd_optimizer
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is experimental
+        warnings.simplefilter("ignore")  # the API is experimental
         step, optimizer, losses, gradients = load(program), None, [], {}
         for number in range(STEPS):
-            batch = _batch(inputs, number)
+            batch = _make_batch(inputs, number)
             losses += step.forward_backward("forward", batch)
             gradients = step.named_gradients()
             if optimizer is None:
@@ -63,8 +66,11 @@ def trained(program, inputs):
     }
 
 
-def _batch(inputs, number):
-    """Return another batch of such inputs for each number: the samples in another order."""
+def _make_batch(inputs, number):
+    """Return batch `number`: inputs with noise, and integers such as labels in another order.
+
+    Seeds the default generator of PyTorch.
+    """
     torch.manual_seed(number)
     return tuple(
         value + 0.1 * torch.randn_like(value)
@@ -74,8 +80,11 @@ def _batch(inputs, number):
     )
 
 
-def enough(sentence):
-    """Return the budget that an error about one that is too small says is enough."""
+def parse_sufficient_budget(sentence):
+    """Return the budget, in digits, that an error message about a too small one suggests.
+
+    Raises ValueError if `sentence` has none.
+    """
     found = re.search(r"ram=(\d+)", sentence)
     if found is None:
         raise ValueError(sentence)

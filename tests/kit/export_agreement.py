@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kit.eager_steps import eager_step
-from kit.programs import needs
+from kit.eager_steps import run_eager_step
+from kit.programs import require_programs
 from kit.shared_objects import build
 from poetmodel.device import Device
 from poetmodel.export.board import Target, run_program
@@ -25,7 +25,10 @@ SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 
 
 def two_groups(parameters, *, factor=1.0):
-    """Return SGD whose first group has every other parameter, and another rate and decay."""
+    """Return SGD of two groups, each with every other parameter.
+
+    Learning rates, multiplied by `factor`, and weight decays differ.
+    """
     every = list(parameters)
     groups = [{"params": every[1::2], "lr": 0.02 * factor}, {"params": every[::2]}]
     groups[1]["weight_decay"] = 0.05
@@ -63,50 +66,51 @@ OPTIMIZERS = {
     "clipped": (lambda p: SGD(p, lr=0.01, momentum=0.9), 0.5),
     "groups": (two_groups, None),
 }  # fmt: skip
-"""Optimizers by name, each with the norm that gradients are clipped to.
+"""Function from parameters to an optimizer, and maximum norm of gradients, by name.
 
-What comes before a batch norm may have no gradient but rounding errors, and Adam divides by their
-size: what is added to that is larger than by default.
+None is no optimizer, or no clipping. `eps` is larger than by default: gradients of layers before a
+batch norm may be only rounding errors, by whose size Adam divides.
 """
 
 SCHEDULES = {
-    "keep-all": {"ram": "101%", "paging": False, "recompute": False},  # a hundredth for addresses
+    "keep-all": {"ram": "101%", "paging": False, "recompute": False},  # 1 % for fragmentation
     "recomputed": {"share": 0.3, "paging": False},
     "blocking": {"share": 0.2},
     "dma": {"share": 0.2, "device": "stm32h743"},
     "mapped": {"share": 0.1, "device": "nano33ble"},
     "tiles": {"ram": "60%", "tile": "4KiB"},
 }
-"""Options of `Exported` for each kind of schedule."""
+"""Options of `Exported` by kind of schedule."""
 
 BATCH = {"autoencoder": (8,)}
-"""Batch size; batch norm over only two values would amplify rounding errors."""
+"""Batch sizes by network; batch norm over only two values would amplify rounding errors."""
 
 QUICK_BUILD = "EXTRA=-O0"
-"""Settings of builds with sanitizers, whose compilation takes longer than a few steps."""
+"""Makefile variable of builds whose optimization would take longer than a few steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of some training steps."""
+    """Losses of training steps, and the tensors after the last step."""
 
     losses: list[float]
     tensors: dict[str, np.ndarray]
-    """State by name, or gradients without an optimizer."""
+    """State by name or, without an optimizer, gradients by name of the parameter."""
 
     def differences(self, expected):
-        """Return the largest difference of each kind, over the largest magnitude of the kind.
+        """Return the maximum difference of each kind, relative to the kind's maximum magnitude.
 
-        Kinds are losses, parameters (or gradients), running statistics, and each moment.
+        Kinds are "loss", "parameters" (or gradients), each running statistic and each moment. A
+        difference is NaN if a value is.
         """
         assert self.tensors.keys() == expected.tensors.keys()
         pairs = {"loss": [(np.array(self.losses), np.array(expected.losses))]}
         for name, theirs in expected.tensors.items():
-            pairs.setdefault(_kind(name), []).append((self.tensors[name], theirs))
+            pairs.setdefault(_kind_of(name), []).append((self.tensors[name], theirs))
         return {kind: _difference(each) for kind, each in pairs.items()}
 
-    def same_bits(self, other):
-        """Return whether losses and tensors are equal bit for bit."""
+    def has_same_bits(self, other):
+        """Return whether losses are equal, and tensors bit for bit."""
         return self.losses == other.losses and all(
             mine.tobytes() == other.tensors[name].tobytes() for name, mine in self.tensors.items()
         )
@@ -118,7 +122,7 @@ _KINDS = (
 )  # fmt: skip
 
 
-def _kind(name):
+def _kind_of(name):
     last = name.rpartition(".")[2]
     return last if last in _KINDS else "parameters"
 
@@ -131,40 +135,43 @@ def _difference(pairs):
     return worst / largest if largest else worst
 
 
-def batches_like(inputs, count, *, seed=1):
-    """Return other batches of the same shapes; numbers have all digits of a double.
+def make_batches_like(inputs, count, *, seed=1):
+    """Return `count` random batches with the shapes of `inputs`, reals in double precision.
 
     Integers are permuted, so that they stay in their range.
     """
-    make = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
 
-    def one(x):
+    def draw(x):
         if x.is_floating_point():
-            return torch.randn(x.shape, generator=make, dtype=torch.float64)
-        return x.flatten()[torch.randperm(x.numel(), generator=make)].view(x.shape)
+            return torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        return x.flatten()[torch.randperm(x.numel(), generator=generator)].view(x.shape)
 
-    return [tuple(map(one, inputs)) for _ in range(count)]
+    return [tuple(map(draw, inputs)) for _ in range(count)]
 
 
-def torch_steps(training, batches, steps, optimizer="gradients", *, dtype=None):
-    """Train a copy of a model with PyTorch, in double unless another type is wanted."""
+def train_in_torch(training, batches, steps, optimizer="gradients", *, dtype=None):
+    """Train a copy of a model in PyTorch for `steps` steps; return losses and final tensors.
+
+    `dtype` is the type of reals, by default double. Batches repeat.
+    """
     twin = _Twin(training, optimizer, dtype or torch.float64)
     losses = [twin.step(batches[number % len(batches)]) for number in range(steps)]
     return Outcome(losses, twin.tensors())
 
 
-def torch_steps_from(training, batches, held, optimizer="gradients", *, rounded=False):
-    """Return the result of each step in PyTorch, begun with the state of another program.
+def train_in_torch_from(training, batches, held, optimizer="gradients", *, rounded=False):
+    """Return the outcome of each step in PyTorch, each from the state of another program.
 
-    The first begins with the model, the others with what is `held` after the one before; each
-    outcome has the loss of one step. With `rounded` every parameter begins each step one rounding
-    error away from its value.
+    `held` are that program's outcomes after each step. The first step begins with the model, every
+    other one with the outcome before it. With `rounded`, each step begins with parameters moved by
+    one rounding error.
     """
     twin = _Twin(training, optimizer, torch.float64)
     found = []
     for number in range(len(held)):
         if number:
-            twin.hold(held[number - 1])
+            twin.restore(held[number - 1])
         if rounded:
             twin.round(torch.float64)
         loss = twin.step(batches[number % len(batches)])
@@ -172,13 +179,13 @@ def torch_steps_from(training, batches, held, optimizer="gradients", *, rounded=
     return found
 
 
-def condition(training, batches, *, draws=8):
-    """Return how far rounding parameters to floats may move loss and gradients, by kind.
+def measure_condition(training, batches, *, draws=8):
+    """Return the maximum relative change of loss and gradients, by kind, over random roundings.
 
-    It is the worst of some draws, each of which moves every parameter by up to one rounding error
-    of a float. PyTorch computes in double, so that all processors find the same.
+    Each of `draws` moves every parameter by up to one rounding error of a float. PyTorch computes
+    in double, so that the result is the same on all processors.
     """
-    exact = torch_steps(training, batches, 1)
+    exact = train_in_torch(training, batches, 1)
     worst = dict.fromkeys(exact.differences(exact), 0.0)
     for seed in range(draws):
         twin = _Twin(training, "gradients", torch.float64)
@@ -189,47 +196,47 @@ def condition(training, batches, *, draws=8):
 
 
 class _Twin:
-    """A copy of a model that PyTorch trains."""
+    """A copy of a model, which PyTorch trains with reals of a type."""
 
     def __init__(self, training, optimizer, dtype):
         model, self._loss_fn, _ = training
         self._dtype = dtype
         self._model = copy.deepcopy(model).to(dtype)
         make, self._clip = OPTIMIZERS[optimizer]
-        with _numbers_of(dtype):
+        with _default_type(dtype):
             self._updates = None if make is None else make(self._model.parameters())
 
     def step(self, batch):
-        """Train with a batch, and return the loss."""
+        """Train on a batch; return the loss."""
         self._model.zero_grad()
         inputs = tuple(_cast(x, self._dtype) for x in batch)
-        loss = float(eager_step(self._model, self._loss_fn, inputs))
+        loss = float(run_eager_step(self._model, self._loss_fn, inputs))
         if self._clip is not None:
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
         if self._updates is not None:
-            with _numbers_of(self._dtype):
+            with _default_type(self._dtype):
                 self._updates.step()
         return loss
 
     def round(self, dtype, draw=None):
-        """Move every parameter by one rounding error of a type, or by a drawn part of one."""
+        """Move every parameter by one rounding error of a type, or with `draw` by up to one."""
         for parameter in self._model.parameters():
-            part = 1.0
+            fraction = 1.0
             if draw is not None:
-                part = 2 * torch.rand(parameter.shape, generator=draw, dtype=self._dtype) - 1
-            parameter.data.mul_(1 + torch.finfo(dtype).eps * part)
+                fraction = 2 * torch.rand(parameter.shape, generator=draw, dtype=self._dtype) - 1
+            parameter.data.mul_(1 + torch.finfo(dtype).eps * fraction)
 
-    def hold(self, held):
-        """Set parameters, buffers and moments to the values in `held`."""
+    def restore(self, outcome):
+        """Set parameters, buffers and moments to an outcome's; nothing without an optimizer."""
         if self._updates is None:
             return
         state = self._state()
-        assert state.keys() == held.tensors.keys()
+        assert state.keys() == outcome.tensors.keys()
         for name, mine in state.items():
-            mine.detach().copy_(torch.tensor(held.tensors[name]))
+            mine.detach().copy_(torch.tensor(outcome.tensors[name]))
 
     def tensors(self):
-        """Return the state by name, or gradients without an optimizer."""
+        """Return the state by name or, without an optimizer, the gradients."""
         if self._updates is None:
             return {name: _array(p.grad) for name, p in self._model.named_parameters()}
         return {name: _array(x) for name, x in self._state().items()}
@@ -238,14 +245,14 @@ class _Twin:
         named = dict(self._model.named_parameters())
         found = {**named, **dict(self._model.named_buffers())}
         for name, parameter in named.items():
-            kept = self._updates.state[parameter].items()
-            found |= {f"{name}.{key}": x for key, x in kept if x is not None}
+            moments = self._updates.state[parameter].items()
+            found |= {f"{name}.{key}": x for key, x in moments if x is not None}
         return found
 
 
 @contextmanager
-def _numbers_of(dtype):
-    """Let an optimizer keep its numbers, such as NAdam's product of momenta, in a type."""
+def _default_type(dtype):
+    """Context manager: set PyTorch's default type, of numbers of optimizers; then float32."""
     torch.set_default_dtype(dtype)
     yield
     torch.set_default_dtype(torch.float32)
@@ -259,8 +266,8 @@ def _array(x):
     return x.detach().cpu().numpy()
 
 
-def lowered(training, optimizer="gradients", *, name=None):
-    """Return a training step as calls of kernels; the optimizer is one of `OPTIMIZERS`."""
+def lower_training(training, optimizer="gradients", *, name=None):
+    """Return the lowered step of a training step and an optimizer of `OPTIMIZERS`."""
     model, loss_fn, inputs = training
     make, clip = OPTIMIZERS[optimizer]
     updates = None if make is None else make(model.parameters())
@@ -268,7 +275,7 @@ def lowered(training, optimizer="gradients", *, name=None):
 
 
 def _with_enough_flash(device):
-    """Return a device whose flash takes any program; storage has as much of it as before."""
+    """Return a device whose flash fits any program, with unchanged storage."""
     board = Device.load(device) if isinstance(device, str) else device
     flash = board.flash
     return board if flash is None else replace(board, flash=replace(flash, size_bytes=2**40))
@@ -280,15 +287,15 @@ class Exported:
     Parameters
     ----------
     step : LoweredStep
-        What is computed.
+        The step to export.
     folder : Path
-        Where it is exported to.
+        The folder to write.
     share : float, optional
-        The RAM for the arena, between the least that a node needs (0) and what keep-all does (1).
-        Without paging all state is in RAM, and the least is as much more.
+        RAM for the arena, from the minimum RAM (0) to the keep-all peak (1). Without paging, all
+        state is in RAM, and added to the minimum.
     **options
-        Those of `export_step`, in place of `SCHEDULES`' "keep-all". The device has as much flash
-        as the program takes.
+        Those of `export_step`, by default "keep-all" of `SCHEDULES`. The flash of the device is
+        enlarged so that the program fits.
     """
 
     def __init__(self, step, folder, *, share=None, **options):
@@ -307,19 +314,22 @@ class Exported:
         self.deployment = export_step(step, folder, **settings)
         self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         self._built = {}
-        """What the program of each target was built from and with, and where it is."""
+        """By target: (settings and time of the source that were built, path of the program)."""
 
     @property
     def ops(self):
-        """Number of instructions of the program by kind; ``again`` counts recomputations."""
+        """Number of instructions of the plan by kind; ``again`` counts recomputations."""
         plan = self.deployment.plan
         found = Counter(str(op) for op, _ in plan.program)
         found["again"] = found[str(Op.COMPUTE)] - len(self.deployment.step.graph.nodes)
         return found
 
     def run(self, batches, steps, *, target=Target.HOST_DOUBLE, settings=("POISON=1",), words=()):
-        """Build and run; settings are variables of the Makefile, words go to ``pm_run``."""
-        needs(target)
+        """Build the program, and train; return the program's results.
+
+        `settings` are variables of the Makefile, `words` further arguments of ``pm_run``.
+        """
+        require_programs(target)
         return run_program(
             self._program(target, settings),
             target,
@@ -339,12 +349,12 @@ class Exported:
         return self._built[target][1]
 
     def outcome(self, batches, steps, *, target=Target.HOST_DOUBLE, **options):
-        """Execute steps; return their results."""
+        """Build the program, and train without an error; return losses and final tensors."""
         found = self.run(batches, steps, target=target, **options).require_success()
         values = self.manifest["states" if self.manifest["updates"] else "gradients"]
         tensors, place = {}, 0
         for value in values:
-            kind, count = _type(value, target), int(np.prod(value["shape"], dtype=int))
+            kind, count = _numpy_type(value, target), int(np.prod(value["shape"], dtype=int))
             elements = np.frombuffer(found.state, kind, count, place)
             tensors[value["name"]] = elements.reshape(value["shape"])
             place += count * kind.itemsize
@@ -353,17 +363,19 @@ class Exported:
 
     def _bytes(self, batch, target):
         pairs = zip(self.manifest["inputs"], batch, strict=True)
-        return b"".join(x.numpy().astype(_type(value, target)).tobytes() for value, x in pairs)
+        return b"".join(
+            x.numpy().astype(_numpy_type(value, target)).tobytes() for value, x in pairs
+        )
 
 
 def _arena_bytes(step, share, alignment, *, paging):
     graph = align_sizes(step.graph, alignment)
     state = 0 if paging else sum(graph.tensor_bytes[i] for i in graph.state_tensors)
-    most = checkpoint_all_peak_bytes(graph)
-    least = min(most, floor(graph).bytes + state)
-    return int(least + share * (most - least))
+    high = checkpoint_all_peak_bytes(graph)
+    low = min(high, floor(graph).bytes + state)
+    return int(low + share * (high - low))
 
 
-def _type(value, target):
+def _numpy_type(value, target):
     real = np.dtype("<f8" if target is Target.HOST_DOUBLE else "<f4")
     return real if value["dtype"] == "float32" else np.dtype(value["dtype"])

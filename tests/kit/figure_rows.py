@@ -1,8 +1,11 @@
-"""Rows of a figure's cells, made up for tests."""
+"""Rows of figures: the records of their cells, with synthetic values."""
 
 
-def row(method="optimal", ram="50%", **changes):
-    """Return the row of a cell of 100 J with an overhead of 1 J, proven."""
+def make_row(method="optimal", ram="50%", **changes):
+    """Return the row of a cell solved to optimality: baseline 100 J, overhead 1 J.
+
+    `ram` is a percentage; `changes` replace fields of the row.
+    """
     return {
         "model": "m",
         "device": "d",
@@ -38,8 +41,8 @@ def row(method="optimal", ram="50%", **changes):
     } | changes
 
 
-def without(status, method="optimal", ram="50%", **changes):
-    """Return the row of a cell that has no schedule."""
+def make_row_without_schedule(status, method="optimal", ram="50%", **changes):
+    """Return the row of a cell without a schedule: its metrics of schedules are None."""
     names = (
         "energy_j",
         "overhead_j",
@@ -49,5 +52,5 @@ def without(status, method="optimal", ram="50%", **changes):
         "axis_gap",
         "peak_ram_bytes",
     )
-    nothing = dict.fromkeys((*names, "makespan_s", "ram_budget_bytes"))
-    return row(method, ram, **{**nothing, "status": status, **changes})
+    absent = dict.fromkeys((*names, "makespan_s", "ram_budget_bytes"))
+    return make_row(method, ram, **{**absent, "status": status, **changes})

@@ -1,7 +1,7 @@
 """Small random graphs, also with state, their problems and schedules, reproducible by seed.
 
-All bytes, times and energies are small integers, so that sums are exact and ties are common, except
-in *scaled* instances.
+Bytes, times and energies are small integers, so that sums are exact and ties are common, except in
+*scaled* instances.
 """
 
 import random
@@ -15,8 +15,8 @@ from poetmodel.problem import Problem
 from poetmodel.schedule import Schedule, simulate
 
 
-def seeded(seed):
-    """Return a generator whose numbers depend on `seed` alone."""
+def make_rng(seed):
+    """Return a random number generator that depends on `seed` alone."""
     return random.Random(seed)  # noqa: S311 - reproducible, nothing to keep secret
 
 
@@ -35,11 +35,11 @@ def random_graph(
     max_bytes=9,
     name="random",
 ):
-    """Make a random graph of nodes ``n0``, ``n1``, ...; second tensors have ``.b`` after the name.
+    """Draw a graph of nodes ``n0``, ``n1``, ...; names of second tensors end in ``.b``.
 
-    `n` is the number of nodes, or its range; the switches let something occur, up to `max_bytes` in
-    a tensor or workspace. A node reads each earlier tensor with the chance `density`, which is
-    random by default, and one that would read nothing mostly the tensor before it.
+    `n` is the number of nodes, or its range. Each switch permits the property of its name. Tensors
+    and workspaces have up to `max_bytes`. A node reads each earlier tensor with the probability
+    `density`, by default random; without inputs, it mostly reads the last tensor.
     """
     size = n if isinstance(n, int) else rng.randint(*n)
     chance = density if density is not None else rng.choice((0.2, 0.4, 0.6))
@@ -77,9 +77,9 @@ def random_graph(
 
 
 def random_costs(rng, graph, *, zero_cost=True, storage=True, idle=True, mode=StorageMode.BLOCKING):
-    """Make random integer costs of a graph, some of them 0, on a device with or without storage.
+    """Draw integer costs of a graph, also 0 if `zero_cost`, on a device with or without storage.
 
-    If `idle`, it may draw idle power: half a watt, one or two.
+    If `idle`, the device may have an idle power of 0.5, 1 or 2 W.
     """
     dear = rng.choice((3, 6, 12))
     cheap = rng.choice((2, 4, 12))
@@ -111,11 +111,11 @@ def random_problem(
     below_floor=False,
     **fixed,
 ):
-    """Make a random problem over a graph and its costs, not always feasible.
+    """Draw a problem over a graph and its costs, which may be infeasible.
 
-    Its RAM lies between the floor and the keep-all peak, mostly below that; now and then under the
-    floor, if `below_floor`. The other switches allow a limit, or (`switches`) that paging or
-    recomputation is off; `fixed` goes to `Problem` as it is, such as ``minimize="time"``.
+    Its RAM is mostly from the minimum RAM to below the keep-all peak; if `below_floor`, at times
+    below the minimum RAM. Each other switch permits the limit of its name, or (`switches`) a
+    problem without paging or recomputation. `fixed` are arguments of `Problem`.
     """
     low, high = floor(graph).bytes, checkpoint_all_peak_bytes(graph)
     least = max(1, low // 2 if below_floor and rng.random() < 0.2 else low)
@@ -161,10 +161,10 @@ _COST_KEYS = frozenset(("zero_cost", "storage", "idle", "mode"))
 
 
 def random_instance(rng, n=(3, 6), **choices):
-    """Make a random problem of `n` nodes: graph, costs and limits; not always feasible.
+    """Draw a problem of `n` nodes, a number or a range, which may be infeasible.
 
-    Options are passed to the function that has them, `random_graph`, `random_costs` or
-    `random_problem`; all others to `Problem` (``minimize="ram"``, ``paging=False``).
+    `choices` are options of `random_graph`, `random_costs` or `random_problem`, or arguments of
+    `Problem`.
     """
     of_graph = {key: value for key, value in choices.items() if key in _GRAPH_KEYS}
     of_costs = {key: value for key, value in choices.items() if key in _COST_KEYS}
@@ -176,21 +176,21 @@ def random_instance(rng, n=(3, 6), **choices):
 
 
 def random_instances(count, n=(3, 6), *, seed=0, **choices):
-    """Yield `count` random problems; the one of each seed is always the same.
+    """Yield `count` problems of `random_instance`, with its options.
 
-    Problem number `c` comes from ``seeded(f"{seed}/{c}")``, so that a failure can be
-    reproduced alone; see `random_instance` for the options.
+    Problem number `c` is drawn by ``make_rng(f"{seed}/{c}")``, so that a failure can be reproduced
+    alone.
     """
     for number in range(count):
-        yield random_instance(seeded(f"{seed}/{number}"), n, **choices)
+        yield random_instance(make_rng(f"{seed}/{number}"), n, **choices)
 
 
 def random_schedule(rng, graph, *, recompute=True, paging=True, thrift=None, mapped=False):
-    """Make a random valid schedule, in general a wasteful one; no budget is kept.
+    """Draw a schedule that follows the rules, mostly a wasteful one; limits are ignored.
 
-    A tensor is let go with the chance `thrift`, random by default, where it can be had again; state
-    on storage is read where it lies, if `mapped`. None, with state only, where something is gone
-    that cannot be had again: state was replaced meanwhile.
+    `thrift` is the probability of evicting a tensor that can be restored, by default random. If
+    `mapped`, storage is memory-mapped. Returns None if a needed tensor cannot be restored, because
+    state that it depends on was replaced.
     """
     made_by, state_tensors = graph.node_of, set(graph.state_tensors)
     drop = rng.random() * (0.7 if graph.version > 1 else 1.0) if thrift is None else thrift
@@ -249,11 +249,11 @@ def random_schedule(rng, graph, *, recompute=True, paging=True, thrift=None, map
 
 
 def scaled_instance(rng, n=(3, 5)):
-    """Make a random problem whose bytes, times and energies span the scales that files allow.
+    """Draw a problem whose bytes, times and energies have any scale that files permit.
 
-    Bytes lie between 1 and 2**53, costs between 1e-15 and 1e15 of their usual figures, each by
-    itself or all together, zeros among them. Limits are what random schedules take, to the byte,
-    or one byte more or less. It is not always feasible.
+    Bytes are up to 2**53. Costs are multiplied by factors from 1e-15 to 1e15, each by its own or
+    all by one. Limits are the totals of a random schedule, or close to them, RAM to one byte. The
+    problem may be infeasible.
     """
     graph = _with_sizes(random_graph(rng, n), rng)
     while floor(graph).bytes == checkpoint_all_peak_bytes(graph):  # no decision is possible
@@ -286,7 +286,7 @@ def scaled_instance(rng, n=(3, 5)):
 
 
 def _with_sizes(graph, rng, bits=(8, 31, 40, 52)):
-    """Give the tensors and workspaces of a graph other sizes; what has none keeps none."""
+    """Return the graph with random sizes of tensors and workspaces; 0 bytes remain 0."""
     style, bits = rng.choice(("powers", "heavy", "few")), rng.choice(bits)
     heavy = [rng.randint(2 ** (bits - 1), 2**bits) for _ in range(3)]
 
@@ -311,7 +311,7 @@ def _with_sizes(graph, rng, bits=(8, 31, 40, 52)):
 
 
 def _with_scales(costs, rng):
-    """Multiply costs by powers of ten: all by the same, each by another, or few by a large one."""
+    """Return costs times powers of ten: none, one for all, one for each, or 1e15 for a few."""
     style = rng.choice(("plain", "all", "each", "few"))
     whole = {"time": 10 ** rng.uniform(-15, 15), "energy": 10 ** rng.uniform(-15, 15)}
 
@@ -340,9 +340,9 @@ def _with_scales(costs, rng):
 
 
 def random_training_graph(rng, layers, *, reads=0.7):
-    """Make a random network with skips and second outputs, and its backward pass.
+    """Draw a network with skips and second outputs, and its backward pass.
 
-    A node of the backward pass reads each tensor around its layer with the chance `reads`.
+    `reads` is the probability that a backward node reads each input and output of its layer.
     """
     nodes = [Node(name="x", op="op", phase="input", outputs=(Tensor(name="x", bytes=3),))]
     made = ["x"]
@@ -379,7 +379,7 @@ def random_training_graph(rng, layers, *, reads=0.7):
 
 
 def varied_graph(rng, n):
-    """Make a random graph with many workspaces, many outputs, many zero sizes, or none of these."""
+    """Draw a graph of `n` nodes, with many workspaces, outputs or zero sizes, or with none."""
     several, empty = rng.choice((0, 0, 0.3)), rng.choice((0, 0.2))
     spaces, once = rng.choice((0, 0.4, 1)), rng.choice((0, 0.3))
     density, most = rng.choice((0.15, 0.25, 0.4)), rng.choice((2, 4, 9))
@@ -407,9 +407,10 @@ def varied_graph(rng, n):
 
 
 def pointwise_graph(rng, n):
-    """Make a graph of many operators that alone read a tensor, mostly to make no more bytes of it.
+    """Draw a graph of `n` nodes, many of which are the only reader of a tensor.
 
-    Some read another one, too. What they make is often read again at the end.
+    Their outputs are mostly not larger than that tensor. Nodes of the second half read many
+    earlier tensors.
     """
     nodes = []
     shared = []
@@ -438,12 +439,12 @@ def pointwise_graph(rng, n):
 
 
 def scarce_problem(seed, n, graph_of=varied_graph, **fixed):
-    """Make a problem whose RAM does not hold everything, half the times little above the floor.
+    """Draw a problem whose RAM is below the keep-all peak, often little above the minimum RAM.
 
-    Of small random graphs most have a step that needs all the RAM there is in use at any time, so
-    that a budget is either below the floor or no limit at all; those are drawn again.
+    Graphs whose minimum RAM is the keep-all peak, as in most small ones, are drawn again: a budget
+    for them is infeasible or no limit. `graph_of(rng, n)` draws a graph.
     """
-    rng = seeded(seed)
+    rng = make_rng(seed)
     while True:
         graph = graph_of(rng, n if isinstance(n, int) else rng.randint(*n))
         low, high = max(1, floor(graph).bytes), checkpoint_all_peak_bytes(graph)
@@ -457,14 +458,14 @@ def scarce_problem(seed, n, graph_of=varied_graph, **fixed):
 
 
 def random_step(rng, n=(3, 7), *, max_bytes=9, flops=0):
-    """Make a random graph of version 2: state that is read, replaced or neither, and pairs.
+    """Draw a training step with state that is read, replaced or neither, and in-place pairs.
 
-    Every node may have none to two plain outputs beside its replacements; small sizes, zero
-    included, samples on storage, workspace and nodes that are computed once all occur.
+    Nodes have up to two outputs beside replacements of state. Zero sizes, inputs on storage,
+    workspaces and nodes that are not recomputable occur.
     """
     nodes = []
     plain = []
-    held = {}  # state that is not replaced yet, with its bytes
+    held = {}  # bytes of state that is not replaced yet
     chance = rng.choice((0.3, 0.5, 0.7))
 
     def size():
@@ -514,7 +515,10 @@ def random_step(rng, n=(3, 7), *, max_bytes=9, flops=0):
 
 
 def state_costs(rng, graph, *, mapped=False):
-    """Draw a time and an energy above 0 for everything; storage may be memory-mapped."""
+    """Draw a time and an energy above 0 for each computation and transfer; 0 for state nodes.
+
+    Storage is memory-mapped if `mapped`.
+    """
     device = bench_device(aux_bytes=10**6)
     assert device.storage is not None
     count = len(graph.tensors)
@@ -534,14 +538,14 @@ def state_costs(rng, graph, *, mapped=False):
 
 
 def random_state_problems(count, n, *, seed, at_floor=False, **stated):
-    """Yield problems with budgets from the floor to the keep-all peak, or at the floor.
+    """Yield `count` problems with state and budgets from the minimum RAM to the keep-all peak.
 
-    What is not `stated` is drawn: the objective, whether paging and recomputing are allowed, and
-    now and then a deadline or little storage.
+    If `at_floor`, budgets are the minimum RAM. Objective, switches of paging and recomputation,
+    deadline and storage are drawn, unless they are in `stated`.
     """
     number = made = 0
     while made < count:
-        rng = seeded(f"state problem/{seed}/{number}")
+        rng = make_rng(f"state problem/{seed}/{number}")
         number += 1
         graph, mapped = random_step(rng, n), rng.random() < 0.25
         least = floor(graph, memory_mapped=mapped).bytes
@@ -560,7 +564,7 @@ def random_state_problems(count, n, *, seed, at_floor=False, **stated):
         try:
             problem = Problem(graph, state_costs(rng, graph, mapped=mapped), **drawn | stated)
         except InputError:
-            continue  # nothing in it takes time, of which the deadline is a fraction
+            continue  # no node takes time, of which the deadline is a percentage
         made += 1
         yield problem
 
@@ -570,8 +574,8 @@ def _replaces_two(graph):
     return any(len(replaced.intersection(made)) > 1 for made in graph.outputs_of)
 
 
-def _reads_before(graph):
-    """Return whether an output of a recomputable reader of state is read after the replacement."""
+def _has_late_reader(graph):
+    """Return whether a recomputable reader of state has an output read after the replacement."""
     return any(
         graph.nodes[k].recomputable
         and any(max(graph.users_of[i], default=0) > graph.node_of[new] for i in graph.outputs_of[k])
@@ -581,16 +585,15 @@ def _reads_before(graph):
 
 
 def state_problem(seed, n=(3, 5), **fixed):
-    """Make a problem over a random training step that has state or operators in place: all limits.
+    """Draw a problem over a training step with state or in-place operators, with all limits.
 
-    Three of four have less RAM than keep-all takes and as much as some step needs, half of them
-    little more than that. Storage is memory-mapped in one of five. In two of five something that
-    reads state could be computed again for a use after the replacement, in one of five a node
-    replaces two.
+    With probability 3/4, RAM is from the minimum RAM to below the keep-all peak, often close to
+    the minimum. With 1/5, storage is memory-mapped. With 2/5, a recomputable reader of state has an
+    output that is read after the replacement; with 1/5, a node replaces two state tensors.
     """
-    rng = seeded(f"state/{seed}")
+    rng = make_rng(f"state/{seed}")
     scarce, mapped = rng.random() < 0.75, rng.random() < 0.2
-    kind = rng.choice((None, None, _replaces_two, _reads_before, _reads_before))
+    kind = rng.choice((None, None, _replaces_two, _has_late_reader, _has_late_reader))
     for _ in range(1000):
         graph = random_step(rng, n)
         low, high = floor(graph, memory_mapped=mapped).bytes, checkpoint_all_peak_bytes(graph)
@@ -609,8 +612,8 @@ def state_problem(seed, n=(3, 5), **fixed):
 
 
 def scaled_state_problem(seed, n=(3, 5)):
-    """Make a state problem with bytes from 1 to 2**50, at or above the floor; often of writes."""
-    problem, rng = state_problem(seed, n), seeded(f"scaled state/{seed}")
+    """Draw a problem of `state_problem` with bytes up to 2**50, and RAM of at least the minimum."""
+    problem, rng = state_problem(seed, n), make_rng(f"scaled state/{seed}")
     graph = _with_sizes(problem.graph, rng, (31, 40, 49))
     low = max(1, floor(graph, memory_mapped=problem.reads_in_place).bytes)
     high = max(low, checkpoint_all_peak_bytes(graph))

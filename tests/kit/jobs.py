@@ -1,4 +1,4 @@
-"""Jobs of separate processes, which import this module."""
+"""Jobs for tests of worker processes, which import this module."""
 
 import os
 import sys
@@ -7,20 +7,20 @@ import time
 from poetmodel.errors import InputError, VerificationError
 
 
-def number(_):
-    """Return the number of the process."""
+def return_pid(_):
+    """Return the id of the worker process."""
     return os.getpid()
 
 
 def echo(job, *arguments):
-    """Send each argument as a message, and return all."""
+    """Report each argument as progress, and return all arguments."""
     for argument in arguments:
         job.report_progress(argument)
     return arguments
 
 
-def noisy(_):
-    """Write to stdout and stderr, which must not disturb messages."""
+def write_noise(_):
+    """Write to stdout and stderr, which must not disturb messages; return "done"."""
     os.write(1, b"noise")
     for stream in (sys.stdout, sys.stderr):
         stream.write("noise")
@@ -28,8 +28,8 @@ def noisy(_):
     return "done"
 
 
-def answering(job):
-    """Send back each message until one is "end"."""
+def echo_messages(job):
+    """Report each received message as progress, until one is "end"."""
     while True:
         for message in job.messages():
             if message == "end":
@@ -38,44 +38,44 @@ def answering(job):
         time.sleep(0.01)
 
 
-def endless(*_):
+def sleep_forever(*_):
     """Sleep forever without reading messages."""
     while True:
         time.sleep(0.01)
 
 
-def attentive(job):
-    """Wait until the job is cancelled."""
+def wait_for_cancel(job):
+    """Report "begun", wait until the job is cancelled, and return "noticed"."""
     job.report_progress("begun")
     while not job.cancelled:
         time.sleep(0.001)
     return "noticed"
 
 
-def failing(*_):
-    """Fail."""
+def raise_lookup_error(*_):
+    """Raise `LookupError`."""
     msg = "of its own"
     raise LookupError(msg)
 
 
-def refusing(_):
+def raise_input_error(_):
     """Raise an error with several messages."""
     raise InputError(["one", "two"])
 
 
-def rejecting(_):
+def raise_verification_error(_):
     """Raise an error that cannot be unpickled."""
     raise VerificationError(["one", "two"])
 
 
-def ending(_, *arguments):
-    """End the process in the middle of the job."""
+def kill_process(_, *arguments):
+    """Kill the worker process during the job."""
     del arguments
     os.kill(os.getpid(), 9)
     raise AssertionError
 
 
-def leaving(_):
+def exit_process(_):
     """Raise `SystemExit`."""
     sys.exit("left")
 
@@ -87,6 +87,6 @@ class Unreadable:
         return (int, ("no number",))
 
 
-def unreadable(_):
+def return_unreadable(_):
     """Return an object that cannot be unpickled."""
     return Unreadable()

@@ -1,24 +1,24 @@
-"""A model file whose functions store a table in several kinds of objects."""
+"""Functions of a model file that store a table in various objects, and return it."""
 
 import functools
 
 import torch
 
 
-def made(size):
-    """Return a table."""
+def make_table(size):
+    """Return a table, a tensor of `size` numbers from 1 on."""
     return torch.arange(1.0, size + 1)
 
 
-bounded = functools.lru_cache(maxsize=4)(made)
-unbounded = functools.cache(made)
+bounded = functools.lru_cache(maxsize=4)(make_table)
+unbounded = functools.cache(make_table)
 TABLES = {}
 LISTED = []
 NAME = None
 
 
 class Holder:
-    """Holds a table for all instances, and one for each."""
+    """A class whose attribute `table` is set on the class, or on an instance."""
 
     table = None
 
@@ -26,44 +26,44 @@ class Holder:
 OBJECT = Holder()
 
 
-def in_a_dictionary(size):
+def store_in_dictionary(size):
     """Store the table in a dictionary under its size."""
     if size not in TABLES:
-        TABLES[size] = made(size)
+        TABLES[size] = make_table(size)
     return TABLES[size]
 
 
-def in_a_tuple(size):
-    """Store a tuple of two tables under one key."""
+def store_in_tuple(size):
+    """Store a tuple of two tables in a dictionary, and return the second one."""
     if "both" not in TABLES:
-        TABLES["both"] = (made(size), made(size) + 1)
+        TABLES["both"] = (make_table(size), make_table(size) + 1)
     return TABLES["both"][1]
 
 
-def in_a_list(size):
+def store_in_list(size):
     """Store the table in a list."""
     if not LISTED:
-        LISTED.append(made(size))
+        LISTED.append(make_table(size))
     return LISTED[0]
 
 
-def in_a_name(size):
+def store_in_name(size):
     """Store the table in a global variable."""
-    global NAME  # noqa: PLW0603 - it is what some models do
+    global NAME  # noqa: PLW0603 - some models do this
     if NAME is None:
-        NAME = made(size)
+        NAME = make_table(size)
     return NAME
 
 
-def in_an_object(size):
-    """Store the table in an object that no module refers to."""
+def store_in_object(size):
+    """Store the table as an attribute of an object."""
     if OBJECT.table is None:
-        OBJECT.table = made(size)
+        OBJECT.table = make_table(size)
     return OBJECT.table
 
 
-def in_a_class(size):
-    """Store the table in a class."""
+def store_in_class(size):
+    """Store the table as an attribute of a class."""
     if Holder.table is None:
-        Holder.table = made(size)
+        Holder.table = make_table(size)
     return Holder.table

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils._pytree import tree_map_only
 
 import poetmodel.export
-from kit.programs import needs
+from kit.programs import require_programs
 from kit.shared_objects import STORE
 from poetmodel.export.kernels import make_kernel_header
 from poetmodel.lowered.calls import WORKSPACE, Buffer, DataType, Ref, ScaledLearningRate
@@ -29,6 +29,7 @@ SOURCES = Path(poetmodel.export.__file__).parent / "c"
 KERNELS = SOURCES / "kernels"
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion", "-Wmissing-prototypes")
 TOLERANCE = 1e-12
+"""Relative tolerance of results in double precision."""
 
 _NUMPY = {
     DataType.REAL: np.float64,
@@ -57,21 +58,21 @@ def include_options():
     """Return the compiler options for the include folders of kernels; write their common header."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c"))}
     text = make_kernel_header(texts)
-    header = STORE.keep("pm_kernels.h", lambda path: path.write_text(text, encoding="utf-8"))
+    header = STORE.get_or_make("pm_kernels.h", lambda path: path.write_text(text, encoding="utf-8"))
     return (f"-I{KERNELS}", f"-I{SOURCES / 'src'}", f"-I{header.parent}")
 
 
 @cache
 def build_kernel(kernel):
     """Return a kernel as a function, built in double; undefined behaviour ends the process."""
-    needs("cc")
+    require_programs("cc")
     options = ("-std=c11", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-DPM_REAL=double")
     sanitizer_options = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
     # Generated code defines the step number, on which random numbers depend.
     source = f'#include "{kernel}.c"\n#include <stdint.h>\nuint32_t pm_random_step;\n'
     paths = (*include_options(), "-xc", "-", "-lm", "-o")
     command = ["cc", *options, *WARNINGS, *sanitizer_options, *paths]
-    library = STORE.keep(
+    library = STORE.get_or_make(
         f"{kernel}.so",
         lambda path: subprocess.run([*command, path], input=source, text=True, check=True),
     )

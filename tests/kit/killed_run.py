@@ -1,4 +1,4 @@
-"""A training run that goes on where a killed one ended."""
+"""Training in a process that may be killed at a call, and continued by another process."""
 
 import os
 import signal
@@ -8,11 +8,14 @@ import torch
 import poetmodel.torch as pmt
 
 RAM = "60%"
-"""A budget that leaves some parameters and moments on storage, and some in RAM."""
+"""RAM budget with which some parameters and moments are on storage, and others in RAM."""
 
 
 def network():
-    """Return a network with dropout, statistics, frozen and unused layers, and its optimizer."""
+    """Return a network with dropout, batch norm, frozen and unused layers, and its optimizer.
+
+    The weights are the same in every call. Seeds the default generator of PyTorch.
+    """
     torch.manual_seed(3)
     nn = torch.nn
     hidden = [layer for _ in range(4) for layer in (nn.Linear(96, 96), nn.ReLU())]
@@ -30,7 +33,7 @@ def network():
 
 
 def batch(number):
-    """Return the batch of a step."""
+    """Return the inputs and labels of step `number`."""
     source = torch.Generator().manual_seed(number)
     x = torch.randn(8, 32, generator=source)
     return x, torch.randint(0, 10, (8,), generator=source)
@@ -39,49 +42,50 @@ def batch(number):
 loss_fn = torch.nn.functional.cross_entropy
 
 
-def compiled(model, optimizer, folder, **options):
-    """Return the step, compiled."""
-    given = {"device": "rpi4b", "time_limit": 2, "gap": 0.2, "ram": RAM} | options
-    return pmt.compile(model, loss_fn, batch(0), optimizer=optimizer, storage=folder, **given)
+def compile_step(model, optimizer, folder, **options):
+    """Compile a network's step, with pages in `folder`; `options` replace those of `compile`."""
+    settings = {"device": "rpi4b", "time_limit": 2, "gap": 0.2, "ram": RAM} | options
+    return pmt.compile(model, loss_fn, batch(0), optimizer=optimizer, storage=folder, **settings)
 
 
-def state(model, optimizer):
-    """Return copies of parameters, buffers, moments, and of the random state."""
-    found = {name: value.clone() for name, value in model.state_dict().items()}
-    for number, kept in optimizer.state_dict()["state"].items():
-        found |= {f"{number}.{key}": value.clone() for key, value in kept.items()}
-    return found | {"random": torch.get_rng_state()}
+def copy_state(model, optimizer):
+    """Return copies of parameters, buffers, moments and the random state, by name."""
+    copies = {name: value.clone() for name, value in model.state_dict().items()}
+    for number, moments in optimizer.state_dict()["state"].items():
+        copies |= {f"{number}.{key}": value.clone() for key, value in moments.items()}
+    return copies | {"random": torch.get_rng_state()}
 
 
 def eager_states(steps):
     """Return the states after each of 0 to `steps` steps of eager PyTorch."""
     model, optimizer = network()
-    found = [state(model, optimizer)]
+    states = [copy_state(model, optimizer)]
     for number in range(steps):
         x, y = batch(number)
         loss_fn(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(state(model, optimizer))
-    return found
+        states.append(copy_state(model, optimizer))
+    return states
 
 
 def kill_at(number):
-    """Kill this process at one of its next calls that write to files or wait for them.
+    """Kill this process at a later call of pwritev, fdatasync or posix_fadvise, counted from 0.
 
-    Of a write half is done. With a negative number nothing is killed, and calls are counted.
+    Replaces these functions of `os`. A killed write has written half of its bytes. With a negative
+    number the process is not killed, and `calls` lists the calls.
     """
-    left = number
+    remaining = number
 
     def counted(name, real):
         def call(descriptor, *given):
-            nonlocal left
-            left -= 1
-            if left == -1:
+            nonlocal remaining
+            remaining -= 1
+            if remaining == -1:
                 if name == "pwritev":
                     parts, offset = given
-                    half = b"".join(parts)
-                    os.pwrite(descriptor, half[: len(half) // 2], offset)
+                    data = b"".join(parts)
+                    os.pwrite(descriptor, data[: len(data) // 2], offset)
                 os.kill(os.getpid(), signal.SIGKILL)
             calls.append(name)
             return real(descriptor, *given)
@@ -93,20 +97,22 @@ def kill_at(number):
 
 
 calls = []
-"""What was called since `kill_at`."""
+"""Names of the functions called since `kill_at`."""
 
 
 def main(folder, steps, output):
-    """Train to the end, and write each step that is done to a descriptor.
+    """Recover the training in `folder`, continue it up to `steps` steps, and save the final state.
 
-    Nothing waits for the medium: a kill loses nothing that the system has.
+    Writes "from N" and, after each step, "done N" to the descriptor `output`. Replaces fdatasync
+    and posix_fadvise by functions that do not wait for the medium: a killed process loses no data
+    that it has written to the operating system.
     """
     os.fdatasync = os.posix_fadvise = lambda *_: None
     model, optimizer = network()
     done = pmt.recover(folder, model, optimizer)
-    with compiled(model, optimizer, folder) as step:
+    with compile_step(model, optimizer, folder) as step:
         os.write(output, f"from {done}\n".encode())
         for number in range(done, steps):
             step(*batch(number))
             os.write(output, f"done {number + 1}\n".encode())
-        torch.save(state(model, optimizer), folder / "state.pt")
+        torch.save(copy_state(model, optimizer), folder / "state.pt")

@@ -1,4 +1,4 @@
-"""The minimum makespan of all programs with equal events, by enumeration; for small graphs."""
+"""The minimum makespan of all programs with given moves, by enumeration, for small graphs."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,19 +7,19 @@ from poetmodel.plan import Op
 from poetmodel.planner.sequence import find_unread_page_ins
 
 
-def least_makespan_s(homes, table, moves, ram_budget_bytes):
+def find_min_makespan_s(homes, table, moves, ram_budget_bytes):
     """Return the minimum makespan [s] of a core and a DMA channel; None if no program fits.
 
-    Every position of every transfer and every wait is tried. `moves` are computations, in fixed
-    order, and transfers, each of one copy of a tensor (see `extract_actions`); every
-    page-in must have a reader. The work grows with the number of computations times ``2`` to the
-    page-ins times ``3`` to the page-outs. It shares only the events with the search, so that each
-    can test the other.
+    It tries every position of every transfer and every wait. `moves` are computations, in fixed
+    order, and transfers, each of one copy of a tensor (see `extract_actions`). The work grows with
+    the number of computations times ``2`` to the number of page-ins times ``3`` to that of
+    page-outs. It shares only `moves` with the planner's search, so that each can test the other.
+    Raises ValueError if a page-in has no reader.
     """
     if find_unread_page_ins(homes, moves):
         msg = "expected every page-in to have a reader"
         raise ValueError(msg)
-    return _Programs(homes, table, moves, ram_budget_bytes).least()
+    return _Programs(homes, table, moves, ram_budget_bytes).find_minimum()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,11 +43,13 @@ class _Progress(NamedTuple):
 
     computed: int
     begun: int
+    """Mask of started transfers."""
     waited: int
+    """Mask of page-outs whose end was awaited."""
 
 
 class _Clock(NamedTuple):
-    """Times at which core, bus and pending transfers end; 0 for other transfers."""
+    """Times at which core, bus and each started transfer end [s]; 0 for other transfers."""
 
     core: float
     bus: float
@@ -55,7 +57,7 @@ class _Clock(NamedTuple):
 
 
 class _Programs:
-    """All programs, as paths through states, with the nondominated clocks of each state."""
+    """A search over all programs: paths through states, with nondominated clocks of each state."""
 
     def __init__(self, homes, table, moves, budget):
         self.homes, self.table, self.budget = homes, table, budget
@@ -70,28 +72,28 @@ class _Programs:
         self._parse_moves(moves)
 
     def _parse_moves(self, moves):
-        """Convert moves to events and their copies."""
+        """Fill `events`, `copies`, `arrivals` and `remade` from moves."""
         maker = {}
         reader = {}
         arrived = {}
         stored = {}
-        place = 0
+        position = 0
         for op, index in moves:
             if op == Op.COMPUTE:
                 for i in self.homes.inputs[index]:
-                    reader[i] = place
+                    reader[i] = position
                     e = arrived[i]
                     if e is not None:
-                        self.arrivals[place].append(e)
-                        self.events[e].before = min(self.events[e].before, place)
-                        self.events[e].last_read = place
+                        self.arrivals[position].append(e)
+                        self.events[e].before = min(self.events[e].before, position)
+                        self.events[e].last_read = position
                 for i in self.homes.outputs[index]:
                     self._close(i, maker, reader, arrived, stored)
                     if i in stored:
-                        self.remade[place].append(stored[i])
-                    maker[i] = reader[i] = place
+                        self.remade[position].append(stored[i])
+                    maker[i] = reader[i] = position
                     arrived[i] = None
-                place += 1
+                position += 1
             elif op == Op.PAGE_OUT:
                 stored[index] = len(self.events)
                 self.events.append(
@@ -114,7 +116,7 @@ class _Programs:
             self._close(i, maker, reader, arrived, stored)
 
     def _close(self, i, maker, reader, arrived, stored):
-        """Record a computed copy after its last use."""
+        """Append the current copy of a tensor to `copies` if it was computed."""
         if i not in maker or arrived[i] is not None:
             return
         out = stored.get(i)
@@ -124,33 +126,33 @@ class _Programs:
             self.events[out].last_read = reader[i]
         self.copies.append((i, maker[i], reader[i], out))
 
-    def least(self):
+    def find_minimum(self):
         """Visit states by their number of executed moves; return the minimum makespan, or None."""
         start = _Progress(0, 0, 0)
         layer = {start: [_Clock(0.0, 0.0, (0.0,) * len(self.events))]}
         best = None
         while layer:
-            following = {}
+            next_layer = {}
             for state, clocks in layer.items():
                 if state.computed == len(self.nodes) and state.begun + 1 == 1 << len(self.events):
                     ends = [max(clock.core, clock.bus) for clock in clocks]
                     best = min(ends) if best is None else min(best, *ends)
                 for after, step in self._steps(state):
-                    group = following.setdefault(after, [])
+                    group = next_layer.setdefault(after, [])
                     for clock in clocks:
                         _keep(group, self._clock(clock, after, step))
-            layer = following
+            layer = next_layer
         return best
 
     def _steps(self, state):
-        """Yield each possible next state with the event's number, or -1 for a computation."""
+        """Yield each possible next state, and the index of its event, or -1 for a computation."""
         computed, begun, waited = state
         ram = self._ram(state)
         if computed < len(self.nodes):
             need = ram + self.homes.step_bytes[self.nodes[computed]] - self._shared_bytes(state)
             ready = all(begun >> e & 1 for e in self.arrivals[computed])
-            gone = all(waited >> x & 1 for x in self.remade[computed])
-            if ready and gone and need <= self.budget:
+            awaited = all(waited >> x & 1 for x in self.remade[computed])
+            if ready and awaited and need <= self.budget:
                 yield _Progress(computed + 1, begun, waited), -1
         for e, event in enumerate(self.events):
             if not begun >> e & 1:
@@ -168,9 +170,9 @@ class _Programs:
     def _clock(self, clock, after, step):
         core, bus, ends = clock
         if step < 0:
-            place = after.computed - 1
-            core = max([core, *(ends[e] for e in self.arrivals[place])])
-            return _Clock(core + self.table.compute_time_s[self.nodes[place]], bus, ends)
+            position = after.computed - 1
+            core = max([core, *(ends[e] for e in self.arrivals[position])])
+            return _Clock(core + self.table.compute_time_s[self.nodes[position]], bus, ends)
         if after.waited >> step & 1:
             return _Clock(max(core, ends[step]), bus, ends)
         event = self.events[step]
@@ -181,12 +183,12 @@ class _Programs:
 
     def _shared_bytes(self, state):
         """Return the bytes of inputs that the next computation overwrites in place."""
-        place = state.computed
-        dying = {e.tensor for e in self.events if e.op == Op.PAGE_IN and e.last_read == place}
+        position = state.computed
+        dying = {e.tensor for e in self.events if e.op == Op.PAGE_IN and e.last_read == position}
         for tensor, _, reader, out in self.copies:
-            if reader == place and (out is None or state.waited >> out & 1):
+            if reader == position and (out is None or state.waited >> out & 1):
                 dying.add(tensor)
-        return sum(self.homes.overwritten_bytes(self.nodes[place], dying).values())
+        return sum(self.homes.overwritten_bytes(self.nodes[position], dying).values())
 
     def _ram(self, state):
         """Return the bytes of the copies in RAM."""
@@ -206,13 +208,13 @@ class _Programs:
 
 def _keep(group, clock):
     """Add a clock unless another dominates it; remove the clocks that it dominates."""
-    if any(_no_later(other, clock) for other in group):
+    if any(_is_no_later(other, clock) for other in group):
         return
-    group[:] = [other for other in group if not _no_later(clock, other)]
+    group[:] = [other for other in group if not _is_no_later(clock, other)]
     group.append(clock)
 
 
-def _no_later(a, b):
+def _is_no_later(a, b):
     if a.core > b.core or a.bus > b.bus:
         return False
     # A transfer that ended before the core's time counts as none.

@@ -16,7 +16,7 @@ import pytest
 
 _INDENT = "    "
 _IS = " => "
-"""Separator of the case of a test and its message, if that is one line."""
+"""Separator of the case of a test and its message, if the message is one line."""
 
 
 def read(path):
@@ -38,7 +38,7 @@ def read(path):
 
 
 def write(path, entries):
-    """Write a catalogue: tests by name, and below each its cases."""
+    """Write a catalogue, sorted by tests and cases; create its folder if that is missing."""
     path.parent.mkdir(exist_ok=True)
     lines = []
     tests = {name: re.match(r"\w*", name)[0] for name in entries}
@@ -65,17 +65,20 @@ class MessageCatalogue:
     folder: Path
     """Folder whose subfolders are replaced by ``<tmp>``."""
     update: bool
-    """Whether entries that differ are rewritten instead of failing."""
+    """Whether entries that differ are written; otherwise their tests fail."""
 
     @contextmanager
     def raises(self, kind, about=""):
-        """Fail if no such exception is raised, or its message differs from the entry."""
+        """Context manager: fail if no exception of `kind` is raised, or its message differs."""
         with pytest.raises(kind) as caught:
             yield
         self(str(caught.value), about)
 
     def __call__(self, text, about=""):
-        """Fail if the entry differs from `text`; `about` names the comparison within the test."""
+        """Compare `text` with the entry; `about` names the comparison within the test.
+
+        If they differ, fails, or writes the entry if `update`.
+        """
         name = f"{self.name}: {about}" if about else self.name
         text = re.sub(rf"{re.escape(str(self.folder))}/[\w-]+", "<tmp>", text.rstrip("\n"))
         entries = read(self.path)

@@ -15,7 +15,7 @@ OPTIONS = {"disp": bool, "presolve": bool, "node_limit": int, "mip_rel_gap": flo
 
 
 class Milp(Solver):
-    """Solves with the HiGHS that is a part of scipy."""
+    """The HiGHS in scipy, called by ``scipy.optimize.milp``."""
 
     name = "milp"
     display_name = "scipy.optimize.milp"
@@ -39,11 +39,14 @@ class Milp(Solver):
     gap_option = "mip_rel_gap"
 
     def versions(self):
-        """Return the version of scipy, twice."""
+        """Return the version of scipy, for the back end and for its package."""
         return dict.fromkeys((self.name, self.package), self.import_package().__version__)
 
     def run(self, call):
-        """Solve a model that has columns and no trivial contradiction."""
+        """Solve a model that has columns and no trivial contradiction.
+
+        Raises `UnknownOptionError` for an unknown option, or a value that it does not permit.
+        """
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         form, limits, remaining_s = call.form, call.limits, call.finish_build()
@@ -55,24 +58,24 @@ class Milp(Solver):
                 raise UnknownOptionError(f"backend 'milp': knows no option {name!r} of {value!r}")
         options |= call.options | ({} if remaining_s is None else {"time_limit": remaining_s})
         rows = LinearConstraint(form.matrix, form.row_lower, form.row_upper)
-        found = milp(
+        result = milp(
             form.sense * form.objective,
             integrality=form.integer.astype(int),
             bounds=Bounds(form.lower, form.upper),
             constraints=rows if form.n_rows else None,
             options=options,
         )
-        _, _, code = found.message.partition("HiGHS Status ")
+        _, _, code = result.message.partition("HiGHS Status ")
         status = self.translate(code.partition(":")[0], self.statuses)
-        bound = found.mip_dual_bound if form.is_mip else found.fun
+        bound = result.mip_dual_bound if form.is_mip else result.fun
         if bound is None or not np.isfinite(bound):
-            return RawSolution(status=status, x=found.x, nodes=0 if form.is_mip else None)
-        nodes = int(found.mip_node_count) if form.is_mip else None
+            return RawSolution(status=status, x=result.x, nodes=0 if form.is_mip else None)
+        nodes = int(result.mip_node_count) if form.is_mip else None
         return RawSolution(
-            status=status, x=found.x, bound=form.sense * bound + form.offset, nodes=nodes
+            status=status, x=result.x, bound=form.sense * bound + form.offset, nodes=nodes
         )
 
 
 def pytest_configure(config):  # noqa: ARG001 - the name makes it a hook
-    """Register the back end for a run of pytest with this module as a plugin."""
+    """Register the back end when pytest loads this module as a plugin."""
     register(Milp)

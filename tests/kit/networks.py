@@ -1,11 +1,14 @@
-"""Small networks to train, of five architectures and at random; needs PyTorch."""
+"""Small training steps of five architectures, and random ones; needs PyTorch.
+
+A step is a model, a loss function and inputs, of which the last is the target.
+"""
 
 import torch
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from kit.traced_models import Through
+from kit.traced_models import FunctionModule
 
 
 class Block(nn.Module):
@@ -30,7 +33,10 @@ class Block(nn.Module):
 
 
 def resnet(widths=(8, 16), blocks=1, dropout=0.1):
-    """Return a residual network for small images; (64, 128, 256, 512) and 2 make ResNet-18."""
+    """Return a residual network for small images.
+
+    Widths (64, 128, 256, 512) and 2 blocks per width are those of ResNet-18.
+    """
     layers = [
         nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
     ]  # fmt: skip
@@ -44,7 +50,7 @@ def resnet(widths=(8, 16), blocks=1, dropout=0.1):
 
 
 def residual_step(batch=4, size=8, **options):
-    """Return a step of a residual network on random images."""
+    """Return a step of `resnet`, with its options, on random images."""
     inputs = (torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,)))
     return resnet(**options), functional.cross_entropy, inputs
 
@@ -74,7 +80,7 @@ def depthwise_step():
 
 
 class Transformer(nn.Module):
-    """Two encoder layers over embedded tokens; the embedding is the output layer's weight too."""
+    """Two encoder layers over embedded tokens; the output layer has the embedding's weight."""
 
     def __init__(self, width=16, tokens=20):
         super().__init__()
@@ -100,7 +106,7 @@ def transformer_step():
 
 
 class UNet(nn.Module):
-    """One step down, one up, and a connection past both."""
+    """A U-Net with one downsampling, one upsampling, and a skip connection."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +134,7 @@ ARCHITECTURES = {
     "transformer": transformer_step,
     "U-Net": unet_step,
 }
-"""Training steps by name."""
+"""Functions by name; each returns a training step."""
 _ACTIVATIONS = (
     nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.Hardtanh, nn.LeakyReLU, nn.ReLU6,
 )  # fmt: skip
@@ -136,7 +142,10 @@ _ACTIVATIONS = (
 
 @st.composite
 def trainings(draw):
-    """Draw a model of a few layers on images, signals or rows, its loss, and inputs."""
+    """Draw a step of a model of one to five layers on images, signals or rows.
+
+    Seeds the default generator of PyTorch.
+    """
     torch.manual_seed(draw(st.integers(0, 99)))
     batch = draw(st.integers(2, 3))
     dimensions = draw(st.sampled_from((0, 1, 2)))
@@ -146,25 +155,25 @@ def trainings(draw):
     layers = []
     y = x
     for _ in range(draw(st.integers(1, 5))):
-        layer = _layer(draw, y)
+        layer = _draw_layer(draw, y)
         with torch.no_grad():
             y = layer(y)
         layers.append(layer)
-    loss, head, target = _end(draw, y)
+    loss, head, target = _draw_head(draw, y)
     return nn.Sequential(*layers, *head), loss, (x, target)
 
 
-def _layer(draw, x):
+def _draw_layer(draw, x):
     kinds = ["activation", "linear", "residual", "layer norm"]
     if x.ndim > 2:
         kinds += ["convolution", "convolution", "depthwise", "norm", "joined", "upsampled"]
         kinds += ["pooled"] * (min(x.shape[2:]) > 1)
     else:
         kinds.append("norm")
-    return _make(draw, draw(st.sampled_from(kinds)), x)
+    return _make_layer(draw, draw(st.sampled_from(kinds)), x)
 
 
-def _make(draw, kind, x):
+def _make_layer(draw, kind, x):
     flat = x.ndim - 2
     width = x.shape[1]
     if kind == "activation":
@@ -177,11 +186,11 @@ def _make(draw, kind, x):
         return (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d)[flat](width)
     if kind == "residual":
         inner = nn.Sequential(nn.Linear(x.shape[-1], x.shape[-1]), nn.Tanh())
-        return Through(lambda parts, y: y + parts[0](y) * 0.5, inner)
+        return FunctionModule(lambda parts, y: y + parts[0](y) * 0.5, inner)
     convolution = (nn.Conv1d, nn.Conv2d)[flat - 1]
     if kind == "joined":
         inner = convolution(width, 2, 3, padding=1)
-        return Through(lambda parts, y: torch.cat((y, parts[0](y)), 1), inner)
+        return FunctionModule(lambda parts, y: torch.cat((y, parts[0](y)), 1), inner)
     if kind == "upsampled":
         return nn.Upsample(scale_factor=2) if flat == 2 else nn.Identity()
     if kind == "pooled":
@@ -198,7 +207,7 @@ def _make(draw, kind, x):
     )  # fmt: skip
 
 
-def _end(draw, y):
+def _draw_head(draw, y):
     kind = draw(st.sampled_from(("classes", "numbers", "global pool")))
     if kind == "numbers":
         last = nn.Linear(y.shape[-1], 3)

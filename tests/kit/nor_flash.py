@@ -1,18 +1,21 @@
-"""Exported programs on simulated NOR flash, which checks that drivers follow the rules of flash."""
+"""Exported programs on simulated NOR flash, which fails if a driver breaks a rule of flash."""
 
 from pathlib import Path
 
-from kit.programs import done
+from kit.programs import run_command
 
 FLASH = Path(__file__).parents[1] / "export" / "library" / "flash"
 DRIVERS = {"flash_area": "zephyr.c", "esp_partition": "esp.c"}
 PARTS = {name: (part, "nor.c") for name, part in DRIVERS.items()} | {"spi_flash": ("spi.c",)}
-"""Drivers, each with the stub of its SDK."""
+"""Source files for each driver: the stub of its SDK, and the flash."""
 C = ("cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-ffp-contract=off")
 
 
-def over_nor(folder, driver, program, *flags):
-    """Build the program of an exported folder with a driver over such flash, and return it."""
+def build_over_nor(folder, driver, program, *flags):
+    """Build the program of an exported folder with a driver over simulated NOR flash.
+
+    Writes the program to the path `program`, which it returns. `flags` are compiler flags.
+    """
     parts = [
         *sorted((folder / "src").glob("*.c")),
         *(folder / "host" / f"{name}.c" for name in ("pm_run", "pm_text", "pm_host")),
@@ -21,26 +24,32 @@ def over_nor(folder, driver, program, *flags):
     ]
     includes = (f"-I{folder}", f"-I{folder / 'include'}", f"-I{FLASH}", *flags)
     command = [*C, *includes, *parts, "-lm", "-o", program]
-    done(command, folder)
+    run_command(command, folder)
     return program
 
 
-def power_cuts(folder, program, unit, operation, block, generations):
-    """Build the program that cuts the power of an exported folder, and return its path.
+def build_power_cuts(folder, program, unit, operation, block, generations):
+    """Build the program that cuts the power during steps of an exported folder.
 
-    `unit` is the write unit, `operation` what an operation programs, `block` the erase block [B].
+    Writes the program to the path `program`, which it returns. `unit` is the write unit,
+    `operation` the size of one program operation, `block` the erase block [B]; `generations` is
+    their number.
     """
     sizes = {"PM_STORAGE_UNIT": unit, "PM_STORAGE_BLOCK": block, "OPERATION": operation}
     sizes |= {"PM_GENERATIONS": generations, "STEPS": max(5, generations + 2)}
     flags = [f"-D{macro}={size}u" for macro, size in sizes.items()]
     includes = (f"-I{folder / 'include'}", f"-I{folder}", f"-I{FLASH.parent}")
     sources = [*sorted((folder / "src").glob("*.c")), FLASH.parent / "cuts.c"]
-    done([*C, *flags, *includes, *sources, "-lm", "-o", program], folder)
+    run_command([*C, *flags, *includes, *sources, "-lm", "-o", program], folder)
     return program
 
 
-def step_writes(made, *, commits=True):
-    """Return the minimum and maximum bytes that a step writes to flash, and its erases."""
+def count_step_writes(made, *, commits=True):
+    """Return the minimum and maximum bytes that a step writes to flash [B], and its erases.
+
+    `made` is a deployment. The minimum assumes that padding, up to 3 bytes of each tensor of a
+    generation, is not written. Without `commits`, the step only writes pages.
+    """
     writes = () if made.copies_to_flash else made.page_writes
     pages = [size for size, times in writes for _ in range(times)]
     most = sum(pages) + made.commit_bytes * commits

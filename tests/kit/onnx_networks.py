@@ -1,4 +1,4 @@
-"""PyTorch models with a loss and inputs, and how they become ONNX files; needs PyTorch and onnx."""
+"""PyTorch models with a loss and inputs, and their export to ONNX; needs PyTorch and onnx."""
 
 import copy
 import warnings
@@ -11,7 +11,7 @@ from mcu.networks import NETWORKS, Reconstruction
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer and a linear one that reads its last step."""
+    """A recurrent layer, and a linear layer that reads its output at the last step."""
 
     def __init__(self, layer, width):
         super().__init__()
@@ -38,7 +38,7 @@ def encoder():
 
 
 def autoencoder():
-    """Return MLPerf Tiny's autoencoder, its input as its target."""
+    """Return a step of MLPerf Tiny's autoencoder, whose input is also the target."""
     model, _, (x,) = NETWORKS["autoencoder"](8)
     assert isinstance(model, Reconstruction)
     return model.network, functional.mse_loss, (x, x.clone())
@@ -59,11 +59,14 @@ MODELS = {
     "LSTM": lambda: recurrent(nn.LSTM(6, 8, 2, batch_first=True)),
     "RNN, relu": lambda: recurrent(nn.RNN(6, 8, batch_first=True, nonlinearity="relu")),
 }
-"""By name; the first four are MLPerf Tiny's."""
+"""Functions by name; each returns a step. The first four networks are those of MLPerf Tiny."""
 
 
-def training(name):
-    """Return a model without the running statistics of a fresh one, in training mode."""
+def make_training(name):
+    """Return a step whose batch norms have random running statistics, in training mode.
+
+    Seeds the default generator of PyTorch.
+    """
     torch.manual_seed(0)
     model, loss, inputs = MODELS[name]()
     for module in model.modules():
@@ -73,8 +76,11 @@ def training(name):
     return model.train(), loss, inputs
 
 
-def write(model, x, path, **options):
-    """Export a copy of a model for training, by default by TorchScript, with an open batch."""
+def export_onnx(model, x, path, **options):
+    """Export a copy of a model for training to `path`.
+
+    By default TorchScript exports it, with a dynamic batch size.
+    """
     if not options.get("dynamo"):
         names = [f"x{k}" for k in range(len(x))]
         options = {

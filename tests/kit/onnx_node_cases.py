@@ -1,7 +1,7 @@
-"""The node cases of ONNX's backend tests, run through the reader; needs the package onnx.
+"""The node cases of ONNX's backend tests, for `from_onnx`; needs the package onnx.
 
-A training step has floating outputs and fixed shapes, which the cases do not ask for. So outputs of
-other types are cast to float32, and inputs that must be numbers are constants of the file.
+A training step needs floating outputs and fixed shapes, which the cases do not always have. So
+outputs of other types are cast to float32, and inputs that must be numbers become constants.
 """
 
 import warnings
@@ -21,23 +21,26 @@ from poetmodel.torch.onnx.operators import OPERATORS
 
 _FLOATING = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 _TOLERANCES = {"float16": 2e-3, "bfloat16": 1e-2}
-"""Relative, by the type that an expected output is rounded to: other arithmetic is in float32."""
+"""Relative tolerances by type of the expected output, which is rounded to that type."""
 
 
 class Outcome(NamedTuple):
-    """The result of a case: "ok", "refused" or "wrong", and the sentence or the difference."""
+    """The result of a case: `kind` is "ok", "refused" or "wrong".
+
+    `why` is the message of a refusal, or the difference; otherwise empty.
+    """
 
     kind: str
     why: str = ""
 
 
 def node_cases(operator=None):
-    """Return ONNX's node cases, or those of one operator, of which it loads no others.
+    """Return all node cases of ONNX, or only load and return those of one operator.
 
-    An operator that is a function has cases with the nodes of its body, too.
+    They include the expanded cases of an operator that ONNX defines as a function.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # overflow, where NumPy computes what a case expects
+        warnings.simplefilter("ignore")  # overflows when NumPy computes expected outputs
         if operator is None:
             return list(cases.collect_testcases())
         module = import_module(f"{cases.__name__}.{operator.lower()}")
@@ -47,24 +50,27 @@ def node_cases(operator=None):
     ]
 
 
-def operators_of(case):
-    """Return the names of the operators of a case."""
+def list_operators(case):
+    """Return the set of operator names in the graph of a case."""
     return {node.op_type for node in case.model.graph.node}
 
 
-def opset_of(case):
-    """Return the version of ONNX's own operators in a case; 0 without any."""
+def find_opset(case):
+    """Return the opset version of a case, of ONNX's default domain; 0 if it has none."""
     versions = [o.version for o in case.model.opset_import if o.domain in ("", "ai.onnx")]
     return max(versions, default=0)
 
 
 def run_case(case, folder, *, weights):
-    """Return the outcome of a case; `weights` makes all inputs but the first constants."""
+    """Write a case as a file in `folder`, read it as a module, and compare the module's outputs.
+
+    With `weights`, all inputs but the first become constants of the file.
+    """
     ((given, expected),) = case.data_sets
     arrays = dict(zip((value.name for value in case.model.graph.input), given, strict=True))
-    held = _constants(case, arrays, weights=weights)
+    held = _find_constants(case, arrays, weights=weights)
     path = folder / "case.onnx"
-    onnx.save(_file(case.model, {name: arrays.pop(name) for name in held}), path)
+    onnx.save(_make_file(case.model, {name: arrays.pop(name) for name in held}), path)
     try:
         module = pmt.from_onnx(path).eval()
         with torch.no_grad():
@@ -80,8 +86,8 @@ def run_case(case, folder, *, weights):
     return Outcome("ok")
 
 
-def _constants(case, arrays, *, weights):
-    """Return the names of the inputs that a file has as constants."""
+def _find_constants(case, arrays, *, weights):
+    """Return the names of inputs that become constants: those that must be numbers, or weights."""
     numbers = {
         name
         for node in case.model.graph.node
@@ -96,8 +102,8 @@ def _constants(case, arrays, *, weights):
     ]
 
 
-def _file(model, constants):
-    """Return a model with some of its inputs as constants, and with floating outputs."""
+def _make_file(model, constants):
+    """Return a copy of a model in which `constants` replace inputs, and outputs are floating."""
     file = onnx.ModelProto()
     file.CopyFrom(model)
     graph = file.graph
@@ -120,14 +126,14 @@ def _array(value):
 
 
 def _tensor(value):
-    """Return an input as a tensor; half and double precision in float32."""
+    """Return an input as a tensor; half and double precision become float32."""
     value = _array(value)
     halves = value.dtype.name in ("bfloat16", "float16", "float64")
     return torch.from_numpy(np.array(value, np.float32 if halves else None))
 
 
 def _compare(mine, its, case):
-    """Fail unless an output is the one expected, within the tolerance of its type."""
+    """Assert that an output has the expected shape and, within the tolerance, its values."""
     assert mine.shape == its.shape
     relative = max(case.rtol, _TOLERANCES.get(its.dtype.name, 0))
     np.testing.assert_allclose(

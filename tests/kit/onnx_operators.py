@@ -1,4 +1,4 @@
-"""Every operator of ONNX that is known, in the forms that matter; needs the package onnx."""
+"""Cases of every supported operator of ONNX, with its variants; needs the package onnx."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,57 +9,60 @@ from onnx import TensorProto, defs, helper, numpy_helper
 
 _DRAW = np.random.default_rng(0)
 OLDEST, NEWEST = 13, 23
+"""Supported opset versions."""
 
 
 def normal(*shape):
-    """Return random numbers around 0, in float32."""
+    """Draw numbers of the standard normal distribution, in float32."""
     return _DRAW.standard_normal(shape).astype(np.float32)
 
 
 def positive(*shape):
-    """Return random numbers between 0.5 and 1.5, in float32."""
+    """Draw uniform numbers between 0.5 and 1.5, in float32."""
     return (_DRAW.random(shape) + 0.5).astype(np.float32)
 
 
 def whole(*values):
-    """Return whole numbers."""
+    """Return a vector of integers, in int64."""
     return np.array(values, np.int64)
 
 
 def real(values):
-    """Return a number, or some, in float32."""
+    """Return a number or a list of numbers as an array in float32."""
     return np.array(values, np.float32)
 
 
 def truth(*shape):
-    """Return random truth values."""
+    """Draw truth values."""
     return _DRAW.random(shape) > 0.5
 
 
 @dataclass(frozen=True)
 class Case:
-    """An operator with its inputs: tensors that the network is given, and constants of the file."""
+    """An operator with its inputs: inputs of the network, and constants of the file."""
 
     operator: str
     inputs: tuple[np.ndarray | None, ...]
-    """None is left out."""
+    """Inputs by position; None is an omitted input."""
     constants: Mapping[int, np.ndarray] = field(default_factory=dict)
     """Further inputs by position, as initializers."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     opsets: tuple[int, int] = (OLDEST, NEWEST)
+    """First and last opset version of the case."""
     outputs: int = 1
+    """Number of outputs."""
     axes: tuple[int, ...] | None = None
-    """Axes, which are an attribute before opset 18."""
+    """Axes: an attribute before opset 18, then input 1. None for no axes."""
 
     def versions(self):
-        """Return the opsets at which the operator is another one, of those of the case."""
+        """Return the first opset of the case, and each that changes the operator's definition."""
         schemas = defs.get_all_schemas_with_history()
         since = {s.since_version for s in schemas if s.name == self.operator and not s.domain}
         low, high = self.opsets
         return sorted({low} | {version for version in since if low <= version <= high})
 
     def model(self, opset):
-        """Return the file of one node."""
+        """Return a model of the operator as its only node, in an opset."""
         attributes, constants = dict(self.attributes), dict(self.constants)
         if self.axes is not None and opset < 18:
             attributes["axes"] = self.axes
@@ -78,10 +81,10 @@ class Case:
             held.append(numpy_helper.from_array(value, names[position]))
         outputs = [f"y{k}" for k in range(self.outputs)]
         node = helper.make_node(self.operator, names, outputs, name="node", **attributes)
-        return model_of([node], given, outputs, held, opset=opset)
+        return make_model([node], given, outputs, held, opset=opset)
 
     def arrays(self):
-        """Return what the network is given, by name."""
+        """Return the inputs of the network, by name."""
         return {
             f"x{position}": value
             for position, value in enumerate(self.inputs)
@@ -89,8 +92,11 @@ class Case:
         }
 
 
-def model_of(nodes, given, outputs, held, *, opset=18):
-    """Return a file of some nodes; its outputs are cast to floating numbers."""
+def make_model(nodes, given, outputs, held, *, opset=18):
+    """Return a model of nodes, whose `outputs` it casts to float32.
+
+    `given` are descriptions of inputs, `held` constants.
+    """
     casts = [
         helper.make_node("Cast", [name], [f"{name}_real"], to=TensorProto.FLOAT) for name in outputs
     ]
@@ -136,7 +142,10 @@ def _resize(mode, how, sizes=None, scales=None, **more):
 
 
 def _case(name, *inputs, held=None, since=OLDEST, until=NEWEST, outputs=1, axes=None, **more):
-    """Return a name, which begins with an operator, and a case: constants held by position."""
+    """Return a name, which begins with an operator, and its case.
+
+    `held` are constants by position, `more` are attributes.
+    """
     operator = name.partition(",")[0]
     return name, Case(operator, inputs, held or {}, more, (since, until), outputs, axes)
 
@@ -426,4 +435,4 @@ _NAMED = (
     ("RNN, backward", _recurrent("RNN", 1, direction="reverse")),
 )
 CASES = dict(_NAMED)
-"""By the operator, and what is special of the case."""
+"""Cases by name: the operator, then its variant."""

@@ -1,11 +1,11 @@
-"""Whole training steps, with the updates of an optimizer, and the same as PyTorch does them."""
+"""Training steps with the updates of an optimizer, compared with eager PyTorch."""
 
 import copy
 from dataclasses import replace
 
 import torch
 
-from kit.eager_steps import eager_step, keep_all
+from kit.eager_steps import compile_keep_all, run_eager_step
 from poetmodel.device import StorageMode
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.plan.derivation import add_waits_and_frees
@@ -36,7 +36,7 @@ OPTIMIZERS = {
     "adam, groups": lambda p: ADAMW(
         [
             dict(each, betas=(0.5 + 0.2 * k, 0.99), eps=10.0 ** -(4 + k), amsgrad=k == 1)
-            for k, each in enumerate(grouped(p))
+            for k, each in enumerate(group_parameters(p))
         ],
         lr=0.01,
     ),
@@ -65,11 +65,14 @@ OPTIMIZERS = {
     "adagrad, fused": lambda p: ADAGRAD(p, lr=0.01, lr_decay=0.1, weight_decay=0.1, fused=True),
     "adagrad, foreach": lambda p: ADAGRAD(p, lr=0.01, lr_decay=0.1, foreach=True),
 }
-"""Optimizers by name; each update must be eager's bit for bit."""
+"""Functions from parameters to an optimizer, by name; updates must equal eager bit for bit."""
 
 
-def in_order(graph, computed=None):
-    """Return a plan that computes nodes in order and frees each tensor after its last use."""
+def plan_in_order(graph, computed=None):
+    """Return a plan that computes `computed`, by default all nodes in order.
+
+    All state is resident, and each tensor is freed after its last use.
+    """
     nodes = range(len(graph.nodes)) if computed is None else computed
     steps = [Instruction(Op.COMPUTE, k) for k in nodes]
     mode = StorageMode.BLOCKING
@@ -77,14 +80,14 @@ def in_order(graph, computed=None):
     return replace(plan, program=add_waits_and_frees(plan.homes(graph), steps, mode))
 
 
-def runner(traced, plan=None):
-    """Return what runs a traced step, in order if there is no plan."""
+def make_runner(traced, plan=None):
+    """Return a `Runner` of a traced step, by default with the plan of `plan_in_order`."""
     graph = traced.graph
-    return Runner(traced, plan or in_order(graph), range(len(graph.tensors)))
+    return Runner(traced, plan or plan_in_order(graph), range(len(graph.tensors)))
 
 
 class Twins:
-    """A model and its optimizer, and a copy of both that eager PyTorch trains."""
+    """A model and its optimizer, and the twin: a copy of both, which eager PyTorch trains."""
 
     def __init__(self, step, make, *, clip=None):
         self.model, self.loss_fn, self.inputs = step
@@ -99,33 +102,36 @@ class Twins:
             optimizer=self.optimizers[0], clip_grad_norm=self.clip, **options,
         )  # fmt: skip
 
-    def compiled(self, **options):
-        """Compile the step of the model with its optimizer, to keep everything by default."""
-        return keep_all(
+    def compile(self, **options):
+        """Compile the step of the model with its optimizer, by default with a keep-all budget."""
+        return compile_keep_all(
             self.model, self.loss_fn, self.inputs, time_limit=options.pop("time_limit", 2),
             optimizer=self.optimizers[0], clip_grad_norm=self.clip, **options,
         )  # fmt: skip
 
-    def trained(self, step, steps=3):
-        """Return what is not eager's after some runs of a compiled step."""
-        return self.differing(step.compiled.trace, lambda _: step(*self.inputs), steps)
+    def find_compiled_differences(self, step, steps=3):
+        """Execute `steps` steps of both; return the names of values that differ."""
+        return self.find_differences(step.compiled.trace, lambda _: step(*self.inputs), steps)
 
-    def apart(self):
-        """Return what is not eager's now."""
-        return [name for name, *both in self._state() if not torch.equal(*both)]
+    def find_state_differences(self):
+        """Return the names of parameters, buffers and moments that differ between both now."""
+        return [name for name, *pair in self._state() if not torch.equal(*pair)]
 
-    def eager(self):
-        """Run a step of the copy."""
+    def run_eager(self):
+        """Execute a step of the twin in eager PyTorch; return the loss."""
         optimizer = self.optimizers[1]
         optimizer.zero_grad()
-        loss = eager_step(self.twin, self.loss_fn, copy.deepcopy(self.inputs))
+        loss = run_eager_step(self.twin, self.loss_fn, copy.deepcopy(self.inputs))
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.twin.parameters(), self.clip)
         optimizer.step()
         return loss
 
-    def both_eager(self):
-        """Run a step of both in eager PyTorch, with the same random numbers and no clipping."""
+    def run_both_eager(self):
+        """Execute a step of both in eager PyTorch, with equal random numbers and without clipping.
+
+        Seeds the default generator of PyTorch.
+        """
         for model, optimizer in zip((self.model, self.twin), self.optimizers, strict=True):
             optimizer.zero_grad()
             torch.manual_seed(2)
@@ -133,39 +139,44 @@ class Twins:
             optimizer.step()
             optimizer.zero_grad()
 
-    def differing(self, traced, run, steps=3):
-        """Run steps of both, with other learning rates each; return what is not equal."""
+    def find_differences(self, traced, run, steps=3):
+        """Execute steps of both; return the names of values that differ, with the step's number.
+
+        `run` executes a step from its flat inputs. Learning rates fall by 30 % after each step.
+        """
         found = []
         for step in range(steps):
             state = torch.get_rng_state()
             loss = run(traced.joint.flat_inputs(self.inputs))
             after = torch.get_rng_state()
             torch.set_rng_state(state)
-            pairs = [("loss", loss, self.eager()), ("random", after, torch.get_rng_state())]
+            pairs = [("loss", loss, self.run_eager()), ("random", after, torch.get_rng_state())]
             pairs += self._state()
-            found += [f"{step}: {name}" for name, *both in pairs if not torch.equal(*both)]
+            found += [f"{step}: {name}" for name, *pair in pairs if not torch.equal(*pair)]
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] *= 0.7
         return found
 
     def _state(self):
-        """Return what both hold now, by name."""
+        """Return (name, own value, value of the twin) of parameters, buffers and moments."""
         ours, theirs = self.model.state_dict(), self.twin.state_dict()
         pairs = [(name, ours[name], theirs[name]) for name in theirs]
-        mine, its = (optimizer.state_dict()["state"] for optimizer in self.optimizers)
-        assert mine.keys() == its.keys()
-        for number, moments in its.items():
-            kept = {key: value for key, value in moments.items() if value is not None}
-            assert mine[number].keys() == kept.keys()
-            pairs += [(f"{number}.{key}", mine[number][key], kept[key]) for key in kept]
+        own_moments, twin_moments = (each.state_dict()["state"] for each in self.optimizers)
+        assert own_moments.keys() == twin_moments.keys()
+        for number, moments in twin_moments.items():
+            present = {key: value for key, value in moments.items() if value is not None}
+            assert own_moments[number].keys() == present.keys()
+            pairs += [
+                (f"{number}.{key}", own_moments[number][key], present[key]) for key in present
+            ]
         return pairs
 
 
-def grouped(parameters):
-    """Return parameters in two groups with settings of their own."""
-    everything = list(parameters)
+def group_parameters(parameters):
+    """Return parameters in two groups with different settings of SGD."""
+    all_parameters = list(parameters)
     return [
-        {"params": everything[:1], "lr": 0.5, "momentum": 0.0},
-        {"params": everything[1:], "lr": 0.05, "weight_decay": 0.1, "nesterov": True},
+        {"params": all_parameters[:1], "lr": 0.5, "momentum": 0.0},
+        {"params": all_parameters[1:], "lr": 0.05, "weight_decay": 0.1, "nesterov": True},
     ]

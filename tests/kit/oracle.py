@@ -161,7 +161,7 @@ def _has_generations(problem):
 
 
 def _list_resident_sets(problem):
-    """Yield each set of state tensors that may be resident: without paging, all state."""
+    """Yield each set of state tensors that may be resident; without paging, only that of all."""
     maker_nodes = [node for node in problem.graph.nodes for _ in node.outputs]
     state_tensors = [i for i, node in enumerate(maker_nodes) if str(node.phase) == "state"]
     if not (problem.paging and problem.table.has_storage):
@@ -656,7 +656,10 @@ def _walk_moves(trail, last):
 
 
 def _add_undominated(labels, cost):
-    """Append a label unless an earlier one is at least as good in each sum; return whether."""
+    """Append a label unless an earlier one is at least as good in each sum.
+
+    Return whether it was appended.
+    """
     for label in labels:
         if all(map(_at_most, label, cost)):
             return False

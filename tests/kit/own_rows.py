@@ -1,14 +1,17 @@
-"""Random user-defined constraints and objectives, by seed, that bind or are slightly infeasible."""
+"""Problems with random user-defined constraints and objectives, by seed.
+
+Limits are close to the totals of a schedule, so that they bind or are slightly infeasible.
+"""
 
 from dataclasses import replace
 
 from kit.instances import (
+    make_rng,
     random_instance,
     random_problem,
     random_schedule,
     scaled_instance,
     scarce_problem,
-    seeded,
     state_problem,
 )
 from kit.oracle import optimum
@@ -24,24 +27,25 @@ _FIGURES = ("energy_j", "compute_s", "transfer_s")
 
 
 def own_rows_problem(seed, n=(3, 5), **fixed):
-    """Make a problem with user constraints; two of three have less RAM than keep-all needs."""
-    rng = seeded(f"rows of {seed}")
+    """Draw a problem with user-defined constraints, mostly with less RAM than keep-all needs."""
+    rng = make_rng(f"rows of {seed}")
     if rng.random() < 0.7:
-        return constrained(rng, scarce_problem(seed, n, **fixed))
-    return constrained(rng, random_instance(rng, n, **fixed))
+        return add_measured_rows(rng, scarce_problem(seed, n, **fixed))
+    return add_measured_rows(rng, random_instance(rng, n, **fixed))
 
 
 def larger_own_rows_problem(seed, kind):
-    """Make a problem with own constraints that is too large to be searched.
+    """Draw a problem with user-defined constraints that is too large for exhaustive search.
 
-    Of 7 to 10 nodes ('scarce'); under a deadline, of nodes and tensors that cost the same
-    ('alike'); or of branches that nothing but the rows tells apart ('twins'). Half the times it has
-    upper limits and no rewards only.
+    Its `kind` is "scarce", of 7 to 10 nodes; "alike", such a problem with a deadline whose nodes
+    and tensors have few different costs; or "twins", of branches that differ in the constraints
+    alone. Half of the problems have no lower limits and no rewards. A problem without a schedule
+    has no user-defined constraint.
     """
-    rng = seeded(f"rows of {seed}")
-    problem = twins(rng) if kind == "twins" else scarce_problem(seed, (7, 10))
+    rng = make_rng(f"rows of {seed}")
+    problem = twins_problem(rng) if kind == "twins" else scarce_problem(seed, (7, 10))
     if kind == "alike":
-        problem = alike(rng, problem)
+        problem = equalize_costs(rng, problem)
     rewarded = replace(
         problem, minimize=USER_OBJECTIVE, user_objective=_random_objective(rng, problem)
     )
@@ -49,7 +53,7 @@ def larger_own_rows_problem(seed, kind):
     schedule = solve(measured, formulation="compact", gap=0.0).schedule
     if schedule is None:
         return problem
-    found = with_random_rows(rng, problem, schedule)
+    found = add_random_rows(rng, problem, schedule)
     if rng.random() < 0.5:
         return found
     rows = tuple(
@@ -62,8 +66,8 @@ def larger_own_rows_problem(seed, kind):
     return replace(found, constraints=rows)
 
 
-def alike(rng, problem):
-    """Return a problem under a deadline in which many nodes and tensors cost the same."""
+def equalize_costs(rng, problem):
+    """Return the problem with a deadline, and with random costs of which many are equal."""
     graph = problem.graph
     page = [(1.0, float(rng.choice((1, 2)))) for _ in graph.tensors]
     costs = costs_of(
@@ -73,8 +77,8 @@ def alike(rng, problem):
     return Problem(graph, costs, ram=ram, deadline=deadline, deadline_counts="serial")
 
 
-def twins(rng):
-    """Make a problem of two to four equal branches of one or two nodes, and a node to join them."""
+def twins_problem(rng):
+    """Draw a problem of 2 to 4 equal branches of 1 or 2 nodes, and a node that joins them."""
     branches, depth = rng.randint(2, 4), rng.randint(1, 2)
     sizes, costs = ([rng.randint(1, 5) for _ in range(depth)] for _ in range(2))
     nodes = [operation("x", output_bytes=rng.randint(1, 5))]
@@ -102,11 +106,11 @@ def twins(rng):
     return random_problem(rng, graph, table, ram=ram, minimize=rng.choice(("energy", "writes")))
 
 
-def with_random_rows(rng, problem, schedule, *, rows=(1, 3), objective=0.3):
-    """Return a problem with random own constraints, and now and then an own objective.
+def add_random_rows(rng, problem, schedule, *, rows=(1, 3), objective=0.3):
+    """Return the problem with random user-defined constraints and, at times, such an objective.
 
-    Some rules state a row for every node or tensor. Their limits are
-    near what a schedule takes, be it wasteful, so that they bind or just cannot be kept.
+    `rows` is the number of rules, or its range; some rules are a row for every node or tensor.
+    Limits are close to the totals of `schedule`. `objective` is the probability of an objective.
     """
     count = rows if isinstance(rows, int) else rng.randint(*rows)
     found = [row for number in range(count) for row in _random_rule(rng, problem, schedule, number)]
@@ -118,16 +122,19 @@ def with_random_rows(rng, problem, schedule, *, rows=(1, 3), objective=0.3):
     return changed
 
 
-def constrained(rng, problem):
-    """Return a problem with random own constraints, and now and then an own objective.
+def add_measured_rows(rng, problem):
+    """Return the problem with random constraints close to the totals of one of its schedules.
 
-    It is searched for the schedules that rows are measured by: the best one, or one that wastes.
+    An exhaustive search finds that schedule; see `_measured_schedule`.
     """
-    return with_random_rows(rng, problem, _measured_schedule(rng, problem, 0.6))
+    return add_random_rows(rng, problem, _measured_schedule(rng, problem, 0.6))
 
 
 def _measured_schedule(rng, problem, rewarded):
-    """Return a best schedule, with this chance for a random objective; a random one without."""
+    """Return an optimal schedule, for a random objective with probability `rewarded`.
+
+    Returns a random schedule if the problem is infeasible.
+    """
     best = optimum(problem)
     if best is not None and rng.random() < rewarded:
         own = _random_objective(rng, problem)
@@ -142,18 +149,18 @@ def _measured_schedule(rng, problem, rewarded):
 
 
 def _random_rule(rng, problem, schedule, number):
-    """Draw the rows of one rule."""
+    """Draw the rows of one rule, with limits close to the totals of a schedule."""
     done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
     kind = rng.choice(("named", "each", "sum", "pair", "bytes", "figure", "mixed", "mixed"))
     used = [
         key
-        for count in _counts(problem)
-        for key in _keys(problem, count)
+        for count in _list_counts(problem)
+        for key in _list_keys(problem, count)
         if done.total(problem.graph, ((key, 1),))
     ]
     sums = [_random_terms(rng, problem, kind, used)]
     if kind == "each":
-        sums = [((key, 1),) for key in _keys(problem, rng.choice(_counts(problem)))]
+        sums = [((key, 1),) for key in _list_keys(problem, rng.choice(_list_counts(problem)))]
     sides = rng.choice(("upper", "upper", "lower", "both", "range"))
     tighter = rng.choice((0, 0, 1, 1, -1))
     share = rng.choice((1.0, 1.0, 0.75, 0.5))
@@ -179,13 +186,13 @@ def _random_rule(rng, problem, schedule, number):
     return found
 
 
-def _counts(problem):
-    """Return the kinds of counts that a problem permits for nodes or tensors."""
+def _list_counts(problem):
+    """Return the names of counts by node or tensor that a problem has."""
     return _COUNTS_OF_STATE if problem.graph.state_tensors else _COUNTS
 
 
-def _keys(problem, count):
-    """Return the keys of a count of every node or tensor."""
+def _list_keys(problem, count):
+    """Return the keys of a count for every node or tensor."""
     if count == "resident":
         return [f"{count}:{problem.graph.tensors[i].name}" for i in problem.graph.state_tensors]
     of_nodes = count == "recomputations"
@@ -194,12 +201,12 @@ def _keys(problem, count):
 
 
 def _random_terms(rng, problem, kind, used):
-    """Draw the terms of one row, preferably decisions that a schedule makes."""
-    counts = [key for count in _counts(problem) for key in _keys(problem, count)]
+    """Draw the terms of one row, with decisions of `used` in particular, which a schedule makes."""
+    counts = [key for count in _list_counts(problem) for key in _list_keys(problem, count)]
     if kind == "named":
         return ((rng.choice(used if used and rng.random() < 0.6 else counts), 1),)
     if kind == "sum":
-        return tuple((key, 1) for key in _keys(problem, rng.choice(_counts(problem))))
+        return tuple((key, 1) for key in _list_keys(problem, rng.choice(_list_counts(problem))))
     if kind == "pair":
         one = rng.choice(used or counts)
         other = rng.choice([key for key in counts if key != one])
@@ -216,24 +223,24 @@ def _random_terms(rng, problem, kind, used):
 
 
 def _random_objective(rng, problem):
-    """Draw an own objective: weighed energy, wear and time, counts, or rewards among them."""
-    counts = [key for count in _counts(problem) for key in _keys(problem, count)]
+    """Draw a user-defined objective of energy, time and bytes, of counts, or with rewards."""
+    counts = [key for count in _list_counts(problem) for key in _list_keys(problem, count)]
     kind = rng.choice(("weighed", "counts", "rewards", "rewards"))
     if kind == "weighed":
         figures = rng.sample((*_FIGURES, "bytes_written", "bytes_read"), rng.randint(1, 4))
         return tuple((key, rng.choice((1, 2, 0.25))) for key in figures)
     if kind == "counts":
-        chosen = _keys(problem, rng.choice(_counts(problem))) + rng.sample(counts, 2)
+        chosen = _list_keys(problem, rng.choice(_list_counts(problem))) + rng.sample(counts, 2)
         return (*((key, rng.randint(1, 3)) for key in dict.fromkeys(chosen)), ("constant", 5))
     some = rng.sample(counts, min(len(counts), rng.randint(1, 4)))
     return (("energy_j", rng.choice((0, 1, 0.5))), *((key, rng.randint(-4, 2)) for key in some))
 
 
-def scaled_and_constrained(rng, n=(3, 5)):
-    """Make a problem of `scaled_instance` with own constraints, to a byte or to a millionth.
+def scaled_rows_problem(rng, n=(3, 5)):
+    """Draw a problem of `scaled_instance` with user-defined constraints at any scale.
 
-    Coefficients are up to a thousand million times each other, and sums of both signs nearly
-    cancel.
+    Limits differ by at most one unit, or mostly a millionth, from the total of a schedule.
+    Coefficients of a row may differ by a factor of 10**9 or more, and in sign.
     """
     problem = scaled_instance(rng, n)
     schedule = _measured_schedule(rng, problem, 0.5)
@@ -256,13 +263,13 @@ def scaled_and_constrained(rng, n=(3, 5)):
 
 
 def _scaled_terms(rng, problem):
-    """Draw a sum of totals at any scale, and say whether it is whole."""
+    """Draw the terms of a row at any scale; return them, and whether their sum is an integer."""
     kind = rng.choice(("bytes", "bytes", "counts", "counts", "figure", "figure", "both"))
     if kind == "bytes":
         moved = rng.choice((("bytes_written",), ("bytes_read",), ("bytes_written", "bytes_read")))
         return tuple((key, rng.choice((1, 1, 3, -1))) for key in moved), True
     if kind == "counts":
-        counts = [key for count in _counts(problem) for key in _keys(problem, count)]
+        counts = [key for count in _list_counts(problem) for key in _list_keys(problem, count)]
         weights = rng.choice(((1, 10**9), (1, 7, 2**40), (1, -1, 10**9, -(10**9)), (3, 2**50)))
         chosen = rng.sample(counts, min(len(counts), rng.randint(2, 6)))
         return tuple((key, rng.choice(weights)) for key in chosen), True
@@ -273,12 +280,12 @@ def _scaled_terms(rng, problem):
 
 
 def stage_rows_problem(seed, n=(4, 5), *, searched=True, **fixed):
-    """Make a problem with upper limits on what happens in stages, each broken by the best before.
+    """Draw a problem with per-stage constraints, each violated by the best schedule so far.
 
-    Half of them have state; now and then there is a constraint on totals beside them. Those that
-    are not to be `searched` may be larger.
+    Half of the problems have state, some a constraint on totals too. Unless `searched`, a solver
+    finds the best schedules, so that problems may be larger.
     """
-    rng = seeded(f"stage rows of {seed}")
+    rng = make_rng(f"stage rows of {seed}")
     make = rng.choice((scarce_problem, state_problem))
     problem = make(seed, n, **fixed)
     rows = rng.randint(1, 4)
@@ -291,12 +298,12 @@ def stage_rows_problem(seed, n=(4, 5), *, searched=True, **fixed):
             break
         problem = replace(problem, constraints=(*problem.constraints, row))
         if number == rows - 1 and rng.random() < 0.2:
-            problem = with_random_rows(rng, problem, best.schedule, rows=1)
+            problem = add_random_rows(rng, problem, best.schedule, rows=1)
     return problem
 
 
 def _stage_row(rng, problem, schedule, name):
-    """Draw a per-stage limit that a schedule slightly exceeds; None without such decisions."""
+    """Draw a per-stage limit that a schedule exceeds; None if it has no counted decisions."""
     graph = problem.graph
     again = [("recomputations", t, graph.nodes[k].name) for t, k in schedule.R if k < t]
     paged = [("page_ins", t, graph.tensors[i].name) for t, i in schedule.M_in]
@@ -304,7 +311,7 @@ def _stage_row(rng, problem, schedule, name):
         return None
     chosen = rng.sample(again + paged, rng.randint(1, len(again + paged)))
     weights = dict.fromkeys(chosen, 1)
-    if rng.random() < 0.5:  # whatever is done of one kind in some stages
+    if rng.random() < 0.5:  # all decisions of one kind in some stages
         kind, t, _ = rng.choice(chosen)
         names = graph.node_index if kind == "recomputations" else graph.tensor_index
         stages = range(t, min(len(graph.nodes), t + rng.randint(1, 3)))
@@ -318,5 +325,5 @@ def _stage_row(rng, problem, schedule, name):
 
 
 def state_rows_problem(seed, n=(3, 5), **fixed):
-    """Make such a problem with own constraints, of homes too, and now and then an own objective."""
-    return constrained(seeded(f"rows of state/{seed}"), state_problem(seed, n, **fixed))
+    """Draw a problem with state and user-defined constraints, also on homes."""
+    return add_measured_rows(make_rng(f"rows of state/{seed}"), state_problem(seed, n, **fixed))

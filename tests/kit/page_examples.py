@@ -3,11 +3,11 @@
 A comment directly before a block marks it:
 
 - ``<!-- not run: REASON -->``: it is not executed;
-- ``<!-- needs: NAME, ... -->``: it runs where these can be imported, or are programs;
+- ``<!-- needs: NAME, ... -->``: it is executed if all names are importable modules or programs;
 - ``<!-- exits with N -->``: its last command ends with this status, not with 0;
-- ``<!-- prints -->``: the previous block printed every line of it.
+- ``<!-- prints -->``: it lists lines that the previous block prints.
 
-A block with ``title="FILE"`` is written to that file, and not run.
+A block with ``title="FILE"`` is written to that file, and not executed.
 """
 
 import io
@@ -39,13 +39,13 @@ class Block:
     language: str
     """Language after the fence."""
     code: str
-    """Text of the block."""
+    """Text of the block, without its indentation."""
     title: str
     """Name of the file with this content, or empty."""
     mark: str
-    """The comment before it, or empty."""
+    """The comment directly before the block, or empty."""
     line: int
-    """First line in the page."""
+    """Line number of its fence in the page, from 1."""
 
     @property
     def is_run(self):
@@ -55,20 +55,20 @@ class Block:
 
     @property
     def needs(self):
-        """Optional packages and programs without which it cannot run."""
+        """Packages and programs without which the block is skipped."""
         if not self.mark.startswith("needs:"):
             return ()
         return tuple(self.mark.removeprefix("needs:").replace(",", " ").split())
 
     @property
     def status(self):
-        """Exit status of its last command."""
+        """Expected exit status of its last command."""
         found = _EXIT.fullmatch(self.mark)
         return int(found[1]) if found else 0
 
 
-def blocks_of(text):
-    """Return the code blocks of a page, in its order."""
+def parse_blocks(text):
+    """Return the code blocks of a page, in the order of the page."""
     return [
         Block(
             language=found["language"],
@@ -84,17 +84,17 @@ def blocks_of(text):
 def run_page(blocks, folder):
     """Execute the blocks of a page in the current folder; return missing packages and programs.
 
-    Blocks that need these are skipped. Raises `AssertionError` if a status or an output differs
-    from the page.
+    Writes blocks with a title to `folder`. Skips blocks that need missing packages or programs.
+    Raises `AssertionError` if a status or an output differs from the page.
     """
     names = {"__name__": "__main__"}
     missing = set()
     printed = ""
-    """Output of the last block; None if it was skipped."""
+    """Output of the last executed block; None if the block after it was skipped."""
     for block in blocks:
-        absent = {name for name in block.needs if not _is_here(name)}
-        missing |= absent
-        if absent:
+        missing_names = {name for name in block.needs if not _is_available(name)}
+        missing |= missing_names
+        if missing_names:
             printed = None
             continue
         if block.title:
@@ -104,12 +104,14 @@ def run_page(blocks, folder):
         elif block.mark == "prints":
             if printed is None:
                 continue
-            silent = [line for line in block.code.splitlines() if _flat(line) not in printed]
-            assert not silent, f"line {block.line}: not printed: {silent}; but: {printed}"
+            unprinted = [
+                line for line in block.code.splitlines() if _join_words(line) not in printed
+            ]
+            assert not unprinted, f"line {block.line}: not printed: {unprinted}; but: {printed}"
         elif block.is_run and block.language == "python":
-            printed = _flat(_run_python(block, names))
+            printed = _join_words(_run_python(block, names))
         elif block.is_run:
-            printed = _flat(_run_commands(block))
+            printed = _join_words(_run_commands(block))
     return missing
 
 
@@ -128,10 +130,10 @@ def _run_commands(block):
         if program in {"make", "cmake", "cc"} or program.startswith(("build/", "./")):
             printed += _run_program(line, program, arguments)
             continue
-        assert program == "poetmodel", f"line {block.line}: {line}: say why it is not run"
+        assert program == "poetmodel", f"line {block.line}: {line}: mark why it is not run"
         outcome = invoke(*arguments)
-        due = block.status if line == lines[-1] else 0
-        assert outcome.status == due, f"line {block.line}: {line}: {outcome.err}"
+        expected_status = block.status if line == lines[-1] else 0
+        assert outcome.status == expected_status, f"line {block.line}: {line}: {outcome.err}"
         printed += f"{outcome.out}\n{outcome.err}\n"
     return printed
 
@@ -145,10 +147,10 @@ def _run_program(line, program, arguments):
     return f"{done.stdout}\n{done.stderr}\n"
 
 
-def _is_here(name):
+def _is_available(name):
     return shutil.which(name) is not None or (name.isidentifier() and find_spec(name) is not None)
 
 
-def _flat(text):
-    """Return a text with single spaces, so that the width of a table does not matter."""
+def _join_words(text):
+    """Return a text with single spaces, so that widths of table columns do not matter."""
     return " ".join(text.split())

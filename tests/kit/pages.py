@@ -1,4 +1,4 @@
-"""Parser of the HTML of reports, without a browser."""
+"""Parser of the HTML of pages, without a browser."""
 
 import json
 from dataclasses import dataclass, field
@@ -6,34 +6,35 @@ from html.parser import HTMLParser
 from typing import Any
 
 LOADING = {"src", "href", "srcset", "data", "poster", "action", "formaction", "background"}
-"""Attributes that make a browser load or leave."""
+"""Attributes that make a browser load a resource, or leave the page."""
 
 
 @dataclass
 class Page(HTMLParser):
-    """Contents of a page for tests."""
+    """Contents of a page, collected while `feed` parses its text."""
 
     ids: list[str] = field(default_factory=list)
-    """All ids."""
+    """All ids, in the order of the page."""
     targets: list[str] = field(default_factory=list)
     """Values of the attributes `LOADING`."""
     policy: str = ""
-    """The content security policy."""
+    """The content security policy; empty if there is none."""
     values: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """Metrics by schedule and key."""
+    """Metrics by schedule and key, from ``data-value``."""
     tags: list[str] = field(default_factory=list)
     """All start tags."""
     text: str = ""
     """All text outside scripts and styles."""
     scripts: dict[str, str] = field(default_factory=dict)
-    """Content of scripts with an id."""
+    """Content of scripts and styles by id, or by tag if they have none."""
     _inside: str = ""
+    """Key in `scripts` of the current script or style; empty outside of them."""
 
     def __post_init__(self):
         super().__init__(convert_charrefs=True)
 
     def handle_starttag(self, tag, attrs):
-        """Record the attributes of a tag."""
+        """Record a start tag and its attributes."""
         found = {key: value or "" for key, value in attrs}
         self.tags.append(tag)
         if "id" in found:
@@ -53,7 +54,7 @@ class Page(HTMLParser):
             self._inside = ""
 
     def handle_data(self, data):
-        """Record text, or the content of a script."""
+        """Append to `text`, or to the content of the current script or style."""
         if self._inside:
             self.scripts[self._inside] = self.scripts.get(self._inside, "") + data
         else:
@@ -61,7 +62,7 @@ class Page(HTMLParser):
 
 
 def read_page(text):
-    """Parse a page."""
+    """Return the contents of a page from its text."""
     page = Page()
     page.feed(text)
     page.close()

@@ -1,23 +1,23 @@
-"""Waiting for other processes on busy machines, and simulated failures of system calls."""
+"""Waits for other processes on busy machines, forked processes, and failing system calls."""
 
 import os
 import time
 
 PATIENCE_S = 120.0
-"""Timeout of any wait on a busy machine [s]."""
+"""Timeout of every wait [s], long enough for a busy machine."""
 
 
-def until(condition):
-    """Call a function until its result is true; return that. Raise `AssertionError` on timeout."""
-    end = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not come"
+def wait_until(condition):
+    """Call a function until its result is true; return the result. Fail after `PATIENCE_S`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.01)
-    return found
+    return result
 
 
-def gone(pid):
-    """Return whether a process has ended and was reaped."""
+def has_ended(pid):
+    """Return whether a process has ended and its parent has reaped it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -25,8 +25,8 @@ def gone(pid):
     return False
 
 
-def system_fault(number):
-    """Return a function that raises `OSError` with an error number."""
+def make_system_fault(number):
+    """Return a function that raises `OSError` with an error number, for any arguments."""
 
     def fail(*_):
         raise OSError(number, os.strerror(number))
@@ -34,8 +34,11 @@ def system_fault(number):
     return fail
 
 
-def in_a_fork(work):
-    """Call a function in a forked process; return the exit code, which is the function's result."""
+def run_in_fork(work):
+    """Call a function in a forked process; return the exit code of the process.
+
+    It is the function's result, 0 for None; 1 after an exception; negative after a signal.
+    """
     process = os.fork()
     if process == 0:
         code = 1

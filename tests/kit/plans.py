@@ -1,9 +1,9 @@
-"""Plans in a short notation, and random plans, also of training steps with state."""
+"""Plans in a short notation, such as ``c0 o0 w0 f0``; random plans, also with state."""
 
 from dataclasses import replace
 from typing import NamedTuple
 
-from kit.instances import random_costs, random_graph, random_schedule, random_step, seeded
+from kit.instances import make_rng, random_costs, random_graph, random_schedule, random_step
 from kit.worked import bench_device, make_state_node, make_update_node
 from poetmodel.device import Costs, StorageMode
 from poetmodel.graph import Graph, operation
@@ -13,30 +13,36 @@ from poetmodel.planner import make_plan
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.schedule.homes import Homes
 
-WORDS = {"c": Op.COMPUTE, "i": Op.PAGE_IN, "o": Op.PAGE_OUT, "w": Op.WAIT, "f": Op.FREE}
+OPS = {"c": Op.COMPUTE, "i": Op.PAGE_IN, "o": Op.PAGE_OUT, "w": Op.WAIT, "f": Op.FREE}
 PAGED = "c0 o0 c1 w0 f0 c2 f1 i0 w0 c3 f0 f2"
-"""`worked.skip_graph` with `a` paged; without both ``w0`` it is a blocking program."""
-FOLLOWS = f"{PAGED} f3"
-"""`PAGED` with the unread tensor freed too, as derived frees do."""
+"""Program of `worked.skip_graph` that pages `a`; without both ``w0`` it is blocking."""
+PAGED_AND_FREED = f"{PAGED} f3"
+"""`PAGED`, which also frees the unread tensor, as derived frees do."""
 
 
-def plan(text, mode="dma", **keys):
-    """Parse a plan in short notation, such as ``c0 o0 w0 f0``."""
+def parse_plan(text, mode="dma", **keys):
+    """Return the plan of a program in short notation: letters of `OPS` with indices.
+
+    `keys` are further fields of `Plan`.
+    """
     words = text.split()
-    program = tuple(Instruction(WORDS[word[0]], int(word[1:])) for word in words)
+    program = tuple(Instruction(OPS[word[0]], int(word[1:])) for word in words)
     return Plan(program=program, mode=StorageMode(mode), **keys)
 
 
 def random_plan(rng, mode, n=(3, 10)):
-    """Return a random graph, its costs, and the plan of a random schedule."""
+    """Draw a graph, its costs, and the plan of a random schedule."""
     graph = random_graph(rng, n)
     costs = random_costs(rng, graph, mode=mode)
     schedule = random_schedule(rng, graph)
     return graph, costs, make_plan(graph, costs, schedule, mode=mode)
 
 
-def altered(rng, graph, plan):
-    """Return a plan with one instruction removed, repeated, moved or changed in its operand."""
+def alter_plan(rng, graph, plan):
+    """Return a plan without a budget in which a random instruction is altered.
+
+    It is removed, repeated elsewhere, moved, or gets another operand.
+    """
     lines = list(plan.program)
     k = rng.randrange(len(lines))
     how = rng.randrange(4)
@@ -54,7 +60,10 @@ def altered(rng, graph, plan):
 
 
 def random_program(graph, random, mode, *, page=0.4, drop=0.2):
-    """Return a valid plan whose inputs are kept, paged in or recomputed at random."""
+    """Draw a valid plan in which inputs of nodes are kept, paged in or recomputed.
+
+    `page` is the probability of a page-out or page-in, `drop` that of a recomputation.
+    """
     made = _Program(graph, random, page, drop)
     for k in range(len(graph.nodes)):
         made.compute(k)
@@ -92,13 +101,16 @@ class _Program:
 
 
 STORED = "c0 c1 c2 f0 f1 i1 c3 c4 f2 f3 c5 f4 o5 f5"
-"""A blocking program of `state_step` with all state on storage; w is read twice."""
+"""A blocking program of `state_step` with all state on storage; w is paged in twice."""
 HELD = "c0 c1 c2 f0 c3 c4 f2 c5 f4"
-"""A program of `state_step` with all state in RAM; memory-mapped, only w+ is paged out besides."""
+"""A program of `state_step` with all state in RAM.
+
+For state on memory-mapped storage, a page-out of w+ must be added.
+"""
 
 
 def state_step():
-    """Return x, w, y = f(x, w) in place of x, v, g = b(y, w), w+ = u(w, g)."""
+    """Return a step with state w and v: y = f(x, w) in place of x, g = b(y, w, v), w+ = u(w, g)."""
     return Graph(
         name="step",
         nodes=(
@@ -121,7 +133,10 @@ class StateCase(NamedTuple):
 
 
 def random_state_case(rng, n=(3, 9), *, mapped=False):
-    """Return a random step with a valid schedule; its storage has DMA unless it is mapped."""
+    """Draw a training step with state, costs and a valid schedule.
+
+    Storage is memory-mapped if `mapped`, otherwise it has DMA.
+    """
     while True:
         graph = random_step(rng, n, flops=9)
         schedule = random_schedule(rng, graph, mapped=mapped)
@@ -135,13 +150,16 @@ def random_state_case(rng, n=(3, 9), *, mapped=False):
 
 
 def random_state_plan(rng, mode):
-    """Return a random step, its costs, and the plan of a random schedule, a quarter mapped."""
+    """Draw a training step with state, its costs, and the plan of a random schedule.
+
+    Storage is memory-mapped with probability 1/4.
+    """
     graph, costs, schedule = random_state_case(rng, mapped=rng.random() < 0.25)
     return graph, costs, make_plan(graph, costs, schedule, mode=mode)
 
 
 class PlanCase(NamedTuple):
-    """A schedule, and a budget that it meets."""
+    """A schedule, and a budget that it meets [B]; None for no budget."""
 
     graph: Graph
     costs: Costs
@@ -149,24 +167,24 @@ class PlanCase(NamedTuple):
     budget: int | None
 
     def plan(self, mode):
-        """Make the plan."""
+        """Return the plan of the schedule within the budget."""
         graph, costs, schedule, budget = self
         return make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=budget)
 
     def check(self, mode):
-        """Make the plan and check it."""
+        """Return the check of the plan; assert that the plan is valid."""
         check = check_plan(self.graph, self.costs, self.plan(mode), aux_bytes=2**53)
         assert check.violations == ()
         return check
 
 
 def plan_cases(count, *, with_state=False):
-    """Yield random schedules, also wasteful ones, with tight and loose budgets.
+    """Yield `count` random schedules, also wasteful ones, with tight and loose budgets.
 
-    With state, a quarter of the steps are memory-mapped.
+    With state, storage is memory-mapped in a quarter of the cases.
     """
     for number in range(count):
-        rng = seeded(f"planning/{'state/' if with_state else ''}{number}")
+        rng = make_rng(f"planning/{'state/' if with_state else ''}{number}")
         if with_state:
             graph, costs, schedule = random_state_case(rng, mapped=number % 4 == 0)
         else:
@@ -178,7 +196,7 @@ def plan_cases(count, *, with_state=False):
 
 
 def lower_bound_s(table, moves):
-    """Return the larger of compute and bus time, a lower bound on the makespan of the moves [s]."""
+    """Return a lower bound on the makespan of moves [s]: the larger of compute and bus time."""
     times = {
         Op.COMPUTE: table.compute_time_s,
         Op.PAGE_IN: table.page_in_time_s,

@@ -1,4 +1,7 @@
-"""Small quantized networks, as PT2E converts them and as ONNX files; needs PyTorch, no torchao."""
+"""Small quantized networks, converted as PT2E does, and as ONNX files.
+
+Needs PyTorch, but not torchao.
+"""
 
 import numpy as np
 import torch
@@ -17,7 +20,7 @@ LIMITS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-(2**15)
 
 
 class Inverted(nn.Module):
-    """An inverted residual as MobileNetV2 has it, without batch norm."""
+    """An inverted residual block of MobileNetV2, without batch norm."""
 
     def __init__(self, channels):
         super().__init__()
@@ -27,13 +30,13 @@ class Inverted(nn.Module):
         self.project = nn.Conv2d(wide, channels, 1)
 
     def forward(self, x):
-        """Return x and what the block makes of it."""
+        """Return the sum of x and the block's output."""
         y = functional.relu6(self.depthwise(functional.relu6(self.expand(x))))
         return x + self.project(y)
 
 
 def float_front(width=8):
-    """Return a front of all layers that have a kernel, for images of 3 channels, 17 x 13."""
+    """Return a float front with every kind of layer that has a kernel, for `images`."""
     return nn.Sequential(
         nn.Conv2d(3, width, 3, 2, 1), nn.ReLU(), Inverted(width), nn.MaxPool2d(3, 2, 1),
         nn.Conv2d(width, 2 * width, 3, groups=2, padding="same", dilation=2), nn.ReLU(),
@@ -43,51 +46,55 @@ def float_front(width=8):
 
 
 def images(batch=2, seed=0):
-    """Return random images for `float_front`."""
+    """Return random images of 3 channels, 17 x 13, for `float_front`."""
     return torch.randn(batch, 3, 17, 13, generator=torch.Generator().manual_seed(seed))
 
 
-def converted(front, x, *, dtype=torch.int8, weights=torch.int8, zero=0, per_channel=True):
-    """Return a front as ``convert_pt2e`` writes it, its activations by what they are on a batch."""
+def convert_front(front, x, *, dtype=torch.int8, weights=torch.int8, zero=0, per_channel=True):
+    """Return a float front converted as ``convert_pt2e`` does, with ranges from the batch `x`.
+
+    Activations have the type `dtype`; weights the type `weights` and the zero point `zero`, by
+    channel or by tensor.
+    """
     exported = torch.export.export(front.eval(), (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     module = exported.module()
-    seen = _Ranges(module)
+    ranges = _Ranges(module)
     with torch.no_grad():
-        seen.run(x)
+        ranges.run(x)
     graph = module.graph
     for node in list(graph.nodes):
         if node.op == "placeholder":
-            _insert_quantization(graph, node, _grid(seen.of[node], dtype), dtype)
+            _insert_quantization(graph, node, _find_grid(ranges.limits[node], dtype), dtype)
         elif node.target in MOVED:
             *_, scale, point, _, _, _ = node.args[0].args
             _insert_quantization(graph, node, (scale, point), dtype)
         elif node.target in (*WEIGHTED, *SUMS, *ACTIVATIONS, *MEANS):
             if node.target in WEIGHTED:
-                _quantized_weight(module, node, weights, zero, per_channel=per_channel)
+                _quantize_weight(module, node, weights, zero, per_channel=per_channel)
             users = list(node.users)
             if len(users) == 1 and users[0].target in ACTIVATIONS:
                 continue
-            _insert_quantization(graph, node, _grid(seen.of[node], dtype), dtype)
+            _insert_quantization(graph, node, _find_grid(ranges.limits[node], dtype), dtype)
     graph.lint()
     module.recompile()
     return module
 
 
 class _Ranges(fx.Interpreter):
-    """Notes the least and the largest number of each tensor."""
+    """Interpreter that records the minimum and maximum of each tensor, with 0 in between."""
 
     def __init__(self, module):
         super().__init__(module)
-        self.of = {}
+        self.limits = {}
 
     def run_node(self, n):
         value = super().run_node(n)
         if isinstance(value, torch.Tensor):
-            self.of[n] = (min(0.0, float(value.min())), max(0.0, float(value.max())))
+            self.limits[n] = (min(0.0, float(value.min())), max(0.0, float(value.max())))
         return value
 
 
-def _grid(limits, dtype):
+def _find_grid(limits, dtype):
     low, high = LIMITS[dtype]
     scale = float(np.float32(max(limits[1] - limits[0], 1e-6) / (high - low)))
     return scale, int(np.clip(low - round(limits[0] / scale), low, high))
@@ -103,25 +110,25 @@ def _insert_quantization(graph, node, grid, dtype):
     back.args = (q, *grid, *LIMITS[dtype], dtype)
 
 
-def _quantized_weight(module, node, dtype, zero, *, per_channel):
+def _quantize_weight(module, node, dtype, zero, *, per_channel):
     source = node.args[1]
     weight = module.get_parameter(source.target).detach()
     peaks = weight.flatten(1).abs().amax(1)
     scales = (peaks if per_channel else peaks.max().expand_as(peaks)) / 127
     shape = (-1, *[1] * (weight.ndim - 1))
     whole = torch.round(weight / scales.view(shape)) + zero
-    held = f"frozen_{node.name}"
-    module.register_buffer(held, whole.clamp(-127, 127).to(dtype))
-    module.register_buffer(f"{held}_scale", scales.clone())
-    module.register_buffer(f"{held}_zero", torch.full((len(scales),), zero, dtype=torch.int64))
+    name = f"frozen_{node.name}"
+    module.register_buffer(name, whole.clamp(-127, 127).to(dtype))
+    module.register_buffer(f"{name}_scale", scales.clone())
+    module.register_buffer(f"{name}_zero", torch.full((len(scales),), zero, dtype=torch.int64))
     graph = module.graph
     limits = LIMITS[dtype]
     with graph.inserting_before(node):
-        raw = graph.get_attr(held)
+        raw = graph.get_attr(name)
         if per_channel:
-            others = [graph.get_attr(f"{held}_{name}") for name in ("scale", "zero")]
+            grids = [graph.get_attr(f"{name}_{end}") for end in ("scale", "zero")]
             real = graph.call_function(
-                _DECOMPOSED.dequantize_per_channel.default, (raw, *others, 0, *limits, dtype)
+                _DECOMPOSED.dequantize_per_channel.default, (raw, *grids, 0, *limits, dtype)
             )
         else:
             real = graph.call_function(
@@ -131,9 +138,9 @@ def _quantized_weight(module, node, dtype, zero, *, per_channel):
     node.args = (node.args[0], real, *node.args[2:])
 
 
-# -- as a file of ONNX -----------------------------------------------------------------------------
+# -- ONNX files ------------------------------------------------------------------------------------
 def write_onnx(module, path, *, head=None):
-    """Write a converted front as nodes of QDQ, with a linear layer behind it if one is given."""
+    """Write a converted front, and the linear layer `head` after it, as an ONNX file (QDQ)."""
     from onnx import TensorProto, helper, save
 
     writer = _Writer(module)
@@ -141,7 +148,10 @@ def write_onnx(module, path, *, head=None):
         writer.write(node)
     result = module.graph.output_node().args[0][0].name
     if head is not None:
-        names = [writer.hold(f"head.{n}", p.detach().numpy()) for n, p in head.named_parameters()]
+        names = [
+            writer.add_constant(f"head.{name}", parameter.detach().numpy())
+            for name, parameter in head.named_parameters()
+        ]
         writer.nodes.append(helper.make_node("Gemm", [result, *names], ["logits"], transB=1))
         result = "logits"
     x = next(iter(module.graph.find_nodes(op="placeholder")))
@@ -151,32 +161,34 @@ def write_onnx(module, path, *, head=None):
         "quantized",
         [helper.make_tensor_value_info(x.name, TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info(result, TensorProto.FLOAT, None)],
-        writer.held,
+        writer.constants,
     )
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
 
 
 class _Writer:
-    """Nodes of ONNX for those of a converted module, and the constants that they take."""
+    """Writer of ONNX nodes for the nodes of a converted module, and of their constants."""
 
     def __init__(self, module):
         self.module = module
-        self.nodes, self.held = [], []
+        self.nodes, self.constants = [], []
 
-    def hold(self, name, array):
-        """Keep a constant, and return its name."""
+    def add_constant(self, name, array):
+        """Add a constant; return its name."""
         from onnx import numpy_helper
 
-        self.held.append(numpy_helper.from_array(array, name))
+        self.constants.append(numpy_helper.from_array(array, name))
         return name
 
     def write(self, node):
-        """Write a node."""
+        """Add the ONNX node or constant of a node of the module; nothing for inputs and outputs."""
         if node.op == "get_attr":
-            held = dict(self.module.named_buffers()) | dict(self.module.named_parameters())
-            array = held[node.target].detach().numpy()
-            # Zeros of weights have the type of these in ONNX.
-            self.hold(node.name, array.astype(np.int8) if node.target.endswith("_zero") else array)
+            tensors = dict(self.module.named_buffers()) | dict(self.module.named_parameters())
+            array = tensors[node.target].detach().numpy()
+            # In ONNX, zero points of weights have the type of the weights.
+            self.add_constant(
+                node.name, array.astype(np.int8) if node.target.endswith("_zero") else array
+            )
         elif node.op == "call_function":
             self.node, self.given = node, node.args
             getattr(self, str(node.target).split(".")[-2])()
@@ -185,7 +197,9 @@ class _Writer:
         from onnx import helper
 
         names = [
-            i.name if isinstance(i, fx.Node) else self.hold(f"held_{len(self.held)}", np.asarray(i))
+            i.name
+            if isinstance(i, fx.Node)
+            else self.add_constant(f"held_{len(self.constants)}", np.asarray(i))
             for i in inputs
         ]
         made = helper.make_node(operator, names, [self.node.name], **attributes)
@@ -245,4 +259,4 @@ class _Writer:
 
 
 TYPES = {torch.int8: np.int8, torch.uint8: np.uint8}
-"""Types of ONNX by those of PyTorch."""
+"""NumPy types of zero points by PyTorch type."""

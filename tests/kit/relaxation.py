@@ -1,7 +1,7 @@
-"""Bare rounds of ``lazy``: solve a relaxation, place its answer, enforce what it breaks, again.
+"""Bare row generation: solve a relaxation, disaggregate it, enforce a violated row, repeat.
 
-Without a start, cuts, a search for schedules or first rows from elsewhere, so that merged stages
-and rows within stages are what makes the answer right. The driver's own loop has all of these.
+There are no start, no cuts, no primal heuristics and no initial rows, unlike in the loop of
+``lazy``. So a correct result depends on groups of stages and on enforced rows alone.
 """
 
 from dataclasses import replace
@@ -17,129 +17,135 @@ from poetmodel.problem import Quantity
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import make_candidate
 
-CLOSE = 1e-6
-"""By how much a solver's figures may be off; everything in the instances is a small integer."""
+SOLVER_TOLERANCE = 1e-6
+"""Absolute tolerance of a solver's values; all numbers of the instances are small integers."""
 
 
-class Found(NamedTuple):
-    """What the rounds came to."""
+class RoundsOutcome(NamedTuple):
+    """The result of row generation."""
 
     value: float | None
-    """The least value beyond what every schedule pays; None if there is no schedule."""
+    """The minimum objective without the baseline; None if there is no schedule."""
     rounds: int
-    """Relaxations that were solved."""
+    """Number of solved relaxations."""
     grouping: Grouping
-    """The rows enforced in the end."""
+    """The rows enforced in the last relaxation."""
 
 
 class RoundsError(Exception):
-    """A promise of the rounds is broken."""
+    """Row generation has an inconsistent result, such as a bound that falls."""
 
 
-def no_rows(problem):
-    """Return the grouping that enforces nothing: all stages are one."""
+def group_all_stages(problem):
+    """Return the grouping that enforces no row: all stages are one group."""
     return Grouping(len(problem.graph.nodes))
 
 
 def random_rows(rng, problem, chance=0.3):
-    """Return a grouping with random rows of stages, and half the times of steps."""
+    """Draw a grouping with random rows of stages and, in half of the draws, of steps.
+
+    `chance` is the probability of each stage row.
+    """
     n = len(problem.graph.nodes)
     stages = [t for t in range(n) if rng.random() < chance]
     of_steps = chance / 3 if rng.random() < 0.5 else 0.0
     steps = [(t, k) for t in range(n) for k in range(t) if rng.random() < of_steps]
-    return no_rows(problem).with_rows(stages, steps)
+    return group_all_stages(problem).with_rows(stages, steps)
 
 
-def relaxation_of(problem, grouping):
-    """Build the relaxation of a grouping."""
+def make_relaxation(problem, grouping):
+    """Return the relaxation of a problem for a grouping."""
     return Relaxation.build(problem, grouping, recomputable_nodes(problem))
 
 
-def least(form, unit=1.0, **targets):
-    """Return the optimum of a form, None where it has no point."""
+def find_minimum(form, unit=1.0, **targets):
+    """Return the optimum of a form, times `unit`; None without a solution.
+
+    `targets` are further limits of the solve, such as a cutoff.
+    """
     raw = backend("highs").solve(form, Limits(rel_gap=0.0, **targets))
     assert raw.x is not None or raw.is_infeasible or raw.status == "cutoff"
     return None if raw.objective is None else raw.objective * unit
 
 
 def whole_points(rng, relaxation, count):
-    """Yield 0/1 points of a relaxation, found without cuts: best for random objectives."""
+    """Yield optimal integer solutions of a relaxation without cuts for random objectives."""
     form = relaxation.form
     for _ in range(count):
         costs = np.array([rng.uniform(-0.3, 1.0) for _ in range(form.n_columns)])
-        if relaxation.problem.minimize == Quantity.RAM:  # else any peak would do
+        if relaxation.problem.minimize == Quantity.RAM:  # otherwise the peak is arbitrary
             costs[relaxation.peak_column] = 100.0
         raw = backend("highs").solve(replace(form, objective=costs), Limits(rel_gap=0.0))
         if raw.x is not None:
             yield raw.x
 
 
-def activity(cut, x):
-    """Return by how much a point is above a cut's right-hand side; negative where it breaks it."""
+def compute_excess(cut, x):
+    """Return the value of a cut at `x` minus its lower limit; negative if `x` violates the cut."""
     return float(sum(value * x[column] for value, column in cut.terms)) - cut.lower
 
 
-def solved(relaxation):
-    """Solve a relaxation to the end."""
+def solve_relaxation(relaxation):
+    """Solve a relaxation with its cuts to optimality; return the raw solution."""
     form = relaxation.form_with_cuts(relaxation.cuts)
     return backend("highs").solve(form, Limits(rel_gap=0.0, time_s=120.0))
 
 
 def ram_limit(relaxation, x):
-    """Return the bytes that a point must not exceed: the budget, or the peak that it claims."""
+    """Return the limit on the RAM of a solution [B]: the budget, or its own peak if minimized."""
     usable = relaxation.problem.usable_ram_bytes
     if relaxation.problem.minimize != Quantity.RAM:
         return usable
-    return float(x[relaxation.peak_column]) * usable + CLOSE
+    return float(x[relaxation.peak_column]) * usable + SOLVER_TOLERANCE
 
 
-def placed(relaxation, x):
-    """Disaggregate a point to stages."""
+def disaggregate_point(relaxation, x):
+    """Turn a solution over groups into decisions by stage."""
     return relaxation.disaggregate(x)
 
 
-def broken(placement, limit):
-    """Return every row of stages, and of steps, that a placement breaks."""
+def find_violated_rows(placement, limit):
+    """Return the violated rows of a disaggregated solution: stages, and (stage, node) steps."""
     stages = [t for t, load in enumerate(placement.stage_loads()) if load > limit]
     return stages, [(t, k) for t, k, load in placement.step_loads() if load > limit]
 
 
 def run_rounds(problem, grouping=None):
-    """Add rows, one run at a time, until an answer placed on stages is a schedule.
+    """Solve relaxations, with one more row each time, until a solution violates no row.
 
     Raises
     ------
     RoundsError
-        If an enforced row is broken by the placed answer, a bound falls, or the verifier does not
-        find what the relaxation says.
+        If a solution violates an enforced row, a bound falls, the solver stops early, or the
+        verifier rejects the schedule or computes another value.
     """
-    current = no_rows(problem) if grouping is None else grouping
+    current = group_all_stages(problem) if grouping is None else grouping
     count, bound = 0, 0.0
     while True:
-        relaxation = relaxation_of(problem, current)
-        raw = solved(relaxation)
+        relaxation = make_relaxation(problem, current)
+        raw = solve_relaxation(relaxation)
         count += 1
         if raw.x is None or raw.objective is None:
             if not raw.is_infeasible:
                 msg = f"the solver stopped with {raw.status}"
                 raise RoundsError(msg)
-            return Found(None, count, current)
+            return RoundsOutcome(None, count, current)
         value = raw.objective * relaxation.unit
         if problem.minimize == Quantity.RAM:
-            value = max(value, problem.floor.bytes)  # the model's own bound is a little below
-        if value < bound - CLOSE:
+            value = max(value, problem.floor.bytes)  # the model's bound may be slightly lower
+        if value < bound - SOLVER_TOLERANCE:
             msg = f"round {count}: the bound falls from {bound} to {value}"
             raise RoundsError(msg)
         bound = value
-        placement = placed(relaxation, raw.x)
-        stages, steps = broken(placement, ram_limit(relaxation, raw.x))
+        placement = disaggregate_point(relaxation, raw.x)
+        stages, steps = find_violated_rows(placement, ram_limit(relaxation, raw.x))
         if set(stages) & current.stage_rows or set(steps) & current.step_rows:
             msg = f"round {count}: {stages} and {steps} are broken, and {current} enforced"
             raise RoundsError(msg)
         if not stages and not steps:
             _compare(problem, placement, value)
-            return Found(value, count, current)
-        # The steps only where all stage rows hold, as the driver does.
+            return RoundsOutcome(value, count, current)
+        # Rows of steps only if no stage row is violated, as in `lazy`.
         current = current.with_rows(stages[:1], () if stages else steps[:1])
 
 
@@ -148,18 +154,18 @@ def _compare(problem, placement, value):
     if candidate.violations:
         msg = f"the verifier rejects the placed answer: {candidate.violations}"
         raise RoundsError(msg)
-    # The answer of a relaxation may hold decisions that placing drops; it costs what is left.
-    if abs(candidate.value - value) > CLOSE and problem.minimize != Quantity.RAM:
+    # The peak may be lower than in the relaxation, because disaggregation drops decisions.
+    if abs(candidate.value - value) > SOLVER_TOLERANCE and problem.minimize != Quantity.RAM:
         msg = f"the relaxation says {value}, the verifier {candidate.value}"
         raise RoundsError(msg)
-    if candidate.value > value + CLOSE:
+    if candidate.value > value + SOLVER_TOLERANCE:
         msg = f"the relaxation says {value}, the verifier {candidate.value}"
         raise RoundsError(msg)
 
 
-def groupings_between(problem, rng, count):
-    """Yield ever finer groupings, from none of the rows on."""
-    grouping = no_rows(problem)
+def draw_groupings(problem, rng, count):
+    """Yield `count` groupings: the first has no row, each other one random further rows."""
+    grouping = group_all_stages(problem)
     for _ in range(count):
         yield grouping
         more = random_rows(rng, problem, 0.25)

@@ -1,4 +1,4 @@
-"""Verified schedules for tests of the report, and what compiled PyTorch steps report."""
+"""Subjects of the report for tests: verified schedules, and reports of compiled steps."""
 
 from kit.commands import training_step
 from kit.worked import bench_device
@@ -15,20 +15,24 @@ from poetmodel.solver import solve
 
 
 def training_problem(ram):
-    """Return the training step of `training_step` on the bench device.
+    """Return the problem of `training_step` on the bench device.
 
-    With 900 B of RAM w2 is resident and w1 lies on storage, with 1,140 B everything is kept.
+    With 900 B of RAM w2 is resident and w1 is on storage, with 1,140 B everything is kept.
     """
     graph = Graph.from_dict(training_step())
     return Problem(graph, Costs.estimate(graph, bench_device()), ram=ram)
 
 
 def subject(problem, schedule=None, *, label="A", mode="blocking"):
-    """Judge and plan the best schedule of a problem, or another one in its place."""
+    """Return the subject of the best schedule of a problem, or of `schedule`.
+
+    The schedule is verified. If the simulator finds no violation, it is planned for `mode`, and the
+    plan and its addresses are checked; otherwise the subject has no plan.
+    """
     document = parse_document(format_document(solve(problem).to_dict()), source="x.json")
     chosen = document.schedule if schedule is None else schedule
     verdict = verify(problem, chosen, stated=document.stated_metrics if schedule is None else None)
-    plan = check = places = None
+    plan = check = arena_check = None
     if not verdict.simulation.violations:
         plan = make_plan(
             problem.graph,
@@ -38,7 +42,7 @@ def subject(problem, schedule=None, *, label="A", mode="blocking"):
             ram_budget_bytes=problem.usable_ram_bytes,
         )
         check = check_plan(problem.graph, problem.costs, plan)
-        places = check_arena(problem.graph, plan, place(problem.graph, plan))
+        arena_check = check_arena(problem.graph, plan, place(problem.graph, plan))
     return Subject(
         label=label,
         sources=Sources(schedule="x.json", graph="skip.json", profile="skip costs.csv"),
@@ -49,16 +53,19 @@ def subject(problem, schedule=None, *, label="A", mode="blocking"):
         verdict=verdict,
         plan=plan,
         check=check,
-        arena_check=places,
+        arena_check=arena_check,
     )
 
 
 RESERVED_BYTES = 6
-"""What the step keeps beside its schedule."""
+"""Reserved bytes of the step [B]."""
 
 
 def certificate(**changes):
-    """Return what a verification found: 9 equal results, measured figures below the planned."""
+    """Return the entry "certificate" of a step's report: 9 equal results, no difference.
+
+    `changes` replace its values.
+    """
     return {
         "name": "skip",
         "compared": 9,
@@ -85,7 +92,10 @@ def certificate(**changes):
 
 
 def step_values(problem, **changes):
-    """Return what ``step.report()`` would of a step that runs the best schedule of a problem."""
+    """Return the values of ``step.report()`` for a step with the best schedule of a problem.
+
+    `changes` replace them.
+    """
     graph, costs = problem.graph, problem.costs
     result = solve(problem)
     schedule, usable = result.require_schedule(), problem.usable_ram_bytes
@@ -130,12 +140,18 @@ def step_values(problem, **changes):
 
 
 def step_subject(problem, **changes):
-    """Return what the page of a compiled step shows, the best schedule of a problem its own."""
+    """Return the subject of a compiled step with the best schedule of a problem.
+
+    `changes` replace values of the step's report.
+    """
     return planned_subject(problem, step_values(problem, **changes))
 
 
 def planned_subject(problem, step):
-    """Return the best schedule of a problem with its plan, and what is said of its step."""
+    """Return the subject of the best schedule of a problem, and its plan.
+
+    `step` has the values of ``step.report()``.
+    """
     result = solve(problem)
     usable = problem.usable_ram_bytes
     plan = make_plan(

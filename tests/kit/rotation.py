@@ -1,8 +1,9 @@
-"""Selection of quick parameters, and of the tests marked ``seeds`` that a test run executes.
+"""Marks of slow parameters, and selection of the tests marked ``seeds`` that pytest executes.
 
-Tests marked ``seeds`` check properties of quick tests on more random problems. A test run executes
-a rotating share of them, and tests that failed before. The commit selects the share, or the day
-without git; ``POETMODEL_SEEDS=all`` selects all, a number one share.
+Tests marked ``seeds`` check properties of quick tests on more random problems. Each execution of
+pytest selects one share of them, and the tests that failed before. The commit determines the share,
+or the day without git; ``POETMODEL_SEEDS=all`` selects all tests, a number the share with this
+number.
 """
 
 import os
@@ -17,16 +18,19 @@ from zlib import crc32
 import pytest
 
 SHARES = 16
-"""Number of shares into which the tests are divided."""
+"""Number of shares into which the tests marked ``seeds`` are divided."""
 KEPT = Path(__file__).parents[1] / "kept_seeds.txt"
-"""File with the tests that failed before and always run, one name per line."""
+"""File with the names of tests that failed before, one per line; they are always selected."""
 
 
-def this_share():
-    """Return the number of the share to execute; None for all."""
-    asked = os.environ.get("POETMODEL_SEEDS", "")
-    if asked:
-        return None if asked == "all" else int(asked) % SHARES
+def select_share():
+    """Return the number of the share to execute, from the environment, the commit or the day.
+
+    None for all shares.
+    """
+    setting = os.environ.get("POETMODEL_SEEDS", "")
+    if setting:
+        return None if setting == "all" else int(setting) % SHARES
     git = ["git", "-C", str(KEPT.parent), "rev-parse", "HEAD"]
     try:
         commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout
@@ -35,50 +39,53 @@ def this_share():
     return int(commit[:8], 16) % SHARES
 
 
-def kept_tests(file=KEPT):
-    """Return the names of the tests that always run."""
+def read_kept_tests(file=KEPT):
+    """Return the names of tests that are always selected; empty if there is no file."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def keep(names, file=KEPT):
-    """Add failed tests to those that always run; return the new ones."""
-    before = kept_tests(file)
+def add_kept_tests(names, file=KEPT):
+    """Append names of failed tests to the file, unless it has them; return the appended names."""
+    before = read_kept_tests(file)
     added = sorted(set(names).difference(before))
     with file.open("a", encoding="utf-8") as out:
         out.writelines(f"{name}\n" for name in added)
     return added
 
 
-def chosen(names, share, kept=()):
-    """Return the tests to execute; each test function is divided evenly among the shares."""
-    always, places, taken = set(kept), Counter[str](), set[str]()
+def select_tests(names, share, kept=()):
+    """Return the names of a share, and those of `kept`; None for `share` selects all names.
+
+    The cases of each test function are divided evenly among the shares.
+    """
+    always, positions, selected = set(kept), Counter[str](), set[str]()
     for name in names:
         function = name.partition("[")[0]
-        place = crc32(function.encode()) + places[function]
-        places[function] += 1
-        if share is None or place % SHARES == share or name in always:
-            taken.add(name)
-    return taken
+        position = crc32(function.encode()) + positions[function]
+        positions[function] += 1
+        if share is None or position % SHARES == share or name in always:
+            selected.add(name)
+    return selected
 
 
 class Part(NamedTuple):
-    """One of the parts into which the instances of a test are divided."""
+    """One of `parts` parts into which the instances of a test are divided, by number from 0."""
 
     number: int
     parts: int
 
-    def of(self, instances):
-        """Return every n-th instance, n being the number of parts."""
+    def select(self, instances):
+        """Return the instances of this part: every n-th of all, where n is the number of parts."""
         return islice(instances, self.number, None, self.parts)
 
-    def share(self, least):
-        """Return this part's share of a minimum that all instances must reach together."""
-        return least // self.parts
+    def divide(self, minimum):
+        """Return this part's fraction of a minimum that all instances together must reach."""
+        return minimum // self.parts
 
 
-def parts(count):
-    """Return the decorator that parametrizes a test by each `Part`; only the first is quick."""
+def parametrize_parts(count):
+    """Return a decorator that parametrizes a test by `Part`; all but the first are ``seeds``."""
     return pytest.mark.parametrize(
         "part",
         [
@@ -92,19 +99,22 @@ def parts(count):
     )
 
 
-def quick(values, chosen):
-    """Return parameters, or tuples of them, marked slow except the chosen ones."""
+def mark_slow_except(values, chosen):
+    """Return parameters of a test, or tuples of them, marked ``slow`` except those in `chosen`."""
     return _mark_unchosen(values, chosen, pytest.mark.slow)
 
 
-def rotating(values, always):
-    """Return parameters, or tuples of them, of a slow test, marked ``seeds`` except `always`.
+def mark_seeds_except(values, always):
+    """Return parameters of a test, or tuples of them, marked ``seeds`` except those in `always`.
 
-    Each test run executes a share of those marked.
+    Each execution of pytest selects a share of the marked ones.
     """
     return _mark_unchosen(values, always, pytest.mark.seeds)
 
 
 def _mark_unchosen(values, chosen, mark):
-    parts = [(v, v if isinstance(v, tuple) else (v,)) for v in values]
-    return [v if v in chosen else pytest.param(*own, marks=mark) for v, own in parts]
+    pairs = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
+    return [
+        value if value in chosen else pytest.param(*arguments, marks=mark)
+        for value, arguments in pairs
+    ]

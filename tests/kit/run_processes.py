@@ -1,4 +1,4 @@
-"""What processes of benchmark runs do when they go wrong, where other processes find it."""
+"""Failures of worker processes of benchmark runs, in a module that these processes can import."""
 
 import os
 import signal
@@ -7,17 +7,17 @@ import threading
 from harness import record
 
 
-def die(*_, **__):
-    """End the process as a crash of a solver does."""
+def kill_process(*_, **__):
+    """Kill this process by a signal, as a crash of a solver does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait(*_, **__):
-    """Never come back."""
+def wait_forever(*_, **__):
+    """Wait forever, as a solver that hangs."""
     threading.Event().wait()
 
 
-def ran(fields, _start, **_):
-    """Return the record of a training run that was no trouble."""
+def make_record(fields, _start, **_):
+    """Return the record of a successful training run; `fields` are those of its cell."""
     facts = {"cell": fields, "status": "ran", "seconds": 1.0, "heap_peak_bytes": 100}
     return record("training", fields["method"], **facts)

@@ -1,4 +1,4 @@
-"""Compiled C objects of a test run, shared by its tests and workers."""
+"""Compiled C files, which all tests and workers of one execution of pytest share."""
 
 import atexit
 import hashlib
@@ -16,21 +16,24 @@ _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
 
 class Store:
-    """A folder of compiled files; each is written under a temporary name first."""
+    """A folder of compiled files.
+
+    A file is written under a temporary name first, so that other workers never read a partial one.
+    """
 
     folder = None
-    """The folder of the test run; by default a temporary one of the process."""
+    """The folder; None until `path` creates a temporary one for this process."""
 
     def path(self, name):
-        """Return the path of a file, whether it exists or not."""
+        """Return the path of a file, which need not exist."""
         if self.folder is None:
             own = TemporaryDirectory(prefix="pm_objects_")
             atexit.register(own.cleanup)
             self.folder = Path(own.name)
         return self.folder / name
 
-    def keep(self, name, make):
-        """Return the path of a file; create the file with `make` if it is missing."""
+    def get_or_make(self, name, make):
+        """Return the path of a file; if it is missing, call `make` with a path to write it to."""
         path = self.path(name)
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
@@ -45,18 +48,21 @@ STORE = Store()
 
 @pytest.fixture(scope="session", autouse=True)
 def share_compiled_files(tmp_path_factory, request):
-    """Fixture: share compiled files among all workers of a test run."""
+    """Fixture: set the folder of `STORE` to one that all workers share."""
     base = tmp_path_factory.getbasetemp()
     STORE.folder = (base.parent if hasattr(request.config, "workerinput") else base) / "compiled"
 
 
 def digest(*parts):
-    """Return a file name from the hash of all inputs of a compilation."""
+    """Return the hash of all inputs of a compilation, for a file name."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
-def flags_of(folder, target, settings=()):
-    """Return the compiler flags of an exported folder's Makefile; none without Makefile."""
+def read_flags(folder, target, settings=()):
+    """Return the compiler flags of an exported folder's Makefile; empty without a Makefile.
+
+    Executes ``make`` with `settings` as variables, which writes the flags to the build folder.
+    """
     flags = folder / "build" / target / "flags"
     command = ["make", "--silent", str(flags.relative_to(folder)), *settings]
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS")}
@@ -65,13 +71,16 @@ def flags_of(folder, target, settings=()):
 
 
 def build(folder, target, *, settings=()):
-    """Build an exported folder; reuse stored objects of equal text and flags."""
+    """Build an exported folder anew; return its program.
+
+    Copies objects of equal text and flags from `STORE`, and adds new ones to it.
+    """
     objects = folder / "build" / target
     shutil.rmtree(objects, ignore_errors=True)
-    flags = flags_of(folder, target, settings)
+    flags = read_flags(folder, target, settings)
     if not flags:
         return board.build_program(folder, target, settings=settings)
-    names = _names(folder, objects, flags)
+    names = _store_names(folder, objects, flags)
     for path, name in names.items():
         if STORE.path(name).exists():
             path.parent.mkdir(exist_ok=True)
@@ -79,21 +88,22 @@ def build(folder, target, *, settings=()):
     program = board.build_program(folder, target, settings=settings)
     for path, name in names.items():
         if path.exists():
-            STORE.keep(name, lambda copy, path=path: shutil.copyfile(path, copy))
+            STORE.get_or_make(name, lambda copy, path=path: shutil.copyfile(path, copy))
     return program
 
 
-def _names(folder, objects, flags):
-    """Return the name in the store for each object that depends on text alone.
+def _store_names(folder, objects, flags):
+    """Return the name in the store by path of the object, from the source's text and flags.
 
-    A macro counts where a text has its name; linker options do not count.
+    Sources that include binary files have none. A ``-D`` flag is part of the name if its macro is
+    in the text; linker options are not.
     """
     compiling = [word for word in flags if not word.startswith("-Wl,")]
     names = {}
     for source in (
         path for part in ("src", "port", "host") for path in folder.glob(f"{part}/**/*.c")
     ):
-        text = _text(source, folder, set())
+        text = _read_text(source, folder, set())
         if ".incbin" not in text:
             own = [w for w in compiling if w[:2] != "-D" or w[2:].partition("=")[0] in text]
             path = objects / source.relative_to(folder).with_suffix(".o")
@@ -101,10 +111,11 @@ def _names(folder, objects, flags):
     return names
 
 
-def _text(source, folder, read):
-    """Return the text of a file, and of all files of its folder that it includes.
+def _read_text(source, folder, read):
+    """Return the text of a file, and of all files of the exported folder that it includes.
 
-    The header of kernels only declares: kernels of several folders are the same objects.
+    Adds the files to `read`. Omits ``pm_kernels.h``, which only has declarations: otherwise the
+    same kernel would be another object in each folder.
     """
     read.add(source)
     text = source.read_text(encoding="utf-8")
@@ -112,5 +123,5 @@ def _text(source, folder, read):
         paths = (source.parent / name, folder / "include" / name)
         path = next((path.resolve() for path in paths if path.is_file()), None)
         if path is not None and path not in read and path.name != "pm_kernels.h":
-            text += _text(path, folder, read)
+            text += _read_text(path, folder, read)
     return text

@@ -1,4 +1,4 @@
-"""Hypothesis strategies that the tests share: random training graphs and costs for them."""
+"""Hypothesis strategies: random graphs, and costs for them."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ SMALL = st.integers(min_value=0, max_value=5).map(float)
 """A time or an energy: a small whole number, zero included, so that sums are exact."""
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6)
-"""Any name a file can hold: also commas, quotes, line ends, letters of every script."""
+"""Names that a file permits: also with commas, quotes, line ends, letters of every script."""
 
 
 @st.composite
@@ -58,7 +58,7 @@ def graphs(
 
 @st.composite
 def rich_graphs(draw, **options):
-    """Draw a graph of `graphs` in which every attribute and every name may be anything allowed."""
+    """Draw a graph of `graphs` with random permitted names and attributes of nodes and graph."""
     plain = draw(graphs(on_aux=True, **options))
     count = st.integers(min_value=0, max_value=2**53)
     number = {name: i for i, name in enumerate(plain.tensor_index)}
@@ -66,7 +66,7 @@ def rich_graphs(draw, **options):
     node_names = draw(
         st.lists(NAMES, min_size=len(plain.nodes), max_size=len(plain.nodes), unique=True)
     )
-    own = draw(st.booleans())  # the usual case: one output, of the node's own name
+    own = draw(st.booleans())  # whether a node has the name of its first output, the usual case
     nodes = []
     for k, node in enumerate(plain.nodes):
         inputs = [new[number[name]] for name in node.inputs]
@@ -102,7 +102,7 @@ def rich_graphs(draw, **options):
 
 @st.composite
 def costs_for(draw, graph, *, storage=True):
-    """Draw costs for a graph: small whole times and energies, zeros among them; pages if wanted."""
+    """Draw costs for a graph: small whole times and energies, also 0; transfers if `storage`."""
     n, m = len(graph.nodes), len(graph.tensors)
     pair = st.tuples(SMALL, SMALL)
     pages = st.lists(pair, min_size=m, max_size=m)

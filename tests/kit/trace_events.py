@@ -1,7 +1,7 @@
-"""A strict reader of Chrome trace events, after the description of the format.
+"""A strict checker of Chrome trace events.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU names the keys that
-each phase of event has, and says what must hold of slices on one track and of flows.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU defines the keys of
+each phase of event, and rules for slices on one track and for flows.
 """
 
 import math
@@ -19,7 +19,7 @@ _KEYS = {
     "s": ({"ts", "id", "cat"}, {"args"}),
     "f": ({"ts", "id", "cat"}, {"args", "bp"}),
 }
-"""The keys that each phase needs beside those that all have, and those it may have."""
+"""For each phase, the further keys that it must have, and those that it may have."""
 _METADATA = {
     "process_name": {"name": str},
     "thread_name": {"name": str},
@@ -28,7 +28,7 @@ _METADATA = {
 
 
 def check_trace(document):
-    """Raise `AssertionError` unless a document is one of trace events; return its events."""
+    """Assert that a document consists of valid trace events; return the events."""
     assert set(document) == {"traceEvents", "displayTimeUnit", "otherData"}
     assert document["displayTimeUnit"] in {"ms", "ns"}
     assert isinstance(document["otherData"], dict)
@@ -43,8 +43,11 @@ def check_trace(document):
     return list(events)
 
 
-def nanoseconds(time_us):
-    """Return a time of the format, in microseconds, as the nanoseconds that readers keep."""
+def to_nanoseconds(time_us):
+    """Convert a time of the format [us] to whole nanoseconds, as readers do.
+
+    Asserts that the time is exact.
+    """
     whole = round(time_us * 1000)
     assert math.isclose(time_us, whole / 1000, rel_tol=1e-15)
     return whole
@@ -62,7 +65,7 @@ def _check_event(event):
         assert type(event[key]) in {int, float}
         assert math.isfinite(event[key])
         assert event[key] >= 0
-        nanoseconds(event[key])
+        to_nanoseconds(event[key])
     if event["ph"] == "C":
         assert event["args"]
         assert all(type(value) is int and value >= 0 for value in event["args"].values())
@@ -74,7 +77,7 @@ def _check_event(event):
 
 
 def _check_names(events):
-    """Every process and every track with slices has one name."""
+    """Assert that every process, and every track with slices, has exactly one name."""
     named = [(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"]
     assert len(named) == len(set(named))
     assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} <= set(named)
@@ -84,19 +87,19 @@ def _check_names(events):
 
 
 def _check_slices(events):
-    """Slices of one track do not overlap: here none is inside of another."""
+    """Assert that slices of one track do not overlap, not even nested as the format permits."""
     ends = {}
     for event in events:
         if event["ph"] != "X":
             continue
         track = event["pid"], event["tid"]
-        begin = nanoseconds(event["ts"])
+        begin = to_nanoseconds(event["ts"])
         assert begin >= ends.get(track, 0), event
-        ends[track] = begin + nanoseconds(event["dur"])
+        ends[track] = begin + to_nanoseconds(event["dur"])
 
 
 def _check_flows(events):
-    """Each flow begins once and then ends once, both where a slice is on that track."""
+    """Assert that each flow begins once and then ends once, both at a slice of its track."""
     flows = defaultdict(list)
     for event in events:
         if event["ph"] in "sf":
@@ -106,9 +109,9 @@ def _check_flows(events):
         assert (begin["name"], begin["cat"]) == (end["name"], end["cat"])
         for one in (begin, end):
             assert any(
-                nanoseconds(e["ts"])
-                <= nanoseconds(one["ts"])
-                <= nanoseconds(e["ts"]) + nanoseconds(e["dur"])
+                to_nanoseconds(e["ts"])
+                <= to_nanoseconds(one["ts"])
+                <= to_nanoseconds(e["ts"]) + to_nanoseconds(e["dur"])
                 for e in events
                 if e["ph"] == "X" and (e["pid"], e["tid"]) == (one["pid"], one["tid"])
             )

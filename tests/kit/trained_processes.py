@@ -1,4 +1,4 @@
-"""Train by loops of other libraries in the processes that ``torchrun`` starts, and compare bits."""
+"""Comparison of compiled and eager training by loops of other libraries, under ``torchrun``."""
 
 import copy
 import os
@@ -11,11 +11,12 @@ from torch.utils.data import DataLoader
 import poetmodel.torch as pmt
 
 ROWS, LENGTH, WORDS = 64, 64, 64
+"""Number of texts, tokens of a text, and size of the vocabulary."""
 OPTIONS = {"fullgraph": True, "dynamic": False}
 
 
 def network():
-    """Return a small classifier."""
+    """Return a small text classifier with the same weights in every call."""
     import transformers
 
     torch.manual_seed(0)
@@ -32,7 +33,7 @@ def network():
 
 
 def rows():
-    """Return texts and labels."""
+    """Return the same random texts with labels in every call."""
     torch.manual_seed(1)
     return [
         {"input_ids": torch.randint(WORDS, (LENGTH,)), "labels": torch.randint(2, ())}
@@ -40,8 +41,8 @@ def rows():
     ]
 
 
-def by_trainer(model):
-    """Train by the stock Trainer."""
+def train_by_trainer(model):
+    """Train a model for one epoch by the Trainer of Transformers."""
     import transformers
 
     with tempfile.TemporaryDirectory() as folder:
@@ -57,8 +58,8 @@ def by_trainer(model):
         transformers.Trainer(model=model, args=args, train_dataset=rows()).train()
 
 
-def by_accelerate(model):
-    """Train by a loop of Accelerate, which accumulates gradients of two batches."""
+def train_by_accelerate(model):
+    """Train a model for one epoch by a loop of Accelerate, with two batches per update."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -74,9 +75,12 @@ def by_accelerate(model):
 
 
 def main():
-    """Train eager and compiled models by both loops."""
+    """Train an eager and a compiled model by both loops, and assert that their bits are equal.
+
+    Prints "trained", and ends the process with status 0.
+    """
     torch.set_num_threads(1)
-    for train in (by_trainer, by_accelerate):
+    for train in (train_by_trainer, train_by_accelerate):
         torch._dynamo.reset()
         eager = network()
         model, back = copy.deepcopy(eager), pmt.backend("70%")
@@ -92,7 +96,7 @@ def main():
     torch.distributed.barrier()
     sys.stdout.write("trained\n")
     sys.stdout.flush()
-    os._exit(0)  # PyTorch's profiler leaves a thread
+    os._exit(0)  # PyTorch's profiler leaves a running thread
 
 
 if __name__ == "__main__":

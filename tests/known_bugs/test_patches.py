@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.programs import needs
+from kit.programs import require_programs
 from known_bugs.run import FOLDER, ROOT, apply, patches, suites_of
 
 
@@ -17,6 +17,6 @@ def test_bugs_are_in_each_package():
 @pytest.mark.parametrize("patch", patches(), ids=lambda patch: patch.stem)
 def test_patch_applies(patch):
     """A patch that does not apply would measure nothing."""
-    needs("git")
+    require_programs("git")
     apply(patch, ROOT, "--check")  # raises where it does not
     assert all((FOLDER.parent / name).exists() for name in suites_of(patch))

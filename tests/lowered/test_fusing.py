@@ -5,12 +5,12 @@ from itertools import product
 import pytest
 import torch
 
-from kit.digits import state_after
-from kit.export_agreement import batches_like
+from kit.digits import compute_state
+from kit.export_agreement import make_batches_like
 from kit.kernel_calls import list_kernels
-from kit.programs import needs
-from kit.rotation import rotating
-from kit.traced_models import Through
+from kit.programs import require_programs
+from kit.rotation import mark_seeds_except
+from kit.traced_models import FunctionModule
 from poetmodel.export.board import Target
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
@@ -31,7 +31,7 @@ RULES = {"plain": {}, "decay": {"weight_decay": 0.1}, "maximize": {"maximize": T
 
 def twice():
     """Return a layer that is applied two times: its gradient is a sum of two products."""
-    return Through(lambda parts, x: parts[0](torch.tanh(parts[0](x))), torch.nn.Linear(9, 9))
+    return FunctionModule(lambda parts, x: parts[0](torch.tanh(parts[0](x))), torch.nn.Linear(9, 9))
 
 
 def perceptron():
@@ -146,18 +146,18 @@ QUICK = {
 
 @pytest.mark.parametrize(
     ("place", "rule", "model", "batch"),
-    rotating(product(PLACES, RULES, (perceptron, filters), (1, 3)), QUICK),
+    mark_seeds_except(product(PLACES, RULES, (perceptron, filters), (1, 3)), QUICK),
 )
 def test_state_has_the_bits_of_two_nodes(place, rule, model, batch, tmp_path):
     """Wherever the weight is, in whatever blocks the gradient is summed."""
-    needs(Target.HOST)
+    require_programs(Target.HOST)
     step, inputs = captured(model(), batch, **RULES[rule])
-    batches = batches_like(inputs, 3)
+    batches = make_batches_like(inputs, 3)
     data = b"".join(x.float().numpy().tobytes() + y.int().numpy().tobytes() for x, y in batches)
     options, settings = PLACES[place]
     states = [
-        state_after(split_fused_updates(step), tmp_path / "two", data, 3),
-        state_after(step, tmp_path / "one", data, 3, options, settings),
+        compute_state(split_fused_updates(step), tmp_path / "two", data, 3),
+        compute_state(step, tmp_path / "one", data, 3, options, settings),
     ]
     source = (tmp_path / "one" / "src" / "pm_step.c").read_text(encoding="utf-8")
     assert "_sgd(" in source

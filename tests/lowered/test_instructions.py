@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 
 from kit.commands import invoke
-from kit.digits import linear_step, ran
-from kit.programs import needs
-from kit.rotation import rotating
+from kit.digits import build_and_run, linear_step
+from kit.programs import require_programs
+from kit.rotation import mark_seeds_except
 from mcu.small_networks import NETWORKS, training
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
@@ -161,14 +161,14 @@ MOST = {
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("name", "tile"),
-    rotating(product(NETWORKS, (None, "4KiB")), {("lenet", None), ("perceptron", "4KiB")}),
+    mark_seeds_except(product(NETWORKS, (None, "4KiB")), {("lenet", None), ("perceptron", "4KiB")}),
 )
 def test_estimates_are_near_the_emulator(name, tile):
     """Of networks that the table was not made from: all together, and each large node.
 
     Steps are quick.
     """
-    needs(Target.M4)
+    require_programs(Target.M4)
     step = captured(name, tile)
     found = node_instructions(step)
     emulated = measure_emulated(step, device="nrf52840").instructions
@@ -185,14 +185,14 @@ def test_estimates_are_near_the_emulator(name, tile):
 @pytest.mark.torch
 def test_schedules_run_what_they_are_said_to(tmp_path):
     """The emulator counts what was estimated, and by its count more RAM takes less energy."""
-    needs(Target.M4)
+    require_programs(Target.M4)
     step, board = captured("lenet", "4KiB"), Device.load("nrf52840")
     estimated = node_instructions(step)
     energies = []
     for ram in ("60%", "56kB"):
         folder = tmp_path / ram.rstrip("%")
         made = export_step(step, folder, ram=ram, device=board, time_limit=5, gap=0.02)
-        done = ran(folder, Target.M4, inputs=bytes(4 * 784 + 4), steps=1)
+        done = build_and_run(folder, Target.M4, inputs=bytes(4 * 784 + 4), steps=1)
         spent = done.metrics["step_instructions"]
         nodes = [step.graph.nodes[k] for op, k in made.plan.program if op == Op.COMPUTE]
         total = sum(estimated[node.name] for node in nodes if not node.is_state)
@@ -264,7 +264,7 @@ def test_kernels_are_quick():
 # -- costs from the instructions of an emulated board ----------------------------------------------
 def test_costs_are_counted_instructions():
     """Each node costs its instructions over those of a cycle and the clock, the same each time."""
-    needs(Target.M4)
+    require_programs(Target.M4)
     step = linear_step()
     found = measure_emulated(step, device="nrf52840")
     assert set(found.instructions) == {"linear", "gradient", "update"}
@@ -338,7 +338,7 @@ def test_wrong_choices_are_refused(device, options, words):
 
 def test_profile_measures_a_step_file(tmp_path):
     """`profile --target qemu` writes costs that `export` takes."""
-    needs(Target.M4)
+    require_programs(Target.M4)
     step, costs, folder = (tmp_path / name for name in ("a.step.json", "a.csv", "firmware"))
     save_step(linear_step(), step)
     done = invoke("profile", str(step), "--target", "qemu", "--out", str(costs), status=0)

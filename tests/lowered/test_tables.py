@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kit.commands import invoke, refused
+from kit.commands import invoke, invoke_refused
 from kit.export_agreement import QUICK_BUILD, Exported
 from kit.kernel_calls import execute_steps, list_kernels
-from kit.programs import needs
-from kit.rotation import rotating
+from kit.programs import require_programs
+from kit.rotation import mark_seeds_except
 from kit.shared_objects import build
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, run_program
@@ -123,7 +123,7 @@ def rows_of(step):
 
 @pytest.mark.parametrize(
     ("look", "kind"),
-    rotating(
+    mark_seeds_except(
         product(LOOKS, KINDS),
         {*product(LOOKS, KINDS[:1]), ("normalized", torch.int8), ("rows", torch.int8)},
     ),
@@ -188,7 +188,7 @@ def test_tiles_convert_a_channel_at_a_time(look):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "kind"),
-    rotating(
+    mark_seeds_except(
         product((Target.HOST, Target.M4, Target.HOST_DOUBLE), KINDS),
         {(Target.M4, torch.uint8), (Target.HOST_DOUBLE, torch.int8)},
     ),
@@ -196,7 +196,7 @@ def test_tiles_convert_a_channel_at_a_time(look):
 )
 def test_programs_read_bytes(target, kind, tmp_path):
     """Training and inference take files of bytes, and give the bits of real numbers."""
-    needs(target)
+    require_programs(target)
     found = []
     for folder, (x, step) in zip("ab", pair("normalized", kind, infer=True), strict=True):
         export_step(step, tmp_path / folder, infer=True, gap=0.5, tile=600)
@@ -222,7 +222,7 @@ def test_a_program_of_the_host_reads_bytes_and_its_folder_says_so(tmp_path):
         each.outcome(batch, 2, target=Target.HOST, settings=(QUICK_BUILD,))
         for each, batch in zip((made, other), batches, strict=True)
     ]
-    assert outcomes[0].same_bits(outcomes[1])
+    assert outcomes[0].has_same_bits(outcomes[1])
     value = made.manifest["inputs"][0]
     assert (value["dtype"], value["bytes"]) == ("uint8", 384)
     (table,) = value["tables"]
@@ -306,7 +306,7 @@ def test_the_command_takes_bytes(tmp_path):
     invoke(*words, "--byte-input", "inputs[0]=uint8:0.0039", status=0)
     document = json.loads((tmp_path / "c/manifest.json").read_text(encoding="utf-8"))
     assert document["inputs"][0]["dtype"] == "uint8"
-    refused(*words, "--byte-input", "inputs[0]")
+    invoke_refused(*words, "--byte-input", "inputs[0]")
 
 
 def test_truth_values_are_no_inputs():

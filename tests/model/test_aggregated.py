@@ -7,17 +7,17 @@ from functools import partial
 import pytest
 
 from kit.instances import (
+    make_rng,
     pointwise_graph,
     random_instance,
     random_instances,
     scarce_problem,
-    seeded,
     varied_graph,
 )
 from kit.oracle import optimum
-from kit.own_rows import constrained
-from kit.relaxation import CLOSE, least, random_rows, relaxation_of
-from kit.rotation import parts
+from kit.own_rows import add_measured_rows
+from kit.relaxation import SOLVER_TOLERANCE, find_minimum, make_relaxation, random_rows
+from kit.rotation import parametrize_parts
 from kit.worked import costs_of, parse_graph
 from poetmodel.backends.layout import to_standard_form
 from poetmodel.graph import Graph, operation
@@ -96,7 +96,7 @@ def test_page_ins_that_an_own_row_counts_wait_for_nothing():
 def test_groups_of_random_rows_are_consistent():
     """Groups are runs of stages; each row's stage ends one, and a step's stage is one."""
     for number in range(200):
-        rng = seeded(f"groups/{number}")
+        rng = make_rng(f"groups/{number}")
         problem = next(random_instances(1, (1, 12), seed=number))
         grouping = random_rows(rng, problem, 0.4)
         n = len(problem.graph.nodes)
@@ -169,8 +169,8 @@ def test_a_keep_that_is_better_is_not_dominated(kind):
     """The optimum needs it: without it something dear is computed once more."""
     graph, dear, ram, grouping, expected = NOT_DOMINATED[kind]
     problem = problem_of(graph, page=1000.0, dear=dear, ram=ram)
-    relaxation = relaxation_of(problem, grouping)
-    assert least(relaxation.form, relaxation.unit) == pytest.approx(expected)
+    relaxation = make_relaxation(problem, grouping)
+    assert find_minimum(relaxation.form, relaxation.unit) == pytest.approx(expected)
 
 
 # -- beside step rows --------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def instances(kind, numbers, graph_of=varied_graph):
         seed = f"grouping-{kind}/{number}"
         problem = scarce_problem(seed, (5, 9), graph_of)
         if infeasibility_reason(problem) is None:
-            rng = seeded(f"rows of {seed}")
+            rng = make_rng(f"rows of {seed}")
             yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
 
 
@@ -215,8 +215,8 @@ def own_pointwise(kind, numbers):
     """Yield problems with own constraints, and random rows to enforce."""
     for number in numbers:
         seed = f"own-{kind}/{number}"
-        rng = seeded(seed)
-        problem = constrained(rng, scarce_problem(seed, (4, 7), pointwise_graph))
+        rng = make_rng(seed)
+        problem = add_measured_rows(rng, scarce_problem(seed, (4, 7), pointwise_graph))
         if infeasibility_reason(problem) is None:
             yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
 
@@ -235,14 +235,14 @@ def with_free_keeps(problem, grouping, monkeypatch):
     """Return the relaxation that decides keeps that are free, too."""
     with monkeypatch.context() as patch:
         patch.setattr(Grouping, "is_free", lambda *_: False)
-        return relaxation_of(problem, grouping)
+        return make_relaxation(problem, grouping)
 
 
 def with_dominated_keeps(problem, grouping, monkeypatch):
     """Return the relaxation that offers keeps for which there is a better one."""
     with monkeypatch.context() as patch:
         patch.setattr(aggregated, "drop_dominated_keeps", lambda _, events, **__: events)
-        return relaxation_of(problem, grouping)
+        return make_relaxation(problem, grouping)
 
 
 KEEP, MERGE = partial(instances, "keep"), partial(instances, "merge")
@@ -279,15 +279,15 @@ def test_reductions_lose_nothing(variant, problems, numbers, reached, monkeypatc
     """
     seen = Counter()
     for seed, problem, grouping in problems(numbers):
-        reduced = relaxation_of(problem, grouping)
+        reduced = make_relaxation(problem, grouping)
         if variant is ungrouped:
             whole = ungrouped(problem, grouping)
             form, unit = to_standard_form(whole), whole.objective_unit
         else:
             whole = variant(problem, grouping, monkeypatch)
             form, unit = whole.form, whole.unit
-        expected = pytest.approx(least(form, unit), abs=CLOSE)
-        assert least(reduced.form, reduced.unit) == expected, seed
+        expected = pytest.approx(find_minimum(form, unit), abs=SOLVER_TOLERANCE)
+        assert find_minimum(reduced.form, reduced.unit) == expected, seed
         seen["columns"] += form.n_columns
         seen["fewer"] += form.n_columns - reduced.form.n_columns
         seen["kept"] += len(reduced.events.dominated_keeps)
@@ -297,34 +297,36 @@ def test_reductions_lose_nothing(variant, problems, numbers, reached, monkeypatc
         assert seen[name] > (more * seen["columns"] if 0 < more < 1 else more), seen
 
 
-@parts(12)
+@parametrize_parts(12)
 def test_merging_stages_keeps_every_count_that_is_wanted(part):
     """Own constraints and objectives: no bound is above the best value; single stages lose none."""
     beside = looser = 0
-    for number in part.of(range(180)):
+    for number in part.select(range(180)):
         seed = f"grouping-own/{number}"
-        rng = seeded(seed)
-        problem = constrained(rng, random_instance(rng, (4, 5)))
+        rng = make_rng(seed)
+        problem = add_measured_rows(rng, random_instance(rng, (4, 5)))
         if infeasibility_reason(problem) is not None:
             continue
         grouping = random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
         best = optimum(problem)
-        merged = relaxation_of(problem, grouping)
-        found = least(merged.form, merged.unit)
+        merged = make_relaxation(problem, grouping)
+        found = find_minimum(merged.form, merged.unit)
         apart = ungrouped(problem, grouping)
-        expected = least(to_standard_form(apart), apart.objective_unit)
-        assert expected is None or (found is not None and found <= expected + CLOSE), seed
+        expected = find_minimum(to_standard_form(apart), apart.objective_unit)
+        assert expected is None or (found is not None and found <= expected + SOLVER_TOLERANCE), (
+            seed
+        )
         if best is not None:
-            assert problem.objective.baseline + found <= best.value + CLOSE, seed
-        looser += found != pytest.approx(expected, abs=CLOSE)
+            assert problem.objective.baseline + found <= best.value + SOLVER_TOLERANCE, seed
+        looser += found != pytest.approx(expected, abs=SOLVER_TOLERANCE)
         beside += bool(len(merged.model.extra_recomputed) or len(merged.model.extra_paged_in))
         singles = grouping.with_rows(range(grouping.n_stages), ())
-        merged, apart = relaxation_of(problem, singles), ungrouped(problem, singles)
+        merged, apart = make_relaxation(problem, singles), ungrouped(problem, singles)
         assert not len(merged.model.extra_recomputed)
         assert not len(merged.model.extra_paged_in)
-        found = least(merged.form, merged.unit)
+        found = find_minimum(merged.form, merged.unit)
         assert found == pytest.approx(
-            least(to_standard_form(apart), apart.objective_unit), abs=CLOSE
+            find_minimum(to_standard_form(apart), apart.objective_unit), abs=SOLVER_TOLERANCE
         )
-    assert beside >= part.share(48)
-    assert looser < part.share(96)
+    assert beside >= part.divide(48)
+    assert looser < part.divide(96)

@@ -8,10 +8,10 @@ from itertools import product
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import random_instance, random_instances, seeded
+from kit.instances import make_rng, random_instance, random_instances
 from kit.oracle import optimum
 from kit.own_rows import own_rows_problem
-from kit.rotation import parts
+from kit.rotation import parametrize_parts
 from kit.worked import costs_of, even_costs, make_node, parse_graph, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import ModelError
@@ -156,11 +156,11 @@ def test_rules_of_a_users_own_hold_on_a_reduced_model():
     assert not {"b", "mask"} & paged[1]
 
 
-@parts(2)
+@parametrize_parts(2)
 def test_schedules_of_reduced_models_are_verified_on_the_graph(part):
     """The simulator's overhead is the model's, and every violation is reported."""
     found = rejected = 0
-    for problem in part.of(random_instances(400, (3, 5), seed=91)):
+    for problem in part.select(random_instances(400, (3, 5), seed=91)):
         if problem.minimize != "energy" or problem.energy_budget_j is not None:
             continue
         if any(node.on_aux for node in problem.graph.nodes):
@@ -176,7 +176,7 @@ def test_schedules_of_reduced_models_are_verified_on_the_graph(part):
         value = result.statistics.get("model_value")
         if value is not None and result.overhead_j is not None:
             assert result.overhead_j <= value + 1e-6 * (1 + value)
-    assert found > part.share(20)
+    assert found > part.divide(20)
     assert rejected > 0
 
 
@@ -361,15 +361,15 @@ def own_rows(number):
 def plain(number):
     """Make one that it can state."""
     kept = dict.fromkeys(("two_outputs", "no_outputs", "on_aux", "energy_budget"), False)
-    return random_instance(seeded(f"paper/{number}"), (3, 5), minimize="energy", **kept)
+    return random_instance(make_rng(f"paper/{number}"), (3, 5), minimize="energy", **kept)
 
 
 @pytest.mark.parametrize(("make", "count", "least"), [(own_rows, 120, 10), (plain, 60, 6)])
-@parts(3)
+@parametrize_parts(3)
 def test_its_bound_is_never_reported(part, make, count, least):
     """The bound is the baseline, no valid schedule beats the optimum, and all keep own rows."""
     counts = Counter(valid=0, rejected=0)
-    for number in part.of(range(count)):
+    for number in part.select(range(count)):
         problem = make(number)
         try:
             result = solve(problem, formulation="paper", gap=0.0)
@@ -385,5 +385,5 @@ def test_its_bound_is_never_reported(part, make, count, least):
         if not found.violations:
             best = optimum(problem)
             assert problem.objective.value_of(found.simulation) >= best.value - 1e-6, number
-    assert counts.total() > part.share(least)
-    assert make is own_rows or min(counts.values()) >= part.share(3), counts
+    assert counts.total() > part.divide(least)
+    assert make is own_rows or min(counts.values()) >= part.divide(3), counts

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kit.instances import seeded
-from kit.plans import HELD, STORED, plan, random_program, random_state_plan, state_step
+from kit.instances import make_rng
+from kit.plans import HELD, STORED, parse_plan, random_program, random_state_plan, state_step
 from kit.strategies import graphs
 from kit.worked import skip_graph
 from poetmodel.device import StorageMode
@@ -35,7 +35,7 @@ def checked(graph, found, arena):
 )
 def test_addresses_of_random_programs_are_valid(graph, seed, mode):
     """With recomputations and page-ins at random, and tensors of any size."""
-    found = random_program(graph, seeded(seed), mode)
+    found = random_program(graph, make_rng(seed), mode)
     arena = checked(graph, found, place(graph, found, alignment=1))
     assert arena.lower_bound_bytes == check_plan(graph, None, found).peak_ram_bytes
     assert arena.bytes >= arena.lower_bound_bytes
@@ -49,7 +49,7 @@ def test_addresses_of_random_programs_are_valid(graph, seed, mode):
 @example(seed=18, mode=StorageMode.DMA, alignment=1)
 def test_addresses_of_plans_with_state_are_valid(seed, mode, alignment):
     """Resident, on storage or memory-mapped, replaced, and with operators in place."""
-    graph, _, found = random_state_plan(seeded(seed), mode)
+    graph, _, found = random_state_plan(make_rng(seed), mode)
     arena = checked(graph, found, place(graph, found, alignment=alignment))
     if alignment == 1:
         peak = check_plan(graph, None, found).peak_ram_bytes
@@ -59,7 +59,7 @@ def test_addresses_of_plans_with_state_are_valid(seed, mode, alignment):
 @pytest.mark.parametrize(("text", "resident"), [(STORED, ()), (HELD, (1, 3))])
 def test_worked_plans_reach_the_bound(text, resident):
     """The step of five tensors fits in its peak of 26 B, rounded up to a multiple of 8 each."""
-    graph, found = state_step(), plan(text, "blocking", resident=resident)
+    graph, found = state_step(), parse_plan(text, "blocking", resident=resident)
     arena = checked(graph, found, place(graph, found, alignment=8))
     assert (arena.fragmentation, arena.bytes) == (0.0, 40)
 
@@ -69,7 +69,7 @@ def holes():
     sizes = (2, 3, 2, 3, 4)
     nodes = [operation(name, output_bytes=size) for name, size in zip("abcde", sizes, strict=True)]
     graph = Graph(name="holes", nodes=tuple(nodes))
-    return graph, plan("c0 c1 c2 f1 c3 f0 f2 c4 f3 f4", "blocking")
+    return graph, parse_plan("c0 c1 c2 f1 c3 f0 f2 c4 f3 f4", "blocking")
 
 
 def test_the_search_closes_holes_that_greedy_leaves():
@@ -84,23 +84,23 @@ def test_the_search_closes_holes_that_greedy_leaves():
 def test_the_same_seed_gives_the_same_addresses():
     """Whatever the search does at random comes from the seed."""
     for seed in range(10):
-        graph, _, found = random_state_plan(seeded(f"same/{seed}"), "dma")
+        graph, _, found = random_state_plan(make_rng(f"same/{seed}"), "dma")
         assert place(graph, found, seed=3) == place(graph, found, seed=3)
 
 
 def test_empty_things_have_addresses_too():
     """Tensors of no bytes are placed, and take nothing."""
     graph = Graph(name="empty", nodes=(operation("a", output_bytes=0),))
-    arena = place(graph, plan("c0 f0", "blocking"))
+    arena = place(graph, parse_plan("c0 f0", "blocking"))
     assert (arena.bytes, arena.fragmentation, len(arena.offsets)) == (0, 0.0, 1)
 
 
 def test_what_is_no_valid_plan_is_refused():
     """The violations are told; a budget that is too small is none of them."""
     with pytest.raises(PlanError, match="needs tensor 'a' in RAM"):
-        place(skip_graph(), plan("c1"))
+        place(skip_graph(), parse_plan("c1"))
     with pytest.raises(PlanError, match=r"alignment: .* got 3"):
-        place(skip_graph(), plan("c0 c1 f0 c2 f1 c3"), alignment=3)
+        place(skip_graph(), parse_plan("c0 c1 f0 c2 f1 c3"), alignment=3)
     graph, found = holes()
     assert place(graph, replace(found, ram_budget_bytes=1)).bytes > 1
 
@@ -116,7 +116,7 @@ def placed(packing, order):
 
 def random_blocks(seed, count, length=6):
     """Return blocks of random lives and sizes, some with a second span."""
-    rng, found = seeded(f"exact/{seed}"), []
+    rng, found = make_rng(f"exact/{seed}"), []
     for _ in range(count):
         begin = rng.randrange(length - 1)
         spans = [Span(begin, rng.randint(begin + 1, length), rng.randint(1, 9))]

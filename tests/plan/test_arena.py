@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.plans import FOLLOWS, HELD, STORED, plan, state_step
+from kit.plans import HELD, PAGED_AND_FREED, STORED, parse_plan, state_step
 from kit.worked import skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
@@ -40,14 +40,18 @@ OF_PAGED = (
 def of_skip(**changes):
     """Return a graph, a plan with its budget, and addresses, changed."""
     keys = {"bytes": 24, "lower_bound_bytes": 24, "offsets": OF_SKIP}
-    found = plan(FOLLOWS, ram_budget_bytes=24)
+    found = parse_plan(PAGED_AND_FREED, ram_budget_bytes=24)
     return skip_graph(workspace=True), found, Arena(alignment=8, **keys | changes)
 
 
 def of_state(**changes):
     """Return a graph with state on storage, a plan with an operator in place, and addresses."""
     keys = {"bytes": 40, "lower_bound_bytes": 40, "offsets": OF_PAGED}
-    return state_step(), plan(STORED, "blocking", resident=()), Arena(alignment=8, **keys | changes)
+    return (
+        state_step(),
+        parse_plan(STORED, "blocking", resident=()),
+        Arena(alignment=8, **keys | changes),
+    )
 
 
 def changed(offsets, n, *to):
@@ -88,7 +92,7 @@ def test_resident_state_has_one_offset_before_the_program():
 
     Of memory-mapped state neither w, v nor w+ has an offset.
     """
-    graph, found = state_step(), plan(HELD, "blocking", resident=(1, 3))
+    graph, found = state_step(), parse_plan(HELD, "blocking", resident=(1, 3))
     offsets = ((-1, OUT, 1, 0), (-1, OUT, 3, 8), (0, OUT, 0, 16), (2, OUT, 2, 16), (5, OUT, 4, 24))
     arena = Arena(bytes=40, lower_bound_bytes=40, alignment=8, offsets=offsets)
     check = check_arena(graph, found, arena)
@@ -98,7 +102,7 @@ def test_resident_state_has_one_offset_before_the_program():
     (first, *_) = check_arena(graph, found, over).violations
     assert "tensor 'g' is at 0 to 9 and overlaps tensor 'w' at 0 to 8" in first
     graph = state_step()
-    found = plan(HELD.replace("f4", "f4 o5 f5"), "blocking", resident=(), memory_mapped=True)
+    found = parse_plan(HELD.replace("f4", "f4 o5 f5"), "blocking", resident=(), memory_mapped=True)
     offsets = ((0, OUT, 0, 0), (2, OUT, 2, 0), (5, OUT, 4, 16))
     arena = Arena(bytes=32, lower_bound_bytes=24, alignment=8, offsets=offsets)
     assert check_arena(graph, found, arena).violations == ()
@@ -144,19 +148,21 @@ def test_who_may_lie_over_whom():
         "arena: instruction 2: tensor 'y' is at 40, but is made in place of tensor 'x' at 0"
     )
     graph, _, arena = of_state()
-    longer = plan(STORED.replace("c2 f0", "c2 o2 f0"), "blocking", resident=())
+    longer = parse_plan(STORED.replace("c2 f0", "c2 o2 f0"), "blocking", resident=())
     offsets = tuple((p + (p > 2), *rest) for p, *rest in OF_PAGED)
     check = check_arena(graph, longer, replace(arena, offsets=offsets))
     assert any("'y' is at 0 to 6 and overlaps tensor 'x'" in words for words in check.violations)
     after = operation("z", output_bytes=8, inputs=("g",))
     graph = Graph(name="after", nodes=(*state_step().nodes, after))
-    found = plan("c0 c1 c2 f0 f1 i1 c3 c4 f2 f3 c5 c6 f4 o5 f5", "blocking", resident=())
+    found = parse_plan("c0 c1 c2 f0 f1 i1 c3 c4 f2 f3 c5 c6 f4 o5 f5", "blocking", resident=())
     arena = of_state(offsets=(*OF_PAGED, (11, OUT, 6, 8)))[-1]
     violations = check_arena(graph, found, arena).violations
     assert any("tensor 'z' is at 8 to 16 and overlaps tensor 'w' at 8" in one for one in violations)
     offsets = ((0, OUT, 0, 0), (1, OUT, 0, 0), (2, OUT, 1, 8), (3, OUT, 2, 16), (5, OUT, 3, 8))
     arena = Arena(bytes=24, lower_bound_bytes=24, alignment=8, offsets=offsets)
-    (violation,) = check_arena(skip_graph(), plan("c0 c0 c1 c2 f1 c3 f0 f2 f3"), arena).violations
+    (violation,) = check_arena(
+        skip_graph(), parse_plan("c0 c0 c1 c2 f1 c3 f0 f2 f3"), arena
+    ).violations
     assert "instruction 1: tensor 'a' is at 0 to 4 and overlaps tensor 'a' at 0 to 4" in violation
 
 

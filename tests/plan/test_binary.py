@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poetmodel as pm
-from kit.instances import seeded
+from kit.instances import make_rng
 from kit.plans import (
-    FOLLOWS,
     HELD,
+    PAGED_AND_FREED,
     STORED,
-    altered,
-    plan,
+    alter_plan,
+    parse_plan,
     random_plan,
     random_state_plan,
     state_step,
@@ -45,7 +45,7 @@ def sealed(content):
 def test_bytes_are_as_the_page_says():
     """The example of ``docs/reference/formats.md``, byte by byte."""
     graph = skip_graph()
-    data = encode(plan(FOLLOWS, ram_budget_bytes=300, device="m4"), graph)
+    data = encode(parse_plan(PAGED_AND_FREED, ram_budget_bytes=300, device="m4"), graph)
     body = bytes(
         [
             *(0xAC, 0x02),  # budget 300
@@ -61,13 +61,13 @@ def test_bytes_are_as_the_page_says():
 def test_homes_are_stored_as_bits():
     """State on storage, with its first reads as page-ins; resident state takes its bit alone."""
     graph = state_step()
-    data = encode(plan(STORED, "blocking", resident=()), graph)
+    data = encode(parse_plan(STORED, "blocking", resident=()), graph)
     records = (6, 2, 6, 0, 1, 4, 12, 0)  # read w, page w in, read v, page out what u made
     head = MAGIC + bytes([2, 0]) + bytes.fromhex(graph.sha256)[:8]
     assert data == sealed(head + bytes([9, 0b00, *records]))
-    kept = plan(HELD, "blocking", resident=(1, 3))
+    kept = parse_plan(HELD, "blocking", resident=(1, 3))
     assert encode(kept, graph) == sealed(head + bytes([1, 0b11]))
-    mapped = plan(f"{HELD} o5 f5", "blocking", resident=(3,), memory_mapped=True)
+    mapped = parse_plan(f"{HELD} o5 f5", "blocking", resident=(3,), memory_mapped=True)
     coded = encode(mapped, graph)
     assert coded[FLAGS] == MEMORY_MAPPED
     assert coded[len(MAGIC) + 11] == 0b10
@@ -80,13 +80,13 @@ def test_plans_with_state_come_back(mode):
     """Plans of the planner without their frees, other valid programs in the literal form."""
     literal = 0
     for seed in range(60):
-        rng = seeded(f"binary/state/{mode}/{seed}")
+        rng = make_rng(f"binary/state/{mode}/{seed}")
         graph, _, made = random_state_plan(rng, mode)
         data = encode(made, graph)
         assert mode == "blocking" or not data[FLAGS] & LITERAL
         assert decode(data, graph) == made
         for _ in range(6):
-            case = altered(rng, graph, made)
+            case = alter_plan(rng, graph, made)
             if check_plan(graph, None, case).valid:
                 data = encode(case, graph)
                 assert decode(data, graph) == case
@@ -101,12 +101,12 @@ def test_homes_that_are_cut_off_or_false_are_told():
     with pytest.raises(PlanError, match="ends before the homes of state"):
         decode(sealed(head + bytes([0])), graph)
     with pytest.raises(PlanError, match="lists resident tensors that are not state"):
-        encode(plan(HELD, "blocking", resident=(0, 1, 3)), graph)
+        encode(parse_plan(HELD, "blocking", resident=(0, 1, 3)), graph)
 
 
 def test_recomputations_in_a_row_are_expected():
     """After three first computations a and b again: both are the expected index."""
-    data = encode(plan("c0 c1 f0 c2 f1 c0 c1 f1 c3 f0 f2 f3"), skip_graph())
+    data = encode(parse_plan("c0 c1 f0 c2 f1 c0 c1 f1 c3 f0 f2 f3"), skip_graph())
     assert data[len(MAGIC) + 10 : -4] == bytes([4, 3 * 5, 0, 0, 0])
 
 
@@ -114,7 +114,7 @@ def test_recomputations_in_a_row_are_expected():
 def test_planned_programs_come_back(mode):
     """Every plan of the planner comes back identical, with the graph that it is for."""
     for seed in range(100):
-        graph, _, made = random_plan(seeded(f"binary/{mode}/{seed}"), mode)
+        graph, _, made = random_plan(make_rng(f"binary/{mode}/{seed}"), mode)
         data = encode(made, graph)
         # A blocking plan keeps what its schedule keeps, also where that is of no use.
         assert mode == "blocking" or not data[FLAGS] & LITERAL
@@ -128,10 +128,10 @@ def test_every_valid_program_comes_back(mode):
     """Programs that wait or free elsewhere come back too, in the literal form."""
     literal = 0
     for seed in range(50):
-        rng = seeded(f"literal/{mode}/{seed}")
+        rng = make_rng(f"literal/{mode}/{seed}")
         graph, _, made = random_plan(rng, mode)
         for _ in range(8):
-            case = altered(rng, graph, made)
+            case = alter_plan(rng, graph, made)
             if check_plan(graph, None, case).valid:
                 data = encode(case, graph)
                 assert decode(data, graph) == case
@@ -146,14 +146,14 @@ def test_every_valid_program_comes_back(mode):
 )
 def test_budget_device_and_mode_come_back(budget, device, mode):
     """Any budget and any name."""
-    made = plan("c0 c1 c2 f1 c3 f0 f2 f3", mode, ram_budget_bytes=budget, device=device)
+    made = parse_plan("c0 c1 c2 f1 c3 f0 f2 f3", mode, ram_budget_bytes=budget, device=device)
     assert decode(encode(made, skip_graph()), skip_graph()) == made
 
 
 def test_any_cut_is_noticed():
     """Bytes that lack something at the end or have more there are refused."""
     graph = skip_graph()
-    data = encode(plan(FOLLOWS), graph)
+    data = encode(parse_plan(PAGED_AND_FREED), graph)
     for length in range(len(data)):
         with pytest.raises(PlanError, match=r"cut off|expected a binary plan"):
             decode(data[:length], graph)
@@ -164,7 +164,7 @@ def test_any_cut_is_noticed():
 def test_any_flipped_bit_is_noticed():
     """One wrong bit anywhere is refused."""
     graph = skip_graph()
-    data = encode(plan(FOLLOWS), graph)
+    data = encode(parse_plan(PAGED_AND_FREED), graph)
     for bit in range(8 * len(data)):
         wrong = bytearray(data)
         wrong[bit // 8] ^= 1 << bit % 8
@@ -195,7 +195,7 @@ def test_no_bytes_bring_the_reader_down(body):
 )
 def test_sealed_nonsense_is_told(place, value, words):
     """What has a good checksum and makes no sense is refused with its reason."""
-    data = bytearray(encode(plan(FOLLOWS), skip_graph())[:-4])
+    data = bytearray(encode(parse_plan(PAGED_AND_FREED), skip_graph())[:-4])
     data[place] = value
     with pytest.raises(PlanError, match=words):
         decode(sealed(bytes(data)), skip_graph())
@@ -203,7 +203,7 @@ def test_sealed_nonsense_is_told(place, value, words):
 
 def test_other_bytes_are_told_apart():
     """No JSON text is taken for a binary plan."""
-    assert is_binary(encode(plan(FOLLOWS), skip_graph()))
+    assert is_binary(encode(parse_plan(PAGED_AND_FREED), skip_graph()))
     assert not is_binary(b'{"format": "poetmodel-plan"}')
     with pytest.raises(PlanError, match="expected a binary plan, which begins with 89504c4e"):
         decode(b'{"format": 1}', skip_graph())
@@ -211,10 +211,10 @@ def test_other_bytes_are_told_apart():
 
 def test_plan_of_another_graph_is_refused():
     """The fingerprint of the graph must fit, when coding and when decoding."""
-    data = encode(plan(FOLLOWS), skip_graph())
+    data = encode(parse_plan(PAGED_AND_FREED), skip_graph())
     with pytest.raises(PlanError, match="give the graph it was made for"):
         decode(data, skip_graph(mask=True))
-    made = plan(FOLLOWS, identity=GraphIdentity.from_graph(skip_graph(mask=True)))
+    made = parse_plan(PAGED_AND_FREED, identity=GraphIdentity.from_graph(skip_graph(mask=True)))
     with pytest.raises(PlanError, match="give the graph it was made for"):
         encode(made, skip_graph())
 
@@ -226,15 +226,15 @@ def test_plan_of_another_graph_is_refused():
 def test_what_is_no_plan_is_not_coded(text, words):
     """A program that leaves nodes out, or names others, is refused."""
     with pytest.raises(PlanError, match=words):
-        encode(plan(text), skip_graph())
+        encode(parse_plan(text), skip_graph())
 
 
 def test_size_is_that_of_what_cannot_be_derived():
     """Two bytes a recomputation or transfer, 19 for everything else."""
-    plain = plan("c0 c1 c2 f1 c3 f0 f2 f3")
+    plain = parse_plan("c0 c1 c2 f1 c3 f0 f2 f3")
     assert len(encode(plain, skip_graph())) == 19
-    assert len(encode(plan(FOLLOWS), skip_graph())) == 19 + 2 * 2
-    kept = plan("c0 c1 c2 f1 c3 f0 f2")
+    assert len(encode(parse_plan(PAGED_AND_FREED), skip_graph())) == 19 + 2 * 2
+    kept = parse_plan("c0 c1 c2 f1 c3 f0 f2")
     assert len(encode(kept, skip_graph())) == 19 + 3 * 2
 
 
@@ -264,7 +264,7 @@ def test_networks_of_the_paper_take_a_few_hundred_bytes(model, ram, max_bytes, m
 
 def test_plan_without_its_graph_needs_it(tmp_path):
     """A plan from a file, of a graph that is not built in, takes the graph as an argument."""
-    graph, _, made = random_plan(seeded("binary/file"), "dma")
+    graph, _, made = random_plan(make_rng("binary/file"), "dma")
     made.save(tmp_path / "p.plan.json")
     loaded = Plan.load(tmp_path / "p.plan.json")
     with pytest.raises(PlanError, match=r"encode\(plan, graph\)"):
@@ -275,5 +275,5 @@ def test_plan_without_its_graph_needs_it(tmp_path):
 def test_commits_come_back():
     """The number of steps between commits is stored where the plan has one."""
     graph = state_step()
-    made = plan(STORED, "blocking", resident=(), commit=300)
+    made = parse_plan(STORED, "blocking", resident=(), commit=300)
     assert decode(encode(made, graph), graph) == made

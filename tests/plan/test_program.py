@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kit.plans import PAGED, plan, state_step
+from kit.plans import PAGED, parse_plan, state_step
 from kit.worked import even_costs, make_state_node, make_update_node, skip_graph
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
@@ -41,14 +41,16 @@ SKIP = Homes.from_resident(skip_graph())
 )
 def test_programs_are_completed_by_the_rules(steps, expected):
     """Waits and frees of a DMA program come where the docstring says."""
-    found = add_waits_and_frees(SKIP, plan(steps).program, StorageMode.DMA)
-    assert found == plan(expected).program
+    found = add_waits_and_frees(SKIP, parse_plan(steps).program, StorageMode.DMA)
+    assert found == parse_plan(expected).program
 
 
 def test_blocking_programs_have_no_waits():
     """Where transfers hold the core, waits are left out and frees stay."""
-    found = add_waits_and_frees(SKIP, plan("c0 o0 c1 c2 w0 i0 c3").program, StorageMode.BLOCKING)
-    assert found == plan("c0 o0 c1 f0 c2 f1 i0 c3 f0 f2 f3").program
+    found = add_waits_and_frees(
+        SKIP, parse_plan("c0 o0 c1 c2 w0 i0 c3").program, StorageMode.BLOCKING
+    )
+    assert found == parse_plan("c0 o0 c1 f0 c2 f1 i0 c3 f0 f2 f3").program
 
 
 def test_plain_values_become_instructions():
@@ -63,16 +65,16 @@ def test_plain_values_become_instructions():
         with pytest.raises(ValueError, match="is not a valid"):
             Plan(**{"program": (), "mode": "dma", **words})
 
-    assert plan(PAGED) == plan(PAGED)
-    assert plan(PAGED) != plan(PAGED, "blocking")
-    assert plan(PAGED) != plan(PAGED, ram_budget_bytes=12)
+    assert parse_plan(PAGED) == parse_plan(PAGED)
+    assert parse_plan(PAGED) != parse_plan(PAGED, "blocking")
+    assert parse_plan(PAGED) != parse_plan(PAGED, ram_budget_bytes=12)
 
 
 # -- files ---------------------------------------------------------------------------------------
 def made():
     """Return a plan that says all about itself."""
     identity = GraphIdentity.from_graph(skip_graph())
-    return plan(PAGED, identity=identity, ram_budget_bytes=12, device="board")
+    return parse_plan(PAGED, identity=identity, ram_budget_bytes=12, device="board")
 
 
 def document(**changes):
@@ -114,14 +116,14 @@ def test_saved_plan_is_loaded_again(tmp_path):
     assert Plan.load(path) == made()
     assert set(load_document(path).stated_metrics.values()) == {None}
     with pytest.raises(PlanError, match="names no graph"):
-        plan(PAGED).save(tmp_path / "x.plan.json")
+        parse_plan(PAGED).save(tmp_path / "x.plan.json")
 
 
 def test_homes_are_saved_in_version_2(tmp_path):
     """The file lists what is resident, none too, and says where storage is memory-mapped."""
     path = tmp_path / "step.plan.json"
     for keys in ({"resident": ()}, {"resident": (3, 1)}, {"resident": (1,), "memory_mapped": True}):
-        case = plan("c0", "blocking", identity=GraphIdentity.from_graph(state_step()), **keys)
+        case = parse_plan("c0", "blocking", identity=GraphIdentity.from_graph(state_step()), **keys)
         found = case.to_dict()
         assert (found["version"], found["resident"]) == (2, sorted(keys["resident"]))
         assert found.get("memory_mapped") == keys.get("memory_mapped")
@@ -181,7 +183,7 @@ def pair_step():
 def listed(text, mode="dma"):
     """Return the lines of the listing of a program of `skip_graph`."""
     graph = skip_graph()
-    made = plan(text, mode, ram_budget_bytes=12, device="board")
+    made = parse_plan(text, mode, ram_budget_bytes=12, device="board")
     costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
     return plan_listing(graph, made, check_plan(graph, costs, made)).splitlines()
 
@@ -228,7 +230,7 @@ def test_recomputations_and_waits_for_the_bus_are_told():
 def test_state_and_operators_in_place_are_told():
     """What is read from storage, written back, held in RAM, and written over what."""
     graph = pair_step()
-    made = plan("c0 c1 c2 f0 c3 c4 f2 o4 f4", "blocking", resident=(3,))
+    made = parse_plan("c0 c1 c2 f0 c3 c4 f2 o4 f4", "blocking", resident=(3,))
     lines = plan_listing(graph, made, check_plan(graph, None, made)).splitlines()
     assert lines[2] == "  state   1 tensor of 3 B resident, 1 tensor of 8 B on storage"
     words = [line.split(" B  ", 1)[1] for line in lines[5:]]
@@ -248,7 +250,7 @@ def test_state_and_operators_in_place_are_told():
 def test_listing_with_addresses():
     """What is made or held has its offset, by name where a computation makes several things."""
     graph = pair_step()
-    made = plan("c0 c1 c2 f0 c3 c4 f2", "blocking", resident=(1, 3))
+    made = parse_plan("c0 c1 c2 f0 c3 c4 f2", "blocking", resident=(1, 3))
     arena = place(graph, made, alignment=4)
     check = check_plan(graph, None, made)
     lines = plan_listing(graph, made, check, arena).splitlines()
@@ -258,7 +260,7 @@ def test_listing_with_addresses():
     ]
     assert any(line.endswith("w  8 B, resident, at 0") for line in lines)
     assert any(line.endswith("y in place of x, at 12") for line in lines)
-    graph, made = skip_graph(mask=True, workspace=True), plan("c0 c1 c2 f1 c3 f0 f2 f3")
+    graph, made = skip_graph(mask=True, workspace=True), parse_plan("c0 c1 c2 f1 c3 f0 f2 f3")
     check = check_plan(graph, even_costs(graph), made)
     lines = plan_listing(graph, made, check, place(graph, made)).splitlines()
     assert any("takes 2 s, b at " in line and ", workspace at " in line for line in lines)

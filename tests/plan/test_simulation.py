@@ -7,10 +7,19 @@ from itertools import accumulate
 import pytest
 
 import poetmodel as pm
-from kit.instances import seeded
-from kit.plans import HELD, PAGED, STORED, altered, plan, random_plan, random_state_plan, state_step
+from kit.instances import make_rng
+from kit.plans import (
+    HELD,
+    PAGED,
+    STORED,
+    alter_plan,
+    parse_plan,
+    random_plan,
+    random_state_plan,
+    state_step,
+)
 from kit.plans import PAGED as PAGED_SKIP
-from kit.rotation import parts
+from kit.rotation import parametrize_parts
 from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import PlanError
@@ -26,7 +35,7 @@ def slow_costs(**more):
     return even_costs(skip_graph(), page_in=(7.0, 0.5), page_out=(5.0, 0.25), **more)
 
 
-BLOCKING = plan(PAGED.replace("w0 ", ""), "blocking")
+BLOCKING = parse_plan(PAGED.replace("w0 ", ""), "blocking")
 
 
 def test_blocking_program_has_one_clock():
@@ -46,16 +55,16 @@ def test_blocking_program_has_one_clock():
     assert (check.peak_ram_bytes, check.peak_position) == (12, 7)
     assert (check.aux_used_bytes, check.written_bytes, check.read_bytes) == (4, 4, 4)
     costs = slow_costs(device=bench_device(idle_power_w=2.0))
-    assert check_plan(skip_graph(), costs, plan(PAGED)).energy_j == 10.75 + 40
+    assert check_plan(skip_graph(), costs, parse_plan(PAGED)).energy_j == 10.75 + 40
     assert check_plan(skip_graph(), costs, BLOCKING).energy_j == 10.75 + 44
-    check = check_plan(skip_graph(), None, plan(PAGED))
+    check = check_plan(skip_graph(), None, parse_plan(PAGED))
     assert (check.valid, check.peak_ram_bytes) == (True, 12)
     assert (check.makespan_s, check.stall_s, check.energy_j) == (None, None, None)
 
 
 def test_dma_program_overlaps_and_stalls():
     """The page-out lasts from 1 s to 6 s, b to 3 s: 3 s of stall, and 7 s for the page-in."""
-    check = check_plan(skip_graph(), slow_costs(), plan(PAGED))
+    check = check_plan(skip_graph(), slow_costs(), parse_plan(PAGED))
     assert check.violations == ()
     # b ends at 3, the page-out at 6; c 6..9; page-in 9..16; d 16..20.
     assert check.records[1] == InstructionRecord(1.0, 1.0, 6.0, 4, 4)
@@ -88,7 +97,7 @@ def test_dma_program_overlaps_and_stalls():
 )
 def test_each_broken_rule_is_told(text, words):
     """A program that breaks one rule is rejected, in words that name place and tensor."""
-    check = check_plan(skip_graph(), even_costs(skip_graph()), plan(text))
+    check = check_plan(skip_graph(), even_costs(skip_graph()), parse_plan(text))
     assert any(words in violation for violation in check.violations), check.violations
 
 
@@ -96,11 +105,11 @@ def test_order_of_computations():
     """First ones keep the order of the graph; a node with `recomputable` false is computed once."""
     nodes = tuple(pm.operation(name, output_bytes=1) for name in "ab")
     graph = pm.Graph(name="free", nodes=nodes)
-    assert check_plan(graph, None, plan("c1 c0")).violations == (
+    assert check_plan(graph, None, parse_plan("c1 c0")).violations == (
         "instruction 1, compute 0: node 'a' is first computed after 'b', which follows it",
     )
-    assert check_plan(graph, None, plan("c0 c1")).valid
-    twice = plan("c0 c0 c1 c2 f1 c3 f0 f2")
+    assert check_plan(graph, None, parse_plan("c0 c1")).valid
+    twice = parse_plan("c0 c0 c1 c2 f1 c3 f0 f2")
     check = check_plan(skip_graph(recomputable=False), None, twice)
     assert check.violations == ("instruction 1, compute 0: node 'a' must not be computed again",)
     # The old copy counts beside the new one for that record, and no more after.
@@ -114,19 +123,19 @@ def test_budget_and_storage_are_limits():
     transfer.
     """
     graph, costs = skip_graph(), even_costs(skip_graph())
-    assert check_plan(graph, costs, plan(PAGED), ram_budget_bytes=12, aux_bytes=4).valid
-    tight = check_plan(graph, costs, plan(PAGED), ram_budget_bytes=11, aux_bytes=3)
+    assert check_plan(graph, costs, parse_plan(PAGED), ram_budget_bytes=12, aux_bytes=4).valid
+    tight = check_plan(graph, costs, parse_plan(PAGED), ram_budget_bytes=11, aux_bytes=3)
     assert [violation.partition(":")[0] for violation in tight.violations] == [
         "instruction 9",
         "storage used 4 B is above the limit of 3 B",
     ]
-    assert not check_plan(graph, costs, plan(PAGED, ram_budget_bytes=11)).valid
+    assert not check_plan(graph, costs, parse_plan(PAGED, ram_budget_bytes=11)).valid
     small = even_costs(graph, device=bench_device(aux_bytes=3))
-    assert not check_plan(graph, small, plan(PAGED)).valid
-    assert check_plan(graph, small, plan(PAGED), aux_bytes=4).valid
+    assert not check_plan(graph, small, parse_plan(PAGED)).valid
+    assert check_plan(graph, small, parse_plan(PAGED), aux_bytes=4).valid
     graph = skip_graph()
     costs = even_costs(graph, page_in=None, page_out=None)
-    check = check_plan(graph, costs, plan(PAGED))
+    check = check_plan(graph, costs, parse_plan(PAGED))
     assert sum("no auxiliary storage" in violation for violation in check.violations) == 2
 
 
@@ -137,9 +146,9 @@ def test_plan_of_another_graph_is_refused():
     """
     identity = GraphIdentity.from_graph(skip_graph(mask=True))
     with pytest.raises(PlanError, match="give the graph it was made for"):
-        check_plan(skip_graph(), None, plan(PAGED, identity=identity))
+        check_plan(skip_graph(), None, parse_plan(PAGED, identity=identity))
     graph = skip_graph()
-    check = check_plan(graph, even_costs(graph), plan(PAGED))
+    check = check_plan(graph, even_costs(graph), parse_plan(PAGED))
     stated = {"makespan_s": check.makespan_s, "peak_ram_bytes": 12.0, "energy_j": None}
     assert list(false_claims(check, stated)) == []
     wrong = {"makespan_s": (check.makespan_s or 0) * (1 + 1e-8), "peak_ram_bytes": 11.0}
@@ -175,7 +184,7 @@ def check_sum(graph, made):
 
 def test_copies_of_a_plan_that_pages():
     """Tensor a is there twice, and between the two on storage; b has a workspace."""
-    found = check_sum(skip_graph(workspace=True), plan(PAGED_SKIP))
+    found = check_sum(skip_graph(workspace=True), parse_plan(PAGED_SKIP))
     copies = [s for s in found if s.content == Content.OUTPUT]
     assert [(s.index, s.origin, s.begin, s.end) for s in copies] == [
         (0, Origin.COMPUTED, 0, 4),
@@ -193,7 +202,7 @@ def test_copies_of_a_plan_that_pages():
 
 def test_outputs_in_place_and_replacements_take_no_byte_twice():
     """Of x, 10 B, y takes 6 B; w+ lies where w lay, until it is paged out and freed."""
-    found = check_sum(state_step(), plan(STORED, "blocking", resident=()))
+    found = check_sum(state_step(), parse_plan(STORED, "blocking", resident=()))
     by_begin = {(s.index, s.begin): s for s in found}
     assert (
         by_begin[X, 0].overwritten_at,
@@ -215,33 +224,33 @@ def test_resident_state_is_there_from_before_to_after():
 
     Of a plan of another graph the numbers would mean something else.
     """
-    found = check_sum(state_step(), plan(HELD, "blocking", resident=(W, V)))
+    found = check_sum(state_step(), parse_plan(HELD, "blocking", resident=(W, V)))
     assert [(s.index, s.origin, s.begin, s.end) for s in found[:2]] == [
         (W, Origin.RESIDENT, BEFORE, 9),
         (V, Origin.RESIDENT, BEFORE, 9),
     ]
-    mapped = plan(f"{HELD} o5 f5", "blocking", resident=(), memory_mapped=True)
+    mapped = parse_plan(f"{HELD} o5 f5", "blocking", resident=(), memory_mapped=True)
     assert {s.index for s in check_sum(state_step(), mapped)} == {X, Y, G}
-    other = replace(plan(PAGED_SKIP), identity=GraphIdentity.from_graph(state_step()))
+    other = replace(parse_plan(PAGED_SKIP), identity=GraphIdentity.from_graph(state_step()))
     with pytest.raises(PlanError, match="sha256"):
         list_stays(skip_graph(), other)
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
 @pytest.mark.parametrize("with_state", [False, True], ids=["no state", "state"])
-@parts(3)
+@parametrize_parts(3)
 def test_the_sum_is_the_ram_of_the_plan_checker(part, mode, *, with_state):
     """During and after every instruction of random plans, some memory-mapped, some in place."""
     shared = mapped = again = 0
-    for seed in part.of(range(120)):
-        rng = seeded(f"stays/{mode}/{with_state}/{seed}")
+    for seed in part.select(range(120)):
+        rng = make_rng(f"stays/{mode}/{with_state}/{seed}")
         graph, _, made = random_state_plan(rng, mode) if with_state else random_plan(rng, mode)
         found = check_sum(graph, made)
         shared += any(s.overwritten_bytes for s in found)
         mapped += made.memory_mapped
         again += any(s.origin == Origin.RECOMPUTED for s in found)
-    assert again > part.share(10)
-    assert not with_state or min(shared, mapped) > part.share(10)
+    assert again > part.divide(10)
+    assert not with_state or min(shared, mapped) > part.divide(10)
 
 
 # -- state ---------------------------------------------------------------------------------------
@@ -273,7 +282,7 @@ def mapped_device():
 def test_state_on_storage_is_read_by_its_node_and_written_back():
     """100 s for each of w, w again and v, 1000 s for w+; 22 s of computations."""
     graph = state_step()
-    check = check_plan(graph, costs_of(graph), plan(STORED, "blocking", resident=()))
+    check = check_plan(graph, costs_of(graph), parse_plan(STORED, "blocking", resident=()))
     assert check.violations == ()
     assert (check.compute_s, check.transfer_s, check.makespan_s) == (15.0, 1300.0, 1315.0)
     assert check.energy_j == 15 + 3 * 10 + 20
@@ -293,7 +302,7 @@ def test_state_on_storage_is_read_by_its_node_and_written_back():
 def test_memory_mapped_state_is_read_where_it_lies():
     """No RAM and no page-in; the page-out of w+ costs what it costs."""
     graph = state_step()
-    made = replace(plan(f"{HELD} o5 f5", "blocking", resident=()), memory_mapped=True)
+    made = replace(parse_plan(f"{HELD} o5 f5", "blocking", resident=()), memory_mapped=True)
     check = check_plan(graph, costs_of(graph, mapped_device()), made)
     assert (check.violations, check.peak_ram_bytes) == ((), 15)
     assert (check.transfer_s, check.aux_used_bytes, check.read_bytes) == (1000.0, 11, 0)
@@ -301,7 +310,7 @@ def test_memory_mapped_state_is_read_where_it_lies():
         (bench_device(), "in place, and the storage of bench is not memory-mapped"),
         (mapped_device(), "into RAM, and the storage of bench is memory-mapped"),
     ):
-        other = made if "not" in words else plan(STORED, "blocking", resident=())
+        other = made if "not" in words else parse_plan(STORED, "blocking", resident=())
         (fault,) = check_plan(graph, costs_of(graph, device), other).violations
         assert words in fault
 
@@ -343,7 +352,7 @@ def test_memory_mapped_state_is_read_where_it_lies():
 def test_each_broken_rule_of_state_is_told(made, words):
     """A program that breaks one rule is rejected, in words that name place and tensor."""
     keys = {"resident": (), **made}
-    case = plan(keys.pop("text"), keys.pop("mode", "blocking"), **keys)
+    case = parse_plan(keys.pop("text"), keys.pop("mode", "blocking"), **keys)
     check = check_plan(state_step(), None, case)
     assert any(words in violation for violation in check.violations), check.violations
 
@@ -354,17 +363,19 @@ def test_homes_count_as_storage_used():
     Costs without pages reject the first read and the page-out.
     """
     graph = state_step()
-    assert check_plan(graph, None, plan(STORED, "blocking", resident=()), aux_bytes=11).valid
+    assert check_plan(graph, None, parse_plan(STORED, "blocking", resident=()), aux_bytes=11).valid
     (fault,) = check_plan(
-        graph, None, plan(STORED, "blocking", resident=()), aux_bytes=10
+        graph, None, parse_plan(STORED, "blocking", resident=()), aux_bytes=10
     ).violations
     assert fault == "storage used 11 B is above the limit of 10 B"
-    more = check_plan(graph, None, plan(STORED.replace("c2", "o0 c2"), "blocking", resident=()))
+    more = check_plan(
+        graph, None, parse_plan(STORED.replace("c2", "o0 c2"), "blocking", resident=())
+    )
     assert (more.violations, more.aux_used_bytes, more.written_bytes) == ((), 21, 18)
     costs = Costs.from_arrays(graph, compute_time_s=[0] * 6, compute_energy_j=[0] * 6)
-    faults = check_plan(graph, costs, plan(STORED, "blocking", resident=())).violations
+    faults = check_plan(graph, costs, parse_plan(STORED, "blocking", resident=())).violations
     assert sum("no auxiliary storage" in fault for fault in faults) == 4
-    assert check_plan(graph, costs, plan(HELD, "blocking", resident=(W, V))).valid
+    assert check_plan(graph, costs, parse_plan(HELD, "blocking", resident=(W, V))).valid
 
 
 # -- a second walk -----------------------------------------------------------------------------
@@ -481,14 +492,14 @@ def walked(  # noqa: C901, PLR0915 - one rule after the other
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
 @pytest.mark.parametrize("with_state", [False, True])
-@parts(3)
+@parametrize_parts(3)
 def test_agrees_with_a_second_walk(part, mode, *, with_state):
     """Plans, and plans with one instruction altered, have the figures of a second walk."""
     verdicts = {True: 0, False: 0}
-    for seed in part.of(range(120)):
-        rng = seeded(f"walk/{with_state}/{mode}/{seed}")
+    for seed in part.select(range(120)):
+        rng = make_rng(f"walk/{with_state}/{mode}/{seed}")
         graph, costs, made = random_state_plan(rng, mode) if with_state else random_plan(rng, mode)
-        for number, case in enumerate((made, *(altered(rng, graph, made) for _ in range(8)))):
+        for number, case in enumerate((made, *(alter_plan(rng, graph, made) for _ in range(8)))):
             check = check_plan(graph, costs, case, aux_bytes=2**53)
             found = None
             with suppress(AssertionError):
@@ -502,4 +513,4 @@ def test_agrees_with_a_second_walk(part, mode, *, with_state):
                 assert check.stall_s == pytest.approx(stall_s, rel=1e-12)
                 assert check.peak_ram_bytes == peak_bytes
                 assert check.aux_used_bytes == storage_bytes
-    assert min(verdicts.values()) > part.share(150)
+    assert min(verdicts.values()) > part.divide(150)

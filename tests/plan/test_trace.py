@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from kit.instances import seeded
-from kit.plans import PAGED, plan, random_plan, random_state_plan
-from kit.trace_events import check_trace, nanoseconds
+from kit.instances import make_rng
+from kit.plans import PAGED, parse_plan, random_plan, random_state_plan
+from kit.trace_events import check_trace, to_nanoseconds
 from kit.worked import even_costs, skip_graph
 from poetmodel.device.ram import KIND_NAMES
 from poetmodel.plan import Op, check_plan, trace_events
@@ -26,7 +26,7 @@ def skip_events(mode="dma"):
     """Return the events of the plan of `skip_graph` that pages a."""
     graph = skip_graph(workspace=True)
     costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
-    made = plan(PAGED, mode, ram_budget_bytes=13, device="board")
+    made = parse_plan(PAGED, mode, ram_budget_bytes=13, device="board")
     return made_of(graph, costs, made)
 
 
@@ -73,7 +73,7 @@ def test_names_and_figures_of_a_plan():
     """The process is the graph on its device; the figures of the plan are beside the events."""
     graph = skip_graph()
     costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
-    made = plan(PAGED, ram_budget_bytes=12, device="board")
+    made = parse_plan(PAGED, ram_budget_bytes=12, device="board")
     check = check_plan(graph, costs, made)
     document = trace_events(graph, made, check)
     names = [e["args"]["name"] for e in document["traceEvents"] if e["name"].endswith("_name")]
@@ -100,7 +100,7 @@ def test_events_are_the_plan_checkers(mode, *, with_state):
     """Slices have the times of all that acts, counters the RAM during and after everything."""
     seen = dict.fromkeys(("flows", "stalls", "state"), 0)
     for seed in range(40):
-        rng = seeded(f"trace/{mode}/{with_state}/{seed}")
+        rng = make_rng(f"trace/{mode}/{with_state}/{seed}")
         graph, costs, made = random_state_plan(rng, mode) if with_state else random_plan(rng, mode)
         events, check = made_of(graph, costs, made)
         check_slices(events, check, made, graph)
@@ -126,8 +126,8 @@ def check_slices(events, check, made, graph):
         event = by_position.pop(position)
         moves = step.op in {Op.PAGE_IN, Op.PAGE_OUT} or (held and step.index in reads)
         assert event["tid"] == (BUS if moves else CORE)
-        begin = nanoseconds(event["ts"])
-        end = begin + nanoseconds(event["dur"])
+        begin = to_nanoseconds(event["ts"])
+        end = begin + to_nanoseconds(event["dur"])
         assert (begin, end) == (round(record.start_s * 1e9), round(record.end_s * 1e9))
         args = event["args"]
         assert (args["ram_bytes"], args["ram_after_bytes"]) == (record.peak_bytes, record.ram_bytes)
@@ -137,10 +137,10 @@ def check_slices(events, check, made, graph):
 def check_counters(events, check):
     """Compare the counters with the simulated RAM at each of its changes."""
     counted = [e for e in events if e["ph"] == "C" and e["name"] != "RAM budget"]
-    ram = [(nanoseconds(e["ts"]), e["args"]["bytes"]) for e in counted if e["name"] == "RAM"]
+    ram = [(to_nanoseconds(e["ts"]), e["args"]["bytes"]) for e in counted if e["name"] == "RAM"]
     kinds = [e for e in counted if e["name"] == "RAM by kind"]
     assert [tuple(e["args"]) for e in kinds] == [KIND_NAMES] * len(kinds)
-    assert [(nanoseconds(e["ts"]), sum(e["args"].values())) for e in kinds] == ram
+    assert [(to_nanoseconds(e["ts"]), sum(e["args"].values())) for e in kinds] == ram
     clocks = [record.issued_s for record in check.records]
     clocks += [check.records[-1].end_s]
     levels = []

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from kit.instances import random_costs, random_graph, random_schedule, seeded
-from kit.least_makespan import least_makespan_s
-from kit.plans import bus_costs, lower_bound_s, plan, plan_cases, random_state_case
+from kit.instances import make_rng, random_costs, random_graph, random_schedule
+from kit.least_makespan import find_min_makespan_s
+from kit.plans import bus_costs, lower_bound_s, parse_plan, plan_cases, random_state_case
 from kit.worked import comb_graph, even_costs, make_state_node, make_update_node, skip_graph
 from poetmodel.device import Costs
 from poetmodel.errors import PlanError
@@ -221,7 +221,7 @@ def test_a_plan_says_what_it_is_for():
     plan = make_plan(graph, costs, schedule, mode="dma", ram_budget_bytes=13)
     assert (plan.mode, plan.ram_budget_bytes, plan.device) == ("dma", 13, "bench")
     assert plan.identity.sha256 == graph.sha256
-    graph, costs = skip_graph(), random_costs(seeded(0), skip_graph())
+    graph, costs = skip_graph(), random_costs(make_rng(0), skip_graph())
     with pytest.raises(PlanError, match="needs 'a' in RAM"):
         make_plan(graph, costs, replace(checkpoint_all(graph), S_RAM=()), mode="dma")
     with pytest.raises(ValueError, match="half"):
@@ -355,7 +355,7 @@ def cases(count, *, with_state, number=0):
     found = 0
     while found < count:
         number += 1
-        rng = seeded(f"exhaustive/{'state/' if with_state else ''}{number}")
+        rng = make_rng(f"exhaustive/{'state/' if with_state else ''}{number}")
         if with_state:
             graph, costs, schedule = random_state_case(rng, (5, 7))
             homes = make_plan(graph, costs, schedule, mode="blocking").homes(graph)
@@ -392,7 +392,7 @@ def test_the_search_is_nearly_always_optimal(count, first, *, with_state):
         steps = windows.insert_transfers(choose_transfers(windows).transfers)
         timing = Timing(homes, table, steps, budget)
         at_use = Timing(homes, table, move_page_ins_to_readers(homes, moves), budget)
-        least = least_makespan_s(homes, table, moves, budget)
+        least = find_min_makespan_s(homes, table, moves, budget)
         assert timing.peak_ram_bytes <= budget
         assert least <= timing.makespan_s <= at_use.makespan_s
         far.append(timing.makespan_s / least - 1 if least else 0.0)
@@ -408,21 +408,21 @@ def test_the_least_makespan_is_found_by_hand_too():
     """
     graph = skip_graph()
     table = even_costs(graph).table(graph)
-    moves = plan("c0 o0 c1 c2 i0 c3").program
+    moves = parse_plan("c0 o0 c1 c2 i0 c3").program
     homes = Homes.from_resident(graph)
-    assert least_makespan_s(homes, table, moves, 15) == 10.0
-    assert least_makespan_s(homes, table, moves, 14) == 11.0
-    assert least_makespan_s(homes, table, moves, 11) is None
+    assert find_min_makespan_s(homes, table, moves, 15) == 10.0
+    assert find_min_makespan_s(homes, table, moves, 14) == 11.0
+    assert find_min_makespan_s(homes, table, moves, 11) is None
 
 
 def test_every_page_in_must_have_a_reader():
     """Events that the search keeps in place are refused."""
     graph = skip_graph()
     with pytest.raises(ValueError, match="reader"):
-        least_makespan_s(
+        find_min_makespan_s(
             Homes.from_resident(graph),
             even_costs(graph).table(graph),
-            plan("c0 o0 i0").program,
+            parse_plan("c0 o0 i0").program,
             100,
         )
 
@@ -442,8 +442,8 @@ SCHEDULE = Schedule(
 )
 """`a` is paged out and in; nothing reads the page-out of `b`."""
 
-MOVES = plan("c0 o0 c1 c2 i0 c3").program
-EARLY = plan("c0 o0 c1 i0 c2 c3").program
+MOVES = parse_plan("c0 o0 c1 c2 i0 c3").program
+EARLY = parse_plan("c0 o0 c1 i0 c2 c3").program
 
 
 def test_the_program_of_a_schedule_frees_after_last_uses():
@@ -451,7 +451,7 @@ def test_the_program_of_a_schedule_frees_after_last_uses():
 
     A page-out that no page-in reads is left out of its moves.
     """
-    whole = plan("c0 o0 c1 f0 o1 c2 f1 i0 c3 f0 f2 f3", "blocking")
+    whole = parse_plan("c0 o0 c1 f0 o1 c2 f1 i0 c3 f0 f2 f3", "blocking")
     assert compile_schedule(HOMES, SCHEDULE).program == whole.program
     assert extract_actions(HOMES, SCHEDULE) == MOVES
 
@@ -490,9 +490,9 @@ def test_page_ins_by_hand():
     slow = even_costs(GRAPH, page_in=(7.0, 1.0), page_out=(7.0, 1.0)).table(GRAPH)
     assert lower_bound_s(TABLE, MOVES) == 10.0
     assert lower_bound_s(slow, MOVES) == 14.0
-    assert find_unread_page_ins(HOMES, plan("c0 o0 c1 c2 i0 c3 i0").program) == {6}
-    assert find_unread_page_ins(HOMES, plan("c0 o0 c1 c2 i0 c0 c3").program) == {4}
-    steps = plan("c0 o0 c1 c2 i0 o1 c3").program
+    assert find_unread_page_ins(HOMES, parse_plan("c0 o0 c1 c2 i0 c3 i0").program) == {6}
+    assert find_unread_page_ins(HOMES, parse_plan("c0 o0 c1 c2 i0 c0 c3").program) == {4}
+    steps = parse_plan("c0 o0 c1 c2 i0 o1 c3").program
     assert Timing(HOMES, TABLE, steps, 15).peak_ram_bytes == 15
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import poetmodel as pm
 from kit.commands import training_step, write_graph
-from kit.instances import random_instance, random_instances, random_schedule, random_step, seeded
-from kit.rotation import parts
+from kit.instances import make_rng, random_instance, random_instances, random_schedule, random_step
+from kit.rotation import parametrize_parts
 from kit.worked import bench_device, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.errors import InputError
@@ -38,11 +38,11 @@ def paid(schedule, coefficients):
 
 @pytest.mark.parametrize("counts", ["compute", "serial"])
 @pytest.mark.parametrize("minimize", ["energy", "time", "writes"])
-@parts(4)
+@parametrize_parts(4)
 def test_a_sum_over_decisions_is_what_the_simulator_adds_up(part, minimize, counts):
     """On schedules that recompute and page: baseline and overhead are those of the simulation."""
     found = 0
-    for problem in part.of(random_instances(100, (3, 8), seed=17, minimize=minimize)):
+    for problem in part.select(random_instances(100, (3, 8), seed=17, minimize=minimize)):
         stated = replace(problem, deadline_counts=counts)
         unpaged = replace(stated, paging=False)
         for schedule in (construct(stated), construct(unpaged), page_everything(stated)):
@@ -56,7 +56,7 @@ def test_a_sum_over_decisions_is_what_the_simulator_adds_up(part, minimize, coun
             assert paid(schedule, objective.coefficients) == pytest.approx(overhead)
             assert objective.value_of(simulation) == pytest.approx(objective.baseline + overhead)
             found += overhead > 0
-    assert found > part.share(5)
+    assert found > part.divide(5)
 
 
 def test_units_sums_and_limits():
@@ -86,7 +86,7 @@ def test_units_sums_and_limits():
     }
     assert all(limit.upper > 0 for limit in replace(problem, deadline=10).linear_limits)
     assert skip_problem(ram=13).linear_limits == ()
-    rng = seeded("weighted_sum")
+    rng = make_rng("weighted_sum")
     one, two = (
         Coefficients(*([rng.random() for _ in range(3)] for _ in range(4))) for _ in range(2)
     )
@@ -393,7 +393,7 @@ def test_an_objective_counts_in_all_stages():
 @pytest.mark.parametrize("seed", range(20))
 def test_coefficients_count_what_the_simulator_counts(seed):
     """Baseline and coefficients of a sum, times the totals, are the sum as simulated."""
-    rng = seeded(seed)
+    rng = make_rng(seed)
     problem = replace(random_instance(rng), deadline_counts="serial")
     simulation = pm.simulate(problem.graph, problem.costs, random_schedule(rng, problem.graph))
     own = problem.minimizing(
@@ -590,7 +590,7 @@ def test_what_the_least_ram_is_needed_for_adds_up(tmp_path):
         "'dw2' needs for g2 (40 B), r (100 B), dw2 (300 B), all state (500 B), which without "
         "paging stays in RAM"
     )
-    rng = seeded("what the least RAM is needed for")
+    rng = make_rng("what the least RAM is needed for")
     for _ in range(200):
         step = random_step(rng)
         paging = rng.random() < 0.5

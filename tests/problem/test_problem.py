@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.instances import random_instance, seeded
+from kit.instances import make_rng, random_instance
 from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, CostError, InputError
@@ -281,7 +281,7 @@ def test_limits_are_told_in_plain_values(graph, costs):
 @settings(deadline=None)
 def test_problems_travel_between_processes(seed):
     """A pickled problem states the same."""
-    problem = random_instance(seeded(seed), (1, 5), resident=True)
+    problem = random_instance(make_rng(seed), (1, 5), resident=True)
     copy = pickle.loads(pickle.dumps(problem))  # noqa: S301 - made on the line itself
     assert copy.to_dict() == problem.to_dict()
     assert (copy.graph, copy.table) == (problem.graph, problem.table)

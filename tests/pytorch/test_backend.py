@@ -24,8 +24,8 @@ from torch.nn import functional
 
 import poetmodel.torch as pmt
 from kit.networks import Transformer, UNet
-from kit.patience import in_a_fork, system_fault
-from kit.rotation import quick, rotating
+from kit.patience import make_system_fault, run_in_fork
+from kit.rotation import mark_seeds_except, mark_slow_except
 from poetmodel.device import Device, StorageMode
 from poetmodel.device.hardware import Compute, Storage, Transfer
 from poetmodel.errors import BudgetError, InputError
@@ -206,7 +206,7 @@ SMALL = [
 @pytest.mark.parametrize(
     ("make", "ram"),
     [
-        *quick(
+        *mark_slow_except(
             list(product(CASES.values(), ("100%", "75%"))),
             [(mlp, "75%"), (cnn, "75%"), (unet, "100%"), (decoder, "75%"), (autocast, "100%")],
         ),
@@ -272,7 +272,7 @@ def inductor(test):
 
 
 @inductor
-@pytest.mark.parametrize("name", rotating(["mlp", "cnn", "unet", "decoder"], ["mlp"]))
+@pytest.mark.parametrize("name", mark_seeds_except(["mlp", "cnn", "unet", "decoder"], ["mlp"]))
 def test_kernels_of_inductor_compute_what_it_does_within_a_budget(name):
     """Bit by bit, whatever is computed again in other kernels."""
     case = mlp(depth=3) if name == "mlp" else CASES[name]()
@@ -548,7 +548,7 @@ def test_faults_of_the_file_are_told(least, tmp_path, monkeypatch):
     model, step, _ = case.compiled(least, storage=tmp_path, gap=ANY_GAP)
     buffers = copy.deepcopy(list(model.buffers()))
     with monkeypatch.context() as patch:
-        patch.setattr(pages.os, "posix_fallocate", system_fault(errno.ENOSPC))
+        patch.setattr(pages.os, "posix_fallocate", make_system_fault(errno.ENOSPC))
         with pytest.raises(pmt.PageError, match=r"could not be written: No space left"):
             step(*case.batch)
     assert same(buffers, list(model.buffers()))
@@ -808,7 +808,7 @@ def test_a_page_comes_back_as_it_lay(tmp_path):
         values = [pages.page_in(t, tensor.dtype, file.number) for t in tokens]
         return not same(values, [2 * tensor, 3 * tensor])
 
-    assert in_a_fork(child) == 0
+    assert run_in_fork(child) == 0
     assert torch.equal(pages.page_in(token, tensor.dtype, file.number), tensor)
 
 

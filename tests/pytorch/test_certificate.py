@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kit.eager_steps import keep_all
+from kit.eager_steps import compile_keep_all
 from kit.networks import residual_step
 from kit.pages import read_page
-from kit.traced_models import rows
+from kit.traced_models import row_step
 from poetmodel.device import Device
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.report.page import LIBRARIES
@@ -73,8 +73,8 @@ def need_libraries():
 
 def test_a_wrong_result_is_named(tmp_path):
     """A step of other weights than eager's: which results differ, by how much, from where."""
-    model, loss_fn, inputs = rows(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
-    step = keep_all(model, loss_fn, inputs)
+    model, loss_fn, inputs = row_step(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    step = compile_keep_all(model, loss_fn, inputs)
     run = step.compiled.runner.execute_program
 
     def wrong(flat, emit, **known):
@@ -126,7 +126,7 @@ def test_a_difference_is_plain_values():
 @pytest.mark.parametrize(("most_s", "runs"), [(0.0, 2), (60.0, certificate.REPEATS)])
 def test_long_steps_run_no_more_often_than_they_must(most_s, runs, monkeypatch):
     """Once for the results and once for the peak of the heap; short ones for the least time too."""
-    step = compile(*rows(nn.Linear(4, 4)), ram="100%", cache=False)
+    step = compile(*row_step(nn.Linear(4, 4)), ram="100%", cache=False)
     counted = []
 
     class Counted(certificate._TimedStep):
@@ -155,7 +155,7 @@ def test_the_report_is_plain(step):
     assert found["result"]["status"] == str(step.result.status)
     assert found["graph"]["nodes"] == len(step.compiled.trace.graph.nodes)
     assert found["torch"] == torch.__version__
-    fresh = keep_all(*rows(nn.Linear(4, 4))).report()
+    fresh = compile_keep_all(*row_step(nn.Linear(4, 4))).report()
     assert fresh["certificate"] is None
     assert json.loads(json.dumps(fresh, allow_nan=False)) == fresh
 
@@ -180,8 +180,8 @@ def test_a_page_is_written(step, tmp_path):
 
 def test_a_certificate_is_that_of_what_ran():
     """What was found of a step for some inputs is not said of it for others."""
-    model, loss_fn, (x, y) = rows(nn.Linear(4, 4))
-    both = keep_all(model, loss_fn, (x, y), dynamic="retrace")
+    model, loss_fn, (x, y) = row_step(nn.Linear(4, 4))
+    both = compile_keep_all(model, loss_fn, (x, y), dynamic="retrace")
     both.verify()
     both(torch.cat((x, x)), torch.cat((y, y)))
     assert both.report()["certificate"] is None
@@ -209,7 +209,7 @@ def test_other_files_are_refused(step, tmp_path, monkeypatch):
 
 def test_the_call_names_what_was_chosen():
     """Defaults are left out; devices are named."""
-    own = rows(nn.Linear(4, 4))
+    own = row_step(nn.Linear(4, 4))
     board = compile(*own, ram=10**6, device=Device.load("rpi4b"), gap=0.5, dynamic="retrace")
     assert board.report()["call"] == (
         "poetmodel.torch.compile(model, loss_fn, inputs, ram=1000000, device='rpi4b', gap=0.5, "

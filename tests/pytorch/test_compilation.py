@@ -10,9 +10,9 @@ import torch
 
 import poetmodel.torch as pmt
 from kit.commands import Terminal
-from kit.eager_steps import differing, keep_all
+from kit.eager_steps import compile_keep_all, find_differences
 from kit.networks import residual_step
-from kit.traced_models import rows
+from kit.traced_models import row_step
 from poetmodel.errors import BudgetError, InputError, NoScheduleError
 from poetmodel.torch.step.scheduled import (
     floor_bytes,
@@ -27,8 +27,8 @@ nn = torch.nn
 def simple(**options):
     """Return a step of two linear layers, and it compiled to keep everything."""
     torch.manual_seed(1)
-    own = rows(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    return own, keep_all(*own, **options)
+    own = row_step(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    return own, compile_keep_all(*own, **options)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_three_lines(tmp_path):
     """Measured, solved, planned, run: within the budget, and eager's results."""
     model, loss_fn, (x, y) = residual_step(size=16)
     step = pmt.compile(model, loss_fn, (x, y), ram="60%", storage=tmp_path / "scratch")
-    assert differing(step, model, loss_fn, (x, y)) == []
+    assert find_differences(step, model, loss_fn, (x, y)) == []
     compiled = step.compiled
     assert compiled.budget_bytes == int(0.6 * compiled.keep_all_bytes)
     assert compiled.peak_bytes <= step.budget_bytes
@@ -57,7 +57,7 @@ def test_recomputing_alone_needs_no_storage():
     """Without a folder tensors are recomputed, and nothing is written."""
     own = residual_step(size=16)
     step = pmt.compile(*own, ram="80%", device="rpi4b")
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     assert not step.result.problem.paging
     assert step.compiled.runner.page_file is None
     assert step.compiled.check.written_bytes == 0
@@ -90,7 +90,7 @@ def test_the_state_dict_and_mode_are_the_users(kept):
     with pytest.raises(pmt.CaptureError, match="training mode"):
         step(*inputs)
     model.train()
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
 
 
 def test_gradients_that_accumulate_are_of_a_part_of_the_loss_that_is_returned():
@@ -112,13 +112,13 @@ def test_other_inputs_are_compiled_for_if_asked():
     own, step = simple(dynamic="retrace")
     model, loss_fn, (x, y) = own
     first = step.compiled
-    assert differing(step, model, loss_fn, (x[:2], y[:2])) == []
+    assert find_differences(step, model, loss_fn, (x[:2], y[:2])) == []
     second = step.compiled
     assert second is not first
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     assert step.compiled is first
     model.eval()
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     assert step.compiled not in (first, second)
     model.train()
     step(x[:2], y[:2])
@@ -132,7 +132,7 @@ def test_a_percentage_is_the_same_bytes_for_all_inputs():
     model, loss_fn, (x, y) = residual_step(size=16)
     step = pmt.compile(model, loss_fn, (x, y), ram="90%", device="rpi4b", dynamic="retrace")
     budget, whole = step.budget_bytes, step.compiled.keep_all_bytes
-    assert differing(step, model, loss_fn, (x[:1], y[:1])) == []
+    assert find_differences(step, model, loss_fn, (x[:1], y[:1])) == []
     assert step.compiled.keep_all_bytes < whole
     assert step.budget_bytes == budget
     with pytest.raises((InputError, NoScheduleError), match="ram"):
@@ -143,7 +143,7 @@ def test_a_percentage_is_the_same_bytes_for_all_inputs():
 
 def test_time_is_minimized_where_costs_are_those_of_this_host():
     """Energy where they are a device's; what was chosen is in the report. Given costs are taken."""
-    own = rows(nn.Linear(4, 4))
+    own = row_step(nn.Linear(4, 4))
     for options, aim in (
         ({}, "time"),
         ({"device": "rpi4b"}, "energy"),
@@ -159,7 +159,7 @@ def test_time_is_minimized_where_costs_are_those_of_this_host():
 def test_costs_are_measured_with_the_threads_that_run():
     """As many as PyTorch is set to; profile, certificate and summary say how many."""
     before = torch.get_num_threads()
-    own = rows(nn.Linear(4, 4))
+    own = row_step(nn.Linear(4, 4))
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
@@ -195,7 +195,7 @@ def test_options_that_make_no_sense_are_refused(options, words, tmp_path):
     if options.get("storage") in ("file", "file/below"):
         options = {**options, "storage": tmp_path / options["storage"]}
     with pytest.raises(InputError, match=words):
-        pmt.compile(*rows(nn.Linear(4, 4)), **options)
+        pmt.compile(*row_step(nn.Linear(4, 4)), **options)
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,11 @@ def test_modes_around_captures_and_steps_are_refused(mode, words):
     step(*own[2])
     own[0].zero_grad()
     other = (lambda: pmt.capture(*own)) if mode is torch.no_grad else lambda: step(*own[2])
-    for work in (lambda: keep_all(*own), other):
+    for work in (lambda: compile_keep_all(*own), other):
         with mode(), pytest.raises(pmt.CaptureError, match=words):
             work()
     assert all(parameter.grad is None for parameter in own[0].parameters())
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
 
 
 @pytest.mark.parametrize(("stream", "is_terminal"), [(Terminal, True), (io.StringIO, False)])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import poetmodel.torch as pmt
-from kit.rotation import rotating
+from kit.rotation import mark_seeds_except
 from kit.traced_models import Residual
 from poetmodel.result import Status, Termination
 from poetmodel.torch import cache as cache_module
@@ -124,7 +124,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", rotating(OTHERS, ["code", "ram"]))
+@pytest.mark.parametrize("case", mark_seeds_except(OTHERS, ["code", "ram"]))
 def test_what_depends_on_another_thing_is_found_anew(case, known, folder, monkeypatch):
     """An option, the threads, or our code."""
     first, _ = known

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import poetmodel.torch as pmt
 from kit.commands import invoke
-from kit.executorch_programs import NETWORKS, enough, trained
+from kit.executorch_programs import NETWORKS, parse_sufficient_budget, train
 from mcu import networks
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -63,13 +63,13 @@ def test_a_program_keeps_its_budget_and_has_the_bits_of_executorchs_own(name, tm
     if name in PROVED_LARGER:
         with pytest.raises(BudgetError, match=r"is too little .*: the minimum is ram=") as told:
             write(name, path, ram=ram)
-        ram = int(enough(str(told.value)))
+        ram = int(parse_sufficient_budget(str(told.value)))
     made = write(name, path, ram=ram)
     assert made.path == path
     assert planned_bytes(path) == made.arena_bytes <= made.ram_budget_bytes
     assert made.executorch_bytes == own.arena_bytes == own.greedy_bytes
     assert made.arena_bytes <= made.greedy_bytes
-    theirs, ours = (trained(program, inputs) for program in (own.program, path.read_bytes()))
+    theirs, ours = (train(program, inputs) for program in (own.program, path.read_bytes()))
     assert theirs.keys() == ours.keys()
     assert [key for key in theirs if not torch.equal(theirs[key], ours[key])] == []
     assert len(set(theirs["losses"].tolist())) > 1
@@ -124,7 +124,7 @@ def test_a_budget_that_is_too_small_is_told_with_the_least(tmp_path):
     with pytest.raises(BudgetError, match=told) as raised:
         write(ram=64)
     assert not path.exists()
-    least = int(enough(str(raised.value)))
+    least = int(parse_sufficient_budget(str(raised.value)))
     assert planned_bytes(write(ram=least).path) == least
     with pytest.raises(BudgetError, match=f"the minimum is ram={least}$"):
         write(ram=least - 1)

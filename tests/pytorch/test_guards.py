@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import poetmodel.torch as pmt
-from kit.eager_steps import differing, keep_all
-from kit.rotation import quick
-from kit.traced_models import rows
+from kit.eager_steps import compile_keep_all, find_differences
+from kit.rotation import mark_slow_except
+from kit.traced_models import row_step
 from poetmodel.torch.capturing.guards import Guards
 
 nn = torch.nn
@@ -18,8 +18,8 @@ nn = torch.nn
 def layers(**options):
     """Return a step through four kinds of layers, compiled to keep everything."""
     torch.manual_seed(1)
-    own = rows(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
-    return own, keep_all(*own, **options)
+    own = row_step(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
+    return own, compile_keep_all(*own, **options)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def kept():
 def tied(**options):
     """Return a step of two layers with one weight."""
     torch.manual_seed(1)
-    own = rows(nn.Linear(4, 4), nn.Linear(4, 4))
+    own = row_step(nn.Linear(4, 4), nn.Linear(4, 4))
     own[0][1].weight = own[0][0].weight
-    return own, keep_all(*own, **options)
+    return own, compile_keep_all(*own, **options)
 
 
 # -- memory in several places -------------------------------------------------------------------
@@ -60,7 +60,7 @@ class Averaged(nn.Linear):
 def test_memory_that_a_step_changes_is_no_input_unnoticed(changes, view):
     """Eager reads the new value where it lies, a step compiled for others the old one."""
     model = Averaged(changes=changes)
-    step = keep_all(model, None, (torch.randn(4, 4), torch.randn(4, 4)))
+    step = compile_keep_all(model, None, (torch.randn(4, 4), torch.randn(4, 4)))
     x = torch.randn(4, 4)
     changed = x if changes else model.mean
     before = changed.clone()
@@ -72,7 +72,9 @@ def test_memory_that_a_step_changes_is_no_input_unnoticed(changes, view):
     whole = torch.randn(8, 4)
     step(whole[:4], whole[4:])  # two parts of one memory
     if changes and not view:  # compiled for if asked, and noticed where it is in common no more
-        step = keep_all(model, None, (torch.randn(4, 4), torch.randn(4, 4)), dynamic="retrace")
+        step = compile_keep_all(
+            model, None, (torch.randn(4, 4), torch.randn(4, 4)), dynamic="retrace"
+        )
         for same in (True, False):
             x = torch.randn(4, 4)
             own, eager = ((t, t if same else torch.ones(4, 4)) for t in (x.clone(), x.clone()))
@@ -93,16 +95,16 @@ def test_untied_weights_are_noticed():
         step(*inputs)
     assert model[0].weight.grad is None
     own, step = tied(dynamic="retrace")
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     first = step.compiled
     own[0][1].weight = nn.Parameter(own[0][1].weight.detach().clone())
     own[0].zero_grad()
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     assert step.compiled is not first
-    model, loss_fn, (x, _) = rows(nn.Linear(4, 4))
+    model, loss_fn, (x, _) = row_step(nn.Linear(4, 4))
     x.requires_grad_()
-    step = keep_all(model, loss_fn, (x, x))
-    assert differing(step, model, loss_fn, (x, x)) == []
+    step = compile_keep_all(model, loss_fn, (x, x))
+    assert find_differences(step, model, loss_fn, (x, x)) == []
     other = x.detach().clone().requires_grad_()
     with pytest.raises(pmt.CaptureError, match=r"inputs\[1\] was .* inputs\[0\]"):
         step(x, other)
@@ -121,7 +123,7 @@ HOOKS = (
 
 @pytest.mark.parametrize(
     ("register", "dynamic"),
-    quick(
+    mark_slow_except(
         [(hook, dynamic) for hook in HOOKS for dynamic in ("error", "retrace")],
         [(HOOKS[0], "error"), (HOOKS[1], "retrace")],
     ),
@@ -133,22 +135,22 @@ def test_hooks_of_parameters_are_refused(register, dynamic):
     handle = register(model[3].weight)
     words = r"3\.weight: a compiled step does not run hooks of parameters"
     with pytest.raises(pmt.CaptureError, match=words):
-        keep_all(*own)
+        compile_keep_all(*own)
     with pytest.raises(pmt.CaptureError, match=words):
         step(*inputs)
     with pytest.raises(pmt.CaptureError, match=words):
         step.verify()
     assert all(parameter.grad is None for parameter in model.parameters())
     handle.remove()
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
 
 
 @pytest.mark.parametrize("register", HOOKS)
 def test_hooks_of_inputs_and_losses_are_refused(register):
     """An input that gets a gradient has hooks too, and so has a loss that is a module."""
-    model, loss_fn, (x, y) = rows(nn.Linear(4, 4))
+    model, loss_fn, (x, y) = row_step(nn.Linear(4, 4))
     x.requires_grad_()
-    step = keep_all(model, loss_fn, (x, y))
+    step = compile_keep_all(model, loss_fn, (x, y))
     register(x)
     with pytest.raises(pmt.CaptureError, match=r"inputs\[0\]: .*hooks"):
         step(x, y)
@@ -156,7 +158,7 @@ def test_hooks_of_inputs_and_losses_are_refused(register):
     loss_fn.forward = lambda y, t: (y - t).square().mean() * loss_fn[0].weight.sum()
     register(loss_fn[0].weight)
     with pytest.raises(pmt.CaptureError, match=r"0\.weight: .*hooks"):
-        keep_all(model, loss_fn, (y, y))
+        compile_keep_all(model, loss_fn, (y, y))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_hooks_of_modules_that_come_later_are_noticed(kind, kept):
     with pytest.raises(pmt.CaptureError, match="hooks of 1 were added or removed"):
         step(*own[2])
     handle.remove()
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
 
 
 # -- modules -----------------------------------------------------------------------------------
@@ -201,7 +203,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-    "kind", quick(CHANGES, ("replaced", "one more", "no bias", "a rate", "tied", "frozen"))
+    "kind",
+    mark_slow_except(CHANGES, ("replaced", "one more", "no bias", "a rate", "tied", "frozen")),
 )
 def test_changes_of_modules_are_noticed(kind):
     """What changed is named, by a step and by `verify`; with retrace a new step is eager's."""
@@ -215,7 +218,7 @@ def test_changes_of_modules_are_noticed(kind):
         own, step = layers(dynamic="retrace")
         change(own[0])
         own[0].epoch = 2  # what users keep in modules is theirs
-        assert differing(step, *own) == []
+        assert find_differences(step, *own) == []
 
 
 # -- inputs ------------------------------------------------------------------------------------
@@ -224,7 +227,10 @@ def test_an_input_that_others_wait_for_is_refused(kept):
     encoder = nn.Linear(4, 4)
     (model, loss_fn, (x, y)), step = kept
     words = r"inputs\[0\] requires a gradient and was computed from other tensors.*detach\(\)"
-    for work in (lambda: step(encoder(x), y), lambda: keep_all(model, loss_fn, (encoder(x), y))):
+    for work in (
+        lambda: step(encoder(x), y),
+        lambda: compile_keep_all(model, loss_fn, (encoder(x), y)),
+    ):
         with pytest.raises(pmt.CaptureError, match=words):
             work()
     step(encoder(x).detach(), y)
@@ -235,8 +241,8 @@ def test_an_input_that_others_wait_for_is_refused(kept):
 )
 def test_numbers_are_those_that_were_compiled_for(number, other):
     """NaN is equal to itself; a number of another type is another one."""
-    model, loss_fn, (x, y) = rows(nn.Linear(4, 4), by=lambda p, x, k: p[0](x) * k)
-    step = keep_all(model, loss_fn, (x, number, y))
+    model, loss_fn, (x, y) = row_step(nn.Linear(4, 4), by=lambda p, x, k: p[0](x) * k)
+    step = compile_keep_all(model, loss_fn, (x, number, y))
     step(x, type(number)(str(number)), y)
     with pytest.raises(pmt.CaptureError, match=rf"inputs\[1\] was {number!r} and is {other!r}"):
         step(x, other, y)
@@ -245,7 +251,7 @@ def test_numbers_are_those_that_were_compiled_for(number, other):
 # -- modules and tensors
 def guarded():
     """Return a model of four kinds of layers, its guards, and flat inputs."""
-    model, loss_fn, inputs = rows(
+    model, loss_fn, inputs = row_step(
         nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Sequential(nn.Linear(4, 4))
     )
     joint = pmt.capture(model, loss_fn, inputs)
@@ -279,7 +285,7 @@ GUARDED = (
 )
 
 
-@pytest.mark.parametrize("change", quick(GUARDED, GUARDED[::3]))
+@pytest.mark.parametrize("change", mark_slow_except(GUARDED, GUARDED[::3]))
 def test_no_change_goes_unnoticed(change):
     """A step is refused, or compiled again, for what is no longer as it was."""
     model, guards, flat = guarded()

@@ -9,8 +9,8 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.eager_steps import keep_all  # noqa: E402
-from kit.rotation import rotating  # noqa: E402
+from kit.eager_steps import compile_keep_all  # noqa: E402
+from kit.rotation import mark_seeds_except  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.huggingface import Trainer  # noqa: E402
@@ -219,7 +219,9 @@ def test_the_optimizer_is_a_part_of_the_step(where, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", rotating(["checkpointed", "bf16", "noise"], ["checkpointed"]))
+@pytest.mark.parametrize(
+    "kind", mark_seeds_except(["checkpointed", "bf16", "noise"], ["checkpointed"])
+)
 def test_settings_of_all_kinds(kind, tmp_path):
     """Gradient checkpointing, autocast and noise in embeddings."""
     rows = Rows(6, words=True)
@@ -279,7 +281,7 @@ def tried_step(name, **options):
     """Return a model of another library, and its step with room for everything."""
     torch.manual_seed(0)
     trial = TRIALS[name]()
-    step = keep_all(trial.model, trial.loss_fn, trial.inputs, **options)
+    step = compile_keep_all(trial.model, trial.loss_fn, trial.inputs, **options)
     return trial, step
 
 
@@ -320,7 +322,7 @@ def test_layers_that_are_dropped_at_random_are_refused():
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rotating(SAMPLE, SAMPLE[:3]))
+@pytest.mark.parametrize("name", mark_seeds_except(SAMPLE, SAMPLE[:3]))
 def test_models_of_other_libraries(name, tmp_path):
     """Each is equal to eager on two batches and in a smaller budget, or refused."""
     found = tried(ModelRun(model=f"transformers {name}"), folder=str(tmp_path))

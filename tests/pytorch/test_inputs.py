@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poetmodel.torch as pmt
-from kit.eager_steps import differing, keep_all
-from kit.rotation import quick
-from kit.traced_models import Through
+from kit.eager_steps import compile_keep_all, find_differences
+from kit.rotation import mark_slow_except
+from kit.traced_models import FunctionModule
 from poetmodel.torch.capturing.inputs import OutputStructure, flatten, unflatten
 
 nn = torch.nn
@@ -185,20 +185,20 @@ def same_as_eager(step, model, expected, *batch):
     )
 
 
-@pytest.mark.parametrize("kind", quick(BATCHES, ("dict", "encoding", "fixed")))
+@pytest.mark.parametrize("kind", mark_slow_except(BATCHES, ("dict", "encoding", "fixed")))
 def test_mappings_are_batches(kind):
     """A model gets one as a dict, or its items where forward has its keys."""
     own = batch()
     first = BATCHES[kind](own)
     model = ByBatch()
-    step = keep_all(model, None, (first,))
+    step = compile_keep_all(model, None, (first,))
     assert all(first[key] is value for key, value in own.items())
     for _ in range(2):
         other = BATCHES[kind](batch())
         assert same_as_eager(step, model, model(other), other)
     assert step.verify(other).equal
     named = Model().eval()
-    step = keep_all(named, None, (first,))
+    step = compile_keep_all(named, None, (first,))
     assert same_as_eager(step, named, named(**first)["loss"], first)
 
 
@@ -210,8 +210,8 @@ def test_mappings_within_others_are_batches_too():
 
     x, y, z = torch.randn(3, 3, 4)
     inputs = (UserDict(x=x), [{"inner": Fixed(("z", z))}], y)
-    model = Through(nested, nn.Linear(4, 4))
-    step = keep_all(model, nn.functional.mse_loss, inputs)
+    model = FunctionModule(nested, nn.Linear(4, 4))
+    step = compile_keep_all(model, nn.functional.mse_loss, inputs)
     expected = nn.functional.mse_loss(model(*inputs[:2]), y)
     assert same_as_eager(step, model, expected, *inputs)
     assert step.verify().equal
@@ -231,7 +231,7 @@ def test_a_batch_is_given_by_name_where_forward_takes_any_keyword(kind):
 
     given_ = BATCHES[kind]({**batch(), "scale": torch.tensor(2.0)})
     for model in (Open().eval(), Whole().eval()):
-        step = keep_all(model, None, (given_,))
+        step = compile_keep_all(model, None, (given_,))
         expected = model(given_) if isinstance(model, Whole) else model(**given_)
         assert same_as_eager(step, model, expected["loss"], given_)
 
@@ -245,7 +245,7 @@ def test_flat_inputs_come_back():
 
 
 # -- what a step returns -------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", quick(RESULTS, QUICK_RESULTS))
+@pytest.mark.parametrize("kind", mark_slow_except(RESULTS, QUICK_RESULTS))
 def test_a_step_returns_what_the_model_does(kind):
     """The same type with the same values, detached; gradients and buffers are those of eager.
 
@@ -307,7 +307,7 @@ def test_batches_come_by_name():
     with pytest.raises(pmt.CaptureError, match="labels, x missing"):
         step()
     whole = ByBatch()
-    step = keep_all(whole, None, (Encoding(rows),))
+    step = compile_keep_all(whole, None, (Encoding(rows),))
     for other in (Encoding(rows), OrderedDict(rows), rows):
         assert same_as_eager(step, whole, whole(Encoding(rows)), other)
     with pytest.raises(pmt.CaptureError, match=r"nested as .*'labels': .*, got .*'z'"):
@@ -317,7 +317,7 @@ def test_batches_come_by_name():
     def loss_fn(output, target):
         return (output["logits"] - target).abs().mean()
 
-    step = keep_all(model, loss_fn, inputs)
+    step = compile_keep_all(model, loss_fn, inputs)
     assert same_as_eager(step, model, loss_fn(model(**inputs[0]), inputs[1]), *inputs)
 
 
@@ -408,7 +408,9 @@ A, B = torch.ones(2, 3, 4)
 def kept():
     """Return steps with and without names that tests do not run."""
     torch.manual_seed(1)
-    return compiled(Model(), batch()), keep_all(nn.Linear(4, 4), nn.functional.mse_loss, (A, B))
+    return compiled(Model(), batch()), compile_keep_all(
+        nn.Linear(4, 4), nn.functional.mse_loss, (A, B)
+    )
 
 
 @pytest.mark.parametrize("door", ["step", "verify"])
@@ -458,7 +460,7 @@ def test_other_inputs_are_refused(door, inputs, named, words, kept):
 def test_batches_that_do_not_fit_are_refused(result, inputs, loss_fn, words):
     """By what is wrong with their names, or with the loss of an output."""
     with pytest.raises(pmt.CaptureError, match=words):
-        keep_all(Model(RESULTS.get(result, result)), loss_fn, inputs)
+        compile_keep_all(Model(RESULTS.get(result, result)), loss_fn, inputs)
 
 
 # -- tensors with operations of their own --------------------------------------------------------
@@ -485,14 +487,14 @@ def test_tensors_with_operations_of_their_own_are_refused(kind):
     value = kinds_of_tensors()[kind]
     model, loss_fn, (x, y) = nn.Linear(4, 4), nn.functional.mse_loss, torch.randn(2, 3, 4)
     with pytest.raises(pmt.CaptureError, match=rf"inputs\[0\]: expected a .* tensor, got {kind}"):
-        keep_all(model, loss_fn, (value, y))
-    step = keep_all(model, loss_fn, (x, y))
+        compile_keep_all(model, loss_fn, (value, y))
+    step = compile_keep_all(model, loss_fn, (x, y))
     with pytest.raises(pmt.CaptureError, match=rf"inputs\[0\]: expected a .* tensor, got {kind}"):
         step(value, y)
     if kind == "a TwoTensor":
         model.weight = nn.Parameter(type(value)(*[model.weight.detach()] * 2))
         with pytest.raises(pmt.CaptureError, match="weight is a TwoTensor"):
-            keep_all(model, loss_fn, (x, y))
+            compile_keep_all(model, loss_fn, (x, y))
         with pytest.raises(pmt.CaptureError, match=r"weight was .* and is a TwoTensor"):
             step(x, y)
     else:  # gradients are plain tensors, as those of eager, whatever the inputs are
@@ -546,7 +548,7 @@ def test_wrapped_models_are_refused(wrapped, words):
     """The error says what to give in their place; a compiled loss cannot be captured either."""
     inputs = torch.randn(3, 4), torch.randn(3, 4)
     with pytest.raises(pmt.CaptureError, match=words):
-        keep_all(wrapped(), nn.functional.mse_loss, inputs)
+        compile_keep_all(wrapped(), nn.functional.mse_loss, inputs)
     with pytest.raises(pmt.CaptureError, match="loss_fn is compiled"):
         pmt.trace(nn.Linear(4, 4), torch.compile(nn.functional.mse_loss, backend="eager"), inputs)
 
@@ -574,8 +576,8 @@ def test_a_compiled_function_inside_is_captured_or_refused(backend):
     except pmt.CaptureError as error:
         step, refusal = None, str(error)
     if step is not None:
-        assert differing(step, *own) == []
+        assert find_differences(step, *own) == []
     else:
         assert re.search(r"called at .*\(return act.* is compiled", refusal)
     loss_fn = torch.compiler.disable(nn.functional.mse_loss)
-    assert keep_all(Kept(4, 4), loss_fn, own[2]).verify().equal
+    assert compile_keep_all(Kept(4, 4), loss_fn, own[2]).verify().equal

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import poetmodel.torch as pmt
 from kit.commands import invoke
-from kit.quantized_networks import converted, float_front, images, write_onnx
-from kit.random_masks import uniform
+from kit.quantized_networks import convert_front, float_front, images, write_onnx
+from kit.random_masks import draw_uniform
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits, update_stochastic
@@ -203,7 +203,7 @@ def test_draws_are_those_of_the_generator_of_exported_code():
     weight = torch.zeros((5, 7), dtype=torch.int8)
     mine = RoundingDraws(update=3, site=2, seed=9).draw_uniform(weight)
     assert mine.shape == weight.shape
-    wanted = uniform(3, 2, weight.numel(), stream=1, seed=9)
+    wanted = draw_uniform(3, 2, weight.numel(), stream=1, seed=9)
     assert mine.flatten().tolist() == wanted.tolist()
     part = RoundingDraws(update=3, site=2, seed=9).draw_uniform(weight[3:], first=21)
     assert torch.equal(part, mine[3:])
@@ -278,7 +278,7 @@ def test_frozen_layers_between_trained_ones_pass_gradients_on(batches):
 def test_converted_modules_and_onnx_files_train_likewise(tmp_path, told):
     """They have the layers of one another, and the same steps; the rest is frozen, or float."""
     onnx = pytest.importorskip("onnx")
-    module = converted(float_front(), images(8), dtype=torch.uint8)
+    module = convert_front(float_front(), images(8), dtype=torch.uint8)
     write_onnx(module, tmp_path / "net.onnx", head=nn.Linear(10, 3))
     own = nn.Sequential(pmt.quantized(module, train="last-2"), nn.Linear(10, 3))
     file = pmt.from_onnx(tmp_path / "net.onnx", train="last-2")

@@ -6,11 +6,11 @@ from random import Random
 import pytest
 import torch
 
-from kit.eager_steps import check_random_plans, differing, keep_all
+from kit.eager_steps import check_random_plans, compile_keep_all, find_differences
 from kit.plans import random_program
-from kit.rotation import quick, rotating
+from kit.rotation import mark_seeds_except, mark_slow_except
 from kit.storage_peaks import storage_peak_bytes
-from kit.traced_models import Residual, Through, images, recurrent, rows
+from kit.traced_models import FunctionModule, Residual, image_step, recurrent, row_step
 from poetmodel.torch import trace
 from poetmodel.torch.capturing import replay as replaying
 from poetmodel.torch.capturing.replay import execute_kernel, replay, replay_distinct
@@ -103,7 +103,7 @@ def encoder():
 
 def blocks():
     """Return a step of three equal blocks of convolution and batch norm."""
-    return images(nn.Sequential(*(Residual(4) for _ in range(3))), size=6)
+    return image_step(nn.Sequential(*(Residual(4) for _ in range(3))), size=6)
 
 
 def wide():
@@ -149,7 +149,7 @@ def test_equal_operations_are_executed_once(make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", rotating([encoder, blocks, wide], [blocks]))
+@pytest.mark.parametrize("make", mark_seeds_except([encoder, blocks, wide], [blocks]))
 def test_units_and_workspaces_are_those_of_a_full_run(make, monkeypatch):
     """The graph is the same whether equal operations run once or each time."""
     step = make()
@@ -185,7 +185,7 @@ def test_operations_that_fail_on_copies_get_their_own_values():
         product = one @ -one.T
         return x @ (product + operation(two @ two.T))
 
-    traced = trace(*rows(nn.Linear(4, 4), nn.Linear(4, 4), by=forward))
+    traced = trace(*row_step(nn.Linear(4, 4), nn.Linear(4, 4), by=forward))
     assert any(node.op.endswith("grow") for node in traced.graph.nodes)
     assert not replay_distinct(traced.joint, execute_kernel)
 
@@ -198,7 +198,7 @@ def test_workspace_is_what_the_operation_frees_again(capfd):
         return x + torch.ones(scratch, dtype=torch.float64).sum().to(x.dtype)
 
     operation = custom(scratched)
-    step = rows(torch.nn.Linear(4, 4), by=lambda p, x: operation(p[0](x)))
+    step = row_step(torch.nn.Linear(4, 4), by=lambda p, x: operation(p[0](x)))
     graph = trace(*step).graph
     (node,) = (node for node in graph.nodes if node.op.endswith("scratched"))
     # At its peak it has the ones and their sum; its output comes after and fits in their place.
@@ -269,7 +269,7 @@ def cast(p):
             return parts[0](x).float()
 
     model, loss_fn, inputs = layers(p)
-    return Through(forward, model), loss_fn, inputs
+    return FunctionModule(forward, model), loss_fn, inputs
 
 
 def dropping_encoder(p):
@@ -301,7 +301,7 @@ KINDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("p", rotating(RATIOS, (0.0, 0.15, 1.0)))
+@pytest.mark.parametrize("p", mark_seeds_except(RATIOS, (0.0, 0.15, 1.0)))
 def test_dropout_of_every_ratio_is_that_of_eager(p, kind, tmp_path):
     """Recomputed and paged, in single and half precision, with autocast, inside of layers.
 
@@ -318,16 +318,16 @@ def test_dropout_that_drops_nothing_copies_nothing():
         return nn.functional.gelu(parts[1](x)).mean((2, 3))
 
     for dropout in (nn.Dropout(0.0), nn.Dropout(0.5).eval()):
-        model = Through(forward, nn.Conv2d(4, 48, 1), dropout)
+        model = FunctionModule(forward, nn.Conv2d(4, 48, 1), dropout)
         own = model, nn.functional.mse_loss, (torch.randn(2, 4, 16, 16), torch.randn(2, 12))
-        assert differing(keep_all(*own), *own) == []
+        assert find_differences(compile_keep_all(*own), *own) == []
         graph = trace(*own, measure_workspace=False).graph
         assert not any(node.op in ("clone", "native_dropout") for node in graph.nodes)
 
 
 @pytest.mark.parametrize(
     ("kind", "p"),
-    quick(
+    mark_slow_except(
         [(kind, p) for kind in (nn.GRU, nn.LSTM, nn.RNN) for p in (0.1, 0.5, 1.0)], [(nn.LSTM, 0.1)]
     ),
 )

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from kit.eager_steps import differing, keep_all, replayed
-from kit.rotation import quick, rotating
-from kit.traced_models import Through, images, residual, rows
+from kit.eager_steps import check_replay, compile_keep_all, find_differences
+from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.traced_models import FunctionModule, image_step, residual, row_step
 from poetmodel.errors import InputError
 from poetmodel.torch import CaptureError, capture, trace
 from poetmodel.torch.capturing.joint_graph import InputKind, Lookup, OutputKind
@@ -53,7 +53,7 @@ def test_roles_name_parameters_buffers_and_inputs():
     assert joint.value(joint.arguments_of(InputKind.USER_INPUT)[0], others) is others[0]
     assert torch.equal(joint.value(joint.arguments_of(InputKind.TANGENT)[0]), torch.ones(()))
     loss = nn.CrossEntropyLoss(weight=torch.ones(4))
-    model = Through(lambda p, x: p[0](x), nn.Linear(4, 4))
+    model = FunctionModule(lambda p, x: p[0](x), nn.Linear(4, 4))
     joint = capture(model, loss, (torch.randn(3, 4), torch.tensor([0, 1, 2])))
     assert joint.module.get_submodule("model") is model
     assert [a.name for a in joint.arguments_of(InputKind.BUFFER)] == ["loss.weight"]
@@ -96,7 +96,7 @@ EXPLAINED = {
 def test_what_cannot_be_captured_is_explained(name, fragments, caplog):
     """The error names the operation, the line of the user's code, and what to do."""
     (text, *_), number = inspect.getsourcelines(EXPLAINED[name])
-    model, loss_fn, inputs = rows(nn.Linear(4, 4), by=EXPLAINED[name])
+    model, loss_fn, inputs = row_step(nn.Linear(4, 4), by=EXPLAINED[name])
     with caplog.at_level(logging.DEBUG), pytest.raises(CaptureError) as caught:
         capture(model, loss_fn, inputs, name="net")
     message = str(caught.value)
@@ -116,7 +116,7 @@ SPARSE = nn.Sequential(nn.Embedding(5, 4, sparse=True))
     ("step", "fragment"),
     [
         ((LAYER, torch.sub, ROWS), r"one element, got shapes \[\(3, 4\)\]"),
-        ((rows, None, (torch.ones(1),)), "expected a torch.nn.Module, got a function"),
+        ((row_step, None, (torch.ones(1),)), "expected a torch.nn.Module, got a function"),
         ((LAYER, None, ()), "expected inputs"),
         ((nn.ReLU(), functional.mse_loss, ROWS), "nothing to train"),
         ((LAYER, torch.sub, torch.ones(3, 4)), r"tuple such as .*, got a Tensor"),
@@ -133,9 +133,9 @@ SPARSE = nn.Sequential(nn.Embedding(5, 4, sparse=True))
          "expected a dense tensor, got torch.sparse_coo"),
         ((COMPLEX, lambda y, t: (y - t).sum(), (torch.ones(3, 4) + 0j, 1)),
          "a loss that is a real number"),
-        (rows(nn.Linear(4, 4), by=lambda p, x: (torch.ops.aten._print(""), p[0](x))[1]),
+        (row_step(nn.Linear(4, 4), by=lambda p, x: (torch.ops.aten._print(""), p[0](x))[1]),
          "has an operation with an effect .*leave it out"),
-        (rows(nn.Linear(4, 4), by=unusual), "with Unusual: no; try one"),
+        (row_step(nn.Linear(4, 4), by=unusual), "with Unusual: no; try one"),
         ((LAYER, lambda _, y: (y * y).mean(), ROWS), "depends on no parameter"),
     ],
 )  # fmt: skip
@@ -149,7 +149,7 @@ def test_other_devices_are_refused():
     """Only the processor runs steps."""
     inputs = torch.randn(2, 3, 4, device="meta")
     with pytest.raises(InputError, match="on meta"):
-        keep_all(nn.Linear(4, 4, device="meta"), functional.mse_loss, tuple(inputs))
+        compile_keep_all(nn.Linear(4, 4, device="meta"), functional.mse_loss, tuple(inputs))
 
 
 @pytest.mark.parametrize(
@@ -176,11 +176,11 @@ MODES = (
 
 def through(work, *parts):
     """Return a step of images of 4 channels, 6 x 6, to images twice as large."""
-    return images(Through(work, *parts), size=12)
+    return image_step(FunctionModule(work, *parts), size=12)
 
 
 @pytest.mark.parametrize(
-    "mode", quick(MODES, MODES[2:3]), ids=lambda mode: "-".join(map(str, mode.values()))
+    "mode", mark_slow_except(MODES, MODES[2:3]), ids=lambda mode: "-".join(map(str, mode.values()))
 )
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_upsampling_is_that_of_eager(mode, channels_last):
@@ -192,7 +192,7 @@ def test_upsampling_is_that_of_eager(mode, channels_last):
             y = y.contiguous(memory_format=torch.channels_last)
         return parts[1](functional.interpolate(y, scale_factor=2.0, **mode))
 
-    replayed(through(up, nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)))
+    check_replay(through(up, nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)))
 
 
 def double(parts, x):
@@ -250,7 +250,7 @@ def test_seeding_is_refused(forward):
 
     Draws of another generator cannot be repeated either: the error names the operation.
     """
-    step = rows(nn.Linear(4, 4), by=forward)
+    step = row_step(nn.Linear(4, 4), by=forward)
     generator, state = torch.default_generator, torch.get_rng_state()
     with pytest.raises(CaptureError, match=r"is seeded at .*test_joint.py:\d+ .*seed.*outside"):
         capture(*step)
@@ -258,7 +258,7 @@ def test_seeding_is_refused(forward):
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.manual_seed(1) is generator
     own = torch.Generator()
-    step = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) + torch.randn(3, 4, generator=own))
+    step = row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x) + torch.randn(3, 4, generator=own))
     with pytest.raises(
         CaptureError, match=r"aten.randn.generator.* cannot be replayed; leave it out"
     ):
@@ -300,7 +300,7 @@ def inside(norm, *, reentrant):
     """Return a step with a norm and a dropout inside of a checkpoint, between two layers."""
     torch.manual_seed(1)
     layers = (nn.Linear(4, 4), nn.Dropout(0.5), norm, nn.ReLU(inplace=True))
-    return rows(
+    return row_step(
         nn.Linear(4, 4),
         nn.Sequential(*layers),
         nn.Linear(4, 4),
@@ -313,9 +313,9 @@ def inside(norm, *, reentrant):
 def test_batch_norm_inside_of_a_checkpoint_is_updated_as_in_eager(momentum, reentrant):
     """Eager updates it again when it computes the part again; the step does so too."""
     own = inside(nn.BatchNorm1d(4, momentum=momentum), reentrant=reentrant)
-    step = keep_all(*own)
+    step = compile_keep_all(*own)
     for _ in range(2):
-        assert differing(step, *own) == []
+        assert find_differences(step, *own) == []
     assert int(own[0].parts[1][2].num_batches_tracked) == 4
 
 
@@ -325,18 +325,18 @@ def test_reentrant_checkpoints_without_trained_inputs_train_nothing():
 
     What else eager changes twice inside of a checkpoint, and a step once, is named.
     """
-    own = rows(
+    own = row_step(
         nn.Linear(4, 4),
         nn.BatchNorm1d(4),
         by=lambda p, x: p[0](x) + checkpoint(p[1], x, use_reentrant=True),
     )
-    step = keep_all(*own)
-    assert differing(step, *own) == []
+    step = compile_keep_all(*own)
+    assert find_differences(step, *own) == []
     assert own[0].parts[1].weight.grad is None
     with pytest.raises(
         CaptureError, match=r"mutation of parts\.1\.2\.calls .*leave the checkpoint"
     ):
-        keep_all(*inside(Counted(), reentrant=False))
+        compile_keep_all(*inside(Counted(), reentrant=False))
 
 
 # -- layouts of real kernels -----------------------------------------------------------------------
@@ -357,7 +357,7 @@ def mistaken(joint):
 
 def check(own):
     """Assert that a capture has real strides and that replaying it gives eager's bits."""
-    assert mistaken(replayed(own).joint) == []
+    assert mistaken(check_replay(own).joint) == []
 
 
 def tokens(x):
@@ -444,7 +444,7 @@ class Mixed(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
-@pytest.mark.parametrize("seed", rotating(range(30), range(2)))
+@pytest.mark.parametrize("seed", mark_seeds_except(range(30), range(2)))
 def test_any_mix_of_layouts_is_captured_as_eager_runs_it(seed):
     """Views, copies, layers and losses drawn at random: strides are real, results equal."""
     draw = random.Random(seed)  # noqa: S311 - no secret
@@ -481,15 +481,16 @@ CONVOLUTIONS = ((8, 8, 3, 1, 1), (8, 8, 1), (8, 3, 3))
 FOUND = {
     # The gradient of the loss is contiguous, whatever layout is predicted for it.
     "a view of a gradient": lambda: (
-        Through(normalized_tokens, nn.GroupNorm(2, 8), nn.Linear(8, 8)), functional.mse_loss,
+        FunctionModule(normalized_tokens, nn.GroupNorm(2, 8), nn.Linear(8, 8)), functional.mse_loss,
         (torch.randn(2, 8, 6, 6), torch.randn(2, 8, 6, 6)),
     ),
     "a bias gradient summed in another order": lambda: (
-        Through(up, *(nn.Conv2d(*sizes) for sizes in CONVOLUTIONS)), functional.mse_loss,
+        FunctionModule(up, *(nn.Conv2d(*sizes) for sizes in CONVOLUTIONS)), functional.mse_loss,
         (torch.randn(4, 8, 16, 16), torch.randn(4, 3, 30, 30)),
     ),
     "fails on zeros": lambda: (
-        Through(drawn, nn.Linear(4, 4)), functional.mse_loss, (torch.ones(3, 4), torch.ones(3, 2))
+        FunctionModule(drawn, nn.Linear(4, 4)), functional.mse_loss,
+        (torch.ones(3, 4), torch.ones(3, 2)),
     ),
 }  # fmt: skip
 

@@ -13,8 +13,8 @@ keras = pytest.importorskip("keras")
 from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.eager_steps import both_doors_have_eager_bits  # noqa: E402
-from kit.export_agreement import Exported, Target, lowered  # noqa: E402
+from kit.eager_steps import check_both_doors  # noqa: E402
+from kit.export_agreement import Exported, Target, lower_training  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
 from poetmodel.torch.onnx.step import make_onnx_step  # noqa: E402
 
@@ -116,14 +116,14 @@ def test_module_is_the_model(name):
 def test_compile_and_backend_have_eager_bits(name):
     """A compiled step, and a compiled module, have the numbers of the module itself."""
     _, mine, inputs = module(name)
-    both_doors_have_eager_bits(mine, functional.cross_entropy, inputs)
+    check_both_doors(mine, functional.cross_entropy, inputs)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_c_trains_as_keras(name, tmp_path):
     """Exported C has the losses of three steps of the module, in single precision."""
     _, mine, inputs = module(name)
-    step = lowered((mine, functional.cross_entropy, inputs), "sgd", name="keras")
+    step = lower_training((mine, functional.cross_entropy, inputs), "sgd", name="keras")
     *x, y = inputs
     exported = Exported(step, tmp_path).run([inputs], 3, target=Target.HOST)
     updates = torch.optim.SGD(mine.parameters(), lr=0.01)

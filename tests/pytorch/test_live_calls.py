@@ -16,7 +16,7 @@ from torch._inductor.utils import fresh_cache
 from torch.utils.checkpoint import checkpoint
 
 import poetmodel.torch as pmt
-from kit.rotation import quick, rotating
+from kit.rotation import mark_seeds_except, mark_slow_except
 from poetmodel.errors import BudgetError
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 
@@ -126,7 +126,9 @@ def of_eager(tower, x):
     return gradients(eager)
 
 
-@pytest.mark.parametrize("ram", quick(["60%", "80%", "900KiB", "1100KiB"], ["60%", "900KiB"]))
+@pytest.mark.parametrize(
+    "ram", mark_slow_except(["60%", "80%", "900KiB", "1100KiB"], ["60%", "900KiB"])
+)
 def test_blocks_compiled_one_by_one_share_a_budget(ram):
     """From the first step on, with eager's bits; later steps have looser plans, one for each call.
 
@@ -498,7 +500,7 @@ class Patterns:
             live.pop()
 
 
-@pytest.mark.parametrize("seed", rotating(range(16), range(1)))
+@pytest.mark.parametrize("seed", mark_seeds_except(range(16), range(1)))
 @functorch.patch(donated_buffer=False)  # PyTorch refuses retain_graph=True with these
 def test_no_pattern_of_calls_exceeds_the_budget(seed):
     """Whichever calls wait, are dropped, evaluated, checkpointed or gone back through twice."""

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from kit.onnx_node_cases import node_cases, operators_of, opset_of, run_case
+from kit.onnx_node_cases import find_opset, list_operators, node_cases, run_case
 from poetmodel.torch.onnx.module import KNOWN_OPERATORS, OPERATORS
 from poetmodel.torch.onnx.reading import OPSETS
 
@@ -45,7 +45,7 @@ def test_cases_are_right_or_refused(weights, tmp_path):
     unexplained = {}
     for case in node_cases():
         found = run_case(case, tmp_path, weights=weights)
-        kinds = operators_of(case)
+        kinds = list_operators(case)
         declared = any(
             OPERATORS[kind].unsupported_features or OPERATORS[kind].first_output_only
             for kind in kinds & OPERATORS.keys()
@@ -53,7 +53,7 @@ def test_cases_are_right_or_refused(weights, tmp_path):
         may_be_refused = (
             declared
             or not kinds <= KNOWN_OPERATORS
-            or not OPSETS[0] <= opset_of(case) <= OPSETS[1]
+            or not OPSETS[0] <= find_opset(case) <= OPSETS[1]
             or any(part in found.why for part in OF_VALUES)
         )
         if (

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import poetmodel.torch as pmt
-from kit.eager_steps import differing
-from kit.traced_models import residual, rows, traced_residual
+from kit.eager_steps import find_differences
+from kit.traced_models import residual, row_step, trace_residual
 from poetmodel.device import Costs
 from poetmodel.errors import InputError
 from poetmodel.problem import Problem
@@ -52,7 +52,7 @@ def test_profile_fits_its_graph(tmp_path):
 )
 def test_the_spread_of_the_steps_is_told(steps_s, spread, doubtful):
     """How far the slowest step is from the fastest; where that is much, what to do about it."""
-    found = measure(traced_residual(), folder=None, repeats=1)
+    found = measure(trace_residual(), folder=None, repeats=1)
     found = dataclasses.replace(found, steps_s=steps_s)
     assert found.spread_ratio == pytest.approx(spread)
     assert f"a spread of {spread:.0%}" in found.notes[0]
@@ -64,7 +64,7 @@ def test_notes_say_how_it_was_measured(tmp_path):
 
     When the time is used up no further step begins, but two are timed in any case.
     """
-    traced = traced_residual()
+    traced = trace_residual()
     assert measure(traced, folder=tmp_path, repeats=5, max_s=0.0).repeats == 2
     assert measure(traced, folder=tmp_path, repeats=4).repeats == 4
     notes = measure(traced, folder=tmp_path, repeats=2).notes
@@ -88,7 +88,7 @@ def test_notes_say_how_it_was_measured(tmp_path):
 def test_measurements_that_make_no_sense_are_refused(options, words):
     """Each with a sentence."""
     with pytest.raises(InputError, match=words):
-        measure(traced_residual(), **options)
+        measure(trace_residual(), **options)
     with pytest.raises(InputError, match="expected the result of `trace`, got 'x'"):
         measure("x")
     inputs = (torch.randn(3, 4, device="meta"), torch.randn(3, 4, device="meta"))
@@ -104,10 +104,10 @@ def test_least_time_counts_and_views_belong_to_their_reader(monkeypatch):
     """
     before = torch.get_num_threads()
     profiling.measure_operation_times(
-        (own := traced_residual()).joint, own.step_graph, repeats=1, threads=before + 1
+        (own := trace_residual()).joint, own.step_graph, repeats=1, threads=before + 1
     )
     assert torch.get_num_threads() == before
-    traced = trace(*rows(nn.Linear(4, 4)), measure_workspace=False)
+    traced = trace(*row_step(nn.Linear(4, 4)), measure_workspace=False)
     calls = sum(node.op == "call_function" for node in traced.joint.graph_module.graph.nodes)
     reads = 0
 
@@ -329,7 +329,7 @@ def test_a_budget_below_whole_convolutions_is_kept():
     least = min_budget_bytes(divided)
     assert least < min_budget_bytes(traced)
     step = pmt.compile(*own, ram=(least + min_budget_bytes(traced)) // 2, device="rpi4b")
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     assert step.verify().heap_peak_bytes <= step.budget_bytes
     assert any("executed in pieces" in note for note in step.compiled.notes)
 
@@ -351,7 +351,7 @@ def test_norms_of_low_precision_are_tried():
     traced = pmt.trace(*own)
     found = choose_divisions(traced, budget_bytes=min_budget_bytes(traced))
     assert "DividedNormBackward" in describe_divided_kernels(divide_convolutions(traced, found))
-    assert differing(pmt.compile(*own, ram="90%", device="rpi4b"), *own) == []
+    assert find_differences(pmt.compile(*own, ram="90%", device="rpi4b"), *own) == []
     model, _, (x, _) = wide()
     traced = pmt.trace(model[:3], lambda y, _: y.mean(), (x, x))
     assert divide_convolutions(

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import poetmodel.torch as pmt
-from kit.eager_steps import differing, keep_all
-from kit.traced_models import rows
+from kit.eager_steps import compile_keep_all, find_differences
+from kit.traced_models import row_step
 from poetmodel.torch.capturing.guards import Guards
 
 numpy = pytest.importorskip("numpy")
@@ -419,14 +419,14 @@ def test_no_place_that_changes_is_ignored(name):
 def test_a_change_is_compiled_for_or_refused(name):
     """A step is refused in words; compiled again it computes what eager does, for each value."""
     own, change = reading(name)
-    step = keep_all(*own, dynamic="retrace")
-    strict = keep_all(*own)
+    step = compile_keep_all(*own, dynamic="retrace")
+    strict = compile_keep_all(*own)
     change(own[0])
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     with pytest.raises(pmt.CaptureError, match=r"was 1\.0 and is 2\.0, read at .*compile again"):
         strict(*own[2])
     first = step.compiled
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     assert step.compiled is first
 
 
@@ -436,7 +436,7 @@ def test_loss_functions_are_guarded_as_models_are():
     Classes are as they were once the step is captured.
     """
     weight = 1.0
-    model, _, inputs = rows(nn.Linear(4, 4))
+    model, _, inputs = row_step(nn.Linear(4, 4))
 
     def by_closure(y, t):
         return (y - t).square().mean() * weight
@@ -474,7 +474,7 @@ def test_what_is_not_read_changes_nothing(monkeypatch):
             return UNREAD
         return model.config.value * model.settings["beta"] * table["a"] * TABLE["a"]
 
-    model, _, inputs = rows(nn.Linear(4, 4))
+    model, _, inputs = row_step(nn.Linear(4, 4))
     model = Reading(lambda _: None, read)
     model.on, model.step, model.log, model.config = False, 0, [], Config()
     model.settings, model.table = {"beta": 1.0, "step": 0}, {"a": 1.0, "n": 0}
@@ -642,7 +642,7 @@ CHANGES = {
 DOORS = {
     "trace": lambda own, _: pmt.trace(*own, measure_workspace=False),
     "export": lambda own, folder: pmt.export(*own, folder=folder, ram="64KiB"),
-    "compile": lambda own, _: keep_all(*own),
+    "compile": lambda own, _: compile_keep_all(*own),
 }
 
 
@@ -695,12 +695,12 @@ def test_what_the_first_pass_keeps_is_no_change():
     """Numbers and tables that are computed once; also where eager has kept them meanwhile."""
     model = Lazy()
     own = model, None, (torch.randn(3, 4), torch.randn(3, 4))
-    step = keep_all(*own)
+    step = compile_keep_all(*own)
     assert (model.scale, model.mask) == (None, None)
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     model(*own[2])
     assert model.scale == 1.0
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     model.scale = 3.0
     with pytest.raises(pmt.CaptureError, match=r"scale was None and is 3\.0"):
         step(*own[2])

@@ -16,7 +16,7 @@ from kit.commands import invoke  # noqa: E402
 from kit.kernel_calls import execute_steps  # noqa: E402
 from kit.quantized_networks import (  # noqa: E402
     Inverted,
-    converted,
+    convert_front,
     float_front,
     images,
     write_onnx,
@@ -41,7 +41,7 @@ LABELS = torch.tensor([0, 2])
 
 def training(*, wrapped=False):
     """Return a converted front with a head, the loss, and inputs."""
-    front = converted(float_front(), images(8))
+    front = convert_front(float_front(), images(8))
     first = pmt.quantized(front) if wrapped else front
     return nn.Sequential(first, nn.Linear(10, 3)), functional.cross_entropy, (images(), LABELS)
 
@@ -55,7 +55,7 @@ def sgd(net, **options):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_layer_is_that_of_pytorch_within_one_step(kind):
     """Given PyTorch's operands, a layer has its values but for one last bit, and seldom that."""
-    module = converted(_without_flatten(), images(8), **KINDS[kind])
+    module = convert_front(_without_flatten(), images(8), **KINDS[kind])
     front = pmt.quantized(module)
     apart = torch.cat(
         [x.flatten() for x in steps_apart(front, module, images(16, seed=5)).values()]
@@ -75,7 +75,7 @@ def _without_flatten():
 def test_a_front_is_near_its_float_self(kind):
     """What it returns is that of the float network, but for a few parts in a hundred."""
     net = float_front()
-    front = pmt.quantized(converted(net, images(8), **KINDS[kind]))
+    front = pmt.quantized(convert_front(net, images(8), **KINDS[kind]))
     with torch.no_grad():
         mine, its = front(images()), net(images())
     assert mine.dtype is torch.float32
@@ -86,7 +86,7 @@ def test_a_front_is_near_its_float_self(kind):
 def test_an_onnx_file_has_the_front_of_the_module(head, tmp_path):
     """QDQ around the nodes of a front says the same; what is behind it is float, and trains."""
     pytest.importorskip("onnx")
-    module = converted(float_front(), images(8), dtype=torch.uint8)
+    module = convert_front(float_front(), images(8), dtype=torch.uint8)
     last = nn.Linear(10, 3) if head else nn.Identity()
     write_onnx(module, tmp_path / "front.onnx", head=last if head else None)
     net = pmt.from_onnx(tmp_path / "front.onnx")
@@ -144,7 +144,9 @@ def test_a_converted_module_needs_nothing_of_its_user():
 def test_a_model_with_fronts_shares_all_else():
     """What stands for a model in a capture has its parameters, buffers and other modules."""
     net = nn.Module()
-    net.body = nn.ModuleDict({"front": converted(float_front(), images(8)), "norm": nn.Identity()})
+    net.body = nn.ModuleDict(
+        {"front": convert_front(float_front(), images(8)), "norm": nn.Identity()}
+    )
     net.head = nn.BatchNorm1d(10)
     net.register_buffer("count", torch.zeros(1))
     other = with_fronts(net)
@@ -158,7 +160,7 @@ def test_a_model_with_fronts_shares_all_else():
 
 def test_limits_of_the_input_are_kept():
     """A quantizer that takes a part of the bytes of the input has it so, as for x86."""
-    module = converted(nn.Sequential(nn.AvgPool2d(1)), images(8), dtype=torch.uint8)
+    module = convert_front(nn.Sequential(nn.AvgPool2d(1)), images(8), dtype=torch.uint8)
     first, back = (next(n for n in module.graph.nodes if n.name.startswith(name))
                    for name in ("quantize_per_tensor", "dequantize_per_tensor"))  # fmt: skip
     for node in (first, back):
@@ -170,7 +172,7 @@ def test_limits_of_the_input_are_kept():
 
 def test_a_front_has_no_modes_and_no_parameters():
     """``train()`` and ``eval()`` change nothing; it is copied and saved like any module."""
-    front = pmt.quantized(converted(float_front(), images(8)))
+    front = pmt.quantized(convert_front(float_front(), images(8)))
     assert not list(front.parameters())
     expected = front.train()(images())
     assert torch.equal(front.eval()(images()), expected)
@@ -179,7 +181,7 @@ def test_a_front_has_no_modes_and_no_parameters():
     torch.save(front, file)
     file.seek(0)
     assert torch.equal(torch.load(file, weights_only=False)(images()), expected)
-    other = pmt.quantized(converted(float_front(), images(8)))
+    other = pmt.quantized(convert_front(float_front(), images(8)))
     assert not torch.equal(other(images()), expected)
 
 
@@ -257,7 +259,7 @@ REFUSED = {
 def test_what_has_no_kernel_is_refused(what, told):
     """A sentence names the operator, its module, and what to do."""
     front, options = REFUSED[what]
-    module = converted(nn.Sequential(front), images(4), **options)
+    module = convert_front(nn.Sequential(front), images(4), **options)
     if what.startswith("sums"):
         weight = next(b for name, b in module.named_buffers() if name.startswith("frozen_linear"))
         weight.resize_(2, 663 * 200).fill_(127)
@@ -268,7 +270,7 @@ def test_what_has_no_kernel_is_refused(what, told):
 
 def test_a_front_behind_trained_layers_is_refused(told):
     """No gradient goes through what is quantized, in eager PyTorch too."""
-    front = converted(float_front(), images(8))
+    front = convert_front(float_front(), images(8))
     net = nn.Sequential(nn.Conv2d(3, 3, 1), front, nn.Linear(10, 3))
     with told.raises(CaptureError, "captured"):
         lower(net, functional.cross_entropy, (images(), LABELS))
@@ -284,13 +286,13 @@ def test_onnx_files_that_are_no_front_are_refused(tmp_path, told):
     """A file whose quantized part has two ends, or open dimensions, says so."""
     onnx = pytest.importorskip("onnx")
     path = tmp_path / "front.onnx"
-    write_onnx(converted(float_front(), images(8)), path)
+    write_onnx(convert_front(float_front(), images(8)), path)
     model = onnx.load(path)
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
     onnx.save(model, path)
     with told.raises(InputError, "open"):
         pmt.from_onnx(path)
-    write_onnx(converted(float_front(), images(8)), path)
+    write_onnx(convert_front(float_front(), images(8)), path)
     model = onnx.load(path)
     inner = next(node for node in model.graph.node if node.op_type == "MaxPool").output[0]
     model.graph.output.append(onnx.helper.make_tensor_value_info(inner, 1, None))
@@ -309,9 +311,9 @@ def test_quantized_says_what_it_needs(told, monkeypatch):
         with told.raises(InputError, what):
             pmt.quantized(float_front(), batches)
     with told.raises(InputError, "quantized already"):
-        pmt.quantized(pmt.quantized(converted(float_front(), images(8))), [images()])
+        pmt.quantized(pmt.quantized(convert_front(float_front(), images(8))), [images()])
     with told.raises(InputError, "converted"):
-        pmt.quantized(converted(float_front(), images(8)), [images()])
+        pmt.quantized(convert_front(float_front(), images(8)), [images()])
     monkeypatch.setattr("poetmodel.torch.errors.find_spec", lambda _: None)
     with told.raises(MissingExtraError, "torchao"):
         pmt.quantized(float_front(), [images()])

@@ -13,8 +13,8 @@ import torch
 
 import poetmodel.torch as pmt
 from kit import killed_run
-from kit.eager_steps import unequal
-from kit.rotation import rotating
+from kit.eager_steps import find_unequal
+from kit.rotation import mark_seeds_except
 from poetmodel.errors import InputError
 from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.graph.step_graph import TensorStorage
@@ -353,7 +353,7 @@ def recovered_run(folder):
     """Return the steps and the state that are found, and leave the file."""
     model, optimizer = killed_run.network()
     steps = pmt.recover(folder, model, optimizer)
-    return steps, killed_run.state(model, optimizer)
+    return steps, killed_run.copy_state(model, optimizer)
 
 
 def killed_child(folder, number, options=(), *, verifies=False):
@@ -365,7 +365,7 @@ def killed_child(folder, number, options=(), *, verifies=False):
     if child == 0:
         try:
             model, optimizer = killed_run.network()
-            step = killed_run.compiled(model, optimizer, folder, **dict(options))
+            step = killed_run.compile_step(model, optimizer, folder, **dict(options))
             step(*killed_run.batch(0))
             killed_run.kill_at(number)
             _ = step.verify() if verifies else step(*killed_run.batch(1))
@@ -387,7 +387,7 @@ def test_a_process_that_is_killed_leaves_its_last_step(tmp_path, verifies):
     killed_child(tmp_path, -1 if verifies else 3, verifies=verifies)
     steps, found = recovered_run(tmp_path)
     assert steps == 1
-    assert not unequal(found, killed_run.eager_states(1)[1])
+    assert not find_unequal(found, killed_run.eager_states(1)[1])
 
 
 @pytest.fixture(scope="module")
@@ -404,7 +404,9 @@ PARTS = 8
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "part"),
-    rotating([(w, part) for w in WRITES for part in range(PARTS)], [("storage", PARTS - 1)]),
+    mark_seeds_except(
+        [(w, part) for w in WRITES for part in range(PARTS)], [("storage", PARTS - 1)]
+    ),
 )
 def test_a_kill_at_any_write_or_sync_leaves_one_whole_state(where, part, tmp_path, two_steps):
     """Before the record is on the medium that of the step before, after it the new one."""
@@ -416,7 +418,7 @@ def test_a_kill_at_any_write_or_sync_leaves_one_whole_state(where, part, tmp_pat
         folder = tmp_path / str(number)
         killed_child(folder, number, WRITES[where])
         steps, found = recovered_run(folder)
-        assert not unequal(found, two_steps[steps])
+        assert not find_unequal(found, two_steps[steps])
         seen.append(steps)
     assert seen == sorted(seen)
     assert set(seen) == ({1, 2} if part == PARTS - 1 else {1})
@@ -437,7 +439,7 @@ def forked_run(folder, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", rotating(range(8), (0,)))
+@pytest.mark.parametrize("seed", mark_seeds_except(range(8), (0,)))
 def test_a_run_that_is_killed_at_random_ends_as_one_that_is_not(tmp_path, seed):
     """Each process goes on with the state that the killed one left."""
     steps, latest = 150, 0
@@ -453,7 +455,7 @@ def test_a_run_that_is_killed_at_random_ends_as_one_that_is_not(tmp_path, seed):
         with told:
             said += told.read().splitlines()
         latest, found = recovered_run(tmp_path)
-        assert not unequal(found, expected[latest])
+        assert not find_unequal(found, expected[latest])
         assert latest >= max(int(line.split()[1]) for line in said)
         gc.collect()
     assert latest < steps
@@ -461,5 +463,5 @@ def test_a_run_that_is_killed_at_random_ends_as_one_that_is_not(tmp_path, seed):
     with told:
         assert told.read().endswith(f"done {steps}\n")
     assert os.waitpid(child, 0)[1] == 0
-    assert not unequal(torch.load(tmp_path / "state.pt"), expected[steps])
+    assert not find_unequal(torch.load(tmp_path / "state.pt"), expected[steps])
     assert not list(tmp_path.glob(f"{PREFIX}*"))

@@ -12,12 +12,19 @@ from random import Random
 import pytest
 import torch
 
-from kit.eager_steps import check_random_plans, differing, eager_step, keep_all, outcome, unequal
+from kit.eager_steps import (
+    check_random_plans,
+    compile_keep_all,
+    copy_outcome,
+    find_differences,
+    find_unequal,
+    run_eager_step,
+)
 from kit.networks import ARCHITECTURES, residual_step
-from kit.patience import in_a_fork, system_fault
+from kit.patience import make_system_fault, run_in_fork
 from kit.plans import random_program
-from kit.rotation import quick
-from kit.traced_models import QUICK_STEPS, STEPS, residual, rows
+from kit.rotation import mark_slow_except
+from kit.traced_models import QUICK_STEPS, STEPS, residual, row_step
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.torch import PageError, compile, trace
 from poetmodel.torch.runtime.program import StepWriter
@@ -83,7 +90,7 @@ def at_call(monkeypatch, name, number, act):
 
 def full(_, monkeypatch):
     """Let the third write find no room."""
-    at_call(monkeypatch, "pwrite", 3, lambda *_: system_fault(errno.ENOSPC)())
+    at_call(monkeypatch, "pwrite", 3, lambda *_: make_system_fault(errno.ENOSPC)())
     return "No space left"
 
 
@@ -124,13 +131,13 @@ def test_a_failing_step_changes_nothing(paged, fault, earlier, monkeypatch, tmp_
     for _ in range(earlier):
         step(*inputs)
     zero = torch.zeros(())
-    before = outcome(model, zero)
+    before = copy_outcome(model, zero)
     words = fault(step, monkeypatch)
     with pytest.raises(PageError, match=words):
         step(*inputs)
-    assert unequal(before, outcome(model, zero)) == []
+    assert find_unequal(before, copy_outcome(model, zero)) == []
     monkeypatch.undo()
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     assert list(tmp_path.iterdir()) == [file_of(step)]
 
 
@@ -140,10 +147,10 @@ def test_a_step_needs_no_name_of_its_file_and_no_length(paged):
     step(*own[2])
     os.truncate(file_of(step), 100)
     own[0].zero_grad()
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     file_of(step).unlink()
     own[0].zero_grad()
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -159,9 +166,9 @@ def test_a_forked_process_leaves_the_file_alone(paged, end):
 
     ways = {"collected": collected, "closed": step.runner.close, "exit": atexit._run_exitfuncs}
     own[0].zero_grad()
-    assert in_a_fork(ways[end]) == 0
+    assert run_in_fork(ways[end]) == 0
     assert file_of(step).exists()
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -178,9 +185,9 @@ def test_a_forked_process_pages_in_a_file_of_its_own(paged, tmp_path):
         assert file_of(step) != before
         step.runner.close()
 
-    assert in_a_fork(train) == 0
+    assert run_in_fork(train) == 0
     assert list(tmp_path.iterdir()) == [before]
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
 
 
 def test_without_rollback_gradients_are_added_at_once(compiled, tmp_path):
@@ -190,7 +197,7 @@ def test_without_rollback_gradients_are_added_at_once(compiled, tmp_path):
     step = Paged(found, tmp_path, rollback=False)
     assert not step.runner.delays_gradients
     for _ in range(2):
-        assert differing(step, *own) == []
+        assert find_differences(step, *own) == []
     step.runner.close()
 
 
@@ -232,25 +239,25 @@ def test_gradients_are_the_users_to_keep():
     An input that requires a gradient gets one; what the model does to an input happens once.
     """
     parts = (nn.Linear(4, 4), nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False))
-    own = rows(*parts, by=lambda p, x: p[0](x) + p[1].weight + p[2].weight)
-    step = keep_all(*own)
+    own = row_step(*parts, by=lambda p, x: p[0](x) + p[1].weight + p[2].weight)
+    step = compile_keep_all(*own)
     step(*own[2])
     gradients = [parameter.grad for parameter in own[0].parameters()]
     assert torch.equal(gradients[2], gradients[3])
     assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == 4
     assert all(g.untyped_storage().nbytes() == 4 * g.numel() for g in gradients)
     own[0].zero_grad()
-    assert differing(step, *own) == []
-    model, loss_fn, (x, y) = rows(nn.Linear(4, 4))
+    assert find_differences(step, *own) == []
+    model, loss_fn, (x, y) = row_step(nn.Linear(4, 4))
     x.requires_grad_()
-    step = keep_all(model, loss_fn, (x, y))
+    step = compile_keep_all(model, loss_fn, (x, y))
     step(x, y)
     found, x.grad = x.grad, None
-    eager_step(model, loss_fn, (x, y))
+    run_eager_step(model, loss_fn, (x, y))
     assert torch.equal(found, x.grad)
-    model, loss_fn, (x, y) = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x.mul_(2)))
+    model, loss_fn, (x, y) = row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x.mul_(2)))
     before = x.clone()
-    step = keep_all(model, loss_fn, (x, y))
+    step = compile_keep_all(model, loss_fn, (x, y))
     step(x, y)
     assert torch.equal(x, 2 * before)
 
@@ -261,7 +268,7 @@ PLANS += [(name, mode) for name in ARCHITECTURES for mode in ("blocking", "dma")
 QUICK_PLANS = [*((name, "blocking") for name in QUICK_STEPS), ("transformer", "dma")]
 
 
-@pytest.mark.parametrize(("name", "mode"), quick(PLANS, QUICK_PLANS))
+@pytest.mark.parametrize(("name", "mode"), mark_slow_except(PLANS, QUICK_PLANS))
 def test_random_plans_run_as_eager(name, mode, tmp_path):
     """Recomputing and paging at random changes no bit of any result, gradients adding up.
 
@@ -278,7 +285,7 @@ def test_kept_storages_are_no_part_of_the_plan():
     assert 0 < len(numbers) < len(traced.step_graph.storages)
     program = [Instruction(Op.COMPUTE, k) for k in range(len(traced.graph.nodes))]
     runner = Runner(traced, Plan(program=tuple(program), mode="blocking"), numbers)
-    assert differing(lambda *given: runner(traced.joint.flat_inputs(given)), *step) == []
+    assert find_differences(lambda *given: runner(traced.joint.flat_inputs(given)), *step) == []
 
 
 def test_the_source_is_straight_down():

@@ -13,11 +13,17 @@ import torch
 from torch.nn.utils import parametrize
 
 import poetmodel.torch as pmt
-from kit.eager_steps import differing, keep_all, outcome, replayed, unequal
+from kit.eager_steps import (
+    check_replay,
+    compile_keep_all,
+    copy_outcome,
+    find_differences,
+    find_unequal,
+)
 from kit.networks import residual_step
 from kit.optimizer_steps import OPTIMIZERS, Twins
-from kit.rotation import quick
-from kit.traced_models import Through, rows
+from kit.rotation import mark_slow_except
+from kit.traced_models import FunctionModule, row_step
 from poetmodel.torch import CaptureError, capture, compile
 
 numpy = pytest.importorskip("numpy")
@@ -125,7 +131,7 @@ class Notes:
 def step_of(change, **options):
     """Return a step of two modules that change themselves."""
     torch.manual_seed(1)
-    model, loss_fn, inputs = rows(Ready(change, **options), Ready(change, **options))
+    model, loss_fn, inputs = row_step(Ready(change, **options), Ready(change, **options))
     for module in model:
         module.notes = {"a": [[]]}
         module.user = UserDict(a=1)
@@ -162,10 +168,10 @@ def state_of(model):
 DOORS = {
     "capture": lambda twins, _: capture(twins.model, twins.loss_fn, twins.inputs),
     "measure": lambda twins, folder: pmt.measure(twins.trace(), folder=folder, repeats=1),
-    "verify": lambda twins, folder: keep_all(
+    "verify": lambda twins, folder: compile_keep_all(
         twins.model, twins.loss_fn, twins.inputs, ram="60%", recompute=False, storage=folder
     ).verify(*twins.inputs),
-    "updates": lambda twins, _: twins.compiled().verify(),
+    "updates": lambda twins, _: twins.compile().verify(),
 }
 
 
@@ -179,18 +185,18 @@ def test_doors_leave_everything_as_it_was(door, tmp_path):
 
     def everything():
         moments = optimizer.state_dict()["state"].values()
-        return outcome(model, torch.zeros(())) | {
+        return copy_outcome(model, torch.zeros(())) | {
             f"{k}.{key}": v.clone() for k, kept in enumerate(moments) for key, v in kept.items()
         }
 
     for _ in range(2):
         before, gradients = everything(), [p.grad for p in model.parameters()]
         DOORS[door](twins, tmp_path)
-        assert unequal(before, everything()) == []
+        assert find_unequal(before, everything()) == []
         assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
         assert [module.training for module in model.modules()] == modes
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-        twins.both_eager()
+        twins.run_both_eager()
         model[0].weight.grad = torch.ones_like(model[0].weight)
 
 
@@ -200,7 +206,7 @@ FIRING = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @FIRING
 @pytest.mark.parametrize(
     "kind",
-    quick(
+    mark_slow_except(
         HOOKS | OTHERS,
         ("before forward with keywords", "backward", "mode", "module replaced", "global hook",
          "nested container", "object", "class"),
@@ -210,11 +216,11 @@ def test_a_capture_leaves_modules_as_they_were(kind):
     """Compiling and verifying change nothing, and the step computes what eager's first does."""
     own = step_of((HOOKS | OTHERS)[kind])
     before = state_of(own[0])
-    step = keep_all(*own, time_limit=5)
+    step = compile_keep_all(*own, time_limit=5)
     assert state_of(own[0]) == before
     assert step.verify().equal
     assert state_of(own[0]) == before
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     nn.modules.module._global_forward_hooks.clear()
     assert state_of(own[0]) == before
 
@@ -236,7 +242,7 @@ def test_parameters_that_forward_changes_are_refused(kind, late, told):
     own = step_of(REFUSED[kind], late=late)
     before = state_of(own[0])
     with told.raises(pmt.CaptureError):
-        keep_all(*own)
+        compile_keep_all(*own)
     assert state_of(own[0]) == before
 
 
@@ -255,10 +261,10 @@ def test_what_acts_from_the_second_step_on_is_refused(change, words):
 
     Where the loss does not tell, what forward left behind makes the backward pass run again too.
     """
-    own = rows(nn.Linear(4, 4), Ready(change))
+    own = row_step(nn.Linear(4, 4), Ready(change))
     before = state_of(own[0])
     with pytest.raises(pmt.CaptureError, match=words):
-        keep_all(*own)
+        compile_keep_all(*own)
     assert state_of(own[0]) == before
 
 
@@ -267,7 +273,8 @@ FAILING = {
     "program": (lambda p, x: p[0](x) + torch.empty(2**50).expand(3, 4, 2**50)[..., 0],
         r"(?s)aten\.empty\S* .*fails .*memory"),
     # What the backward pass needs is changed in place.
-    "in place": (lambda p, x: p[0](x).relu().mul_(0.5), r"Through: .*modified by an inplace"),
+    "in place": (
+        lambda p, x: p[0](x).relu().mul_(0.5), r"FunctionModule: .*modified by an inplace"),
     # Made for nothing: it is not in the graph.
     "eager": (lambda p, x: (torch.empty(2**50), p[0](x))[1],
         "one step of PyTorch: there is not enough memory at .*smaller batch"),
@@ -286,11 +293,11 @@ FAILING = {
 def test_steps_that_fail_are_told_in_a_sentence(kind):
     """Those of the program, and those of PyTorch, which runs twice, that it is compared with."""
     forward, words = FAILING[kind]
-    own = rows(nn.Linear(4, 4), by=forward)
+    own = row_step(nn.Linear(4, 4), by=forward)
     own[0].parts[0].notes = {"a": []}
     before = state_of(own[0])
     with pytest.raises(pmt.CaptureError, match=words):
-        keep_all(*own)
+        compile_keep_all(*own)
     assert state_of(own[0]) == before
 
 
@@ -321,9 +328,9 @@ def test_recorded_outputs_are_recorded_once():
         return sum((h * h).mean() for h in out["hidden"]) + (out["last"] - y).square().mean()
 
     own = Recorded(), loss_fn, (torch.randn(3, 4), torch.randn(3, 4))
-    step = keep_all(*own)
+    step = compile_keep_all(*own)
     assert step.verify().equal
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     assert not own[0].installed
     assert not any(layer._forward_hooks for layer in own[0].layers)
 
@@ -339,15 +346,17 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("kind", quick(DRAWS, ["numpy"]))
+@pytest.mark.parametrize("kind", mark_slow_except(DRAWS, ["numpy"]))
 def test_draws_that_are_not_of_pytorch_are_refused(kind):
     """The module is named, and the states are as before."""
     forward, told = DRAWS[kind]
-    own = rows(nn.Sequential(Through(forward, nn.Linear(4, 4))))
+    own = row_step(nn.Sequential(FunctionModule(forward, nn.Linear(4, 4))))
     before = random.getstate(), numpy.random.get_state()[1].tolist()
-    with pytest.raises(pmt.CaptureError, match=rf"draws from {told} in module '0\.0' \(Through\)"):
-        keep_all(*own)
-    model, _, inputs = rows(nn.Linear(4, 4))
+    with pytest.raises(
+        pmt.CaptureError, match=rf"draws from {told} in module '0\.0' \(FunctionModule\)"
+    ):
+        compile_keep_all(*own)
+    model, _, inputs = row_step(nn.Linear(4, 4))
     with pytest.raises(pmt.CaptureError, match="draws from Python's random"):  # in no module
         pmt.capture(model, lambda y, t: (y - t).square().mean() * random.random(), inputs)  # noqa: S311
     assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before
@@ -364,16 +373,17 @@ def replaced(parts, x):
 
 def test_modules_that_the_first_pass_makes_are_named():
     """Their initial values move the random generator once; called before, the model compiles."""
-    own = rows(nn.ModuleList([nn.Linear(4, 4)]), by=replaced)
+    own = row_step(nn.ModuleList([nn.Linear(4, 4)]), by=replaced)
     with pytest.raises(pmt.CaptureError, match="makes modules, call the model once"):
-        keep_all(*own)
+        compile_keep_all(*own)
     own[0](own[2][0])
-    step = keep_all(*own)
-    assert differing(step, *own) == []
+    step = compile_keep_all(*own)
+    assert find_differences(step, *own) == []
 
 
 @pytest.mark.parametrize(
-    "kind", quick(("random", "numpy generator", "numpy state"), ("random", "numpy generator"))
+    "kind",
+    mark_slow_except(("random", "numpy generator", "numpy state"), ("random", "numpy generator")),
 )
 def test_draws_of_generators_that_modules_hold_are_refused(kind):
     """Also from an object that a module holds."""
@@ -382,13 +392,13 @@ def test_draws_of_generators_that_modules_hold_are_refused(kind):
         "numpy generator": lambda: numpy.random.default_rng(1),
         "numpy state": lambda: numpy.random.RandomState(1),
     }[kind]()
-    model, loss_fn, inputs = rows(
+    model, loss_fn, inputs = row_step(
         nn.Linear(4, 4), by=lambda p, x: p[0](x) * float(model.draws.uniform(0, 1))
     )
     model.draws, model.others = own, random.SystemRandom()  # which has no state
     first = own.uniform(0, 1)
     with pytest.raises(pmt.CaptureError, match=r"draws from a .*[rR]andom"):
-        keep_all(model, loss_fn, inputs)
+        compile_keep_all(model, loss_fn, inputs)
     again = type(own)(1) if kind != "numpy generator" else numpy.random.default_rng(1)
     assert (again.uniform(0, 1), again.uniform(0, 1)) == (first, own.uniform(0, 1))
 
@@ -433,7 +443,7 @@ def test_assigned_buffers_are_updated_as_in_eager(tmp_path):
     with compile(*own, ram="95%", storage=tmp_path, device="rpi4b", time_limit=5) as step:
         assert not any(buffer.any() for buffer in buffers)
         for _ in range(3):
-            assert differing(step, *own) == []
+            assert find_differences(step, *own) == []
         before = [buffer.clone() for buffer in buffers]
         assert all(buffer.any() for buffer in buffers)
         certificate = step.verify()
@@ -478,7 +488,7 @@ def cached(module, _, y):
 def test_tables_of_the_first_pass_are_captured():
     """What forward keeps for later passes is no foreign tensor, however often PyTorch runs it."""
     own = step_through(cached)
-    replayed(own)
+    check_replay(own)
     assert own[0][0].aux is None
 
 
@@ -538,17 +548,17 @@ def keepers(monkeypatch):
     return module
 
 
-KEEPERS = quick(
-    ["bounded", "unbounded", "in_a_dictionary", "in_a_tuple",
-        "in_a_list", "in_a_name", "in_an_object", "in_a_class"],
-    ["bounded", "in_a_tuple"],
+KEEPERS = mark_slow_except(
+    ["bounded", "unbounded", "store_in_dictionary", "store_in_tuple",
+        "store_in_list", "store_in_name", "store_in_object", "store_in_class"],
+    ["bounded", "store_in_tuple"],
 )  # fmt: skip
 
 
 def step_with(table):
     """Return a step that adds a table to what two layers give, before and after an activation."""
     torch.manual_seed(1)
-    return rows(
+    return row_step(
         nn.Linear(4, 4),
         nn.Linear(4, 4),
         by=lambda p, x: p[1](torch.tanh(p[0](x) * table(4))) + table(4),
@@ -563,15 +573,15 @@ def test_tables_that_code_keeps_are_as_in_eager(keepers, name):
     """
     table = getattr(keepers, name)
     model, loss_fn, inputs = step_with(table)
-    step = keep_all(model, loss_fn, inputs)
+    step = compile_keep_all(model, loss_fn, inputs)
     alone = model(inputs[0])
-    assert torch.equal(table(4), torch.tensor([1.0, 2, 3, 4]) + (name == "in_a_tuple"))
-    assert differing(step, model, loss_fn, inputs) == []
+    assert torch.equal(table(4), torch.tensor([1.0, 2, 3, 4]) + (name == "store_in_tuple"))
+    assert find_differences(step, model, loss_fn, inputs) == []
     assert torch.equal(model(inputs[0]), alone)
-    again = keep_all(model, loss_fn, inputs)
-    assert differing(again, model, loss_fn, inputs) == []
-    assert differing(step, model, loss_fn, inputs) == []
-    own = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * table(4) * float(p[0](x).sum()))
+    again = compile_keep_all(model, loss_fn, inputs)
+    assert find_differences(again, model, loss_fn, inputs) == []
+    assert find_differences(step, model, loss_fn, inputs) == []
+    own = row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x) * table(4) * float(p[0](x).sum()))
     with pytest.raises(pmt.CaptureError, match="reads a tensor's value"):
         pmt.capture(*own)
     own[0](own[2][0]).sum().backward()
@@ -586,7 +596,7 @@ def test_what_was_kept_before_is_still_there(keepers, caplog):
     with caplog.at_level(logging.WARNING, "poetmodel"):
         pmt.capture(*step_with(keepers.bounded))
         assert not caplog.records
-        pmt.capture(*step_with(keepers.in_a_name))
+        pmt.capture(*step_with(keepers.store_in_name))
     assert "forward stores tensors outside of the model (NAME)" in caplog.text
     kept = SimpleNamespace(last=None)
     keepers.TABLES["last"] = torch.ones(2)
@@ -596,14 +606,14 @@ def test_what_was_kept_before_is_still_there(keepers, caplog):
         return keepers.NAME
 
     keepers.NAME = before = torch.ones(3)
-    pmt.capture(*rows(nn.Linear(4, 4), by=forward))
+    pmt.capture(*row_step(nn.Linear(4, 4), by=forward))
     assert keepers.NAME is before
     assert kept.last is None
     keepers.TABLES[4] = torch.ones(4)
-    own = step_with(keepers.in_a_dictionary)
-    step = keep_all(*own)
+    own = step_with(keepers.store_in_dictionary)
+    step = compile_keep_all(*own)
     keepers.TABLES[4].mul_(3)
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
 
 
 TABLES = {}
@@ -614,18 +624,18 @@ NAME = None
 @pytest.mark.parametrize("place", ["module", "file"])
 def test_another_tensor_in_the_place_of_a_constant_is_noticed(place):
     """A step that would go on with the old tensor is refused, or compiled again."""
-    own = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * (p[0].scale + NAME))
+    own = row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x) * (p[0].scale + NAME))
     holder = vars(own[0].parts[0]) if place == "module" else globals()
     key = "scale" if place == "module" else "NAME"
     own[0].parts[0].scale = torch.ones(4)
     globals()["NAME"] = torch.ones(4)
-    step = keep_all(*own)
-    again = keep_all(*own, dynamic="retrace")
-    assert differing(step, *own) == []
+    step = compile_keep_all(*own)
+    again = compile_keep_all(*own, dynamic="retrace")
+    assert find_differences(step, *own) == []
     holder[key] = torch.full((4,), 2.0)
     with pytest.raises(pmt.CaptureError, match=rf"\.{key} is another tensor, or missing"):
         step(*own[2])
-    assert differing(again, *own) == []
+    assert find_differences(again, *own) == []
 
 
 def written(parts, x):
@@ -648,16 +658,16 @@ def test_constants_that_change_in_the_step_are_refused(forward):
     """
     TABLES["count"] = torch.zeros(4)
     with pytest.raises(pmt.CaptureError, match=r"is changed at .*test_state.*register_buffer"):
-        pmt.capture(*rows(nn.Linear(4, 4), by=forward))
+        pmt.capture(*row_step(nn.Linear(4, 4), by=forward))
     assert TABLES["count"].tolist() == [0, 0, 0, 0]
     TABLES["scale"] = torch.ones(4, requires_grad=True)
     with pytest.raises(pmt.CaptureError, match=r"requires a gradient is used at .*register_buffer"):
-        pmt.capture(*rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * TABLES["scale"]))
+        pmt.capture(*row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x) * TABLES["scale"]))
 
     def read(parts, x):
         with torch.no_grad():
             teacher = x * TABLES["scale"]
         return parts[0](x) + teacher
 
-    own = rows(nn.Linear(4, 4), by=read)
-    assert differing(keep_all(*own), *own) == []
+    own = row_step(nn.Linear(4, 4), by=read)
+    assert find_differences(compile_keep_all(*own), *own) == []

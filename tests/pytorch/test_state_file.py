@@ -12,8 +12,8 @@ from random import Random
 import pytest
 import torch
 
-from kit.patience import in_a_fork, system_fault
-from kit.rotation import rotating
+from kit.patience import make_system_fault, run_in_fork
+from kit.rotation import mark_seeds_except
 from poetmodel.errors import InputError
 from poetmodel.torch import PageError
 from poetmodel.torch.graph.profiles import TensorLayout
@@ -170,7 +170,7 @@ class Table:
         self.steps += 1
 
 
-@pytest.mark.parametrize("seed", rotating(range(36), range(4)))
+@pytest.mark.parametrize("seed", mark_seeds_except(range(36), range(4)))
 def test_any_order_of_writes_and_commits_is_that_of_a_table(seed, tmp_path, monkeypatch):
     """Until a commit the old values are read, after a rollback they stay; absent ones are zero.
 
@@ -241,7 +241,7 @@ def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path):
             StateFile(tmp_path, tensors())
         return len(list(tmp_path.iterdir()))
 
-    assert in_a_fork(limited) == 0
+    assert run_in_fork(limited) == 0
 
 
 @pytest.mark.parametrize(("kind", "index"), [("page_file", 3), ("file", 2)])
@@ -251,7 +251,7 @@ def test_failing_calls_are_explained(kind, index, request, monkeypatch):
     held, _ = allocate_page(file.storages[index])
     with monkeypatch.context() as patch:
         for call in ("pwrite", "pwritev", "preadv"):
-            patch.setattr(os, call, system_fault(errno.EIO))
+            patch.setattr(os, call, make_system_fault(errno.EIO))
         with pytest.raises(PageError, match=rf"'t{index}' .*written: Input/output error"):
             file.write(index, bytes_of(held))
         with pytest.raises(PageError, match=rf"'t{index}' .*read: Input/output error"):
@@ -262,10 +262,10 @@ def test_a_commit_that_fails_leaves_the_state(file, monkeypatch):
     """The record is told of; after a rollback the state is that of before."""
     put(file, 9, 2.0)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", system_fault(errno.EIO))
+        patch.setattr(os, "fdatasync", make_system_fault(errno.EIO))
         with pytest.raises(PageError, match="record could not be written: Input/output error"):
             file.commit()
-        patch.setattr(os, "pwritev", system_fault(errno.EIO))
+        patch.setattr(os, "pwritev", make_system_fault(errno.EIO))
         with pytest.raises(PageError):
             put(file, 2, 2.0)
     file.rollback()
@@ -281,7 +281,7 @@ def test_a_commit_that_fails_leaves_the_state(file, monkeypatch):
 )
 def test_a_full_disk_is_told_at_once(make, kind, tmp_path, monkeypatch):
     """Room is taken when the file is made; without it there is an error and no file."""
-    monkeypatch.setattr(os, "posix_fallocate", system_fault(errno.ENOSPC))
+    monkeypatch.setattr(os, "posix_fallocate", make_system_fault(errno.ENOSPC))
     with pytest.raises(InputError, match=rf"not enough space for a {kind} file of .*No space left"):
         make(tmp_path)
     assert list(tmp_path.iterdir()) == []

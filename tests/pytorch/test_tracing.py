@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from kit.networks import residual_step
-from kit.traced_models import STEPS, checkpointed, frozen, residual, rows, traced_residual
+from kit.traced_models import (
+    STEPS,
+    checkpointed_step,
+    frozen_step,
+    residual,
+    row_step,
+    trace_residual,
+)
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes
 from poetmodel.problem import Problem
@@ -27,7 +34,7 @@ nn = torch.nn
 
 def test_figures_of_one_layer():
     """A linear layer on 3 rows of 4, and a sum weighted by the target: every figure by hand."""
-    model, _, inputs = rows(nn.Linear(4, 4))
+    model, _, inputs = row_step(nn.Linear(4, 4))
     graph = trace(
         model, lambda y, t: (y * t).sum(), inputs, name="layer", measure_workspace=False
     ).graph
@@ -62,7 +69,7 @@ def test_resident_bytes_of_frozen_layers_and_buffers():
     """
     traced, both = (
         trace(*step, measure_workspace=False)
-        for step in (frozen(), rows(nn.Linear(4, 4), nn.Linear(4, 4)))
+        for step in (frozen_step(), row_step(nn.Linear(4, 4), nn.Linear(4, 4)))
     )
     graph = traced.graph
     assert graph.resident_bytes == {"parameters": 160, "gradients": 80}
@@ -95,7 +102,7 @@ def test_meta_device_needs_no_memory():
 
 def test_the_smallest_tensors_are_kept():
     """As many as fit, equal sizes alike: no node reads or makes them, and costs are the others'."""
-    traced = traced_residual()
+    traced = trace_residual()
     sizes = [storage.bytes for storage in traced.step_graph.storages]
     coarse = coarsen(traced, kept_bytes=300)
     kept = [size for size in sizes if size < coarse.threshold_bytes]
@@ -121,7 +128,7 @@ def test_the_smallest_tensors_are_kept():
 
 def test_results_that_wait_are_reserved():
     """Where nothing is kept, copies of the loss and of new statistics are."""
-    traced = traced_residual()
+    traced = trace_residual()
     assert traced.held_bytes == 4 + 16 + 16 + 8
     whole = scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
     assert whole.graph is traced.graph
@@ -132,7 +139,7 @@ def test_results_that_wait_are_reserved():
     assert keep_all_bytes(traced) == expected
     first, second = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
     second.weight = first.weight  # whose sum waits for the second gradient
-    traced = trace(*rows(first, second), measure_workspace=False)
+    traced = trace(*row_step(first, second), measure_workspace=False)
     whole = scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
     assert whole.reserved_bytes == 4 + 64
 
@@ -177,7 +184,7 @@ def test_storages_and_results_are_those_of_the_operations():
     Element type, shape, stride and offset say how an output lies in its storage. A view has neither
     node nor tensor; whoever reads it names the tensor behind it.
     """
-    traced = traced_residual()
+    traced = trace_residual()
     parts = traced.step_graph
     made = {
         unit.op: [parts.storages[index].bytes for index in unit.storages]
@@ -202,7 +209,7 @@ def test_storages_and_results_are_those_of_the_operations():
     assert sources == {
         InputKind.PARAMETER, InputKind.BUFFER, InputKind.USER_INPUT, InputKind.TANGENT,
     }  # fmt: skip
-    model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x).t().relu().t())
+    model, loss_fn, inputs = row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x).t().relu().t())
     parts = trace(model, loss_fn, inputs, measure_workspace=False).step_graph
     assert [unit.op for unit in parts.operations[:2]] == ["addmm", "relu"]
     relu = parts.operations[1]
@@ -231,13 +238,13 @@ def test_names_say_module_and_operator(monkeypatch):
     What happens again in a module gets a number; what a checkpoint of the user would compute twice
     is there once.
     """
-    graph = traced_residual().graph
+    graph = trace_residual().graph
     assert [(node.name, node.phase) for node in graph.nodes] == NAMES
     assert trace(*residual(), measure_workspace=False).graph.sha256 == graph.sha256
-    step = rows(nn.Linear(4, 4), by=lambda p, x: p[0](p[0](x)))
+    step = row_step(nn.Linear(4, 4), by=lambda p, x: p[0](p[0](x)))
     names = [node.name for node in trace(*step, measure_workspace=False).graph.nodes]
     assert names[:2] == ["parts.0/addmm", "parts.0/addmm#2"]
-    graph = trace(*checkpointed(), measure_workspace=False).graph
+    graph = trace(*checkpointed_step(), measure_workspace=False).graph
     assert [node.op for node in graph.nodes].count("native_dropout") == 1
     monkeypatch.delattr(torch.fx.traceback, "annotate")  # names are operators then
     nodes = trace(*residual(), measure_workspace=False).graph.nodes

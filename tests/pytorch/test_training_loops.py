@@ -8,7 +8,7 @@ import torch
 
 import poetmodel.torch as pmt
 from kit.networks import resnet
-from kit.rotation import quick
+from kit.rotation import mark_slow_except
 from poetmodel.errors import InputError
 
 nn = torch.nn
@@ -130,7 +130,9 @@ CASES = [(Classifier, 16, 1, "100%"), (Classifier, 26, 2, "100%"), (Classifier, 
 CASES += [(Images, 18, 2, "60%"), (Images, 100, 3, "50%")]
 
 
-@pytest.mark.parametrize(("make", "count", "accumulate", "ram"), quick(CASES, CASES[1::2]))
+@pytest.mark.parametrize(
+    ("make", "count", "accumulate", "ram"), mark_slow_except(CASES, CASES[1::2])
+)
 def test_a_plain_loop_gives_the_weights_of_eager(
     make, count, accumulate, ram, tmp_path, monkeypatch
 ):

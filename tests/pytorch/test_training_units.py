@@ -5,17 +5,17 @@ from functools import cache
 import pytest
 import torch
 
-from kit.optimizer_steps import ADAM, OPTIMIZERS, SGD, Twins, grouped
-from kit.rotation import quick
+from kit.optimizer_steps import ADAM, OPTIMIZERS, SGD, Twins, group_parameters
+from kit.rotation import mark_slow_except
 from kit.storage_peaks import storage_peak_bytes
 from kit.traced_models import (
     STEPS,
-    Through,
-    frozen,
+    FunctionModule,
+    frozen_step,
     residual,
-    rows,
+    row_step,
     shared_gradient,
-    traced_residual,
+    trace_residual,
     transposed_gradient,
 )
 from poetmodel.device import Costs, Device
@@ -57,7 +57,7 @@ def test_state_of_each_optimizer():
     A weight in two places is held once, and updated once with both gradients. Without an optimizer
     nothing is new, and the graph has version 1.
     """
-    step = rows(nn.Linear(4, 4))
+    step = row_step(nn.Linear(4, 4))
     parameters = {"0.weight": 64, "0.bias": 16}
     assert state(whole(step)) == parameters
     moments = {f"{name}.momentum_buffer": size for name, size in parameters.items()}
@@ -72,19 +72,21 @@ def test_state_of_each_optimizer():
     assert graph.resident_bytes == {}
     first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     second.weight = first.weight
-    graph = whole(rows(first, second))
+    graph = whole(row_step(first, second))
     assert state(graph) == {"0.weight": 64}
     assert graph.parameters == 16
     (update,) = [node for node in graph.nodes if node.op == "sgd"]
     assert len(update.inputs) == 4  # both gradients, weight, learning rate
-    graph = traced_residual().graph
+    graph = trace_residual().graph
     assert graph.version == 1
     assert not {Phase.STATE, Phase.UPDATE, Phase.INPUT} & {node.phase for node in graph.nodes}
 
 
 @pytest.mark.parametrize(
     "name",
-    quick(["residual", "encoder layer", "group norm", "depthwise", "gru"], ["residual", "gru"]),
+    mark_slow_except(
+        ["residual", "encoder layer", "group norm", "depthwise", "gru"], ["residual", "gru"]
+    ),
 )
 def test_updates_follow_gradient_and_last_reader(name):
     """Between what an update waits for and the update come other updates and their state only.
@@ -119,7 +121,7 @@ def test_learning_rate_is_an_input():
     Batch and target are inputs too, each from its first reader on. Every update reads the factor of
     clipping, and the factor reads every gradient.
     """
-    nodes = whole(rows(nn.Linear(4, 4))).nodes
+    nodes = whole(row_step(nn.Linear(4, 4))).nodes
     inputs = [node.name for node in nodes if node.phase == Phase.INPUT]
     assert inputs == ["inputs[0]", "inputs[1]", "lr"]
     graph = of_residual("adamw")
@@ -128,7 +130,7 @@ def test_learning_rate_is_an_input():
     updates = [k for k, node in enumerate(graph.nodes) if node.op == "adamw"]
     assert list(graph.users_of[graph.tensor_index["lr"]]) == updates
     step = residual()
-    groups = Twins(step, lambda p: SGD(grouped(p), lr=0.1, momentum=0.9))
+    groups = Twins(step, lambda p: SGD(group_parameters(p), lr=0.1, momentum=0.9))
     graph = groups.trace(measure_workspace=False).graph
     assert len(graph.users_of[graph.tensor_index["lr[0]"]]) == 1
     assert "0.weight.momentum_buffer" not in state(graph)
@@ -159,7 +161,7 @@ def test_what_is_not_trained_is_only_read():
     backward = [k for k, node in enumerate(graph.nodes) if node.op == "native_batch_norm_backward"]
     assert max(backward) < update
     assert graph.nodes[graph.node_index["1.bn/_native_batch_norm_legit_functional"]].recomputable
-    graph = whole(frozen())
+    graph = whole(frozen_step())
     assert state(graph) == {"0.weight": 64, "0.bias": 16, "1.weight": 64, "1.bias": 16}
     assert replaced(graph) == {"1.weight", "1.bias"}
     graph = whole(STEPS["evaluation mode"]())
@@ -245,7 +247,7 @@ def hooked(parameters):
 )  # fmt: skip
 def test_other_optimizers_are_refused(make, message):
     """The sentence says what is accepted, or what to change; so it is with norms of gradients."""
-    step = rows(nn.Linear(4, 4))
+    step = row_step(nn.Linear(4, 4))
     with pytest.raises(CaptureError, match=f"optimizer: .*{message}"):
         trace(*step, optimizer=make(step[0].parameters()), measure_workspace=False)
     optimizer = SGD(step[0].parameters(), lr=0.1)
@@ -258,7 +260,7 @@ def test_other_optimizers_are_refused(make, message):
 
 def input_with_gradient():
     """Return a step whose input requires a gradient."""
-    step = rows(nn.Linear(4, 4))
+    step = row_step(nn.Linear(4, 4))
     step[2][0].requires_grad_()
     return step
 
@@ -269,16 +271,18 @@ def views_of_one():
     parts = [nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)]
     for part, values in zip(parts, flat.chunk(2), strict=True):
         part.weight = nn.Parameter(values.view(4, 4))
-    return rows(*parts)
+    return row_step(*parts)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (input_with_gradient, r"inputs\[0\] requires a gradient"),
-        (lambda: rows(nn.Linear(4, 4), by=lambda p, x: p[0](x.mul_(2))), r"inputs\[0\] is changed"),
+        (lambda: row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x.mul_(2))),
+         r"inputs\[0\] is changed"),
         (views_of_one, "0.weight and 1.weight share memory; use separate tensors"),
-        (lambda: (Through(lambda p, x: p[0](x).abs(), nn.Linear(4, 4, dtype=torch.complex64)),
+        (lambda: (FunctionModule(lambda p, x: p[0](x).abs(),
+                                 nn.Linear(4, 4, dtype=torch.complex64)),
                   nn.functional.mse_loss,
                   (torch.randn(3, 4, dtype=torch.complex64), torch.randn(3, 4))), "is complex"),
     ],
@@ -382,7 +386,7 @@ def pairs(graph):
 )
 def test_inputs_state_and_views_are_not_written_over(by):
     """Whatever the pairs are: givers are made by operations, of the same bytes, and die there."""
-    step = rows(nn.Linear(4, 4), nn.Linear(4, 4), by=by)
+    step = row_step(nn.Linear(4, 4), nn.Linear(4, 4), by=by)
     trace = Twins(step, OPTIMIZERS["sgd"]).trace(measure_workspace=False)
     graph = trace.graph
     for k, node in enumerate(graph.nodes):
@@ -396,14 +400,14 @@ def test_inputs_state_and_views_are_not_written_over(by):
 def test_what_nothing_reads_later_is_written_over():
     """What an activation reads, backward too, but not where its backward reads it; nor the loss."""
     layers = (nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4))
-    found = pairs(whole(rows(*layers)))
+    found = pairs(whole(row_step(*layers)))
     assert found["1/relu"] == "0/addmm"
     assert found["1/threshold_backward"] == "2/mm"
     assert found["loss/mse_loss_backward"] == "4/addmm"
     assert "3/silu" not in found
     assert "3/silu_backward" in found
     twins = Twins(
-        (rows(nn.Linear(4, 4))[0], lambda y, t: ((y - t) ** 2).sum() * 2, rows()[2]),
+        (row_step(nn.Linear(4, 4))[0], lambda y, t: ((y - t) ** 2).sum() * 2, row_step()[2]),
         OPTIMIZERS["sgd"],
     )
     graph = twins.trace(measure_workspace=False).graph

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import poetmodel.torch as pmt
-from kit.eager_steps import differing, keep_all, outcome, unequal
-from kit.rotation import quick, rotating
-from kit.traced_models import Through, rows
+from kit.eager_steps import compile_keep_all, copy_outcome, find_differences, find_unequal
+from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.traced_models import FunctionModule, row_step
 from poetmodel.torch.lowering.step import lower
 
 nn = torch.nn
@@ -39,7 +39,7 @@ def masked(function, **options):
     torch.manual_seed(1)
     model = Masked(function)
     inputs = (torch.randn(3, 4), torch.tensor([True, True, False]))
-    return (model, None, inputs), keep_all(model, None, inputs, **options)
+    return (model, None, inputs), compile_keep_all(model, None, inputs, **options)
 
 
 def with_mask(own, *mask):
@@ -60,15 +60,15 @@ def test_values_with_another_answer_are_refused():
         with pytest.raises(pmt.CaptureError, match=words):
             call(*inputs)
     assert model.layer.weight.grad is None
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     own, step = masked(whole, dynamic="retrace")
     first = step.compiled
-    assert differing(step, *with_mask(own, 1, 1, 1)) == []
+    assert find_differences(step, *with_mask(own, 1, 1, 1)) == []
     second = step.compiled
     assert second is not first
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     assert step.compiled is first
-    assert differing(step, *with_mask(own, 1, 1, 1)) == []
+    assert find_differences(step, *with_mask(own, 1, 1, 1)) == []
     assert step.compiled is second
 
 
@@ -80,7 +80,7 @@ def test_buffers_that_are_read_are_looked_at(caplog):
     own, step = masked(lambda model, y, _: y * 2 if model.scale > 0 else y)
     model, _, inputs = own
     model.scale.fill_(3)
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     model.scale.fill_(-1)
     for scale in (model.scale, torch.tensor(-1.0)):
         model.scale = scale  # what is there at the step counts
@@ -93,7 +93,7 @@ def test_buffers_that_are_read_are_looked_at(caplog):
 
     own, step = masked(counted)
     assert "forward reads scale, which each step changes" in caplog.text
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     with pytest.raises(pmt.CaptureError, match=r"model.scale.item\(\)\) was 2.0 and is 3.0"):
         step(*own[2])
 
@@ -122,7 +122,7 @@ def test_shapes_that_follow_from_values_are_looked_at(function, words):
         len(step.compiled.trace.joint.value_guards.reads)
         == len(masked(function)[1].compiled.trace.joint.value_guards.reads) + 1
     )
-    assert differing(step, *with_mask(own, 0, 1, 1)) == []
+    assert find_differences(step, *with_mask(own, 0, 1, 1)) == []
     with pytest.raises(pmt.CaptureError, match=words):
         step(*with_mask(own, 0, 1, 0)[2])
 
@@ -156,7 +156,7 @@ READINGS = (
 """What a model does with what it reads of a mask."""
 
 
-@pytest.mark.parametrize("seed", rotating(range(100), range(2)))
+@pytest.mark.parametrize("seed", mark_seeds_except(range(100), range(2)))
 def test_random_readings(seed):
     """A model that reads at random is eager's for every mask, compiled for or known."""
     draw = random.Random(seed)  # noqa: S311 - no secret
@@ -171,7 +171,7 @@ def test_random_readings(seed):
     own, step = masked(function, dynamic="retrace")
     kinds = [[draw.random() < 0.5 for _ in range(3)] for _ in range(3)]
     for mask in (*kinds, *kinds):
-        assert differing(step, *with_mask(own, *mask)) == [], mask
+        assert find_differences(step, *with_mask(own, *mask)) == [], mask
 
 
 # -- what can be read ------------------------------------------------------------------------------
@@ -262,11 +262,11 @@ def transcribed(parts, x, lengths):
 
 def test_lengths_may_decide_the_shape_of_a_loss():
     """Lengths of other texts run where the longest is as long, and are refused otherwise."""
-    model = Through(transcribed, nn.Linear(4, 4))
+    model = FunctionModule(transcribed, nn.Linear(4, 4))
     own = model, None, (torch.randn(20, 2, 4), torch.tensor([5, 3]))
-    step = keep_all(*own)
-    assert differing(step, *own) == []
-    assert differing(step, model, None, (own[2][0] * 2, torch.tensor([3, 5]))) == []
+    step = compile_keep_all(*own)
+    assert find_differences(step, *own) == []
+    assert find_differences(step, model, None, (own[2][0] * 2, torch.tensor([3, 5]))) == []
     with pytest.raises(pmt.CaptureError, match=r"decides .* was 5 and is 4"):
         step(own[2][0], torch.tensor([4, 4]))
 
@@ -277,13 +277,13 @@ READ = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", quick(CONSTANTS | INPUTS, (*READ, "not a number")))
+@pytest.mark.parametrize("kind", mark_slow_except(CONSTANTS | INPUTS, (*READ, "not a number")))
 def test_constants_and_inputs_can_be_read(kind):
     """The captured step computes what eager does, and knows what it has read of inputs."""
-    own = rows(nn.Linear(4, 4), by=lambda p, x: (CONSTANTS | INPUTS)[kind](p[0](x), x) + x)
-    step = keep_all(*own)
+    own = row_step(nn.Linear(4, 4), by=lambda p, x: (CONSTANTS | INPUTS)[kind](p[0](x), x) + x)
+    step = compile_keep_all(*own)
     assert bool(step.compiled.trace.joint.value_guards.reads) == (kind in INPUTS)
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
 
 
 DRAWN = {
@@ -304,20 +304,22 @@ DRAWN = {
 OF_PARAMETERS = ("a parameter", "with an input", "a shape")
 
 
-@pytest.mark.parametrize("kind", quick(DRAWN, ("item", "branch", "nonzero", *OF_PARAMETERS)))
+@pytest.mark.parametrize(
+    "kind", mark_slow_except(DRAWN, ("item", "branch", "nonzero", *OF_PARAMETERS))
+)
 def test_random_numbers_and_parameters_cannot_be_read(kind):
     """They are other ones in the next step: that is what is said."""
-    own = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * DRAWN[kind](p[0], x))
+    own = row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x) * DRAWN[kind](p[0], x))
     words = r"a random number is read at .*test_value_guards"
     if kind in OF_PARAMETERS:
         words = "depends on parameters|depends on values"
     with pytest.raises(pmt.CaptureError, match=words):
-        keep_all(*own)
+        compile_keep_all(*own)
 
 
 def test_captures_hold_no_values():
     """The tensors of a captured graph do not keep those that were read alive."""
-    joint = pmt.capture(*rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * (x * 2).sum().item()))
+    joint = pmt.capture(*row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x) * (x * 2).sum().item()))
     nodes = joint.graph_module.graph.nodes
     held = [
         vars(node.meta["val"]) for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)
@@ -364,11 +366,11 @@ def compiled(kind, **options):
     def forward(parts, x):
         return parts[2](parts[1](KINDS[kind](parts[0](x))))
 
-    own = rows(*layers, by=forward)
-    return own, keep_all(*own, **options)
+    own = row_step(*layers, by=forward)
+    return own, compile_keep_all(*own, **options)
 
 
-@pytest.mark.parametrize("kind", quick(KINDS, ("all finite", "any", "joined")))
+@pytest.mark.parametrize("kind", mark_slow_except(KINDS, ("all finite", "any", "joined")))
 def test_steps_on_finite_numbers_are_those_of_eager(kind):
     """What the model asks changes nothing; the line that asks is known."""
     own, step = compiled(kind)
@@ -376,7 +378,7 @@ def test_steps_on_finite_numbers_are_those_of_eager(kind):
     assert all(
         "test_value_guards.py" in place for place in step.compiled.trace.joint.finite_check_lines
     )
-    assert differing(step, *own) == []
+    assert find_differences(step, *own) == []
     assert step.verify().equal
 
 
@@ -385,16 +387,18 @@ def test_checks_that_cannot_wait_are_refused():
 
     What an input alone decides is known before the step.
     """
-    own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)))
+    own = row_step(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)))
     optimizer = torch.optim.SGD(own[0].parameters(), lr=0.1)
     with pytest.raises(pmt.CaptureError, match="updates do not wait for the result"):
-        keep_all(*own, optimizer=optimizer)
+        compile_keep_all(*own, optimizer=optimizer)
     with pytest.raises(pmt.CaptureError, match="which cannot be exported"):
         lower(*own)
-    own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)) * (2 if p[0](x).max() > 0 else 1))
+    own = row_step(
+        nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)) * (2 if p[0](x).max() > 0 else 1)
+    )
     with pytest.raises(pmt.CaptureError, match="reads a tensor's value"):
-        keep_all(*own)
-    joint = pmt.capture(*rows(nn.Linear(4, 4), by=lambda p, x: p[0](clamped(x))))
+        compile_keep_all(*own)
+    joint = pmt.capture(*row_step(nn.Linear(4, 4), by=lambda p, x: p[0](clamped(x))))
     assert not joint.finite_check_lines
     assert joint.value_guards.reads
 
@@ -442,11 +446,11 @@ def test_steps_on_other_numbers_are_undone(case):
     forward, number, words = CHECKED[case]
     own, step = compiled("all finite")
     if forward is not None:
-        own = rows(nn.Linear(4, 4), by=forward)
-        step = keep_all(*own)
-        assert differing(step, *own) == []
+        own = row_step(nn.Linear(4, 4), by=forward)
+        step = compile_keep_all(*own)
+        assert find_differences(step, *own) == []
     model, loss_fn, (x, y) = own
-    before = outcome(model, step(x, y))
+    before = copy_outcome(model, step(x, y))
     spoilt = x.clone()
     spoilt[0, 0] = number
     if forward is not None:
@@ -454,7 +458,7 @@ def test_steps_on_other_numbers_are_undone(case):
             loss_fn(model(spoilt), y)
     with pytest.raises(pmt.CaptureError, match=words):
         step(spoilt, y)
-    assert unequal(before, outcome(model, before["loss"])) == []
+    assert find_unequal(before, copy_outcome(model, before["loss"])) == []
     step(x, y)
 
 
@@ -464,10 +468,10 @@ def test_what_inputs_decide_is_read_before_a_step():
     def forward(parts, x, classes):
         return parts[0](x) * nn.functional.one_hot(classes, 4)
 
-    model = Through(forward, nn.Linear(4, 4))
+    model = FunctionModule(forward, nn.Linear(4, 4))
     x, y, classes = torch.randn(3, 4), torch.randn(3, 4), torch.tensor([0, 1, 3])
     optimizer = torch.optim.SGD(model.parameters())
-    step = keep_all(model, nn.functional.mse_loss, (x, classes, y), optimizer=optimizer)
+    step = compile_keep_all(model, nn.functional.mse_loss, (x, classes, y), optimizer=optimizer)
     assert step.verify(x, classes.flip(0), y).equal
     with pytest.raises(pmt.CaptureError, match=r"number that is checked .* was True and is False"):
         step(x, classes + 1, y)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, opened
+from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, open_report
 from kit.report_subjects import subject
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
@@ -38,7 +38,7 @@ def file(subjects, tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(browser, file):
     """Open the page at the width of a desk; tests leave it as they find it."""
-    found = opened(browser, file, DESKTOP)
+    found = open_report(browser, file, DESKTOP)
     yield found
     assert found.messages == []
     found.page.context.close()
@@ -62,7 +62,7 @@ def test_hover_names_node_stage_bytes_and_action(report, subjects):
     name = graph.nodes[k].name
     for words in (name, f"stage {k}", "computed", " KiB" if graph.tensor_bytes[k] > 1023 else " B"):
         assert words in (label.text_content() or "")
-        assert words in report.readout("map-A")
+        assert words in report.read_readout("map-A")
 
 
 def test_map_answers_to_keys(report, subjects):
@@ -72,8 +72,8 @@ def test_map_answers_to_keys(report, subjects):
     report.page.locator("#map-A").focus()
     for key in ("Home", "PageUp", "ArrowDown", "ArrowRight"):
         report.page.keyboard.press(key)
-    assert report.readout("map-A").startswith(f"{graph.nodes[1].name}, stage 1")
-    assert "computed" in report.readout("map-A")
+    assert report.read_readout("map-A").startswith(f"{graph.nodes[1].name}, stage 1")
+    assert "computed" in report.read_readout("map-A")
     span = "() => document.getElementById('map-A').layout.xaxis.range"
     whole = report.page.evaluate(span)
     report.page.keyboard.press("+")
@@ -108,10 +108,10 @@ def test_timeline_answers_to_keys(report, subjects):
     report.page.locator("#time-B").focus()
     report.page.keyboard.press("ArrowRight")
     first = subjects[1].graph.nodes[0].name
-    assert f"instruction 0: compute {first}" in report.readout("time-B")
+    assert f"instruction 0: compute {first}" in report.read_readout("time-B")
     report.page.keyboard.press("End")
     end = len(subjects[1].plan.program) - 1
-    assert f"instruction {end}: free" in report.readout("time-B")
+    assert f"instruction {end}: free" in report.read_readout("time-B")
 
 
 def test_addresses_are_named(report, subjects):
@@ -121,7 +121,7 @@ def test_addresses_are_named(report, subjects):
     report.page.locator("#addresses-A").focus()
     report.page.keyboard.press("ArrowRight")
     first = subjects[0].graph.tensors[places.rectangles[0].index].name
-    assert report.readout("addresses-A").startswith(f"{first}: computed, ")
+    assert report.read_readout("addresses-A").startswith(f"{first}: computed, ")
     shown = (
         "() => document.getElementById('addresses-A').data"
         ".filter((trace) => trace.type === 'bar').reduce((sum, trace) => sum + trace.x.length, 0)"
@@ -259,7 +259,7 @@ def test_selected_tensor_opens_its_fold(report, subjects):
 @pytest.mark.parametrize("how", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_name_of_a_decision_is_always_seen(browser, file, how):
     """On a desk the table needs no sideways scrolling; on a phone the names stay."""
-    report = opened(browser, file, how)
+    report = open_report(browser, file, how)
     box = report.page.locator(".wide")
     box.scroll_into_view_if_needed()
     if how is DESKTOP:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.instances import seeded
-from kit.plans import plan, random_plan, random_state_plan
+from kit.instances import make_rng
+from kit.plans import parse_plan, random_plan, random_state_plan
 from kit.report_subjects import subject, training_problem
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
@@ -103,7 +103,7 @@ def test_addresses_of_the_plan():
 def test_map_of_addresses():
     """A box for each copy, from its instruction to its free, coloured by how it came there."""
     graph = skip_graph(workspace=True)
-    made = plan("c0 o0 c1 c2 f1 w0 c1 f1 f0 i0 w0 c3 f0 f2")
+    made = parse_plan("c0 o0 c1 c2 f1 w0 c1 f1 f0 i0 w0 c3 f0 f2")
     costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
     copies = ((0, 0, 0), (2, 1, 8), (3, 2, 16), (6, 1, 24), (9, 0, 0), (11, 3, 8))
     offsets = [(p, "output", i, at) for p, i, at in copies]
@@ -173,7 +173,7 @@ def sums(chart):
 def test_bands_add_up_to_the_checked_ram(mode):
     """During and after every instruction of random plans, with state and without."""
     for seed in range(25):
-        rng = seeded(f"timeline/{mode}/{seed}")
+        rng = make_rng(f"timeline/{mode}/{seed}")
         for graph, costs, made in (random_plan(rng, mode), random_state_plan(rng, mode)):
             check = check_plan(graph, costs, made)
             chart = plan_chart(graph, made, check)

@@ -56,9 +56,9 @@ def address(tmp_path_factory):
         if kind != "explorer":
             return write(kind, folder / "page.html")
         pytest.importorskip("fastapi")
-        from kit.explorers import running
+        from kit.explorers import run_explorer
 
-        servers.append(running(folder, "mlp", "--device", "mkr1000", "--time-limit", "60"))
+        servers.append(run_explorer(folder, "mlp", "--device", "mkr1000", "--time-limit", "60"))
         return servers[-1].__enter__().url
 
     yield made
@@ -84,7 +84,7 @@ def test_nobody_is_left_out(browser, address, kind, screen, scheme):
     """
     how = {**screen, "color_scheme": scheme, "bypass_csp": True}
     there = address(kind)
-    report = Report.at(browser, how, there)
+    report = Report.open(browser, how, there)
     page = report.page
     if kind == "explorer":
         page.wait_for_selector(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
+from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, open_report
 from kit.pages import read_page
 from kit.report_subjects import subject, training_problem
 from poetmodel.device import Costs, Device
@@ -59,7 +59,7 @@ def values(file):
 @pytest.fixture(scope="module")
 def drawn(browser, file):
     """Open the page with its timeline."""
-    found = opened(browser, file, DESKTOP)
+    found = open_report(browser, file, DESKTOP)
     found.draw("time-A")
     found.page.wait_for_function("() => document.getElementById('time-A-alive').dataset.level")
     yield found
@@ -115,7 +115,7 @@ def test_it_answers_everywhere_with_the_values(report, values):
         assert shown["bytes"] == values["after" if after else "during"][p]
         assert dict(shown["stays"]) == alive(values, level)
         assert sum(size for _, size in shown["stays"]) == shown["bytes"]
-        assert f"instruction {p}: " in report.readout("time-A")
+        assert f"instruction {p}: " in report.read_readout("time-A")
         seen.add(level)
     assert len(seen) > 3
 
@@ -251,7 +251,7 @@ def test_other_values_keep_the_place(report, values, one):
 
 def test_a_finger_pins(browser, file, values):
     """On a phone a tap shows and pins what is there, below the chart."""
-    report = opened(browser, file, PHONE)
+    report = open_report(browser, file, PHONE)
     report.draw("time-A")
     area = report.page.evaluate(AREA)
     report.page.touchscreen.tap(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kit.browser_pages import DESKTOP, PHONE, opened
+from kit.browser_pages import DESKTOP, PHONE, open_report
 from kit.pages import read_page
 from kit.report_subjects import subject
 from poetmodel.device import Costs, Device
@@ -44,7 +44,7 @@ def charts(file):
 @pytest.fixture(scope="module")
 def report(browser, file):
     """Open the page at the width of a desk; tests leave it as they find it."""
-    found = opened(browser, file, DESKTOP)
+    found = open_report(browser, file, DESKTOP)
     yield found
     assert found.messages == []
     found.page.context.close()
@@ -95,7 +95,7 @@ def test_sections_begin_with_charts(report):
 
 def test_three_columns_stay_in_their_box(browser, file):
     """On a phone a wide table scrolls within its box, and the names of its rows stay in sight."""
-    report = opened(browser, file, PHONE)
+    report = open_report(browser, file, PHONE)
     page = report.page
     page.locator("#facts details").first.evaluate("(one) => { one.open = true; }")
     box = page.get_by_role("region", name="Memory")
@@ -110,7 +110,7 @@ def test_three_columns_stay_in_their_box(browser, file):
 
 def test_folded_tables_are_open_on_paper(browser, file):
     """Heads of tables can repeat there, and afterwards all is folded as before."""
-    report = opened(browser, file, DESKTOP)
+    report = open_report(browser, file, DESKTOP)
     page = report.page
     page.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")

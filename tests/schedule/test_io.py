@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.instances import random_schedule, seeded
+from kit.instances import make_rng, random_schedule
 from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import ScheduleError
 from poetmodel.graph import Graph, operation
@@ -103,7 +103,7 @@ def test_saved_schedule_is_loaded(graph, tmp_path):
 @settings(deadline=None)
 def test_any_schedule_survives_a_round_trip(graph, seed):
     """Whatever the names and relations, reading what was written gives the same."""
-    plain = random_schedule(seeded(seed), graph)
+    plain = random_schedule(make_rng(seed), graph)
     relations = {name: getattr(plain, name) for name in RELATIONS}
     schedule = Schedule(**relations, identity=GraphIdentity.from_graph(graph))
     found = parse_document(format_document(schedule.to_dict()), source="x").schedule

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.closed_form import simulated_bluntly
-from kit.instances import random_graph, random_instances, random_schedule, seeded
+from kit.closed_form import simulate_in_closed_form
+from kit.instances import make_rng, random_graph, random_instances, random_schedule
 from kit.oracle import optimum
-from kit.rotation import parts
+from kit.rotation import parametrize_parts
 from kit.strategies import graphs
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs
@@ -160,8 +160,8 @@ def check_all(graph, schedule):
         limit = len(graph.nodes) if mutation.relation == "R" else len(graph.tensors)
         t, k = mutation.added or (0, 0)
         inside = 0 <= t < len(graph.nodes) and 0 <= k < max(limit, 1)
-        blunt = simulated_bluntly(graph, changed) if inside else None
-        bad = blunt.broken if inside else {(mutation.relation, t, k)}
+        blunt = simulate_in_closed_form(graph, changed) if inside else None
+        bad = blunt.violations if inside else {(mutation.relation, t, k)}
         if bad:
             assert bad & flagged(run), (mutation, run.violations)
             counts[0] += 1
@@ -179,30 +179,30 @@ def check_all(graph, schedule):
     return counts[0], counts[1], counts[2]
 
 
-@parts(4)
+@parametrize_parts(4)
 def test_every_mutation_of_random_schedules_is_refused_or_felt(part):
     """Of valid schedules, wasteful ones included, no entry can be changed unseen."""
     total = [0, 0, 0]
-    for seed in part.of(range(80)):
-        rng = seeded(f"mutations/{seed}")
+    for seed in part.select(range(80)):
+        rng = make_rng(f"mutations/{seed}")
         graph = telling(random_graph(rng, (2, 5)))
         for kind, count in enumerate(check_all(graph, random_schedule(rng, graph))):
             total[kind] += count
-    assert min(total) > part.share(200), total
+    assert min(total) > part.divide(200), total
 
 
-@parts(4)
+@parametrize_parts(4)
 def test_every_mutation_of_optimal_schedules_is_refused_or_felt(part):
     """Of schedules that are the best for their problem, no entry can be changed unseen."""
     total = [0, 0, 0]
-    for problem in part.of(random_instances(60, (3, 5), seed=7, minimize="energy")):
+    for problem in part.select(random_instances(60, (3, 5), seed=7, minimize="energy")):
         best = optimum(problem)
         if best is None:
             continue
         for kind, count in enumerate(check_all(telling(problem.graph), best.schedule)):
             total[kind] += count
-    assert total[0] > part.share(1000), total
-    assert total[1] > part.share(500), total
+    assert total[0] > part.divide(1000), total
+    assert total[1] > part.divide(500), total
 
 
 @pytest.mark.parametrize("seed", range(20))

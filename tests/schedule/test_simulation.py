@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.closed_form import simulated_bluntly
-from kit.instances import random_schedule, random_step, seeded
-from kit.rotation import parts
+from kit.closed_form import simulate_in_closed_form
+from kit.instances import make_rng, random_schedule, random_step
+from kit.rotation import parametrize_parts
 from kit.strategies import graphs
 from kit.worked import bench_device, make_state_node, make_update_node, rename_graph
 from poetmodel.device import Costs, Device
@@ -292,7 +292,7 @@ def test_checkpoint_all_has_the_profile_of_the_graph(graph):
 @settings(deadline=None)
 def test_names_change_nothing(graph, seed):
     """Other names in the same order give the same figures."""
-    schedule = random_schedule(seeded(seed), graph)
+    schedule = random_schedule(make_rng(seed), graph)
     assert simulate(rename_graph(graph), None, schedule) == simulate(graph, None, schedule)
 
 
@@ -351,12 +351,12 @@ def with_gradients(rng, graph):
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-@parts(3)
+@parametrize_parts(3)
 def test_kinds_are_those_of_a_second_simulator(part, *, mapped):
     """For random training steps, schedules and homes each kind at the peak is the same sum."""
     compared = 0
-    for seed in part.of(range(STEPS)):
-        rng = seeded(f"peak-use/{mapped}/{seed}")
+    for seed in part.select(range(STEPS)):
+        rng = make_rng(f"peak-use/{mapped}/{seed}")
         graph = with_gradients(rng, random_step(rng, (3, 9)))
         schedule = random_schedule(rng, graph, mapped=mapped)
         if schedule is None:
@@ -364,11 +364,11 @@ def test_kinds_are_those_of_a_second_simulator(part, *, mapped):
         costs = Costs.estimate(graph, FLASH) if mapped else None
         found = simulate(graph, costs, schedule)
         assert found.valid
-        blunt = simulated_bluntly(graph, schedule, mapped=mapped)
+        blunt = simulate_in_closed_form(graph, schedule, mapped=mapped)
         assert astuple(found.peak_use) == tuple(blunt.kinds[found.peak[:2]].values()), seed
         assert found.peak_use.total_bytes == found.peak_ram_bytes
         compared += 1
-    assert compared > part.share(STEPS // 2)
+    assert compared > part.divide(STEPS // 2)
 
 
 def test_a_step_has_all_four_kinds():

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kit.closed_form import simulated_bluntly
-from kit.instances import random_graph, random_schedule, random_step, seeded
-from kit.rotation import parts
+from kit.closed_form import simulate_in_closed_form
+from kit.instances import make_rng, random_graph, random_schedule, random_step
+from kit.rotation import parametrize_parts
 from kit.worked import bench_device, make_state_node, make_update_node
 from poetmodel.device import Costs, Device, Storage, StorageMode
 from poetmodel.errors import ScheduleError
@@ -244,9 +244,9 @@ def flagged(run, *, first=False):
 def check(graph, schedule, *, mapped):
     """Hold the simulator against the blunt one; return whether the schedule is valid."""
     run = simulate(graph, costs_of(graph, mapped=mapped), schedule)
-    told = simulated_bluntly(graph, schedule, mapped=mapped)
-    if told.broken:
-        assert flagged(run, first=True) <= told.broken, (told.broken, run.violations)
+    told = simulate_in_closed_form(graph, schedule, mapped=mapped)
+    if told.violations:
+        assert flagged(run, first=True) <= told.violations, (told.violations, run.violations)
         return False
     assert run.violations == ()
     assert {(p.stage, p.node): p.ram_bytes for p in run.curve} == told.curve
@@ -290,30 +290,30 @@ def changed(rng, graph, schedule):
     return replace(schedule, **{name: tuple(pairs)})
 
 
-@parts(32)
+@parametrize_parts(32)
 def test_simulator_agrees_with_the_blunt_one(part):
     """20,000 schedules as drawn and after some changes: equal figures, or both find a fault."""
     counts = {True: 0, False: 0}
     saving = paging = 0
-    for seed in part.of(range(20_000)):
-        rng = seeded(f"agree/{seed}")
+    for seed in part.select(range(20_000)):
+        rng = make_rng(f"agree/{seed}")
         graph, schedule, mapped = drawn(rng)
         plain = replace(graph, nodes=tuple(replace(n, in_place=()) for n in graph.nodes))
-        apart = simulated_bluntly(plain, schedule, mapped=mapped).curve
-        saving += apart != simulated_bluntly(graph, schedule, mapped=mapped).curve
+        apart = simulate_in_closed_form(plain, schedule, mapped=mapped).curve
+        saving += apart != simulate_in_closed_form(graph, schedule, mapped=mapped).curve
         paging += len(schedule.resident) < len(graph.state_tensors)
         for change in range(rng.choice((0, 1, 1, 1, 2, 4)) + 1):
             schedule = changed(rng, graph, schedule) if change else schedule
             counts[check(graph, schedule, mapped=mapped)] += 1
-    assert min(counts.values()) > part.share(15_000), counts
-    assert saving > part.share(2000), saving
-    assert paging > part.share(4000), paging
+    assert min(counts.values()) > part.divide(15_000), counts
+    assert saving > part.divide(2000), saving
+    assert paging > part.divide(4000), paging
 
 
 def test_keep_all_has_the_profile_of_the_graph():
     """The keep-all schedule of any step is valid, with all state in RAM, and has its peak."""
     for seed in range(400):
-        graph = random_step(seeded(f"keep-all/{seed}"))
+        graph = random_step(make_rng(f"keep-all/{seed}"))
         schedule = checkpoint_all(graph)
         run = simulate(graph, None, schedule)
         assert run.violations == ()
@@ -327,7 +327,7 @@ def schedules(name, count):
     """Yield random graphs with random schedules that are meant to be valid."""
     found = seed = 0
     while found < count:
-        rng = seeded(f"{name}/{seed}")
+        rng = make_rng(f"{name}/{seed}")
         seed += 1
         graph, mapped = random_step(rng), rng.random() < 0.3
         schedule = random_schedule(rng, graph, mapped=mapped)
@@ -336,10 +336,10 @@ def schedules(name, count):
             yield graph, schedule, mapped
 
 
-@parts(3)
+@parametrize_parts(3)
 def test_no_valid_schedule_is_below_the_floor(part):
     """Not with state on storage, in place or on memory-mapped storage either."""
-    for graph, schedule, mapped in part.of(schedules("floor", 1000)):
+    for graph, schedule, mapped in part.select(schedules("floor", 1000)):
         run = simulate(graph, costs_of(graph, mapped=mapped), schedule)
         assert run.peak_ram_bytes >= floor(graph, memory_mapped=mapped).bytes
 

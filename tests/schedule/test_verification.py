@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.instances import random_graph, random_instance, random_schedule, random_step, seeded
+from kit.instances import make_rng, random_graph, random_instance, random_schedule, random_step
 from kit.worked import bench_device, even_costs, make_state_node, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, ScheduleError
@@ -348,7 +348,7 @@ def test_gap_and_status_are_those_of_the_objective(
 @settings(deadline=None)
 def test_verdict_is_the_simulation_plus_the_limits(seed):
     """A valid simulation is valid for a problem if and only if every figure keeps its limit."""
-    rng = seeded(seed)
+    rng = make_rng(seed)
     problem = random_instance(rng, (2, 6))
     schedule = random_schedule(rng, problem.graph)
     verdict = check_schedule(problem, schedule)
@@ -406,7 +406,7 @@ def test_decisions_of_the_worked_example():
 @pytest.mark.parametrize("number", range(12))
 def test_tensors_in_ram_are_those_that_the_simulator_counts(number):
     """At every executed step the tensors in RAM add up to the simulator's curve."""
-    rng = seeded(f"held/{number}")
+    rng = make_rng(f"held/{number}")
     graph = random_graph(rng, (4, 7), on_aux=False, two_outputs=False)
     schedule = random_schedule(rng, graph)
     problem = Problem(graph, even_costs(graph), ram=2**40)
@@ -429,7 +429,7 @@ def test_tensors_in_ram_are_those_that_the_simulator_counts(number):
 # -- state and operators in place --------------------------------------------------------------
 def random_steps(count, *, mapped):
     """Yield valid schedules of random training steps, on storage that is memory-mapped or not."""
-    rng = seeded(f"decisions on state, mapped {mapped}")
+    rng = make_rng(f"decisions on state, mapped {mapped}")
     device = bench_device()
     assert device.storage is not None
     device = replace(device, storage=replace(device.storage, memory_mapped=mapped))

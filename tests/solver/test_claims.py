@@ -21,30 +21,30 @@ import poetmodel as pm
 from kit.claims import (
     BACKENDS,
     KINDS,
+    METHODS,
     RESOLVED,
-    WAYS,
     answer,
-    by_compact,
     examine,
-    fault,
-    faults,
+    find_fault,
+    find_faults,
+    find_wrong_claim,
     new_seeds,
-    wrong_claims,
+    solve_by_compact,
 )
 from kit.instances import (
+    make_rng,
     random_costs,
     random_graph,
     random_instance,
     random_problem,
     scaled_instance,
     scarce_problem,
-    seeded,
     state_problem,
 )
 from kit.oracle import optimum
 from kit.own_rows import larger_own_rows_problem, own_rows_problem, stage_rows_problem
 from kit.relaxation import run_rounds
-from kit.rotation import parts
+from kit.rotation import parametrize_parts
 from kit.worked import bench_device, costs_of, early_recomputation_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import LicenceError
@@ -62,12 +62,12 @@ from poetmodel.solver.outcome import make_candidate
 # -- kinds of problems ---------------------------------------------------------------------------
 def drawn(n, **choices):
     """Return what draws problems with every option free."""
-    return lambda seed: random_instance(seeded(seed), n, below_floor=True, **choices)
+    return lambda seed: random_instance(make_rng(seed), n, below_floor=True, **choices)
 
 
 def with_workspaces(seed):
     """Make a problem whose nodes all need workspace, so that transients count."""
-    rng = seeded(seed)
+    rng = make_rng(seed)
     nodes = [
         replace(node, workspace_bytes=rng.randint(1, 9))
         for node in random_graph(rng, (7, 10), density=0.3).nodes
@@ -84,13 +84,13 @@ SMALL = KINDS | {
     "own": own_rows_problem,
     "own six": partial(own_rows_problem, n=6),
     "state six": partial(state_problem, n=(4, 6)),
-    "scales": lambda seed: scaled_instance(seeded(seed)),
+    "scales": lambda seed: scaled_instance(make_rng(seed)),
     "scarce": partial(scarce_problem, n=(3, 5)),
     "scarce six": partial(scarce_problem, n=6),
     "scarce seven": partial(scarce_problem, n=7),
     "scarce again": partial(scarce_problem, n=5, **ONCE_MORE),
     **{f"scarce {q}": partial(scarce_problem, n=5, minimize=q) for q in Quantity},
-    "any": lambda seed: random_instance(seeded(seed), (1, 5)),
+    "any": lambda seed: random_instance(make_rng(seed), (1, 5)),
     "drawn": drawn((3, 5)),
     "drawn six": drawn(6),
     "drawn again": drawn(5, **ONCE_MORE),
@@ -232,8 +232,8 @@ def test_no_claim_is_refuted(row, way, solver, numbers):
     """Status, value and bounds are those of the best schedule there is."""
     make, options = SMALL, {"backend": solver, "watched": "scale" not in row.kind, **row.options}
     if row.large:
-        make, options["reference"] = LARGE, by_compact
-    assert not faults([f"{row.kind}/{k}" for k in numbers], make[row.kind], way, **options)
+        make, options["reference"] = LARGE, solve_by_compact
+    assert not find_faults([f"{row.kind}/{k}" for k in numbers], make[row.kind], way, **options)
 
 
 @pytest.mark.parametrize("numbers", [range(8), pytest.param(range(8, 60), marks=pytest.mark.slow)])
@@ -254,16 +254,16 @@ def test_fewer_bytes_than_the_least_are_impossible(numbers):
 
 
 @pytest.mark.parametrize(("kind", "count", "least"), [("state", 120, 5), ("drawn", 600, 10)])
-@parts(4)
+@parametrize_parts(4)
 def test_what_is_ruled_out_before_solving_is_infeasible(part, kind, count, least):
     """The reasons that need no solver are true: the search finds nothing either."""
     ruled_out = 0
-    for number in part.of(range(count)):
+    for number in part.select(range(count)):
         problem = SMALL[kind](f"{kind}/{number}")
         if infeasibility_reason(problem) is not None:
             assert optimum(problem) is None, number
             ruled_out += 1
-    assert ruled_out > part.share(least)
+    assert ruled_out > part.divide(least)
 
 
 # -- what was wrong once, and new problems -------------------------------------------------------
@@ -314,14 +314,14 @@ def test_what_was_refuted_once_holds(name, gap, solvers):
     """Every formulation and solver agrees with the best schedule that any of them finds."""
     problem, found = problem_of(CASES[name]), {}
     for solver in solvers:
-        for way in WAYS:
+        for way in METHODS:
             try:
                 found[way, solver] = answer(problem, way, backend=solver, gap=gap)
             except LicenceError:
                 assert solver == "gurobi"
     best = [make_candidate(problem, one.schedule) for one in found.values() if one.schedule]
     least = min((candidate.value for candidate in best), default=None)
-    wrong = {way: wrong_claims(problem, result, least, gap) for way, result in found.items()}
+    wrong = {way: find_wrong_claim(problem, result, least, gap) for way, result in found.items()}
     assert not {way: what for way, what in wrong.items() if what}
     proved = {result.status for result in found.values()} <= {Status.OPTIMAL, Status.INFEASIBLE}
     assert proved == (name not in UNRESOLVED)
@@ -389,11 +389,11 @@ def test_a_wrong_claim_would_be_noticed():
     )
     result = solve(problem)
     least = make_candidate(problem, result.require_schedule()).value
-    assert not wrong_claims(problem, result, least, 0.0)
+    assert not find_wrong_claim(problem, result, least, 0.0)
     below, above = (least * (1 + sign * 10 * RESOLVED) for sign in (-1, 1))
-    assert "bound" in wrong_claims(problem, result, below, 0.0)
-    assert "where there is none" in wrong_claims(problem, result, None, 0.0)
-    assert "better" in wrong_claims(problem, result, above, 0.0, sharp=True)
+    assert "bound" in find_wrong_claim(problem, result, below, 0.0)
+    assert "where there is none" in find_wrong_claim(problem, result, None, 0.0)
+    assert "better" in find_wrong_claim(problem, result, above, 0.0, sharp=True)
 
 
 # -- rare cases ----------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def test_early_recomputations_are_found(number, way):
     """
     problem = early_recomputation_problem(number)
     assert optimum(problem).value == problem.baseline_energy_j + 1.0
-    assert not fault(problem, way)
+    assert not find_fault(problem, way)
 
 
 def test_equal_blocks_of_a_network_are_proved():

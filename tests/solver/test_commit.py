@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kit.claims import faults
-from kit.instances import seeded, state_problem
+from kit.claims import find_faults
+from kit.instances import make_rng, state_problem
 from kit.own_rows import state_rows_problem
 from kit.worked import make_state_node, make_update_node
 from poetmodel import planner
@@ -33,7 +33,7 @@ FLASH = Flash(
 
 def committing(problem, seed):
     """Return a problem whose steps commit; its storage may lie in the program's flash."""
-    rng = seeded(f"commit/{seed}")
+    rng = make_rng(f"commit/{seed}")
     device = problem.costs.device
     costs = problem.costs
     if rng.random() < 0.6:
@@ -67,7 +67,7 @@ SEEDS = [f"c/{i}" for i in range(400)]
 )
 def test_commits_are_exact(way, make, seeds):
     """Every way finds what exhaustive search finds, own constraints too, and claims no more."""
-    assert not faults(seeds, lambda seed: committing(make(seed), seed), way)
+    assert not find_faults(seeds, lambda seed: committing(make(seed), seed), way)
 
 
 # -- by hand -----------------------------------------------------------------------------------

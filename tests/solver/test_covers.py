@@ -6,10 +6,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kit.claims import answer, fault, wrongly_ended
-from kit.instances import random_costs, random_graph, random_instance, seeded
+from kit.claims import answer, find_fault, find_wrong_end
+from kit.instances import make_rng, random_costs, random_graph, random_instance
 from kit.oracle import optimum
-from kit.rotation import parts
+from kit.rotation import parametrize_parts
 from kit.worked import even_costs, skip_problem
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.layout import to_standard_form
@@ -102,7 +102,7 @@ BELOW_TOLERANCE = 31
 
 
 @pytest.mark.parametrize("way", ["built", "unreduced"])
-@parts(4)
+@parametrize_parts(4)
 def test_bytes_below_a_solver_s_tolerance_count(part, way, monkeypatch):
     """The optimum is exact to the byte, where the solver's first answer often is not."""
     used = 0
@@ -113,21 +113,21 @@ def test_bytes_below_a_solver_s_tolerance_count(part, way, monkeypatch):
         return add_covers(*arguments, **choices)
 
     monkeypatch.setattr(monolithic, "add_covers", counted)
-    for seed in {BELOW_TOLERANCE, *part.of(range(90))}:
+    for seed in {BELOW_TOLERANCE, *part.select(range(90))}:
         minimize = ("energy", "time", "writes")[seed % 3]
-        problem = heavy(seeded(f"heavy/{seed}"), minimize=minimize, zero_bytes=False)
-        assert not fault(problem, way, watched=False), seed
+        problem = heavy(make_rng(f"heavy/{seed}"), minimize=minimize, zero_bytes=False)
+        assert not find_fault(problem, way, watched=False), seed
     assert used > 0, "no answer was beyond the tolerance; this shows nothing"
 
 
 @pytest.mark.parametrize("way", ["built", "unreduced"])
-@parts(3)
+@parametrize_parts(3)
 def test_the_least_ram_is_bounded_to_the_byte(part, way):
     """Where a solver is a few bytes off, the result says so: no bound is above the optimum."""
-    for seed in part.of(range(50)):
-        problem = heavy(seeded(f"heavy/{seed}"), minimize="ram")
+    for seed in part.select(range(50)):
+        problem = heavy(make_rng(f"heavy/{seed}"), minimize="ram")
         best, result = optimum(problem), answer(problem, way, gap=0.0)
-        assert not wrongly_ended(problem, best, result, 0.0, proved=False), seed
+        assert not find_wrong_end(problem, best, result, 0.0, proved=False), seed
         if best is not None:
             assert result.value <= best.value * (1 + 1e-7), seed
             assert (result.status == "optimal") == (result.value == best.value), seed
@@ -162,11 +162,11 @@ def signed_form(values, limit):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@parts(2)
+@parametrize_parts(2)
 def test_no_point_that_keeps_a_signed_row_is_lost(part, whole):
     """The row and its covers keep every 0/1 point within the limit; covers take the others."""
     excluded = 0
-    for seed in part.of(range(40)):
+    for seed in part.select(range(40)):
         rng = np.random.default_rng(seed)
         values = [int(value) for value in rng.integers(-9, 10, size=6) if value]
         positive = sum(value for value in values if value > 0)
@@ -185,7 +185,7 @@ def test_no_point_that_keeps_a_signed_row_is_lost(part, whole):
                 excluded += 1
                 assert found.max_violation(x) >= 1.0
                 assert all(found.max_violation(y) == 0.0 for y in kept)
-    assert excluded > part.share(100)
+    assert excluded > part.divide(100)
 
 
 def test_whole_numbers_of_any_size_are_exact():
@@ -202,11 +202,11 @@ def test_whole_numbers_of_any_size_are_exact():
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-12, 1e6])
-@parts(3)
+@parametrize_parts(3)
 def test_limits_that_are_just_kept(part, scale):
     """With a limit that is exactly the least time or energy, the least is found: any real costs."""
-    for seed in part.of(range(25)):
-        problem = tight(seeded(f"tight/{seed}"), scale)
+    for seed in part.select(range(25)):
+        problem = tight(make_rng(f"tight/{seed}"), scale)
         result = answer(problem, "built", gap=0.0)
         assert result.value == pytest.approx(optimum(problem).value, rel=2e-9), seed
 

@@ -13,8 +13,8 @@ import pytest
 
 from kit import claims
 from kit.claims import BACKENDS, answer
-from kit.instances import scaled_instance, seeded
-from kit.own_rows import scaled_and_constrained
+from kit.instances import make_rng, scaled_instance
+from kit.own_rows import scaled_rows_problem
 from kit.worked import costs_of
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, operation
@@ -30,8 +30,8 @@ ROWS_EACH_WAY = (
     pytest.param("compact", marks=pytest.mark.slow),
     pytest.param("unreduced", marks=pytest.mark.seeds),
 )
-fault = partial(claims.fault, watched=False)
-faults = partial(claims.faults, watched=False)
+fault = partial(claims.find_fault, watched=False)
+faults = partial(claims.find_faults, watched=False)
 EACH_WAY = (*BOTH, pytest.param("unreduced", marks=pytest.mark.slow))
 
 # -- own rows ------------------------------------------------------------------------------------
@@ -216,14 +216,14 @@ def test_what_a_problem_forbids_cannot_be_wanted(way, changes):
     ("make", "seed", "way", "solver"),
     [
         # A byte that no solver sees, beside terabytes, of a tensor that no other row names.
-        *((scaled_and_constrained, "scaled rows/161", way, "highs") for way in BOTH),
+        *((scaled_rows_problem, "scaled rows/161", way, "highs") for way in BOTH),
         # SCIP finds the solution that ends this one before its search begins.
         *((scaled_instance, "scales/927", "lazy", name) for name in BACKENDS),
     ],
 )
 def test_single_problems_at_scale(make, seed, way, solver):
     """What a solver once was wrong about."""
-    assert not fault(make(seeded(seed)), way, backend=solver, gap=1e-4)
+    assert not fault(make(make_rng(seed)), way, backend=solver, gap=1e-4)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -313,7 +313,7 @@ def test_bytes_are_decided_where_rows_cannot_tell(way):
 def test_no_point_that_keeps_a_limit_is_near_its_row():
     """Rows of random limits, bytes and reals: what keeps the limit has five tolerances to spare."""
     for number in range(300):
-        rng = seeded(f"rows/{number}")
+        rng = make_rng(f"rows/{number}")
         whole = rng.random() < 0.5
         values = [10 ** rng.uniform(-8, 8) for _ in range(6)]
         if whole:

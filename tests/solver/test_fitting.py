@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.instances import random_instance, scarce_problem, seeded
+from kit.instances import make_rng, random_instance, scarce_problem
 from kit.worked import comb_problem, skip_problem
 from poetmodel.errors import InputError, PlanError
 from poetmodel.placement import place
@@ -77,7 +77,7 @@ def test_that_no_addresses_fit_is_proved(ram, mode, words):
 @pytest.mark.parametrize("seed", range(12))
 def test_random_problems_fit_or_are_refused(seed):
     """What is returned is valid; what is called infeasible has no blocking plan that fits."""
-    problem = random_instance(seeded(f"fit/{seed}"), (3, 5))
+    problem = random_instance(make_rng(f"fit/{seed}"), (3, 5))
     mode = "dma" if problem.is_overlapping else "blocking"
     found = fit_arena(problem, mode=mode, alignment=4)
     if found.arena is not None:

@@ -6,16 +6,16 @@ import pyomo.environ as pyo
 import pytest
 
 from kit.instances import (
+    make_rng,
     random_costs,
     random_graph,
     random_schedule,
     random_step,
     scarce_problem,
-    seeded,
     state_problem,
 )
 from kit.oracle import optimum
-from kit.rotation import parts
+from kit.rotation import parametrize_parts
 from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import TimeLimitError
@@ -98,7 +98,7 @@ def test_deadline_of_the_quickest_plan_is_kept(seed, minimize):
 
     The sum of compute time and some of the transfer time misses it, at every share that is tried.
     """
-    rng = seeded(f"dl/{seed}")
+    rng = make_rng(f"dl/{seed}")
     graph = random_step(rng, (4, 7)) if seed % 2 else random_graph(rng, (4, 6))
     costs = random_costs(rng, graph, mode="dma", idle=False)
     low, high = floor(graph).bytes, checkpoint_all_peak_bytes(graph)
@@ -232,7 +232,7 @@ def test_result_lies_between_both_sums(number, *, with_state):
         problem = scarce_problem(
             seed, (3, 5), minimize="energy", deadline=False, energy_budget=False
         )
-    problem, rng = overlapping(problem), seeded(f"{seed}/deadline")
+    problem, rng = overlapping(problem), make_rng(f"{seed}/deadline")
     deadline = problem.pass_time_s + rng.randint(0, 6)
     if deadline == 0:
         return
@@ -277,7 +277,7 @@ def test_least_makespan_lies_between_its_bounds(number):
         return
     assert planned_s(problem, result) == pytest.approx(result.value)
     assert result.objective_bound - CLOSE <= result.value <= serial.value + CLOSE
-    for verdict in random_verdicts(seeded(f"makespan/{number}/plans"), problem):
+    for verdict in random_verdicts(make_rng(f"makespan/{number}/plans"), problem):
         assert result.objective_bound <= verdict.simulation.time_s + CLOSE
 
 
@@ -321,12 +321,12 @@ def test_start_that_keeps_the_deadline_is_never_lost(monkeypatch):
     assert result.schedule == first
 
 
-@parts(2)
+@parametrize_parts(2)
 def test_an_own_limit_on_energy_is_held_as_the_energy_budget_is(part):
     """Idle power over the makespan counts in both: the same is found, and the same is proved."""
     kept = 0
-    for number in part.of(range(20)):
-        rng = seeded(f"idle energy/{number}")
+    for number in part.select(range(20)):
+        rng = make_rng(f"idle energy/{number}")
         graph = random_graph(rng, (3, 5), on_aux=False)
         costs = random_costs(rng, graph, mode="dma")
         if not graph.tensors or costs.device is None:

@@ -7,7 +7,7 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import random_instance, seeded
+from kit.instances import make_rng, random_instance
 from kit.worked import comb_problem, skip_problem
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.highs import Highs
@@ -167,7 +167,7 @@ def test_history_of_a_deadline(counts):
 def test_watcher_sees_what_the_history_keeps(seed):
     """Each moment before the end was reported, and a watcher still stops the solve."""
     told = []
-    problem = random_instance(seeded(seed))
+    problem = random_instance(make_rng(seed))
     result = solve(problem, on_progress=told.append)
     if result.schedule is None:
         return

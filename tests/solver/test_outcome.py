@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.instances import seeded
+from kit.instances import make_rng
 from kit.worked import skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.problem import Problem
@@ -142,7 +142,7 @@ def test_optimal_means_the_requested_gap(schedule, requested, gap, status):
 @pytest.mark.parametrize("minimize", ["energy", "time"])
 def test_no_bound_is_above_its_value_in_the_last_digit(minimize):
     """Figures are sums in another order than baseline plus bound: the bound is never the larger."""
-    rng = seeded(minimize)
+    rng = make_rng(minimize)
     rounded = 0
     for _ in range(40):
         graph = skip_graph(workspace=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.figure_rows import row, without
+from kit.figure_rows import make_row, make_row_without_schedule
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.report.charts import map_chart
@@ -21,13 +21,13 @@ from poetmodel.sweeps.tables import pareto, rows, write_csv
 def test_overheads_by_method_and_budget():
     """Methods go down, budgets across; what has no schedule says why, an open gap is stated."""
     found = [
-        row(ram="50%", axis_gap=0.25),
-        row(ram="70%", overhead_j=0.5),
-        without("infeasible", "dtr", "50%"),
-        row("dtr", "70%", overhead_j=10.0, axis_gap=1.0),
-        without("not-applicable", "rotor", "50%"),
-        without("unknown", "rotor", "70%"),
-        row(model="n"),
+        make_row(ram="50%", axis_gap=0.25),
+        make_row(ram="70%", overhead_j=0.5),
+        make_row_without_schedule("infeasible", "dtr", "50%"),
+        make_row("dtr", "70%", overhead_j=10.0, axis_gap=1.0),
+        make_row_without_schedule("not-applicable", "rotor", "50%"),
+        make_row_without_schedule("unknown", "rotor", "70%"),
+        make_row(model="n"),
     ]
     first, second = figure_summaries("figure3", found)
     assert (first.title, first.heads) == ("Energy overhead: m, d", ("method", "50%", "70%"))
@@ -44,13 +44,14 @@ def test_deadlines_and_maps_have_rows_of_their_own():
 
     Of a map stands what is recomputed, paged out and in, and the overhead.
     """
-    (table,) = figure_summaries("figure4", [row(), row("paging-only", deadline="110%")])
+    (table,) = figure_summaries("figure4", [make_row(), make_row("paging-only", deadline="110%")])
     assert table.n_text_columns == 2
     assert table.rows == (("none", "optimal", "1 %"), ("110%", "paging-only", "1 %"))
     counts = {"recomputed": 4, "paged_out": 1, "paged_in": 2}
     none = dict.fromkeys(counts)
     (table,) = figure_summaries(
-        "figure2", [row(**counts), {**without("infeasible", ram="30%"), **none}]
+        "figure2",
+        [make_row(**counts), {**make_row_without_schedule("infeasible", ram="30%"), **none}],
     )
     assert table.heads[table.n_text_columns :] == (
         "recomputed",
@@ -65,12 +66,12 @@ def test_deadlines_and_maps_have_rows_of_their_own():
 def test_pofo_is_compared_at_its_budget_and_at_its_time():
     """What is as quick with less RAM may be the optimum of a smaller budget."""
     found = [
-        row("pofo", "50%", makespan_s=2.0, peak_ram_bytes=1000),
-        row("pofo", "70%", makespan_s=0.5),
-        without("not-applicable", "pofo", "90%"),
-        row(ram="30%", makespan_s=1.9, peak_ram_bytes=600),
-        row(ram="50%", makespan_s=1.5, peak_ram_bytes=900),
-        row(ram="70%", makespan_s=1.0, peak_ram_bytes=1100),
+        make_row("pofo", "50%", makespan_s=2.0, peak_ram_bytes=1000),
+        make_row("pofo", "70%", makespan_s=0.5),
+        make_row_without_schedule("not-applicable", "pofo", "90%"),
+        make_row(ram="30%", makespan_s=1.9, peak_ram_bytes=600),
+        make_row(ram="50%", makespan_s=1.5, peak_ram_bytes=900),
+        make_row(ram="70%", makespan_s=1.0, peak_ram_bytes=1100),
     ]
     (table,) = figure_summaries("table3", found)
     assert len({len(line) for line in (table.heads, *table.rows)}) == 1
@@ -85,7 +86,7 @@ def test_pofo_is_compared_at_its_budget_and_at_its_time():
 
 def test_shares_have_three_digits():
     """An overhead of nothing is none."""
-    assert overhead_ratio(without("unknown")) is None
+    assert overhead_ratio(make_row_without_schedule("unknown")) is None
     assert format_fraction(0.5) == "50 %"
     assert format_fraction(0.0012345) == "0.123 %"
     assert format_fraction(None) == "-"
@@ -94,15 +95,19 @@ def test_shares_have_three_digits():
 # -- pictures ------------------------------------------------------------------------------------
 def test_overheads_are_lines_along_the_budgets():
     """One panel per model, device and deadline; points ascend, what has no schedule is left out."""
-    found = [row(ram="70%"), row(ram="50%", overhead_j=2.0), without("unknown", "dtr")]
-    first, second = figure_panels("figure3", [*found, row(deadline="110%")])
+    found = [
+        make_row(ram="70%"),
+        make_row(ram="50%", overhead_j=2.0),
+        make_row_without_schedule("unknown", "dtr"),
+    ]
+    first, second = figure_panels("figure3", [*found, make_row(deadline="110%")])
     assert first.lines == (("optimal", ((50.0, 2.0), (70.0, 1.0))), ("dtr", ()))
     assert second.title == "m, d\ndeadline 110%"
 
 
 def test_peaks_and_times():
     """Table 3 shows peak RAM against time."""
-    (panel,) = figure_panels("table3", [row("pofo", peak_ram_bytes=2048, makespan_s=0.5)])
+    (panel,) = figure_panels("table3", [make_row("pofo", peak_ram_bytes=2048, makespan_s=0.5)])
     assert panel.lines == (("pofo", ((2.0, 500.0),)),)
 
 
@@ -114,7 +119,7 @@ def test_maps_show_the_schedule_of_each_cell(tmp_path):
     again = replace(plain, R=tuple(sorted((*plain.R, (26, 0)))))
     documents = {"a": plain.to_dict(), "b": again.to_dict()}
     found = [
-        row(model="paper/linear", device=device, ram="50%", key=key)
+        make_row(model="paper/linear", device=device, ram="50%", key=key)
         for device, key in (("paper-m0", "a"), ("paper-m4", "b"), ("jetson-tx2", "none"))
     ]
     first, second = figure_panels("figure2", found, documents.get)
@@ -284,7 +289,7 @@ def test_front_of_energy_ram_and_time():
 def test_frontier_is_drawn_by_ram():
     """Overhead falls along the RAM of the front; what is faster alone is left out."""
     front = [
-        {**row(overhead_j=100 * overhead), "peak_ram_bytes": ram, "proven": True}
+        {**make_row(overhead_j=100 * overhead), "peak_ram_bytes": ram, "proven": True}
         for ram, overhead in ((1024, 0.3), (2048, 0.3), (3072, 0.1))
     ]
     (panel,) = pareto_panels(front)

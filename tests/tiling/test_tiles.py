@@ -13,9 +13,9 @@ from torch.nn import functional
 
 import poetmodel.torch as pmt
 from kit.kernel_calls import Memory
-from kit.quantized_networks import converted
-from kit.rotation import rotating
-from kit.traced_models import Through
+from kit.quantized_networks import convert_front
+from kit.rotation import mark_seeds_except
+from kit.traced_models import FunctionModule
 from poetmodel.budgets import TileChoice
 from poetmodel.device import Device
 from poetmodel.errors import BudgetError, InputError
@@ -169,7 +169,7 @@ def quantized(batch=2):
         nn.Conv2d(20, 20, 3, padding=1, groups=20),
     )  # fmt: skip
     end = (nn.Conv2d(20, 8, 1), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4))
-    front = pmt.quantized(converted(front, torch.randn(4, 3, 16, 16)))
+    front = pmt.quantized(convert_front(front, torch.randn(4, 3, 16, 16)))
     inputs = (torch.randn(batch, 3, 16, 16), LABELS[:batch])
     return nn.Sequential(front, *end), functional.cross_entropy, inputs
 
@@ -290,7 +290,7 @@ def check_same(step, tile_bytes):
 
 @pytest.mark.parametrize(
     ("network", "optimizer", "tile_bytes"),
-    rotating(
+    mark_seeds_except(
         product(NETWORKS, OPTIMIZERS, (800, 300)),
         {
             (single, "sgd", 300), (channels, "gradients", 800),
@@ -304,7 +304,7 @@ def test_tiles_have_the_bits_of_the_whole_step(network, optimizer, tile_bytes):
     check_same(lowered(network, optimizer), tile_bytes)
 
 
-@pytest.mark.parametrize("network", [residual, *rotating((pools, autoencoder), ())])
+@pytest.mark.parametrize("network", [residual, *mark_seeds_except((pools, autoencoder), ())])
 def test_an_inference_reads_the_tiles_of_its_step(network):
     """It is in tiles itself, and its results have the bits of the whole one."""
     step = lowered(network, "adam", infer=True)
@@ -360,7 +360,7 @@ def test_an_int8_front_in_tiles_needs_less_than_a_float_one():
             nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         ).requires_grad_(requires_grad=False)  # fmt: skip
         if int8:
-            layers = pmt.quantized(converted(layers, torch.randn(4, 2, 16, 16)))
+            layers = pmt.quantized(convert_front(layers, torch.randn(4, 2, 16, 16)))
         inputs = (torch.randn(1, 2, 16, 16), LABELS[:1])
         return nn.Sequential(layers, nn.Linear(4, 4)), functional.cross_entropy, inputs
 
@@ -382,7 +382,7 @@ INT8_TRAINING = {
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("case", rotating(INT8_TRAINING, {"16 bits"}))
+@pytest.mark.parametrize("case", mark_seeds_except(INT8_TRAINING, {"16 bits"}))
 def test_int8_layers_that_train_are_in_tiles(case):
     """Gradients, weights and residuals are in slices, with the bits of the whole step.
 
@@ -457,7 +457,7 @@ def test_what_cannot_be_split_stays_whole():
         tokens, rows = torch.tensor([[1, 2, 3]]), nn.Embedding(10, 6)
         layers = {"embedding": rows, "inner": nn.Linear(6, 6), "head": nn.Linear(6, 10)}
         layers["head"].weight = rows.weight
-        model = Through(
+        model = FunctionModule(
             lambda own, x: own.head(own.inner(own.embedding(x))).flatten(0, 1), **layers
         )
         return model, functional.cross_entropy, (tokens, tokens.flatten())

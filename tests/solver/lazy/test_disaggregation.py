@@ -2,18 +2,18 @@
 
 import pytest
 
-from kit.instances import random_graph, random_schedule, scarce_problem, seeded
+from kit.instances import make_rng, random_graph, random_schedule, scarce_problem
 from kit.relaxation import (
-    CLOSE,
-    broken,
-    placed,
+    SOLVER_TOLERANCE,
+    disaggregate_point,
+    find_violated_rows,
+    make_relaxation,
     ram_limit,
     random_rows,
-    relaxation_of,
-    solved,
+    solve_relaxation,
     whole_points,
 )
-from kit.rotation import parts
+from kit.rotation import parametrize_parts
 from kit.worked import comb_graph, recompute_before_update_problem
 from poetmodel.model.events import Events
 from poetmodel.model.grouping import Grouping
@@ -88,9 +88,9 @@ def test_what_comes_back_does_so_at_its_first_reader():
 def test_readers_of_state_are_recomputed_before_replacement():
     """And stays to its reader, in the same group."""
     problem = recompute_before_update_problem()
-    relaxation = relaxation_of(problem, Grouping(6, frozenset({3})))
-    raw = solved(relaxation)
-    placement = placed(relaxation, raw.x)
+    relaxation = make_relaxation(problem, Grouping(6, frozenset({3})))
+    raw = solve_relaxation(relaxation)
+    placement = disaggregate_point(relaxation, raw.x)
     assert placement.recomputed == [(4, 2)]
     assert (2, 5, 5) in placement.spans
     checked = make_candidate(problem, placement.schedule())
@@ -131,7 +131,7 @@ def test_loads_are_what_the_verifier_finds():
     """At each step of 300 random schedules, wasteful ones, with copies made for nothing."""
     steps = 0
     for number in range(300):
-        rng = seeded(f"loads/{number}")
+        rng = make_rng(f"loads/{number}")
         graph = random_graph(rng, (1, 8))
         steps += check_loads(placement_of(graph, random_schedule(rng, graph)))
     assert steps > 1800
@@ -144,22 +144,22 @@ def points(numbers):
         seed = f"placement-random/{number}"
         problem = scarce_problem(seed, (4, 9))
         if infeasibility_reason(problem) is None:
-            rng = seeded(f"point of {seed}")
+            rng = make_rng(f"point of {seed}")
             rows = random_rows(rng, problem, rng.choice((0.2, 0.4, 0.7)))
-            relaxation = relaxation_of(problem, rows)
+            relaxation = make_relaxation(problem, rows)
             for x in whole_points(rng, relaxation, 1):
                 yield seed, relaxation, x
 
 
-@parts(49)
+@parametrize_parts(49)
 def test_a_placed_point_keeps_rules_limits_and_enforced_rows(part):
     """Of 0/1 points, however wasteful: at no more cost, and short of RAM at other rows at most."""
     busy = 0
-    for seed, relaxation, x in points(part.of(range(1960))):
+    for seed, relaxation, x in points(part.select(range(1960))):
         problem, grouping = relaxation.problem, relaxation.grouping
-        placement = placed(relaxation, x)
+        placement = disaggregate_point(relaxation, x)
         check_loads(placement)
-        stages, steps = broken(placement, ram_limit(relaxation, x))
+        stages, steps = find_violated_rows(placement, ram_limit(relaxation, x))
         assert not set(stages) & grouping.stage_rows, seed
         assert not set(steps) & grouping.step_rows, seed
         candidate = make_candidate(problem, placement.schedule())
@@ -169,6 +169,6 @@ def test_a_placed_point_keeps_rules_limits_and_enforced_rows(part):
             assert candidate.violations == (), seed
         if problem.minimize != Quantity.RAM:
             cost = float(relaxation.form.objective @ x) * relaxation.unit
-            assert candidate.value <= cost + CLOSE, seed
+            assert candidate.value <= cost + SOLVER_TOLERANCE, seed
         busy += bool(placement.recomputed or placement.paged_in)
-    assert busy > part.share(400)
+    assert busy > part.divide(400)

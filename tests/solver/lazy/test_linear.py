@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
-from kit.instances import random_instances, scarce_problem, seeded
-from kit.relaxation import CLOSE, no_rows, random_rows, relaxation_of, run_rounds, solved
-from kit.rotation import parts
+from kit.instances import make_rng, random_instances, scarce_problem
+from kit.relaxation import (
+    SOLVER_TOLERANCE,
+    group_all_stages,
+    make_relaxation,
+    random_rows,
+    run_rounds,
+    solve_relaxation,
+)
+from kit.rotation import parametrize_parts
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError
@@ -39,16 +46,16 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
     assert session.bounds.lower_bound == pytest.approx(answer.value * relaxation.unit)
     assert relaxation.cuts
     relaxation.cuts, kept = [], relaxation.cuts
-    whole = solved(relaxation)
-    assert answer.value <= whole.objective + CLOSE
+    whole = solve_relaxation(relaxation)
+    assert answer.value <= whole.objective + SOLVER_TOLERANCE
     relaxation.cuts = kept
-    assert solved(relaxation).objective == pytest.approx(whole.objective)
+    assert solve_relaxation(relaxation).objective == pytest.approx(whole.objective)
     session = session_of(comb_problem(8, 9))
     relaxation, answer = add_rows(session, Grouping(16))
     assert relaxation.grouping.stage_rows
     assert not relaxation.grouping.step_rows
     assert answer.value > 0
-    assert session.bounds.lower_bound >= answer.value * relaxation.unit - CLOSE
+    assert session.bounds.lower_bound >= answer.value * relaxation.unit - SOLVER_TOLERANCE
 
 
 def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
@@ -90,25 +97,25 @@ def test_a_linear_relaxation_without_a_point_proves_infeasibility():
     assert session.stop_reason == Termination.TIME_LIMIT
 
 
-@parts(2)
+@parametrize_parts(2)
 def test_bounds_of_the_linear_phase_hold(part):
     """On random problems, from whatever rows, it is never above what bare rounds come to."""
     raised = 0
-    for number in part.of(range(25)):
+    for number in part.select(range(25)):
         problem = scarce_problem(f"linear/{number}", (5, 9))
         if infeasibility_reason(problem) is not None:
             continue
         best = run_rounds(problem).value
-        for first in (no_rows(problem), random_rows(seeded(f"first/{number}"), problem)):
+        for first in (group_all_stages(problem), random_rows(make_rng(f"first/{number}"), problem)):
             session = session_of(problem)
             relaxation, answer = add_rows(session, first)
             assert first.stage_rows <= relaxation.grouping.stage_rows
             if best is None:
                 continue
             assert not answer.is_infeasible, number
-            assert session.bounds.lower_bound <= best + CLOSE, number
-            raised += session.bounds.lower_bound > CLOSE
-    assert raised > part.share(10)
+            assert session.bounds.lower_bound <= best + SOLVER_TOLERANCE, number
+            raised += session.bounds.lower_bound > SOLVER_TOLERANCE
+    assert raised > part.divide(10)
 
 
 @pytest.mark.parametrize("what", ["build", "taken over", "rounded", "interval", "disaggregated"])
@@ -137,7 +144,7 @@ def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
 def test_keeping_everything_asks_for_what_checkpoint_all_does():
     """Whatever the groups: every tensor is kept to its last use, and loads are the same bytes."""
     for number, problem in enumerate(random_instances(80, (1, 12), seed=51, recompute=False)):
-        relaxation = relaxation_of(problem, random_rows(seeded(f"all/{number}"), problem))
+        relaxation = make_relaxation(problem, random_rows(make_rng(f"all/{number}"), problem))
         x = np.zeros(relaxation.form.n_columns)
         x[list(relaxation.kept.values())] = 1.0
         expected = checkpoint_all_profile(problem.graph)
@@ -150,7 +157,7 @@ def test_loads_of_stages_by_hand():
     `f1` of the comb, made again in the group of stages 4-5, is there for `g1` in 4, `f0` for `g0`
     in 5. f0 f1 f2 have 4 B each and g2 g1 g0 1 B each.
     """
-    relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
+    relaxation = make_relaxation(skip_problem(), Grouping(4, frozenset({2})))
     x = np.zeros(relaxation.form.n_columns)
     for share, crossing in ((0.0, 11), (0.5, 13), (1.0, 15)):
         x[relaxation.kept[0, 0]] = share
@@ -158,7 +165,7 @@ def test_loads_of_stages_by_hand():
         assert stage_loads(relaxation, x).tolist() == [4, 10, crossing, 12]
     graph = comb_graph(3)
     problem = Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=9)
-    relaxation = relaxation_of(problem, Grouping(6, frozenset({3})))
+    relaxation = make_relaxation(problem, Grouping(6, frozenset({3})))
     x = np.zeros(relaxation.form.n_columns)
     x[relaxation.recomputed[1, 0]] = x[relaxation.recomputed[1, 1]] = 1.0
     assert stage_loads(relaxation, x).tolist() == [4, 8, 8, 5, 6, 6]

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from kit import jobs
-from kit.patience import PATIENCE_S, until
-from kit.relaxation import CLOSE, run_rounds, solved
+from kit.patience import PATIENCE_S, wait_until
+from kit.relaxation import SOLVER_TOLERANCE, run_rounds, solve_relaxation
 from kit.worked import comb_problem
 from poetmodel.errors import BackendError
 from poetmodel.heuristics.greedy import page_everything
@@ -52,7 +52,7 @@ def session_of(problem, best=None, **choices):
 def answer_of(session, grouping):
     """Solve a relaxation."""
     relaxation = session.build_relaxation(grouping)
-    x = solved(relaxation).x
+    x = solve_relaxation(relaxation).x
     return relaxation.disaggregate(x).schedule()
 
 
@@ -80,7 +80,7 @@ def test_a_process_finds_better_schedules(started):
     """From what the solve has, without its interpreter; afterwards there is no process."""
     _, start, session = paged_comb()
     with PrimalWorker(session) as search:
-        assert until(lambda: session.bounds.incumbent is not start)
+        assert wait_until(lambda: session.bounds.incumbent is not start)
         assert search.running_event.is_set()
         (process,) = started
     search.raise_error()
@@ -107,8 +107,11 @@ def test_a_quick_solve_starts_no_process(started):
     solution = answer_of(session, Grouping(12, frozenset({5})))
     with PrimalWorker(session) as search:
         search.send_solution(solution)
-        assert until(
-            lambda: session.bounds.incumbent and session.bounds.incumbent.value <= best + CLOSE
+        assert wait_until(
+            lambda: (
+                session.bounds.incumbent
+                and session.bounds.incumbent.value <= best + SOLVER_TOLERANCE
+            )
         )
         session.raise_bound(best)
         assert session.is_done()
@@ -177,12 +180,12 @@ def test_a_search_ends_with_its_time_or_the_gap():
         Peer(problem, known) as proved,
         Peer(problem) as told,
     ):
-        assert until(lambda: not late.alive)
-        assert until(lambda: not proved.alive)
-        assert until(lambda: told.found)
+        assert wait_until(lambda: not late.alive)
+        assert wait_until(lambda: not proved.alive)
+        assert wait_until(lambda: told.found)
         assert told.alive
         told.tell(bound=start.value)
-        assert until(lambda: not told.alive)
+        assert wait_until(lambda: not told.alive)
     assert proved.search.session.stop_reason is None
 
 
@@ -191,7 +194,7 @@ def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
     problem, start, _ = paged_comb()
     found = FoundSchedule(start.schedule, start.value)
     with Peer(problem, ProofState(bound=0.0, max_columns=0, found_schedule=found)) as peer:
-        assert until(lambda: peer.found)
+        assert wait_until(lambda: peer.found)
     values = [found.value for found in peer.found]
     assert [start.value, *values] == sorted({start.value, *values}, reverse=True)
     for schedule, value in peer.found:
@@ -206,7 +209,7 @@ def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
     for solution in answers:
         peer.tell(bound=0.5, max_columns=9, solution=solution)
     with peer:
-        assert until(lambda: taken)
+        assert wait_until(lambda: taken)
         assert (peer.search.session.bounds.lower_bound, peer.search.session.max_columns) == (0.5, 9)
     assert taken == answers[1:]
 
@@ -216,9 +219,9 @@ def test_what_the_process_cannot_read_is_an_error():
     """Also in the middle of its work: not a search that silently ends."""
     _, start, session = paged_comb()
     with PrimalWorker(session) as search:
-        assert until(lambda: session.bounds.incumbent is not start)
+        assert wait_until(lambda: session.bounds.incumbent is not start)
         search.send_solution(jobs.Unreadable())
-        assert until(session.stop_event.is_set)
+        assert wait_until(session.stop_event.is_set)
     with pytest.raises(BackendError, match=r"invalid literal.*'no number'"):
         search.raise_error()
 
@@ -230,12 +233,12 @@ def test_what_the_process_cannot_read_is_an_error():
 )
 def test_without_a_process_the_proof_goes_on(search_by, caplog, monkeypatch, is_killed, words):
     """As for want of memory, or where Python is part of another program; the log says so."""
-    search_by(jobs.ending)
+    search_by(jobs.kill_process)
     if not is_killed:
         monkeypatch.setattr(sys, "executable", "")
     session = session_of(comb_problem(14, 13, 5.0))
     with caplog.at_level(logging.WARNING), PrimalWorker(session) as search:
-        assert until(lambda: session.log)
+        assert wait_until(lambda: session.log)
         assert not session.is_done()
         assert not search.running_event.is_set()
     search.raise_error()
@@ -251,13 +254,13 @@ def test_a_search_or_a_watcher_that_fails_is_an_error(search_by):
 
     *_, session = paged_comb(on_progress=fail)
     with PrimalWorker(session) as search:
-        assert until(session.stop_event.is_set)
+        assert wait_until(session.stop_event.is_set)
     with pytest.raises(LookupError, match="heard"):
         search.raise_error()
-    search_by(jobs.failing)
+    search_by(jobs.raise_lookup_error)
     session = session_of(comb_problem())
     with PrimalWorker(session) as search:
-        assert until(session.stop_event.is_set)
+        assert wait_until(session.stop_event.is_set)
     with pytest.raises(BackendError, match=r"one thread(.|\n)*LookupError: of its own"):
         search.raise_error()
     assert not search.running_event.is_set()

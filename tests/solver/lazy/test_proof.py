@@ -7,8 +7,8 @@ import pytest
 
 from kit.instances import scarce_problem
 from kit.oracle import optimum
-from kit.relaxation import CLOSE, no_rows
-from kit.rotation import parts
+from kit.relaxation import SOLVER_TOLERANCE, group_all_stages
+from kit.rotation import parametrize_parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import infeasibility_reason
@@ -81,11 +81,11 @@ def test_only_a_deadline_on_a_sum_of_times_is_looked_at():
         fastest(skip_problem())
 
 
-@parts(10)
+@parametrize_parts(10)
 def test_verdicts_are_those_of_exhaustive_search(part):
     """A schedule that keeps every limit, or a proof that there is none."""
     seen = Counter()
-    for seed, problem in with_deadlines(part.of(range(1500)), "verdict", (4, 6)):
+    for seed, problem in with_deadlines(part.select(range(1500)), "verdict", (4, 6)):
         verdict = fastest(problem)
         infeasible = optimum(problem) is None
         assert verdict.is_infeasible == infeasible, seed
@@ -94,10 +94,10 @@ def test_verdicts_are_those_of_exhaustive_search(part):
             assert not make_candidate(problem, verdict.candidate.schedule).violations
         assert verdict.termination != Termination.INTERRUPTED
         seen[infeasible] += 1
-    assert min(seen[True], seen[False]) > part.share(9), seen
+    assert min(seen[True], seen[False]) > part.divide(9), seen
 
 
-@parts(2)
+@parametrize_parts(2)
 def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
     """Out of patience at once, it ends with the same optimum, or the same proof."""
     asked = []
@@ -109,7 +109,7 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
 
     monkeypatch.setattr(proof, "find_fastest_schedule", noted)
     seen = Counter()
-    for seed, problem in part.of(with_deadlines(range(160), "solve", (4, 5))):
+    for seed, problem in part.select(with_deadlines(range(160), "solve", (4, 5))):
         outcome = prove(problem, unlimited(), start=None, params=AT_ONCE)
         best = optimum(problem)
         assert outcome.termination == Termination.PROVED, seed
@@ -119,10 +119,10 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
             assert "the deadline of" in outcome.reason
         else:
             value = best.value - problem.objective.baseline
-            assert outcome.candidate.value == pytest.approx(value, abs=CLOSE), seed
+            assert outcome.candidate.value == pytest.approx(value, abs=SOLVER_TOLERANCE), seed
         seen[outcome.is_infeasible] += 1
-    assert min(seen[True], seen[False]) > part.share(3), seen
-    assert len(asked) > part.share(10)
+    assert min(seen[True], seen[False]) > part.divide(3), seen
+    assert len(asked) > part.divide(10)
 
 
 def test_with_a_schedule_nothing_is_asked(monkeypatch):
@@ -260,9 +260,9 @@ def test_no_answer_depends_on_them(params):
     problem = comb_problem(8, 9, deadline="200%", deadline_counts="serial")
     request = Request(gap=0.0, time_limit_s=300.0)
     usual, other = (
-        prove(problem, request, start=None, first_grouping=no_rows(problem), params=given)
+        prove(problem, request, start=None, first_grouping=group_all_stages(problem), params=given)
         for given in (None, params)
     )
     assert other.termination == Termination.PROVED
-    assert other.candidate.value == pytest.approx(usual.candidate.value, abs=CLOSE)
-    assert other.bound == pytest.approx(usual.bound, abs=CLOSE)
+    assert other.candidate.value == pytest.approx(usual.candidate.value, abs=SOLVER_TOLERANCE)
+    assert other.bound == pytest.approx(usual.bound, abs=SOLVER_TOLERANCE)

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from kit.instances import random_instances, random_schedule, scarce_problem, seeded
+from kit.instances import make_rng, random_instances, random_schedule, scarce_problem
 from kit.oracle import optimum
 from kit.relaxation import (
-    CLOSE,
-    groupings_between,
-    least,
+    SOLVER_TOLERANCE,
+    draw_groupings,
+    find_minimum,
+    make_relaxation,
     random_rows,
-    relaxation_of,
-    solved,
+    solve_relaxation,
 )
-from kit.rotation import parts
+from kit.rotation import parametrize_parts
 from kit.worked import comb_graph, even_costs, skip_problem
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
@@ -53,21 +53,21 @@ def comb_problem(**limits):
 
 
 # -- bounds ------------------------------------------------------------------------------------
-@parts(3)
+@parametrize_parts(3)
 def test_more_rows_never_lower_the_bound(part):
     """The optimum grows with the rows that are enforced, and with all of them is the problem's."""
-    for number, (problem, value) in part.of(enumerate(feasible(30, "relaxation-12"))):
+    for number, (problem, value) in part.select(enumerate(feasible(30, "relaxation-12"))):
         before = 0.0
-        for grouping in groupings_between(problem, seeded(f"more/{number}"), 4):
-            relaxation = relaxation_of(problem, grouping)
-            found = least(relaxation.form)
-            assert found * relaxation.unit >= before - CLOSE, (number, grouping)
+        for grouping in draw_groupings(problem, make_rng(f"more/{number}"), 4):
+            relaxation = make_relaxation(problem, grouping)
+            found = find_minimum(relaxation.form)
+            assert found * relaxation.unit >= before - SOLVER_TOLERANCE, (number, grouping)
             before = found * relaxation.unit
         n = len(problem.graph.nodes)
         steps = frozenset((t, k) for t in range(n) for k in range(t))
-        whole = relaxation_of(problem, Grouping(n, frozenset(range(n)), steps))
-        found = least(whole.form)
-        assert found * whole.unit == pytest.approx(value, abs=CLOSE), number
+        whole = make_relaxation(problem, Grouping(n, frozenset(range(n)), steps))
+        found = find_minimum(whole.form)
+        assert found * whole.unit == pytest.approx(value, abs=SOLVER_TOLERANCE), number
 
 
 def test_rows_are_stated_by_hand():
@@ -75,15 +75,15 @@ def test_rows_are_stated_by_hand():
 
     Groups are stages 0-2 and 3. `b` is used in the first one, `c` made by the row's own stage.
     """
-    relaxation = relaxation_of(skip_problem(), Grouping(4))
+    relaxation = make_relaxation(skip_problem(), Grouping(4))
     assert relaxation.form.n_columns == 0
     assert (relaxation.kept, relaxation.recomputed, relaxation.paged_in) == ({}, {}, {})
-    relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
+    relaxation = make_relaxation(skip_problem(), Grouping(4, frozenset({2})))
     assert set(relaxation.kept) == {(0, 0)}
     assert set(relaxation.recomputed) == {(1, 0)}
     assert set(relaxation.paged_in) == {(1, 0)}
     assert set(relaxation.paged_out) == {0}
-    raw = solved(relaxation)
+    raw = solve_relaxation(relaxation)
     assert raw.objective * relaxation.unit == pytest.approx(1.0)  # recomputed for 1 J
     decisions = relaxation.group_decisions(raw.x)
     assert decisions.recomputed == {(1, 0)}
@@ -93,24 +93,26 @@ def test_rows_are_stated_by_hand():
 
 
 # -- points of schedules -----------------------------------------------------------------------
-@parts(3)
+@parametrize_parts(3)
 def test_points_of_schedules_are_admitted_and_cost_no_more(part):
     """The point of a best schedule, where it has one, keeps all rows and costs no more."""
     admitted, missing = 0, 0
-    for number, (problem, value) in part.of(enumerate(feasible(60, "relaxation-14"))):
+    for number, (problem, value) in part.select(enumerate(feasible(60, "relaxation-14"))):
         best = optimum(problem)
         tidy = PartialSchedule.from_schedule(problem.graph, best.schedule).schedule()
-        for grouping in groupings_between(problem, seeded(f"points/{number}"), 3):
-            relaxation = relaxation_of(problem, grouping)
+        for grouping in draw_groupings(problem, make_rng(f"points/{number}"), 3):
+            relaxation = make_relaxation(problem, grouping)
             x = relaxation.schedule_point(tidy)
             if x is None:
                 missing += 1
                 continue
             admitted += 1
-            assert relaxation.form.max_violation(x) <= CLOSE
+            assert relaxation.form.max_violation(x) <= SOLVER_TOLERANCE
             stated = float(relaxation.form.objective @ x) * relaxation.unit
-            bound = least(relaxation.form)
-            assert bound * relaxation.unit - CLOSE <= stated <= value + CLOSE, (number, grouping)
+            bound = find_minimum(relaxation.form)
+            assert (
+                bound * relaxation.unit - SOLVER_TOLERANCE <= stated <= value + SOLVER_TOLERANCE
+            ), (number, grouping)
     assert admitted > 4 * missing
 
 
@@ -118,19 +120,19 @@ def test_points_of_other_valid_schedules_are_points_or_nothing():
     """So does the point of any schedule that the verifier accepts, however wasteful."""
     admitted = 0
     for number, problem in enumerate(random_instances(150, (3, 6), seed=15)):
-        rng = seeded(f"wasteful/{number}")
+        rng = make_rng(f"wasteful/{number}")
         schedule = random_schedule(rng, problem.graph, paging=problem.can_page)
         candidate = make_candidate(problem, schedule)
         if candidate.violations:
             continue
-        relaxation = relaxation_of(problem, random_rows(rng, problem))
+        relaxation = make_relaxation(problem, random_rows(rng, problem))
         x = relaxation.schedule_point(schedule)
         if x is not None:
             admitted += 1
-            assert relaxation.form.max_violation(x) <= CLOSE
+            assert relaxation.form.max_violation(x) <= SOLVER_TOLERANCE
             stated = float(relaxation.form.objective @ x) * relaxation.unit
             if problem.minimize != Quantity.RAM:
-                assert stated <= candidate.value + CLOSE
+                assert stated <= candidate.value + SOLVER_TOLERANCE
     assert admitted > 15
 
 
@@ -138,11 +140,11 @@ def test_a_point_reads_back_as_its_decisions():
     """Columns are found again by what they mean; a schedule that breaks a row has no point."""
     problem = skip_problem()
     everything = checkpoint_all(problem.graph)
-    assert relaxation_of(problem, Grouping(4, frozenset({2}))).schedule_point(everything) is None
+    assert make_relaxation(problem, Grouping(4, frozenset({2}))).schedule_point(everything) is None
     assert (
-        relaxation_of(problem, Grouping(4, frozenset({1}))).schedule_point(everything) is not None
+        make_relaxation(problem, Grouping(4, frozenset({1}))).schedule_point(everything) is not None
     )
-    relaxation = relaxation_of(problem, Grouping(4, frozenset({2})))
+    relaxation = make_relaxation(problem, Grouping(4, frozenset({2})))
     paged = Schedule(
         R=tuple((t, t) for t in range(4)),
         S_RAM=((1, 0), (2, 1), (3, 2)),
@@ -161,7 +163,7 @@ def test_a_point_reads_back_as_its_decisions():
 # -- cuts as rows ------------------------------------------------------------------------------
 def test_cuts_become_rows():
     """A form with cuts has one more row for each, at least its right-hand side."""
-    relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
+    relaxation = make_relaxation(skip_problem(), Grouping(4, frozenset({2})))
     column = relaxation.recomputed[1, 0]
     cut = Cut.from_terms([(1.0, column)], lower=1.0, origin=ORIGIN, is_in_bytes=False)
     form = relaxation.form_with_cuts([cut])
@@ -178,10 +180,10 @@ def test_cuts_become_rows():
 
 def test_the_budget_is_what_a_point_keeps_within():
     """Unless the peak is minimized: then it is what the point claims, rounding errors aside."""
-    relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
+    relaxation = make_relaxation(skip_problem(), Grouping(4, frozenset({2})))
     point = [0.0] * relaxation.form.n_columns
     assert relaxation.claimed_ram_bytes(point) == 13
-    least = relaxation_of(skip_problem(minimize="ram"), Grouping(4, frozenset({2})))
+    least = make_relaxation(skip_problem(minimize="ram"), Grouping(4, frozenset({2})))
     point = [0.0] * least.form.n_columns
     point[least.peak_column] = 12 / 13
     assert least.claimed_ram_bytes(point) == pytest.approx(12, rel=2 * ROUNDING)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kit.instances import scarce_problem
-from kit.rotation import parts
+from kit.rotation import parametrize_parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.backends.protocol import BackendProgress
 from poetmodel.heuristics.greedy import construct, page_everything
@@ -239,11 +239,11 @@ def test_the_best_start_is_proved_to_be_the_best():
 
 
 @pytest.mark.parametrize("minimize", list(Quantity))
-@parts(2)
+@parametrize_parts(2)
 def test_a_start_changes_no_value(part, minimize):
     """From the greedy schedule as from nothing."""
     count = 0
-    for number in part.of(range(15)):
+    for number in part.select(range(15)):
         problem = scarce_problem(f"starts/{number}", (5, 9), minimize=minimize)
         schedule = None if infeasibility_reason(problem) is not None else construct(problem)
         if schedule is None:
@@ -253,4 +253,4 @@ def test_a_start_changes_no_value(part, minimize):
         assert not start.violations
         with_start, without = solved(problem, start=start), solved(problem)
         assert value_of(with_start) == pytest.approx(value_of(without), abs=1e-6), number
-    assert count > part.share(4)
+    assert count > part.divide(4)

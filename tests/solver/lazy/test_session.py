@@ -5,9 +5,9 @@ from pkgutil import iter_modules
 import numpy as np
 import pytest
 
-from kit.instances import scarce_problem, seeded
-from kit.relaxation import CLOSE, random_rows, run_rounds, solved
-from kit.rotation import parts
+from kit.instances import make_rng, scarce_problem
+from kit.relaxation import SOLVER_TOLERANCE, random_rows, run_rounds, solve_relaxation
+from kit.rotation import parametrize_parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.grouping import Grouping
@@ -41,7 +41,7 @@ def test_a_valid_answer_is_offered(limits, enforced, broken, value):
     """Disaggregated, verified, and the best so far; rows that it breaks are told."""
     session = session_of(skip_problem(**limits))
     relaxation = session.build_relaxation(Grouping(4, frozenset(enforced)))
-    x = solved(relaxation).x if relaxation.form.n_columns else np.zeros(0)
+    x = solve_relaxation(relaxation).x if relaxation.form.n_columns else np.zeros(0)
     assert offer_solution(session, relaxation, x) == (broken, [], {})
     best = session.bounds.incumbent
     assert (best and best.value) == (value and pytest.approx(value))
@@ -52,7 +52,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair():
     problem = comb_problem(6, 9)
     session = session_of(problem)
     relaxation = session.build_relaxation(Grouping(12, frozenset({5})))
-    x = solved(relaxation).x
+    x = solve_relaxation(relaxation).x
     assert offer_solution(session, relaxation, x).stages
     assert session.bounds.incumbent is None
     PrimalHeuristic(session).repair(relaxation.disaggregate(x).schedule())
@@ -61,7 +61,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair():
     relaxation = session_of(problem).build_relaxation(Grouping(12, frozenset({5, 6})))
     assert session_of(problem).start_point(relaxation) is None
     x = session_of(problem, greedy=True).start_point(relaxation)
-    assert relaxation.form.max_violation(x) <= CLOSE
+    assert relaxation.form.max_violation(x) <= SOLVER_TOLERANCE
 
 
 def session_that_pages_everything():
@@ -109,26 +109,26 @@ def test_the_larger_the_gap_the_more_is_due_to_the_search():
     assert shares[0] == params.far_gap_time_ratio < params.wide_gap_time_ratio == shares[-1]
 
 
-@parts(2)
+@parametrize_parts(2)
 def test_a_search_claims_nothing_and_finds_nothing_wrong(part):
     """On random problems no schedule is better than the optimum, and no bound moves."""
     found = 0
-    for number in part.of(range(25)):
+    for number in part.select(range(25)):
         problem = scarce_problem(f"search/{number}", (5, 9))
         if infeasibility_reason(problem) is not None:
             continue
         best = run_rounds(problem).value
         session = session_of(problem)
         bound = session.bounds.lower_bound
-        relaxation = session.build_relaxation(random_rows(seeded(f"from/{number}"), problem))
-        raw = solved(relaxation)
+        relaxation = session.build_relaxation(random_rows(make_rng(f"from/{number}"), problem))
+        raw = solve_relaxation(relaxation)
         if raw.x is not None:
             PrimalHeuristic(session).repair(relaxation.disaggregate(raw.x).schedule())
         assert session.bounds.lower_bound == bound
         if session.bounds.incumbent is not None:
             found += 1
-            assert session.bounds.incumbent.value >= best - CLOSE, number
-    assert found > part.share(8)
+            assert session.bounds.incumbent.value >= best - SOLVER_TOLERANCE, number
+    assert found > part.divide(8)
 
 
 # -- what is offered, and which cuts go along ------------------------------------------------------

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kit.claims import by_compact, fault
-from kit.instances import scarce_problem, seeded
-from kit.own_rows import alike
-from kit.relaxation import CLOSE, least, random_rows, relaxation_of
-from kit.rotation import parts
+from kit.claims import find_fault, solve_by_compact
+from kit.instances import make_rng, scarce_problem
+from kit.own_rows import equalize_costs
+from kit.relaxation import SOLVER_TOLERANCE, find_minimum, make_relaxation, random_rows
+from kit.rotation import parametrize_parts
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm
@@ -38,7 +38,7 @@ def small_form():
 
 def alike_problem(seed, n):
     """Return a problem in which many decisions are equal."""
-    return alike(seeded(seed), scarce_problem(seed, n))
+    return equalize_costs(make_rng(seed), scarce_problem(seed, n))
 
 
 def limited_forms(count, n):
@@ -46,7 +46,7 @@ def limited_forms(count, n):
     for number in range(count):
         seed = f"counting {number}"
         problem = alike_problem(seed, n)
-        yield seed, relaxation_of(problem, random_rows(seeded(seed), problem)).form
+        yield seed, make_relaxation(problem, random_rows(make_rng(seed), problem)).form
 
 
 def test_counted_forms_by_hand():
@@ -71,44 +71,44 @@ def test_counted_forms_by_hand():
     )
     counted = counted_form(form, None)
     relaxed = counted.form.linear_relaxation()
-    assert least(relaxed) == pytest.approx(7.5)
+    assert find_minimum(relaxed) == pytest.approx(7.5)
     third = counted.counted_classes[0].counters[2]
     for value, expected in ((0.0, None), (1.0, 9.0)):
         bounds = {"lower": relaxed.lower.copy(), "upper": relaxed.upper.copy()}
         for array in bounds.values():
             array[third] = value
-        found = least(replace(relaxed, **bounds))
+        found = find_minimum(replace(relaxed, **bounds))
         assert found == (expected if expected is None else pytest.approx(expected))
 
 
-@parts(4)
+@parametrize_parts(4)
 def test_counted_forms_have_the_same_least_value(part):
     """Below a cutoff, too, and where nothing is below one nothing is found."""
     compared = cut = 0
-    for seed, form in part.of(limited_forms(120, (8, 14))):
-        counted, best = counted_form(form, None), least(form)
+    for seed, form in part.select(limited_forms(120, (8, 14))):
+        counted, best = counted_form(form, None), find_minimum(form)
         if counted is not None:
-            assert least(counted.form) == pytest.approx(best, abs=CLOSE), seed
+            assert find_minimum(counted.form) == pytest.approx(best, abs=SOLVER_TOLERANCE), seed
             compared += 1
-        if best is None or best <= form.offset + CLOSE:
+        if best is None or best <= form.offset + SOLVER_TOLERANCE:
             continue
         above, below = best + 1e-6 * (1 + abs(best)), best - 0.5 * (best - form.offset)
         counted = counted_form(form, above)
         if counted is not None:
-            assert least(counted.form) == pytest.approx(best, abs=CLOSE), seed
+            assert find_minimum(counted.form) == pytest.approx(best, abs=SOLVER_TOLERANCE), seed
             cut += 1
         tight = counted_form(form, below)
         if tight is not None:
-            assert least(tight.form, objective_cutoff=below) is None, seed
-    assert compared > part.share(60)
-    assert cut > part.share(20)
+            assert find_minimum(tight.form, objective_cutoff=below) is None, seed
+    assert compared > part.divide(60)
+    assert cut > part.divide(20)
 
 
-@parts(2)
+@parametrize_parts(2)
 def test_points_keep_value_and_rows(part):
     """Extended points, whatever they are best for."""
     extended = 0
-    for seed, form in part.of(limited_forms(40, (8, 14))):
+    for seed, form in part.select(limited_forms(40, (8, 14))):
         counted = counted_form(form, None)
         if counted is None:
             continue
@@ -118,12 +118,12 @@ def test_points_keep_value_and_rows(part):
         if raw.x is None:
             continue
         point = counted.extend_point(raw.x)
-        assert counted.form.max_violation(point) <= CLOSE, seed
+        assert counted.form.max_violation(point) <= SOLVER_TOLERANCE, seed
         assert counted.form.objective_value(point) == pytest.approx(form.objective_value(raw.x)), (
             seed
         )
         extended += 1
-    assert extended > part.share(20)
+    assert extended > part.divide(20)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,9 @@ def test_the_driver_ends_with_the_value_of_compact(begin, monkeypatch):
 
     monkeypatch.setattr(symmetry, "count_equal_columns", watched)
     for number in range(begin, begin + 10):
-        what = fault(alike_problem(f"counted {number}", (9, 16)), "lazy", reference=by_compact)
+        what = find_fault(
+            alike_problem(f"counted {number}", (9, 16)), "lazy", reference=solve_by_compact
+        )
         assert not what, number
     assert sum(counted) > len(counted) / 2
 
@@ -150,8 +152,8 @@ def test_without_a_limit_relaxations_are_not_counted():
     counted = 0
     for number in range(10):
         problem = alike_problem(f"counted {number}", (9, 16))
-        grouping = random_rows(seeded(number), problem)
+        grouping = random_rows(make_rng(number), problem)
         free = problem.without_limits(Quantity.TIME)
-        counted += counted_form(relaxation_of(problem, grouping).form, None) is not None
-        assert counted_form(relaxation_of(free, grouping).form, None) is None
+        counted += counted_form(make_relaxation(problem, grouping).form, None) is not None
+        assert counted_form(make_relaxation(free, grouping).form, None) is None
     assert counted > 4

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from kit.instances import random_instance, random_step, seeded
+from kit.instances import make_rng, random_instance, random_step
 from kit.oracle import optimum
 from kit.worked import bench_device, skip_problem
 from poetmodel.device import Costs
@@ -127,7 +127,7 @@ def test_own_constraints_hold_for_alternatives():
 def test_alternatives_are_those_of_an_exhaustive_search(number):
     """Every decision of a random instance, against the oracle with the same decision forbidden."""
     choices = {"minimize": "energy", "aux_limit": False, "switches": False, "deadline": False}
-    problem = random_instance(seeded(number), (4, 5), **choices)
+    problem = random_instance(make_rng(number), (4, 5), **choices)
     schedule = solved(problem)
     value = verify(problem, schedule).simulation.energy_j
     for decision in find_decisions(problem, schedule):
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_the_search(monkeypatch, find):
 @pytest.mark.slow
 def test_other_homes_of_state_cost_what_the_best_schedule_with_them_costs():
     """Each home but that of the schedule, against another formulation with the home fixed."""
-    rng, seen = seeded("other homes of state"), set()
+    rng, seen = make_rng("other homes of state"), set()
     for _ in range(40):
         graph = random_step(rng, (4, 7), flops=1_000_000)
         if not graph.state_tensors:

@@ -7,10 +7,10 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import random_costs, random_graph, random_instances, random_step, seeded
+from kit.instances import make_rng, random_costs, random_graph, random_instances, random_step
 from kit.oracle import optimum
-from kit.own_rows import constrained
-from kit.rotation import parts
+from kit.own_rows import add_measured_rows
+from kit.rotation import parametrize_parts
 from kit.worked import bench_device, comb_problem, even_costs, skip_graph, skip_problem
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs, Device
@@ -76,23 +76,23 @@ def test_each_case_is_told_in_plain_words(limits, sentences):
     assert list(explained(skip_problem(**limits)).sentences()) == sentences
 
 
-@parts(2)
+@parametrize_parts(2)
 def test_nearest_problem_has_a_schedule_and_no_nearer_one_has(part):
     """What is said to work does, what is said to be proven is, and "does not help" is true."""
     works = []
     tight = {"recompute": False, "aux_bytes": 2, "deadline": "102%", "below_floor": True}
-    for problem in part.of(random_instances(40, (4, 5), seed=11, **tight)):
+    for problem in part.select(random_instances(40, (4, 5), seed=11, **tight)):
         result = solve(problem)
         if result.status == Status.INFEASIBLE:
             works += [_checked(problem, remedy) for remedy in explain_infeasible(result).remedies]
-    assert works.count(True) >= part.share(10)
-    assert works.count(False) >= part.share(2)
+    assert works.count(True) >= part.divide(10)
+    assert works.count(False) >= part.divide(2)
 
 
 @pytest.mark.parametrize("seed", [9, 113, 367])
 def test_limit_as_it_is_is_part_of_the_proof(seed):
     """No bound is below the limit that is known to be infeasible: what is open lies above it."""
-    rng = seeded(f"bs/{seed}")
+    rng = make_rng(f"bs/{seed}")
     graph = random_graph(rng, (5, 8))
     costs = random_costs(rng, graph, mode="dma", idle=False)
     ram = rng.randint(floor(graph).bytes, checkpoint_all_peak_bytes(graph) - 1)
@@ -298,7 +298,7 @@ def test_least_storage_counts_the_homes_of_state():
 
     State that is only read takes its room, too.
     """
-    rng, checked = seeded("least storage of state"), 0
+    rng, checked = make_rng("least storage of state"), 0
     for _ in range(60):
         graph = random_step(rng, (5, 8), flops=1_000_000)
         problem = Problem(graph, Costs.estimate(graph, bench_device()), ram=10**6)
@@ -500,7 +500,7 @@ def test_conflicts_are_irreducible_and_nearest_limits_exact():
     """
     infeasible = checked = 0
     for number, base in enumerate(random_instances(120, n=(3, 4))):
-        problem = constrained(seeded(number), base)
+        problem = add_measured_rows(make_rng(number), base)
         if optimum(problem) is not None:
             continue
         infeasible += 1

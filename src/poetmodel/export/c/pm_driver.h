@@ -24,10 +24,10 @@ typedef PM_REAL pm_real;
 #define PM_ERROR_OTHER 16   /* storage has state of another step, instance or layout */
 #define PM_ERROR_STATE 17   /* no valid state: call pm_init or pm_resume first, also after PM_TORN */
 
-/* Size and type of an input, state tensor or gradient. */
+/* Number and type of the elements of an input, a state tensor or a gradient. */
 typedef struct {
     uint32_t elements;
-    uint32_t integer_bytes; /* size of an integer element; 0 for pm_real */
+    uint32_t integer_bytes; /* size of an integer element [bytes]; 0 for pm_real */
 } pm_tensor_t;
 
 extern const pm_tensor_t pm_inputs_info[];
@@ -39,22 +39,25 @@ extern const pm_tensor_t pm_gradients_info[];
    entries of that table are one generation of committed state, in the order in which a step writes it. The slots of
    the other generations follow, with the same sizes. The first slot of each generation is its record and the last
    one its seal: PM_RECORD_BYTES and PM_SEAL_BYTES in every build. On flash, a record is at the beginning of an erase
-   block, and a seal fills a separate write unit. */
+   block or, if several generations share a block, of a page of 256 bytes in it; a seal fills a separate write unit. */
 extern const uint32_t pm_slot_bytes[];
 #define PM_RECORD_BYTES 32u
 #define PM_SEAL_BYTES 8u
 
-/* Start to write `bytes` bytes to a slot, or to read them from it. The memory must not be changed, or read, before
-   the wait returns. A slot has at most one transfer at a time; several slots may have one each. */
+/* Start to write `bytes` bytes to a slot, or to read them from it; return PM_OK or an error. The driver uses the memory
+   until the wait returns: until then, memory at `from` must not be changed, and memory at `to` not be read. A slot has
+   at most one transfer at a time; several slots may have one each. */
 int pm_page_out(uint32_t slot, const void *from, uint32_t bytes);
 int pm_page_in(uint32_t slot, void *to, uint32_t bytes);
 
-/* Waits for the transfer of a slot, and returns its result; errors may also be returned by the call that started it.
-   A driver with blocking transfers returns 0. */
+/* Waits for the transfer of a slot, and returns its result, PM_OK or an error; the call that started the transfer may
+   have returned the error already. A driver with blocking transfers returns PM_OK. */
 int pm_page_wait(uint32_t slot);
 
-/* For pm_migrate (PM_MIGRATES): reads and writes of generations by address, the generation at an address, the
-   alignment of tensors of the other step, and the end of storage. */
+/* For pm_migrate (PM_MIGRATES), on the storage of generations. pm_old_read and pm_old_write transfer bytes at an
+   address, and return PM_OK or an error. pm_old_place sets the first address of a place for generations of this step
+   (PM_PLACES), and the end of its last erase block. pm_old_unit returns the alignment of tensors of the other step,
+   and pm_old_end the size of storage [bytes]. */
 int pm_old_read(uint32_t address, void *to, uint32_t bytes);
 int pm_old_write(uint32_t address, const void *from, uint32_t bytes);
 void pm_old_place(uint32_t place, uint32_t *begin, uint32_t *end);
@@ -62,13 +65,13 @@ uint32_t pm_old_unit(void);
 uint32_t pm_old_end(void);
 
 /* For stored samples (PM_REPLAY): slots from PM_SLOTS on are PM_GROUPS groups of samples, each in separate erase
-   blocks. These calls read and write at an offset and block until done. Writes have increasing offsets, and may skip
-   bytes. */
+   blocks. pm_page_read and pm_page_write (below) transfer bytes at an offset in a slot, and return PM_OK or an error
+   when done. Writes to a group have increasing offsets, and may skip bytes. */
 int pm_page_read(uint32_t slot, uint32_t offset, void *to, uint32_t bytes);
 
 /* For memory-mapped storage (PM_MAPPED): the address of a slot; a blocking write of some of its bytes, with commits
    all of them at increasing offsets; and, for committed state with checksums (PM_STATE_SUMS), a check of all bytes
-   of a slot that returns PM_OK or PM_ERROR_CHECKSUM. */
+   of a slot that returns PM_OK, PM_ERROR_CHECKSUM or another error. */
 const void *pm_page_address(uint32_t slot);
 int pm_page_write(uint32_t slot, uint32_t offset, const void *from, uint32_t bytes);
 int pm_page_check(uint32_t slot);

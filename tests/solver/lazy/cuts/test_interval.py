@@ -8,11 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from kit.instances import random_schedule, scarce_problem, seeded
+from kit.instances import make_rng, random_schedule, scarce_problem
 from kit.oracle import optimum
-from kit.own_rows import with_random_rows
-from kit.relaxation import CLOSE, activity, least, random_rows, relaxation_of, solved, whole_points
-from kit.rotation import parts
+from kit.own_rows import add_random_rows
+from kit.relaxation import (
+    SOLVER_TOLERANCE,
+    compute_excess,
+    find_minimum,
+    make_relaxation,
+    random_rows,
+    solve_relaxation,
+    whole_points,
+)
+from kit.rotation import parametrize_parts
 from kit.worked import comb_graph, even_costs, parse_graph, unit_problem
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
@@ -81,7 +89,7 @@ def test_a_recomputation_spread_over_groups_is_cut_off():
     from: what enters group 2 is half of `a` and nothing of `k`.
     """
     problem = spread_problem()
-    relaxation = relaxation_of(problem, GROUPS)
+    relaxation = make_relaxation(problem, GROUPS)
     halves = {
         "kept": {(0, a): 0.5 for i, a in relaxation.kept if i == 0},
         "recomputed": {(2, 1): 0.5, (3, 1): 0.5},
@@ -92,7 +100,7 @@ def test_a_recomputation_spread_over_groups_is_cut_off():
     assert wanted
     for cut in wanted:
         assert not cut.origin.ends_in_recomputation
-        assert activity(cut, x) == pytest.approx(-0.5)
+        assert compute_excess(cut, x) == pytest.approx(-0.5)
     # By hand, for the interval of groups 2 and 3 and the reader `u` of stage 4: k enters group 2,
     # or a does.
     origin = origin_of(3, 4, 4, ((1, False), (0, False)), ends=False)
@@ -107,21 +115,21 @@ def test_a_recomputation_spread_over_groups_is_cut_off():
 def test_a_cut_is_stated_again_in_finer_groups_unless_it_says_nothing():
     """An interval keeps its stages, in other columns; of a 0/1 point nothing is cut off."""
     problem = spread_problem()
-    relaxation = relaxation_of(problem, GROUPS)
-    assert separate(relaxation, solved(relaxation).x) == []
-    coarse = relaxation_of(problem, Grouping(7, frozenset({1, 2, 5})))
+    relaxation = make_relaxation(problem, GROUPS)
+    assert separate(relaxation, solve_relaxation(relaxation).x) == []
+    coarse = make_relaxation(problem, Grouping(7, frozenset({1, 2, 5})))
     origin = origin_of(3, 6, 6, ((1, False),), ends=True)
     before = restate(coarse, origin)
     again = {coarse.recomputed[g, 1] for g in (2, 3)}
     assert again < set(before.space)
-    fine = relaxation_of(problem, GROUPS)
+    fine = make_relaxation(problem, GROUPS)
     after = restate(fine, origin)
     assert after.origin == before.origin == origin
     assert {fine.recomputed[g, 1] for g in (2, 3, 4)} < set(after.space)
     origin = origin_of(0, 4, 4, ((1, False),), ends=True)
     assert restate(relaxation, origin) is None
     # Row 4 in place of row 3 is of a stage that reads `k`, which is surely there afterwards.
-    sure = relaxation_of(problem, Grouping(7, frozenset({4})))
+    sure = make_relaxation(problem, Grouping(7, frozenset({4})))
     late = replace(origin, first_stage=5, last_stage=6, reader=6)
     assert restate(sure, late) is None
     # A recomputation that the finer grouping has no room for needs nothing.
@@ -146,14 +154,16 @@ def separated(numbers, kind, n, *, own=False):
         seed = f"cuts-{kind}/{number}"
         problem = scarce_problem(seed, n)
         if own:
-            rng = seeded(f"own constraints of {seed}")
+            rng = make_rng(f"own constraints of {seed}")
             choices = {"recompute": problem.recompute, "paging": problem.can_page}
             schedule = random_schedule(rng, problem.graph, **choices)
-            problem = with_random_rows(rng, problem, schedule)
+            problem = add_random_rows(rng, problem, schedule)
         if infeasibility_reason(problem) is not None:
             continue
-        rng = seeded(f"rows of {seed}")
-        relaxation = relaxation_of(problem, random_rows(rng, problem, rng.choice((0.3, 0.5, 0.8))))
+        rng = make_rng(f"rows of {seed}")
+        relaxation = make_relaxation(
+            problem, random_rows(rng, problem, rng.choice((0.3, 0.5, 0.8)))
+        )
         found = []
         for _ in range(3):
             share, most = rng.choice((0.2, 0.5, 0.9)), rng.choice((0.2, 0.5, 1.0))
@@ -169,7 +179,7 @@ def test_a_cut_cuts_off_the_point_that_it_was_made_for():
     count = 0
     for seed, relaxation, found in separated(range(40), "off", (6, 10)):
         for cut, x in found:
-            assert activity(cut, x) < -VIOLATED / 2, seed
+            assert compute_excess(cut, x) < -VIOLATED / 2, seed
             assert restate(relaxation, cut.origin) == cut
         once = separate(relaxation, found[0][1])
         assert len({tuple(cut.terms) for cut in once}) == len(once)
@@ -185,8 +195,8 @@ def test_no_more_cuts_come_at_once_than_may_be():
     assert 6 < len(every) <= 400
     few = separate(relaxation, x, most=3)
     assert len(few) == 3
-    worst = sorted(activity(cut, x) for cut in every)
-    assert max(activity(cut, x) for cut in few) <= worst[3] + CLOSE
+    worst = sorted(compute_excess(cut, x) for cut in every)
+    assert max(compute_excess(cut, x) for cut in few) <= worst[3] + SOLVER_TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -206,20 +216,23 @@ def test_every_point_of_a_relaxation_keeps_its_cuts(numbers, kind, n, own, cuts,
     """So does every point of a finer relaxation, once they are stated in it."""
     seen = Counter()
     for seed, relaxation, found in separated(numbers, kind, n, own=own):
-        rng = seeded(f"points of {seed}")
+        rng = make_rng(f"points of {seed}")
         points = list(whole_points(rng, relaxation, 5))
         more = random_rows(rng, relaxation.problem, 0.4)
         rows = (tuple(more.stage_rows), tuple(more.step_rows))
-        finer = relaxation_of(relaxation.problem, relaxation.grouping.with_rows(*rows))
+        finer = make_relaxation(relaxation.problem, relaxation.grouping.with_rows(*rows))
         fine_points = list(whole_points(rng, finer, 5))
         for cut, _ in found:
-            least = min((activity(cut, x) for x in points), default=0.0)
-            assert least >= -CLOSE, (seed, cut)
+            least = min((compute_excess(cut, x) for x in points), default=0.0)
+            assert least >= -SOLVER_TOLERANCE, (seed, cut)
             again = restate(finer, cut.origin)
             if again is not None:
-                assert all(activity(again, x) >= -CLOSE for x in fine_points), (seed, again)
+                assert all(compute_excess(again, x) >= -SOLVER_TOLERANCE for x in fine_points), (
+                    seed,
+                    again,
+                )
             seen["cuts"] += 1
-            seen["tight"] += least <= CLOSE
+            seen["tight"] += least <= SOLVER_TOLERANCE
             seen["stated again"] += again is not None
             seen["for a recomputation"] += cut.origin.is_for_recomputation
             seen["chains"] += len(cut.origin.chain) > 1
@@ -230,11 +243,11 @@ def test_every_point_of_a_relaxation_keeps_its_cuts(numbers, kind, n, own, cuts,
     assert min(seen.values()) > each, seen
 
 
-@parts(3)
+@parametrize_parts(3)
 def test_best_schedules_keep_the_cuts(part):
     """The points of schedules by exhaustive search, best for any quantity, are never cut off."""
     admitted = compared = 0
-    for seed, relaxation, found in part.of(separated(range(60), "best", (4, 5))):
+    for seed, relaxation, found in part.select(separated(range(60), "best", (4, 5))):
         problem = relaxation.problem
         for quantity in (*Quantity, problem.minimize):
             best = optimum(replace(problem, minimize=quantity))
@@ -249,10 +262,10 @@ def test_best_schedules_keep_the_cuts(part):
                 continue
             admitted += 1
             for cut, _ in found:
-                assert activity(cut, x) >= -CLOSE, (seed, cut)
+                assert compute_excess(cut, x) >= -SOLVER_TOLERANCE, (seed, cut)
                 compared += 1
-    assert admitted > part.share(50)
-    assert compared > part.share(300)
+    assert admitted > part.divide(50)
+    assert compared > part.divide(300)
 
 
 @pytest.mark.parametrize(
@@ -262,17 +275,17 @@ def test_cuts_raise_the_linear_bound_and_keep_the_optimum(ram, page):
     """On a comb of eight teeth, rounds of cuts close a part of the gap to the same optimum."""
     graph = comb_graph(8)
     problem = Problem(graph, even_costs(graph, page_in=page, page_out=page), ram=ram)
-    relaxation = relaxation_of(problem, Grouping(16, frozenset(range(2, 15))))
+    relaxation = make_relaxation(problem, Grouping(16, frozenset(range(2, 15))))
     found = []
     bounds = []
     for _ in range(8):
         raw = backend("highs").solve(relaxation.form_with_cuts(found).linear_relaxation(), Limits())
         bounds.append(raw.objective)
         found += separate(relaxation, raw.x)
-    assert np.diff(bounds).min() > -CLOSE
-    whole = [least(form) for form in (relaxation.form, relaxation.form_with_cuts(found))]
-    assert whole[0] == pytest.approx(whole[1], abs=CLOSE)
-    assert 1.02 * bounds[0] < bounds[-1] <= whole[0] + CLOSE
+    assert np.diff(bounds).min() > -SOLVER_TOLERANCE
+    whole = [find_minimum(form) for form in (relaxation.form, relaxation.form_with_cuts(found))]
+    assert whole[0] == pytest.approx(whole[1], abs=SOLVER_TOLERANCE)
+    assert 1.02 * bounds[0] < bounds[-1] <= whole[0] + SOLVER_TOLERANCE
 
 
 # -- rounding ------------------------------------------------------------------------------------
@@ -290,7 +303,7 @@ def test_the_largest_sum_is_that_of_all_choices():
 
     Above too many sums the divisor counts: the sum may be too large then, never too small.
     """
-    rng = seeded("sums")
+    rng = make_rng("sums")
     reached = 0
     for _ in range(300):
         factor, most = rng.choice((1, 3, 64)), rng.choice((2, 5, 30))
@@ -317,7 +330,7 @@ def test_rows_of_a_graph_by_hand():
     """
     large = [f"{name} 10" for name in "abcd"]
     graph = parse_graph(*large, "small 1", "full 1", "end 1 a b small", "last 1 c d end")
-    relaxation = relaxation_of(unit_problem(graph, ram=26), Grouping(8, frozenset({5})))
+    relaxation = make_relaxation(unit_problem(graph, ram=26), Grouping(8, frozenset({5})))
     rows = {
         tuple(sorted((-value for value in cut.values), reverse=True)): -cut.lower
         for cut in RoundingSeparator(relaxation, MOST_SUMS).rows()
@@ -330,38 +343,40 @@ def test_rows_of_a_graph_by_hand():
     looks = iter([False, True])  # the time is over after the first row
     assert len(RoundingSeparator(relaxation, MOST_SUMS, lambda: next(looks)).rows()) == 1
     problem = scarce_problem("rounded/ram", 8, minimize="ram")
-    relaxation = relaxation_of(problem, Grouping(8, frozenset(range(8))))
+    relaxation = make_relaxation(problem, Grouping(8, frozenset(range(8))))
     assert RoundingSeparator(relaxation, MOST_SUMS).rows() == []
 
 
-@parts(30)
+@parametrize_parts(30)
 def test_optima_stay_and_linear_bounds_rise(part):
     """On random relaxations with several outputs, workspaces and all limits.
 
     Few bounds rise: most of what a limit rules out is stated as such already.
     """
     compared = raised = 0
-    for number in part.of(range(1500)):
+    for number in part.select(range(1500)):
         seed = f"rounded/{number}"
         problem = scarce_problem(seed, (5, 13))
         if problem.minimize == Quantity.RAM or infeasibility_reason(problem) is not None:
             continue
-        relaxation = relaxation_of(problem, random_rows(seeded(f"rows of {seed}"), problem, 0.5))
+        relaxation = make_relaxation(
+            problem, random_rows(make_rng(f"rows of {seed}"), problem, 0.5)
+        )
         rows = RoundingSeparator(relaxation, MOST_SUMS).rows()
         if not rows:
             continue
-        whole, tightened = least(relaxation.form), relaxation.form_with_cuts(rows)
-        again = least(tightened)
+        whole, tightened = find_minimum(relaxation.form), relaxation.form_with_cuts(rows)
+        again = find_minimum(tightened)
         assert (whole is None) == (again is None), seed
         if whole is None:
             continue
-        assert again == pytest.approx(whole, abs=CLOSE), seed
+        assert again == pytest.approx(whole, abs=SOLVER_TOLERANCE), seed
         below, above = (
-            least(relaxation.form.linear_relaxation()),
-            least(tightened.linear_relaxation()),
+            find_minimum(relaxation.form.linear_relaxation()),
+            find_minimum(tightened.linear_relaxation()),
         )
-        assert below - CLOSE <= above <= whole + CLOSE, seed
+        assert below - SOLVER_TOLERANCE <= above <= whole + SOLVER_TOLERANCE, seed
         compared += 1
-        raised += above > below + CLOSE
-    assert compared > part.share(150)
+        raised += above > below + SOLVER_TOLERANCE
+    assert compared > part.divide(150)
     assert raised > 0 or part.number > 0

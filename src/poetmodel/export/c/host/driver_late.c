@@ -1,5 +1,5 @@
 /* Delayed transfers in front of a page driver (LATE=1): each is executed at its wait, like the slowest DMA. Until
-   then, memory to be read into contains NaN. Use of a slot during its transfer is an error. */
+   then, memory that a page-in will overwrite contains NaN. Use of a slot during its transfer is PM_ERROR_BUSY. */
 #include "../src/pm_runtime.h"
 
 int __real_pm_page_out(uint32_t slot, const void *from, uint32_t bytes);

@@ -4,7 +4,7 @@
 #include "pm_text.h"
 
 #ifdef __arm__
-#define PM_ELSEWHERE __attribute__((section(".measure"))) /* is not counted in the RAM of the step */
+#define PM_ELSEWHERE __attribute__((section(".measure"))) /* memory that does not count as RAM of the step */
 #else
 #define PM_ELSEWHERE
 #endif

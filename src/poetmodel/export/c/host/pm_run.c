@@ -1,14 +1,16 @@
-/* pm_run STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [evaluate] [stored]
-   [FAULT:CALL]: trains, on a host or on an emulated board.
+/* pm_run STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [evaluate] [stored] [FAULT:CALL]: trains, on a
+   host or on an emulated board.
 
-   Executes STEPS steps on the batches in the file INPUTS, each of them the arrays of all inputs, and starts again at its
-   end. Prints a line "loss STEP VALUE" for each step, and writes all state to the file STATE, or the gradients of the
-   last step without an optimizer. "resume" continues from the last committed state on storage, and prints the number
-   of its steps. "state=FILE" starts with the state in a file with the format of STATE; constant state must have the
-   values of this program. "infer=OUTPUTS" writes the result of pm_infer for the first batch after the steps to a file.
-   "evaluate" prints a line "evaluation BATCH LOSS CORRECT" for each batch of the file after the steps. "stored" stores
-   the first batches as samples before the steps, which then train on these. Status: 0; 2 for invalid arguments or
-   files; 10 + the error number of a failed step, after which state is written too. */
+   Executes STEPS steps on the batches in the file INPUTS, and starts again at the end of the file. Each batch has
+   the arrays of all inputs. Prints a line "loss STEP VALUE" for each step, and writes all state to the file STATE,
+   or the gradients of the last step without an optimizer. "resume" continues from the last committed state on
+   storage, and prints the number of its steps. "state=FILE" starts with the state in a file with the format of
+   STATE; constant state must have the values of this program. "infer=OUTPUTS" writes the result of pm_infer for the
+   first batch after the steps to a file. "evaluate" prints a line "evaluation BATCH LOSS CORRECT" for each batch of
+   the file after the steps. "stored" stores the first batches as samples before the steps, which then train on
+   these. "stop:TIME" ends the program after a time (pm_stop_after). FAULT:CALL, with FAULTS=1, is a fault of
+   pm_faults.h. Status: 0; 2 for invalid arguments or files; 9 after a stop or a power cut; 10 + the error number of
+   a failed call; after a failed step, state is written too. */
 #include "../src/pm_runtime.h"
 #include "pm_platform.h"
 #include "pm_text.h"
@@ -17,7 +19,7 @@
 #include "pm_faults.h"
 #endif
 
-#define PART 64u /* number of elements per write */
+#define PART 64u /* number of elements of state per read or write */
 #define WORD (4u * PM_SCALE) /* alignment of each array of a batch [bytes] */
 
 static _Alignas(16) unsigned char pm_batch[PM_INPUT_BYTES * PM_SCALE + 1];
@@ -168,7 +170,7 @@ static int pm_keep_batches(int file)
 #endif
 
 #if PM_EVALUATES
-static int pm_evaluates; /* whether requested */
+static int pm_evaluates; /* whether evaluation is requested */
 
 /* Prints loss and correct samples of each batch in the file. */
 static int pm_evaluate_batches(int file)
@@ -252,7 +254,7 @@ static int pm_read_first_state(void)
 }
 #endif
 
-/* Parses the arguments after the first four. */
+/* Parses the arguments after the first four; returns 0, or 2 after a message about an invalid one. */
 static int pm_read_words(int count, char **words, int *resume)
 {
     *resume = 0;

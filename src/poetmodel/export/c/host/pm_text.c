@@ -1,3 +1,4 @@
+/* Numbers as text, and text as numbers: see pm_text.h. */
 #include "pm_text.h"
 
 #include <stdlib.h>

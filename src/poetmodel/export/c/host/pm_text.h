@@ -11,7 +11,7 @@
 const char *pm_text_of_real(pm_real value, char *text);
 const char *pm_text_of_integer(uint64_t value, char *text);
 
-/* Parse a number; return 0 if the text is invalid. */
+/* Parse a number, and return 1; return 0 if the text is invalid. */
 int pm_real_of_text(const char *text, pm_real *value);
 int pm_integer_of_text(const char *text, uint32_t *value);
 

@@ -1,6 +1,8 @@
 /* A step of Adam or AdamW, with or without the largest squares (AMSGrad)
 
-   The powers of the betas lose no digits in float: 1 - beta^step = -expm1(step log(beta)). */
+   `sign` is -1 to maximize, otherwise 1; `decay` is the weight decay of Adam, `shrink` that of AdamW; `fresh_...` is 1
+   minus a beta, `log_...` the logarithm of one. Powers of betas lose no digits in float: 1 - beta^step =
+   -expm1(step log(beta)). */
 #ifndef PM_ADAM_BODY_H
 #define PM_ADAM_BODY_H
 

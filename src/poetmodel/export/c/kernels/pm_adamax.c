@@ -1,4 +1,5 @@
-/* A step of Adamax; `steps` is the number of earlier steps, which pm_add_one increments afterwards */
+/* A step of Adamax; `steps` is the number of earlier steps, which pm_add_one increments afterwards;
+   other arguments as in pm_adam_body.h */
 #include "pm_lerp.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = x + 1, to count steps; n is 1, because update kernels have a number of elements */
+/* steps += 1; n is 1, because update kernels have a number of elements */
 #include "pm_real.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,5 @@
-/* out = index of the first largest element of x, smallest with sign -1; outer and inner: see pm_each.h */
+/* out = index of the first largest element of x, smallest with sign -1; the first NaN if there is one; outer and inner:
+   see pm_each.h */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,7 +1,7 @@
 /* Batch norm in training: out from the statistics of x; also mean and inverse deviation of each channel, and new
-   running statistics, moved towards those by `momentum` (the variance of these is unbiased). Pointers to optional or
-   missing tensors are 0: mean, inverse, new running statistics, w, bias. out may be x. `steps`: strides of batch,
-   channel and element, in out, then in x. */
+   running statistics: the old ones, moved by the fraction `momentum` towards the mean and the unbiased variance of
+   x. Pointers to optional or missing tensors are 0: mean, inverse, new running statistics, w, bias. out may be x.
+   `steps`: strides of batch, channel and element, in out, then in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 

@@ -1,7 +1,7 @@
 /* The gradients of batch norm: of x, of its weights and of its bias; pointers to unneeded ones are 0, and w may be
    0. With `training`, mean and inverse deviation are those of x; otherwise they are a running mean and a running
-   *variance*, and dx is 0: see ``pm_batch_norm_fixed_backward``. dx may be dy or x. `steps`: strides of batch,
-   channel and element, in dx, in dy, in x. */
+   *variance*, and the pointer dx must be 0: pm_batch_norm_fixed_backward computes that gradient. dx may be dy or x.
+   `steps`: strides of batch, channel and element, in dx, in dy, in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 

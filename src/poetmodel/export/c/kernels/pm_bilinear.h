@@ -9,7 +9,8 @@ typedef struct {
     pm_real share; /* weight of `high` */
 } pm_between;
 
-/* With `aligned`, the corner pixels of both planes coincide, otherwise their edges. */
+/* Returns the sources of row or column `place`; `scale` is the distance in the source of adjacent rows or columns. With
+   `aligned`, the corner pixels of both planes coincide, otherwise their edges. */
 static inline pm_between pm_from(int32_t place, pm_real scale, int32_t size, int32_t aligned)
 {
     pm_real at = scale * (pm_real)place;

@@ -1,5 +1,6 @@
-/* Bilinear interpolation of x (x_height x x_width) to out (height x width); scales are sizes of x over those of out,
-see pm_bilinear.h. `steps`: those of out and x (see pm_planes.h). */
+/* Bilinear interpolation of x (x_height x x_width) to out (height x width); row_scale and column_scale are the
+   distances in x of adjacent rows and columns of out (see pm_bilinear.h). `steps`: those of out and x (see
+   pm_planes.h). */
 #include "pm_bilinear.h"
 #include "pm_kernels.h"
 

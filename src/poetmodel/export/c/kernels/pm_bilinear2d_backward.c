@@ -1,5 +1,5 @@
 /* The gradient of bilinear interpolation; arguments as for pm_bilinear2d, dx in place of x and dy in place of out.
-`steps`: those of dx and dy (see pm_planes.h). */
+   `steps`: those of dx and dy (see pm_planes.h). */
 #include "pm_bilinear.h"
 #include "pm_kernels.h"
 

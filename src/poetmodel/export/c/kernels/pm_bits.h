@@ -8,10 +8,11 @@
 /* Executes a statement for each bit of a byte. */
 #define PM_EIGHT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 
+/* A writer of bits, from {address, 0, 1} on; pm_end_bits writes the last byte. */
 typedef struct {
     uint8_t *to;
     uint32_t byte; /* bits not written yet */
-    uint32_t next; /* position of the next byte */
+    uint32_t next; /* value of the next bit in the byte: 1, 2, ..., 128 */
 } pm_bit_writer;
 
 static inline void pm_write_bit(pm_bit_writer *bits, int32_t is_set)
@@ -32,6 +33,7 @@ static inline void pm_end_bits(const pm_bit_writer *bits)
     }
 }
 
+/* A reader of bits, from {address, 1} on. */
 typedef struct {
     const uint8_t *from;
     uint32_t left; /* unread bits of a byte, below a bit that marks their end */

@@ -1,4 +1,4 @@
-/* out = x as another type */
+/* out = x, a byte, as int32_t */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

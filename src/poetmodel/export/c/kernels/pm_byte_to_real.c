@@ -1,4 +1,4 @@
-/* out = x as another type */
+/* out = x, a byte, as pm_real */
 #define PM_EACH_UNROLL PM_UNROLL(4)
 #include "pm_each.h"
 #include "pm_kernels.h"

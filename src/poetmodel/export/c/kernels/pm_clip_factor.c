@@ -1,6 +1,6 @@
-/* out = factor by which gradients are multiplied to limit their norm
+/* out = factor, at most 1, by which gradients are multiplied to limit their norm to `most`
 
-   out has the square of the norm before. */
+   Before the call, out has the square of the norm. */
 #include "pm_real.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,5 @@
-/* out = whether the relation of x to a number is one of `wanted`: 1 less, 2 equal, 4 greater, 8 unordered (NaN) */
+/* out = whether the relation of x to a number is one of `wanted`: 1 less, 2 equal, 4 greater;
+   integers are never unordered (8) */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -5,7 +5,8 @@
 #include "pm_correlate.h"
 #include "pm_kernels.h"
 
-/* The positions i, i + stride, … of the input, which use the same taps: those of a window with distance `tap_step`. */
+/* Sets `axis` to the positions i, i + stride, … of the input, which use the same taps, and *between to the distance of
+   these taps in the window. Returns the first of these taps. */
 static int32_t pm_phase(pm_axis *axis, int32_t i, int32_t stride, int32_t dilation, int32_t window, int32_t pad,
                         int32_t in, int32_t out, int32_t *between)
 {

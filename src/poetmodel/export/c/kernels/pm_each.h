@@ -14,7 +14,7 @@
 
 #define PM_RANK 6
 
-/* PM_UNROLL(4), for kernels with few instructions per element. */
+/* Kernels with few instructions per element define this as PM_UNROLL(4). */
 #ifndef PM_EACH_UNROLL
 #define PM_EACH_UNROLL
 #endif
@@ -22,7 +22,7 @@
 typedef struct {
     int32_t at[PM_RANK]; /* index in each dimension except the innermost */
     int32_t first[5];    /* start of the row in each tensor */
-    int32_t is_there;
+    int32_t is_there;    /* 0 after the last row */
 } pm_row;
 
 static inline void pm_next_row(pm_row *row, const int32_t *shape, int32_t tensors)

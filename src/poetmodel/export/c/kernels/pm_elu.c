@@ -1,4 +1,4 @@
-/* ELU, SELU and CELU */
+/* ELU, SELU and CELU: out = negative (exp(input_scale x) - 1) if x is at most 0, otherwise positive x */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* GELU, approximated by tanh */
+/* out = x times the normal distribution function of x, approximated by tanh */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* out = x as another type */
+/* out = x, an integer, rounded to pm_real */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

@@ -1,5 +1,5 @@
-/* The gradient of pm_max_pool2d, added at the position of each largest element: dx has x_height x x_width, dy and
-   indices height x width. `steps`: those of dx, dy and indices (see pm_planes.h). */
+/* The gradient of pm_max_pool2d: sums, from 0 on, at the position of each largest element. dx has x_height x
+   x_width, dy and indices height x width. `steps`: those of dx, dy and indices (see pm_planes.h). */
 #include "pm_planes.h"
 #include "pm_kernels.h"
 

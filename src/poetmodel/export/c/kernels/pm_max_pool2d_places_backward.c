@@ -1,6 +1,6 @@
-/* The gradient of pm_max_pool2d_places, added at the position of each largest element: dx has x_height x x_width, dy
-   and places height x width, and `rows`, `columns` and their steps are those of pm_max_pool2d_places. `steps`: those
-   of dx, dy and places (see pm_planes.h). */
+/* The gradient of pm_max_pool2d_places: sums, from 0 on, at the position of each largest element. dx has x_height x
+   x_width, dy and places height x width, and `rows`, `columns` and their steps are those of pm_max_pool2d_places.
+   `steps`: those of dx, dy and places (see pm_planes.h). */
 #include "pm_planes.h"
 #include "pm_kernels.h"
 

@@ -1,4 +1,4 @@
-/* Stochastic gradient descent with momentum
+/* Stochastic gradient descent with momentum, by Nesterov's form with is_nesterov; `fresh` is 1 - dampening
 
    A buffer of NaN has no value yet and starts with the gradient, as in PyTorch. */
 #include "pm_real.h"

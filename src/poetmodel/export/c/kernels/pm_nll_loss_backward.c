@@ -1,4 +1,4 @@
-/* Gradient of pm_nll_loss, written to out, which is 0 before
+/* Gradient of pm_nll_loss, written to out, which must be 0 before the call
 
    shape loops over gradient (with strides 0 for one number), out without its classes, and target. */
 #include "pm_each.h"

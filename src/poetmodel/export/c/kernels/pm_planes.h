@@ -6,7 +6,7 @@
 
 #include "pm_real.h"
 
-/* Returns the start of plane p of a tensor. */
+/* Returns the offset of plane p of a tensor [elements]. */
 static inline int32_t pm_plane_at(const int32_t *steps, int32_t p, int32_t channels)
 {
     return p / channels * steps[0] + p % channels * steps[1];

@@ -49,7 +49,8 @@ static inline int8_t pm_q8_moved(int32_t q, int32_t zero)
     return (int8_t)__builtin_arm_ssat(__qadd(q, zero), 8); /* __ssat of GCC converts the sign without a cast */
 }
 
-/* Reads four elements at any address; returns the first and third as halves, and the second and fourth. */
+/* Returns four elements at any address as a word. pm_q8_even returns the first and third element of a word as halves,
+   pm_q8_odd the second and fourth. */
 static inline uint32_t pm_q8_word(const int8_t *from)
 {
     uint32_t word;
@@ -86,7 +87,7 @@ static inline int16x2_t pm_q8_halves(int32_t number)
     return (int16x2_t)((uint32_t)(uint16_t)number * 0x10001u);
 }
 #else
-/* Returns the integer nearest to y; for 1024 or more, one beyond all limits. */
+/* Returns the integer nearest to y: for |y| of 1024 or more, one beyond all limits; for NaN, 0. */
 static inline int32_t pm_q8_rint(float y)
 {
     uint32_t bits;
@@ -122,7 +123,7 @@ static inline int8_t pm_q8_result(int32_t sum, float scale, float bias, float in
     return pm_q8_element((product + bias) * inverse, zero);
 }
 
-/* Limits elements to [low, high], if these differ from the limits of int8. */
+/* Limits n elements to [low, high]. */
 static inline void pm_q8_limit_line(int8_t *out, int32_t n, int32_t low, int32_t high)
 {
 #if PM_Q8_SIMD
@@ -142,7 +143,7 @@ static inline void pm_q8_limit_line(int8_t *out, int32_t n, int32_t low, int32_t
     }
 }
 
-/* Limits n channels of a number of pixels, with a stride between pixels. */
+/* Limits n channels of a number of pixels, `step` elements apart; nothing to do for the limits of int8. */
 static inline void pm_q8_limit(int8_t *out, int32_t pixels, int32_t n, int32_t step, int32_t low, int32_t high)
 {
     if (low <= -128 && high >= 127) {
@@ -157,12 +158,12 @@ static inline void pm_q8_limit(int8_t *out, int32_t pixels, int32_t n, int32_t s
 }
 
 /* Sums of products of two rows of x with two of w: (first, first), (second of x, first), (first, second), (second,
-   second). */
+   second); in depthwise convolutions, sums of four channels. */
 typedef struct {
     int32_t a, b, c, d;
 } pm_q8_sums;
 
-/* Adds n products to each sum; the second rows have a stride from the first ones. */
+/* Adds n products to each sum; the second row of x is x_step elements after the first, that of w w_step. */
 static inline void pm_q8_dots(pm_q8_sums *sums, const int8_t *x, const int8_t *w, int32_t n, int32_t x_step,
                               int32_t w_step)
 {
@@ -202,7 +203,7 @@ static inline void pm_q8_dots(pm_q8_sums *sums, const int8_t *x, const int8_t *w
     *sums = s;
 }
 
-/* Adds n products of x0 only; subtracts `zero` from it first if it is `moved`. */
+/* Adds n products of the row x0 with w0 to a, and with w1 to c; with `moved`, those of x0 minus `zero`. */
 static inline void pm_q8_dots_of_one(pm_q8_sums *sums, const int8_t *x0, const int8_t *w0, const int8_t *w1, int32_t n,
                                      int32_t zero, const int moved)
 {

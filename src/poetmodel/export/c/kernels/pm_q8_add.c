@@ -1,5 +1,5 @@
 /* The sum of two quantized tensors of n elements: y = ((float)(a - a_zero) * a_scale + (float)(b - b_zero) * b_scale) *
-inverse (see pm_q8.h). */
+   inverse (see pm_q8.h). */
 #include "pm_q8.h"
 #include "pm_kernels.h"
 

@@ -31,7 +31,7 @@ typedef struct {
     float lr, sign, decay;
 } pm_q8_rate;
 
-/* Returns the change of a weight, which is given in units of 1/256, in steps of int8. */
+/* Returns the change of a weight in steps of int8, 0 if it is NaN; `parts` is the weight in steps of 1/256. */
 static inline float pm_q8_change(int32_t parts, float gradient, float scale, const pm_q8_rate *rate)
 {
     gradient *= rate->sign;
@@ -52,8 +52,8 @@ typedef struct {
     pm_random_block words;
 } pm_q8_draws;
 
-/* The random numbers of this update: `begun` is the number of updates before the first step, and each step has
-   several. `first` is the index of the first weight in its layer. */
+/* Returns the random numbers of this update: `begun` is the number of updates before step 0, and `steps` the number of
+   steps per update. `first` is the index of the first weight in its layer. */
 static inline pm_q8_draws pm_q8_draws_of(int32_t site, int32_t seed, int32_t begun, int32_t steps, int32_t first)
 {
     const uint32_t update = pm_random_step / (uint32_t)steps + (uint32_t)begun;
@@ -107,7 +107,7 @@ typedef struct {
     pm_q8_rate rate;
 } pm_q8_sink;
 
-/* The sink that updates weights, in single precision. */
+/* Returns the sink that updates weights, in single precision. */
 #ifdef PM_Q8_STOCHASTIC
 static inline pm_q8_sink pm_q8_into(int8_t *w, pm_q8_draws *draws, const pm_real *scale, pm_real scale_x, pm_real lr,
                                     pm_real sign, pm_real decay)
@@ -268,8 +268,8 @@ static inline void pm_q8_dw(const pm_q8_sink *to, const pm_real *gradient, const
     }
 }
 
-/* Returns the number of positions at which a tap is inside the image, and the first of them in gradient and in x; 0
-   if there are none. */
+/* Returns the positions at which tap (h, v) is inside the image, without images if there are none. *first and *first_x
+   are the offsets of the first of them in gradient and in x, then 0. */
 static inline pm_q8_places pm_q8_places_of(const int32_t *shape, int32_t batch, int32_t h, int32_t v, int32_t *first,
                                            int32_t *first_x)
 {

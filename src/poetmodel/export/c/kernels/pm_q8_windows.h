@@ -9,9 +9,9 @@
 /* A layer; strides in elements. */
 typedef struct {
     int32_t rows, columns;        /* size of a window */
-    int32_t down, next;           /* stride between taps in x */
+    int32_t down, next;           /* strides between rows of taps, and between taps, in x */
     int32_t window_row, tap;      /* strides between rows of taps, and between taps, in w */
-    int32_t step, line;           /* stride between positions in x */
+    int32_t step, line;           /* strides between positions, and between lines, in x */
     int32_t results;              /* number of results per position */
     int32_t out_step, out_line;   /* strides between positions, and between lines, in out */
     int32_t of_group, filter;     /* results of a group; stride between them in w */

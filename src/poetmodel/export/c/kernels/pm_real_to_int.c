@@ -1,4 +1,4 @@
-/* out = x as another type */
+/* out = x, rounded towards 0 to int32_t; x must be in its range */
 #include "pm_each.h"
 #include "pm_kernels.h"
 

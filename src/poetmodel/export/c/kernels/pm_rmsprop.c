@@ -1,4 +1,4 @@
-/* A step of RMSprop */
+/* A step of RMSprop; arguments as in pm_rmsprop_body.h */
 #include "pm_rmsprop_body.h"
 #include "pm_kernels.h"
 

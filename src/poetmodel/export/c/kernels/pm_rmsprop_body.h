@@ -1,4 +1,5 @@
-/* A step of RMSprop; with a buffer of momentum, and with means by which squares are centered, if these are not 0 */
+/* A step of RMSprop, with momentum if `buffer` is not 0, and with squares centered by means of gradients if `mean` is
+   not 0. `sign` is -1 to maximize, otherwise 1; `fresh` is 1 - alpha. */
 #ifndef PM_RMSPROP_BODY_H
 #define PM_RMSPROP_BODY_H
 

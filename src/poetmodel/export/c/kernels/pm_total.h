@@ -6,7 +6,7 @@
 
 typedef struct {
     pm_real sum;
-    pm_real excess;
+    pm_real excess; /* rounding error of the sum, which the next sum corrects */
 } pm_total;
 
 static inline void pm_add_to(pm_total *total, pm_real x)

@@ -1,4 +1,4 @@
-/* out = first + width u, with u uniformly distributed from 0 to 1. See pm_random.h */
+/* out = first + width u, with u uniformly distributed from 0 to below 1. See pm_random.h */
 #include "pm_random.h"
 #include "pm_kernels.h"
 

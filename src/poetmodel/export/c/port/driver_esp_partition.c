@@ -36,7 +36,7 @@ static inline unsigned int pm_chip_unit(void)
     return partition && partition->encrypted ? PM_MOST_UNIT : 1u;
 }
 
-/* Returns the partition if all slots fit it. */
+/* Returns the partition, or 0 if there is none, or if storage does not fit it. */
 static const esp_partition_t *pm_whole_partition(void)
 {
     const esp_partition_t *const partition = pm_partition();

@@ -71,7 +71,7 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
 }
 
 #if PM_MAPPED
-/* Only the flash of the SoC is memory-mapped. */
+/* Returns 0 if the area cannot be opened. Only the flash of the SoC is memory-mapped. */
 const void *pm_storage_address(uint32_t address)
 {
     const struct flash_area *area;

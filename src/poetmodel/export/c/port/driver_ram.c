@@ -1,5 +1,5 @@
 /* Storage in memory outside of the step's RAM limit: a RAM disk, or memory-mapped external memory such as SDRAM or
-   PSRAM. Define PM_STORAGE_ADDRESS as its start, after the application has set up its controller, or
+   PSRAM, whose controller the application sets up before pm_init. Define PM_STORAGE_ADDRESS as its start, or
    PM_STORAGE_SECTION as a linker section in it, in quotes. */
 #include <string.h>
 

@@ -52,12 +52,12 @@ static int pm_flash_until_ready(void)
     return PM_ERROR_PAGE;
 }
 
-/* Returns whether the ready chip responds, and storage fits it. The third byte is the size as a power of two, in
-   almost all chips: from 64 KiB to 16 MiB. */
+/* Returns PM_OK if the ready chip responds, and storage fits it, otherwise an error. In almost all chips, the third
+   byte is the exponent of the size, a power of two from 64 KiB to 16 MiB. */
 static int pm_flash_answers(void)
 {
     const uint8_t command = READ_IDENTIFICATION;
-    uint8_t id[3] = {0x00, 0xFF, 0x00}; /* neither, if a model of a bus lacks the command */
+    uint8_t id[3] = {0x00, 0xFF, 0x00}; /* neither all zeros nor all ones, if a model of a bus lacks the command */
     const int error = pm_spi_transfer(&command, 1, 0, id, sizeof id);
     if (error) return error;
     const int is_silent = id[0] == id[1] && id[1] == id[2] && (id[0] == 0x00u || id[0] == 0xFFu);
@@ -65,8 +65,8 @@ static int pm_flash_answers(void)
     return is_silent || !pm_flash_holds(size) ? PM_ERROR_PAGE : PM_OK;
 }
 
-/* Changes flash by one command, and returns when that is done. After a reset of the core or a failure, the chip may
-   still execute an earlier command, and ignores others until then. */
+/* Changes flash by one command, and returns when that is done. First waits for an earlier command: after a reset of the
+   core or a failure, the chip may still execute it, and ignores all changes until it is done. */
 static int pm_flash_change(uint8_t code, uint32_t address, const uint8_t *out, uint32_t bytes)
 {
     const uint8_t enable = WRITE_ENABLE;
@@ -76,7 +76,8 @@ static int pm_flash_change(uint8_t code, uint32_t address, const uint8_t *out, u
     return error ? error : pm_flash_until_ready();
 }
 
-/* Erases a block: generations that share it may skip the first byte of a sector. */
+/* Erases all sectors of a block: generations that share it may skip the first byte of a sector, so that no write erases
+   single sectors. */
 static int pm_flash_erase(uint32_t address)
 {
     int error = PM_OK;

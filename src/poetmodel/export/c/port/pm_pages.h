@@ -21,7 +21,7 @@
 #define PM_STORAGE_BLOCK PM_COMMIT_BLOCK
 #define PM_STORED_BYTES (PM_COMMITTED_BYTES + PM_REPLAY_BYTES)
 
-/* Where it ends. */
+/* Returns the size of the flash with generations [bytes]. */
 static inline uint32_t pm_end(void)
 {
     return PM_STORED_BYTES;
@@ -35,7 +35,7 @@ static inline uint32_t pm_end(void)
 #include "../src/pm_checksum.h"
 #endif
 
-#ifdef PM_FAULTS /* fault injection is placed in between */
+#ifdef PM_FAULTS /* fault injection in front of storage */
 #include "../host/pm_faults.h"
 #define PM_READ(read, address, to, bytes) pm_faulty_read(read, address, to, bytes)
 #define PM_WRITE(write, address, from, bytes) pm_faulty_write(write, address, from, bytes)
@@ -54,13 +54,13 @@ static int pm_moved(int error)
     return error == PM_OK || error == PM_ERROR_SHORT ? error : PM_ERROR_PAGE;
 }
 
-/* A constant that may be 0, without warnings about comparisons with it. */
+/* Returns a constant that may be 0, without warnings about comparisons with it. */
 static inline uint32_t pm_count(uint32_t number)
 {
     return number;
 }
 
-/* Transfers bytes of a slot at an address of storage, or of the flash with generations. */
+/* Transfer bytes of a slot at an address of storage, or of the flash with generations; return PM_OK or an error. */
 static int pm_read(uint32_t slot, uint32_t address, void *to, uint32_t bytes)
 {
 #if PM_VOLATILE
@@ -201,16 +201,16 @@ static uint32_t pm_start_of(uint32_t slot)
     return start;
 }
 
-/* Where storage ends. */
+/* Returns the end of storage [bytes]. */
 static inline uint32_t pm_end(void)
 {
     return PM_VOLATILE ? pm_start_of(PM_PAGE_SLOTS) : pm_start_of(PM_SLOTS + PM_GROUPS);
 }
 
-/* Computes the address of bytes of a slot. */
+/* Computes the address of bytes at an offset in a slot. Returns PM_ERROR_SLOT if the slot does not have these bytes. */
 static int pm_find(uint32_t slot, uint32_t offset, uint32_t bytes, uint32_t *address)
 {
-    static uint32_t last, start; /* the last computed slot, plus 1, because it is written in pieces */
+    static uint32_t last, start; /* last slot plus 1, and its address: slots are often accessed in pieces */
     *address = start + offset;
     if (slot >= pm_count(PM_SLOTS + PM_GROUPS) || offset > pm_bytes_of(slot) || bytes > pm_bytes_of(slot) - offset) {
         return PM_ERROR_SLOT;
@@ -225,19 +225,20 @@ static int pm_find(uint32_t slot, uint32_t offset, uint32_t bytes, uint32_t *add
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern uint32_t pm_numbers[2]; /* of the commit to read, and of the commit to write: pm_commit.c */
+extern uint32_t pm_numbers[2]; /* numbers of the generation to read and of the generation to write: pm_commit.c */
 #ifdef __cplusplus
 }
 #endif
 
-/* Returns the start value of the checksum of a tensor, which differs for other addresses, commits and steps. */
+/* Returns the start value of the checksum of a tensor, from the layout, its slot, and the number of the generation to
+   read, or to write (`written`): data of another tensor, generation or layout has another checksum. */
 static uint32_t pm_sum_begin(uint32_t slot, int written)
 {
     const uint32_t key[3] = {PM_LAYOUT_ID, pm_row_of(slot), pm_numbers[written]};
     return pm_sum_on(0, key, sizeof key);
 }
 
-/* Checks the checksum after a tensor against that of the bytes read. */
+/* Compares the checksum stored after a tensor with that of the bytes read. */
 static int pm_sum_compare(uint32_t slot, uint32_t address, uint32_t found)
 {
     uint32_t sum = 0;
@@ -252,8 +253,8 @@ static int pm_sum_write(uint32_t slot, uint32_t address, uint32_t sum)
 #endif
 
 #if PM_COMMIT
-/* If a generation begins without a record, searches for one in its other blocks and, after the last generation, in
-   all of storage, where another program may have begun its generations. A found record gets the number 0. */
+/* If a generation begins without a record, searches its other blocks and, for the last generation, all blocks after it:
+   another program may have begun its generations there. Copies a found record to *record, with the number 0. */
 static int pm_find_record(uint32_t slot, uint32_t address, pm_record_t *record)
 {
     const uint32_t generation = (slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS;

@@ -14,11 +14,12 @@
 int pm_storage_read(uint32_t address, void *to, uint32_t bytes);
 int pm_storage_write(uint32_t address, const void *from, uint32_t bytes);
 
-/* Returns the address of a byte of storage for the core; memory-mapped storage only. */
+/* Returns the pointer with which the core reads a byte of storage, or 0 on an error; memory-mapped storage only. */
 const void *pm_storage_address(uint32_t address);
 
-/* If storage is volatile (PM_VOLATILE), generations of state are in separate flash, of PM_COMMITTED_BYTES: the same
-   functions for it, with units of PM_COMMIT_UNIT and blocks of PM_COMMIT_BLOCK. */
+/* If storage is volatile (PM_VOLATILE), generations of state and stored samples are in separate flash, of
+   PM_COMMITTED_BYTES + PM_REPLAY_BYTES, twice that in a build for double. The same functions for this flash, with units
+   of PM_COMMIT_UNIT and blocks of PM_COMMIT_BLOCK. */
 int pm_flash_read(uint32_t address, void *to, uint32_t bytes);
 int pm_flash_write(uint32_t address, const void *from, uint32_t bytes);
 

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* CRC-32 as in zlib: the first call gets 0, each further call the result before. */
+/* Returns a CRC-32 as in zlib: `sum` is 0 in the first call, and the result of the call before in each further call. */
 static inline uint32_t pm_checksum(uint32_t sum, const void *data, uint32_t bytes)
 {
     static const uint32_t table[16] = {
@@ -29,8 +29,8 @@ static inline uint32_t pm_sum_pair(uint32_t sum, const uint8_t *data)
     return ((sum >> 11 | sum << 21) ^ first) * 0x9E3779B1u + second;
 }
 
-/* Processes pairs of words, the last one padded with zeros. Each step is a bijection of either word and of the sums,
-   so that changed bits within one word are always detected. All but the last fragment of a page must have whole
+/* Continues a sum over pairs of words, the last pair padded with zeros. Each step is a bijection of either word and of
+   the sums, so that changed bits within one word are always detected. All calls for a page but the last must have whole
    pairs. */
 static inline uint32_t pm_sum_on(uint32_t sum, const void *data, uint32_t bytes)
 {

@@ -96,8 +96,9 @@ static uint32_t pm_higher(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* Reads a record or a seal to pm_moving; zeros, which are invalid, if storage reports damage. With is_short_none, as
-   for pm_init, a short read also gives zeros: a new file may be shorter than its final size. */
+/* Reads a record or a seal to pm_moving. If storage reports damage, sets found->is_damaged, and returns PM_OK with
+   zeros, which are invalid. With is_short_none, as for pm_init, a short read also results in zeros: a new file may be
+   shorter than its final size. */
 static int pm_read_end(uint32_t slot, uint32_t bytes, int is_short_none, pm_records_t *found)
 {
     int error = pm_page_in(slot, &pm_moving, bytes);
@@ -124,8 +125,8 @@ static uint32_t pm_number_of(uint32_t mark)
     return number < PM_MOST_COMMITS ? number : first < PM_MOST_COMMITS ? first : 0;
 }
 
-/* Reads one generation, and updates `found`. One byte of its seal may have changed since it was written: all other
-   data was written before. */
+/* Reads record and seal of one generation, and updates `found`. A seal is valid even if one of its bytes has changed
+   since it was written: all other data was written before. Only numbers below `below` can be the newest. */
 static int pm_read_generation(pm_kind kind, uint32_t generation, uint32_t below, int is_short_none, pm_records_t *found)
 {
     PM_TRY(pm_read_end(pm_record_slot(generation), PM_RECORD_BYTES, is_short_none, found));
@@ -172,9 +173,9 @@ static int pm_read_records(uint32_t below, int is_short_none, pm_records_t *foun
     return PM_OK;
 }
 
-/* Returns the address after that of a generation: the next one in its block, or the first one in the next block,
-   which its first write erases. There are at least two blocks, so that the block of the complete generation is not
-   erased. */
+/* Returns the place to write after a place: the next one in its block, or the first one in the next block, which its
+   first write erases. There are at least two blocks, so that the block of the complete
+   generation is not erased. */
 static uint32_t pm_place_after(uint32_t place)
 {
     const uint32_t blocks = (PM_GENERATIONS + PM_SHARED - 1u) / PM_SHARED;
@@ -182,7 +183,7 @@ static uint32_t pm_place_after(uint32_t place)
     return is_in_block ? place + 1u : (place / PM_SHARED + 1u) % blocks * PM_SHARED;
 }
 
-/* Skips addresses to which a step has written and that were not erased since. */
+/* Moves pm_next past places to which a step has written, and that were not erased since. */
 static int pm_pass_begun(pm_records_t *found)
 {
     while (pm_next % PM_SHARED) {
@@ -196,7 +197,8 @@ static int pm_pass_begun(pm_records_t *found)
     return PM_OK;
 }
 
-/* Makes a generation the current one; a record of zeros is the state before the first commit after pm_init. */
+/* Makes a generation the complete one, with the counters of its record, and sets the next one; `begun` is the highest
+   number so far. A record of zeros is the state before the first commit after pm_init. */
 static void pm_take(const pm_record_t *record, uint32_t generation, uint32_t begun)
 {
     pm_generation = generation;
@@ -305,8 +307,9 @@ int pm_resume(void)
 }
 
 #if PM_BEST
-/* The best generation is at one of two addresses after those that take turns, so that it stays complete if a power
-   cut interrupts the write of the next best one. Its record has the loss in place of the number of commits. */
+/* The best generation has one of two places after those of the generations that take turns, so that it stays
+   complete if a power cut interrupts the write of the next best one. Its record has the loss in place of the number
+   of commits. */
 static int pm_find_best(pm_records_t *found)
 {
     memset(found, 0, sizeof *found);

@@ -26,14 +26,14 @@ static uint32_t up(uint32_t bytes, uint32_t step)
     return (bytes + step - 1u) / step * step;
 }
 
-/* Alignment of the tensors of that generation. */
+/* Returns the alignment of the tensors of that generation [bytes]. */
 static uint32_t unit(void)
 {
     const uint32_t found = pm_old_unit();
     return found > sizeof(pm_real) ? found : (uint32_t)sizeof(pm_real);
 }
 
-/* Returns the address of a slot of a generation: 0 is its record, the number of slots is its end. */
+/* Returns the offset of a slot in a generation [bytes]: 0 is the record; for the number of slots, the end. */
 static uint32_t slot_offset(uint32_t slot)
 {
     const uint32_t sum = PM_OLD_STATE_SUMS ? up(4u, unit()) : 0;
@@ -59,7 +59,8 @@ static uint32_t layout(void)
     return pm_checksum(0, parts, sizeof parts) & ~COUNT_BITS;
 }
 
-/* Returns whether a complete generation of the other step begins at an address. */
+/* Reads the record at an address. Its number becomes 0 unless a complete generation of the other step begins there, and
+   has its seal before `end`. Returns PM_OK, or an error of storage. */
 static int read_ends(uint32_t address, uint32_t end, pm_record_t *record)
 {
     uint32_t seal[2];
@@ -79,7 +80,7 @@ static int read_ends(uint32_t address, uint32_t end, pm_record_t *record)
     return PM_OK;
 }
 
-/* Checks the checksums of the tensors of a generation. */
+/* Compares the tensors of a generation with their checksums. Returns PM_ERROR_CHECKSUM if any differs. */
 static int check_tensors(uint32_t address, uint32_t number)
 {
     unsigned char piece[PIECE_BYTES];
@@ -99,7 +100,8 @@ static int check_tensors(uint32_t address, uint32_t number)
     return PM_OK;
 }
 
-/* Finds the newest generation below a number. Generations begin at multiples of 256 within a block. */
+/* Finds the newest generation with a number below `below`, and stores it in `old`. Generations begin at multiples of
+   256 within a block. Returns PM_ERROR_EMPTY if there is none. */
 static int find_newest(uint32_t below)
 {
     const uint32_t end = pm_old_end();
@@ -116,8 +118,8 @@ static int find_newest(uint32_t below)
     return old.number ? PM_OK : PM_ERROR_EMPTY;
 }
 
-/* Copies the old generation to another address, block by block, and its seal last: after a power cut, the copy is
-   complete or the old one is. */
+/* Copies the old generation to another address, piece by piece, and its seal last: after a power cut, the copy is
+   complete or the old one is. Then `old` is the copy. */
 static int move_to(uint32_t address)
 {
     unsigned char piece[PM_COMMIT_UNIT > PIECE_BYTES ? PM_COMMIT_UNIT : PIECE_BYTES];
@@ -141,7 +143,8 @@ static int is_apart(uint32_t place, uint32_t address)
     return end <= address / PM_COMMIT_BLOCK * PM_COMMIT_BLOCK || begin >= generation_end(address);
 }
 
-/* Finds an address for the new generation in blocks without data of the old one; moves the old one if necessary. */
+/* Finds a place for the new generation in blocks without data of the old one; moves the old one if necessary. Returns
+   PM_ERROR_SLOT if there is none. */
 static int find_place(uint32_t *place)
 {
     for (*place = 0; *place < PM_GENERATIONS; *place += PM_SHARED) {

@@ -1,4 +1,4 @@
-/* The number type of a step: float, or double with -DPM_REAL=double. */
+/* The number type of a step, float, or double with -DPM_REAL=double, and its functions. */
 #ifndef PM_REAL_H
 #define PM_REAL_H
 
@@ -25,7 +25,7 @@ typedef PM_REAL pm_real;
 
 #if PM_IS_DOUBLE
 #define PM_SCALE 2 /* sizeof(pm_real) / 4: offsets and sizes of reals are stated for float */
-#define PM_DIGITS 17
+#define PM_DIGITS 17 /* significant decimal digits that identify a number */
 #define PM_LARGEST DBL_MAX
 #define PM_EPSILON DBL_EPSILON
 #define PM_SQRT(x) sqrt(x)

@@ -1,6 +1,7 @@
-/* Stored samples: the tensors that nodes after the frozen front read, in groups on storage. A group is written as a
-   whole to an address without a valid group, and is valid when its seal is written: a power cut leaves the old group
-   or the new one. It has a header, samples, each with a checksum, and the seal, and is written in chunks. */
+/* Stored samples: the tensors that nodes after the frozen front read, in groups on storage. A place is a range of
+   addresses for one group, with the slot number PM_SLOTS + place. A group is written as a
+   whole to a place without a valid group, and is valid when its seal is written: a power cut leaves the old group or
+   the new one. It has a header, samples, each with a checksum, and the seal, and is written in chunks. */
 #include "pm_runtime.h"
 
 #if PM_REPLAY
@@ -11,7 +12,7 @@
 enum { HEADER_BYTES = 32, SEAL_BYTES = 8, SUM_BYTES = 4, PIECE_BYTES = 64 };
 
 #define SAMPLE_BYTES (PM_SAMPLE_BYTES * PM_SCALE)
-#define LOGICAL (PM_GROUPS - 1u) /* number of groups; there is one address more */
+#define LOGICAL (PM_GROUPS - 1u) /* number of groups; there is one place more */
 #define NO_PLACE 0xFFFFu
 #define SEAL_PLACE ((HEADER_BYTES + PM_GROUP_SAMPLES * SAMPLE_BYTES + PM_CHUNK - 1u) / PM_CHUNK * PM_CHUNK)
 #define SEAL_MARK 0x6B2FD149u
@@ -33,7 +34,7 @@ _Static_assert(LOGICAL <= NO_PLACE - 1u, "groups have numbers of 16 bits");
 
 uint32_t pm_seen;
 static uint32_t newest;            /* highest number of all groups */
-static uint16_t places[PM_GROUPS]; /* address of each group, or NO_PLACE; then the address for the next write */
+static uint16_t places[PM_GROUPS]; /* place of each group, or NO_PLACE; then the place for the next write */
 
 /* The group in the process of being written. */
 static struct {
@@ -50,8 +51,9 @@ static struct {
     unsigned char bytes[(PM_SAMPLE_INPUT_BYTES * PM_SCALE + PM_ALIGNMENT) / PM_ALIGNMENT * PM_ALIGNMENT];
 } stored_inputs __attribute__((aligned(PM_ALIGNMENT)));
 
-/* Returns a random number below a limit. It depends only on a separate counter, so that it does not change masks of
-   steps. The mixing is that of the "lowbias32" function of Chris Wellons' hash prospector. */
+/* Returns a random number below `below`, from a counter, a stream (0: replaced samples, 1: samples of steps) and
+   PM_SEED. It does not use the counters of steps' masks, and so does not change these. The mixing is that of the
+   "lowbias32" function of Chris Wellons' hash prospector. */
 static uint32_t draw(uint32_t counter, uint32_t stream, uint32_t below)
 {
     uint32_t x = (counter * 2u + stream + 0x9E3779B9u) ^ (PM_SEED * 0x85EBCA6Bu);
@@ -113,7 +115,7 @@ static int has_group(uint32_t place)
     return 0;
 }
 
-/* Finds an address without a group, starting at a given one. */
+/* Finds a place without a group, from a given one on, for the next write. */
 static void find_free(uint32_t place)
 {
     while (has_group(place % PM_GROUPS)) place++;
@@ -127,7 +129,7 @@ void pm_replay_clear(void)
     places[LOGICAL] = 0;
 }
 
-/* Reads the header at an address; its number is 0 if the group is incomplete, or of another step or pm_init. */
+/* Reads the header at a place; its number becomes 0 if the group is incomplete, or of another step or pm_init. */
 static int read_header(uint32_t place, header_t *header)
 {
     uint32_t seal[2] = {0, 0};
@@ -183,7 +185,7 @@ static int put(const void *from, uint32_t bytes)
     return PM_OK;
 }
 
-/* Copies samples of the old version of the group. */
+/* Copies samples `first` to below `end` of the old version of the group. */
 static int copy_samples(uint32_t first, uint32_t end)
 {
     unsigned char piece[PIECE_BYTES];

@@ -27,7 +27,7 @@ static uint32_t size_of(uint8_t type)
     return type == PM_IS_REAL ? (uint32_t)sizeof(pm_real) : type == PM_IS_INT32 ? 4u : 1u;
 }
 
-/* Copies first values to RAM. */
+/* Copies `count` first values of a buffer, from element `first` on, to RAM. */
 static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t count)
 {
     if (buffer->weights == PM_ZEROS) {
@@ -40,7 +40,7 @@ static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t c
     }
 }
 
-/* Copies first values, and overwrites them with state of another step in pm_migrate. */
+/* Copies first values as load does; in pm_migrate, overwrites them with state of another step. */
 static int first_values(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t count)
 {
     load(to, buffer, first, count);
@@ -90,7 +90,8 @@ static int put(const pm_buffer_t *buffer)
 }
 #endif
 
-/* Elements of a state tensor to write, for pm_write_state; from: 0 for the first values of all state, in pm_init. */
+/* A change of state: `count` elements of tensor `index`, from `first` on, get the values at `from`; if `from` is 0, all
+   state gets its first values. */
 typedef struct {
     const unsigned char *from;
     int index;
@@ -107,8 +108,8 @@ static uint32_t least(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* Copies the changed elements among first, first + 1, ... of a buffer to `to`, unless that is 0; returns whether any
-   are changed. */
+/* Copies the changed elements among `count` elements of a buffer, from `first` on, to `to`, unless that is 0. Returns
+   whether any of them change: none do if what->from is 0. */
 static int change(const change_t *what, const pm_buffer_t *buffer, uint32_t first, uint32_t count, void *to)
 {
     const pm_pieces_t *pieces = &pm_state_pieces[what->index];
@@ -136,7 +137,8 @@ static int change(const change_t *what, const pm_buffer_t *buffer, uint32_t firs
 }
 
 #if PM_SLOTS && PM_MAPPED
-/* Writes a buffer of memory-mapped storage, in pieces. */
+/* Writes first values, or changed elements, of a buffer on memory-mapped storage, in pieces; with changed elements, all
+   elements if each commit writes the buffer. */
 static int write_mapped(const pm_buffer_t *buffer, const change_t *what)
 {
     pm_real some[32];
@@ -282,7 +284,7 @@ static void widen(void)
 #endif
 }
 
-/* Prepares pm_init and pm_resume: invalidates state, and checks the arena. */
+/* Prepares pm_init and pm_resume: invalidates state, checks the arena, cancels a step in progress, widens constants. */
 static int prepare(void)
 {
     pm_holds = PM_HOLDS_NOTHING;
@@ -370,7 +372,8 @@ int pm_load_state(void)
     return PM_OK;
 }
 
-/* Writes state that the step has not written to the next generation: that in RAM, or all. */
+/* Writes to the next generation the state that the step has not written there: state with its home in RAM, or all state
+   if storage is volatile. Begins the generation, unless the step has. */
 static int put_rest(uint32_t steps)
 {
     PM_TRY(PM_WRITES_EARLY ? PM_OK : pm_commit_begin(steps));

@@ -11,7 +11,7 @@ typedef enum { PM_IS_REAL, PM_IS_INT32, PM_IS_UINT8, PM_IS_INT8 } pm_type;
 typedef struct {
     uint32_t elements;
     uint32_t weights; /* offset of its first values in pm_weights [bytes]; PM_ZEROS: all zeros, not stored */
-    uint32_t address; /* offset in the arena, or free offset between two steps [bytes] */
+    uint32_t address; /* offset in the arena; for state on storage, one that is free between two steps [bytes] */
     uint32_t slot;    /* slot on storage, or PM_NO_SLOT */
     uint8_t home;
     uint8_t type;
@@ -20,11 +20,11 @@ typedef struct {
 /* Elements of a buffer. A state tensor has one piece, or one for each tile. */
 typedef struct {
     uint32_t buffer; /* index in pm_buffers */
-    uint32_t offset; /* its first element in that */
+    uint32_t offset; /* first element of the piece in the buffer */
     uint32_t elements;
 } pm_piece_t;
 
-/* The pieces of a state tensor. */
+/* The pieces of a state tensor: consecutive ones of pm_pieces. */
 typedef struct {
     uint32_t first;
     uint32_t count;
@@ -34,7 +34,7 @@ typedef struct {
 typedef struct {
     uint32_t slot;
     uint32_t slot_elements; /* elements of the whole buffer */
-    uint32_t offset;        /* its first element in that */
+    uint32_t offset;        /* first element of the gradient in the buffer */
     uint32_t dimensions;    /* 0 if it is contiguous */
     const int32_t *sizes;
     const int32_t *strides;
@@ -77,7 +77,7 @@ extern pm_real pm_wide_weights[]; /* the weights are floats */
 typedef struct {
     const void *inputs[PM_INPUTS ? PM_INPUTS : 1];
     pm_real lr;
-    pm_real loss;  /* of the last step, when it is computed */
+    pm_real loss;  /* of the last step with a finite loss */
     uint32_t slice; /* the next slice; 0: no step is in progress */
 #if PM_REPLAY
     uint32_t way;
@@ -92,7 +92,7 @@ enum { PM_WAY_WHOLE, PM_WAY_STORED, PM_WAY_KEEPS };
 #define PM_KEEPS (pm_progress.way == PM_WAY_KEEPS)
 extern const uint32_t pm_sample_parts[];  /* sizes of the tensors of a sample: outputs of the front, then inputs */
 extern const uint32_t pm_sample_inputs[]; /* indices of these inputs */
-int pm_sample_write(uint32_t part, const void *from, uint32_t bytes); /* tensors in the order of their numbers */
+int pm_sample_write(uint32_t part, const void *from, uint32_t bytes); /* call for parts 0, 1, ... in order */
 int pm_sample_read(uint32_t part, void *to, uint32_t bytes);
 void pm_replay_clear(void);
 int pm_replay_load(void);
@@ -116,23 +116,24 @@ int pm_run_nodes(uint32_t nodes);
 /* Elements of a buffer that are copied from a tensor in the generation of another step. */
 typedef struct {
     uint32_t buffer; /* index in pm_buffers */
-    uint32_t first;  /* its first element in that */
+    uint32_t first;  /* first copied element in the buffer */
     uint32_t count;
     uint32_t tensor; /* index in pm_old_bytes */
-    uint32_t offset; /* its first element in that */
+    uint32_t offset; /* first copied element in the tensor */
 } pm_migrated_t;
 extern const pm_migrated_t pm_migrated[];
-extern const uint32_t pm_old_bytes[]; /* sizes of the tensors of that generation, in the build for float */
-/* Overwrites elements of a buffer with copied state of the other step; does nothing outside of pm_migrate. */
+extern const uint32_t pm_old_bytes[]; /* sizes of the tensors of that generation, in the build for float [bytes] */
+/* Overwrites those of `count` elements at `to` that have copied state of the other step: elements of a buffer from
+   `first` on, of `size` bytes each. Does nothing outside of pm_migrate. */
 int pm_migrated_values(uint32_t buffer, uint32_t first, uint32_t count, uint32_t size, void *to);
-int pm_begin_at(uint32_t place, uint32_t steps); /* as pm_init, with a given address of the generation */
+int pm_begin_at(uint32_t place, uint32_t steps); /* as pm_init, with the place of the next generation and pm_steps */
 #endif
 
 #if PM_COMMIT
 #if PM_BEST
 int pm_copy_state(int is_restored); /* from PM_OLD to PM_NEW; if restored, also to the homes of state */
 #endif
-int pm_save_step(void); /* ends a step: writes all other state to PM_NEW, and commits */
+int pm_save_step(void); /* ends a step: counts it, or commits it with all state that the step has not written */
 #endif
 
 #endif

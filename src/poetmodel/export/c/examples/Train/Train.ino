@@ -35,7 +35,7 @@ static void next_batch()
 }
 
 @IF EVALUATION@
-/* The loss in evaluation mode, at intervals, of batches that are not used for training. */
+/* Prints the loss of a batch in evaluation mode. Replace next_batch here: use data that does not train. */
 static void evaluate()
 {
     pm_real loss = 0;

@@ -1,4 +1,5 @@
-/* The storage of generations of state in flash, because that of this board is volatile: as pages of other boards. */
+/* The flash for generations of state, because the storage of this board is volatile: the drivers are those that other
+   boards have for all storage. */
 #ifndef PM_FLASH_START
 #define PM_FLASH_START 0u
 #endif

@@ -16,8 +16,8 @@
 extern "C" {
 #endif
 
-#define PM_ARENA_BYTES @ARENA_BYTES@ /* in the build for float */
-#define PM_ALIGNMENT @ALIGNMENT@ /* of tensors in the arena, and of the arena */
+#define PM_ARENA_BYTES @ARENA_BYTES@ /* size of the arena in the build for float */
+#define PM_ALIGNMENT @ALIGNMENT@ /* alignment of the arena, and of tensors in it [bytes] */
 #define PM_INPUTS @INPUT_COUNT@
 #define PM_STATES @STATE_COUNT@
 #define PM_GRADIENTS @GRADIENT_COUNT@ /* returned gradients, in a step without updates */
@@ -26,26 +26,26 @@ extern "C" {
 #define PM_PAGE_SLOTS @PAGE_SLOTS@u /* slots in separate erase blocks */
 #define PM_STATE_SLOTS @STATE_SLOTS@u /* slots of a generation, with record and seal */
 @IF STATE_SLOTS@
-#define PM_SLOTS (PM_PAGE_SLOTS + PM_PLACES * PM_STATE_SLOTS) /* all of them */
+#define PM_SLOTS (PM_PAGE_SLOTS + PM_PLACES * PM_STATE_SLOTS) /* all slots */
 @END STATE_SLOTS@
 @UNLESS STATE_SLOTS@
-#define PM_SLOTS @PAGE_SLOTS@u /* all of them */
+#define PM_SLOTS @PAGE_SLOTS@u /* all slots */
 @END STATE_SLOTS@
 #define PM_WEIGHT_REALS @WEIGHT_REALS@
-#define PM_INPUT_BYTES @INPUT_BYTES@ /* size of all inputs */
+#define PM_INPUT_BYTES @INPUT_BYTES@ /* size of all inputs, each in whole words [bytes] */
 #define PM_OUTPUTS @OUTPUT_ELEMENTS@ /* elements that pm_infer writes */
 #define PM_MAPPED @MAPPED@ /* whether storage is memory-mapped */
 #define PM_COMMIT @COMMIT@ /* whether state has generations on storage */
-#define PM_VOLATILE @VOLATILE@ /* whether these are in flash, because storage is volatile */
+#define PM_VOLATILE @VOLATILE@ /* whether generations are in flash, because storage is volatile */
 #define PM_COMMIT_EVERY @COMMIT_EVERY@u /* steps between commits */
 #define PM_STATE_SUMS @STATE_SUMS@ /* whether state has checksums */
 #define PM_WRITES_EARLY @WRITES_EARLY@ /* whether a step writes state to storage before its end */
-#define PM_EVALUATES @EVALUATION@ /* whether it has pm_evaluate */
+#define PM_EVALUATES @EVALUATION@ /* whether the step has pm_evaluate */
 #define PM_COUNTS_CORRECT @COUNTS_CORRECT@ /* whether pm_evaluate counts correct classes */
 #define PM_BEST @BEST@ /* whether the best state is stored in two more generations */
-#define PM_MIGRATES @MIGRATES@ /* whether it has pm_migrate */
+#define PM_MIGRATES @MIGRATES@ /* whether the step has pm_migrate */
 #define PM_REPLAY @REPLAY@u /* max. number of stored samples */
-#define PM_RANDOM @RANDOM@ /* whether it draws random numbers */
+#define PM_RANDOM @RANDOM@ /* whether the step draws random numbers */
 @IF ACCUMULATE@
 #define PM_ACCUMULATE @ACCUMULATE@ /* batches per update */
 @END ACCUMULATE@
@@ -58,8 +58,9 @@ extern "C" {
 #define PM_INSTANCE_ID 0x@INSTANCE_ID@u
 #endif
 
-/* Storage: total size; write unit; erase block, at the beginning of which every page and every generation begins;
-   number of generations that take turns, at least two. The defaults are those of the device. */
+/* Storage: total size; write unit; erase block [bytes]; number of generations that take turns, at least two. Every page
+   begins an erase block, and so does every generation, or every group of generations that share a block (see below).
+   The defaults are those of the device. */
 #if !defined PM_STORAGE_UNIT && !defined PM_STORAGE_BLOCK && !defined PM_GENERATIONS && \
     !defined PM_CHECKSUM
 #define PM_STORED_BYTES @STORED_BYTES@u
@@ -111,7 +112,8 @@ extern "C" {
     (PM_COMMIT_BLOCK / PM_PITCH < PM_GENERATIONS / 2u ? PM_COMMIT_BLOCK / PM_PITCH \
                                                       : PM_GENERATIONS / 2u)
 #define PM_BLOCK_GENERATIONS (PM_SHARE < 2u ? 1u : PM_SHARE / 2u * 2u)
-/* Addresses of generations: those that take turns, then two for the best one, in separate blocks. */
+/* Places for generations, which are ranges of addresses, numbered from 0: those of generations that take turns, then
+   two for the best one, in separate blocks. */
 #define PM_BEST_PLACE(number) \
     (((PM_GENERATIONS + PM_BLOCK_GENERATIONS - 1u) / PM_BLOCK_GENERATIONS + (number)) * \
      PM_BLOCK_GENERATIONS)
@@ -187,29 +189,32 @@ extern "C" {
 int pm_use_arena(void *arena, size_t bytes);
 #endif
 
-/* Returns 0, with the state as exported, or an error number. With commits, this replaces all state on storage, also
-   that of other programs. */
+/* Returns PM_OK, with the state as exported, or an error. Cancels a step in progress. With commits, this replaces all
+   state on storage, also that of other programs. */
 int pm_init(void);
 
 /* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t,
-   bytes uint8_t or int8_t.
+   bytes uint8_t or int8_t. The step only reads these arrays, and only during the call. Returns
+   PM_OK and the loss, or an error without a loss.
    `lr` is the learning rate of the optimizer's first group of trained parameters; that of each
    other group stays the same multiple of it as when this was exported.@IF ACCUMULATE@
-   Each call adds its gradients, divided by PM_ACCUMULATE, to those in the state; the one that is
-   the PM_ACCUMULATE-th since the last update updates, at its learning rate.@END ACCUMULATE@
+   Each call adds its gradients, divided by PM_ACCUMULATE, to sums in the state; the
+   PM_ACCUMULATE-th call since the last update also updates the state, at its learning rate.@END ACCUMULATE@
    With PM_TORN some state is new already; with any other error all state is as before: with
-   PM_ERROR_NUMBER the loss of this batch is not finite.
+   PM_ERROR_NUMBER the loss of this batch, or the learning rate, is not finite.
    PM_ERROR_STATE: begin with pm_init or pm_resume, also after PM_TORN. */
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 
-/* A training step in slices, with the same bits: begin a step, then execute a number of nodes at a time as long as
-   that returns PM_MORE. 0 is the end of the step, all other values are errors as of pm_step. Until then, the input
-   arrays must not change, and state must not be read or written. */
+/* A training step in slices, with the bits of pm_step: begin a step, then call pm_step_some, which executes at most
+   `nodes` nodes, as long as it returns PM_MORE. PM_OK is the end of the step, all other values are errors as of
+   pm_step. Until the end, the input arrays must not change, and state must not be read or written. */
 int pm_step_begin(const void *const inputs[PM_INPUTS], pm_real lr);
 int pm_step_some(uint32_t nodes);
-pm_real pm_loss(void); /* loss of the last step; unchanged if that was not finite */
+pm_real pm_loss(void); /* loss of the last step with a finite loss */
 
-/* Read or write a state tensor, in RAM or on storage, by its index in manifest.json. */
+/* Read or write a state tensor, in RAM or on storage, by its index in manifest.json. Its elements have the number and
+   type in pm_states_info, also integers. With commits, a write to a tensor that steps change is committed at once, with
+   all state. Return PM_OK or an error; the write returns PM_READ_ONLY for a tensor in flash. */
 int pm_read_state(int index, pm_real *to);
 int pm_write_state(int index, const pm_real *from);
 @IF COMMIT@
@@ -217,7 +222,8 @@ int pm_write_state(int index, const pm_real *from);
 /* Loads committed state after a restart, in place of pm_init. PM_OK: the state of the last commit. PM_RESUMED_OLDER:
    the state of the commit before, because the last one is damaged. PM_ERROR_EMPTY: storage was read and has no
    state; call pm_init. PM_ERROR_OTHER: storage has state of another step, instance or layout. PM_ERROR_CHECKSUM: all
-   state is damaged. All other errors are failures of storage: call again. This never writes storage. */
+   state is damaged. PM_ERROR_ARENA: pm_use_arena was not called. All other errors are failures of storage: call again.
+   This never writes storage. */
 int pm_resume(void);
 @IF MIGRATES@
 
@@ -232,7 +238,7 @@ int pm_migrate(void);
 /* Between two steps: writes a generation if the last step did not (PM_COMMIT_EVERY), such as before a power-down.
    Not permitted after PM_TORN. After an error, the generation before stays valid: call again. */
 int pm_commit_now(void);
-extern uint32_t pm_commits; /* commits so far: 1 by pm_init, 1 by each committing step, over restarts */
+extern uint32_t pm_commits; /* 1 for pm_init, and 1 for each committing step since; restarts do not reset it */
 extern uint32_t pm_steps;   /* number of steps since pm_init; restarts do not reset it */
 @END COMMIT@
 @IF GRADIENT_COUNT@
@@ -262,7 +268,7 @@ int pm_evaluate(const void *const inputs[PM_INPUTS], pm_real *loss, uint32_t *co
 int pm_keep_sample(const void *const inputs[PM_INPUTS], uint32_t *sample);
 #define PM_NO_SAMPLE 0xFFFFFFFFu
 uint32_t pm_samples(void);  /* number of stored samples */
-extern uint32_t pm_seen;    /* number of samples offered between pm_init and the last one stored */
+extern uint32_t pm_seen;    /* number of samples offered since pm_init; after a restart, until the last stored one */
 
 /* A training step on a stored sample, with the bits of pm_step on its batch. `sample` is its number, below
    pm_samples(), or PM_ANY_SAMPLE for a random one. PM_ERROR_EMPTY: no sample is stored. The second function begins

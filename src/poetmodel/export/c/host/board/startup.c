@@ -13,7 +13,7 @@ int main(int argc, char **argv);
 void reset(void);
 void start(void);
 
-/* newlib's version needs a kilobyte of data. */
+/* In place of newlib's version, which needs a kilobyte of data. */
 int *__errno(void);
 int *__errno(void)
 {
@@ -42,7 +42,7 @@ __attribute__((naked)) void reset(void)
 #define CPACR (*(volatile uint32_t *)0xE000ED88u)
 #define MPU ((volatile uint32_t *)0xE000ED90u) /* type, control, number, base, attributes and size */
 
-/* Accesses to the megabyte below RAM cause a fault, because a stack overflow reaches it. */
+/* Makes accesses to the megabyte below RAM a fault, so that a stack overflow, which reaches it, is detected. */
 static void guard_stack(void)
 {
     MPU[2] = 0;
@@ -67,7 +67,7 @@ static int split(char *text, char **words, int room)
 /* Called by the assembly of reset only, which link-time optimization cannot see. */
 __attribute__((used)) void start(void)
 {
-    /* Not in the RAM of the device, and not cleared before. */
+    /* In a section outside of the RAM of the device, which is cleared below. */
     static char line[1024] __attribute__((section(".measure")));
     static char *words[16] __attribute__((section(".measure")));
 #ifdef __ARM_FP
