@@ -128,8 +128,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     step : LoweredStep
         The step to export.
     folder : Path
-        The folder to write; created if it does not exist. C files that only an earlier export wrote
-        there are deleted.
+        The folder to write; created if it does not exist. C files, headers and weight files that
+        only an earlier export wrote there are deleted.
     ram : str or int, optional
         RAM limit of the step: state, tensors, inputs, stack and runtime together. Bytes, or a size
         such as ``256KiB``. A percentage is relative to the keep-all peak, as for
@@ -157,7 +157,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     gap : float
         Gap of the overhead at which the solver stops.
     commit : bool
-        Whether storage holds generations of all state, of which one is complete at any time.
+        Whether storage, or flash if storage is volatile, has generations of the state that a step
+        replaces. One generation is complete at any time.
     commit_every : int
         Number of steps between two commits. Above 1, it implies `commit`, and all replaced state
         must have its home in RAM.
@@ -574,8 +575,8 @@ def _check_storage(
 ) -> None:
     """Raise `BudgetError` if `stored_bytes` do not fit the storage of a device.
 
-    If its storage is volatile, generations of state (`commit`) are in its flash. The message
-    advises more RAM if the device `has_more_ram`.
+    If its storage is volatile, generations of state (`commit`) are in its flash. Without `commit`,
+    the message advises more RAM if the device `has_more_ram`.
     """
     flash = device.flash if commit and device.is_volatile else None
     capacity_bytes = device.aux_bytes if flash is None else flash.storage_bytes
