@@ -243,4 +243,4 @@ class VerificationError(PoetModelError):
     def __init__(self, violations: Iterable[str]) -> None:
         self.violations: tuple[str, ...] = tuple(violations)
         """A message for every violation."""
-        super().__init__("the schedule is not valid: " + "; ".join(self.violations))
+        super().__init__("the result is not valid: " + "; ".join(self.violations))

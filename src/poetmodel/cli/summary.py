@@ -185,7 +185,13 @@ def _tolerance_text(result: SolveResult) -> str:
 def _conditions_text(problem: Problem) -> str:
     """Return the condition under which the proven least RAM holds, as the end of a sentence."""
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
-    is_unlimited = problem.recompute and problem.can_page and all(limit is None for limit in limits)
+    storage_bytes, tensor_bytes = problem.aux_limit_bytes, sum(problem.graph.tensor_bytes)
+    is_unlimited = (
+        problem.recompute
+        and problem.can_page
+        and all(limit is None for limit in limits)
+        and (storage_bytes is None or storage_bytes >= tensor_bytes)
+    )
     return " at all" if is_unlimited else " within the other limits"
 
 

@@ -35,7 +35,7 @@ def make_kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -
     include = [f'#include "{SHARED_PREFIX}_kernels.h"', *macros, ""] if macros else []
     return "\n".join(
         (
-            "/* The kernels that this step calls. */",
+            "/* Declarations of kernels. */",
             "#ifndef PM_KERNELS_H",
             "#define PM_KERNELS_H",
             "",

@@ -131,9 +131,9 @@ def insufficient_ram_message(
     """Return a message that a RAM budget is too small, with a sufficient budget if known.
 
     `computation` is a phrase that names the computation that must fit. Budgets below `needed_bytes`
-    are never sufficient. `sufficient_bytes` is None if no sufficient budget is known. `base_bytes`
-    is 100 % of a budget that was stated as a percentage, else None. If not `is_proved`, the message
-    suggests a longer search.
+    are never sufficient; 0 if no lower bound is known. `sufficient_bytes` is None if no sufficient
+    budget is known. `base_bytes` is 100 % of a budget that was stated as a percentage, else None.
+    If not `is_proved`, the message suggests a longer search.
     """
     message = f"ram: {format_bytes(budget_bytes)} is too little for {computation}"
     hint = "" if base_bytes else missing_unit_hint(budget_bytes, needed_bytes)
@@ -149,7 +149,8 @@ def insufficient_ram_message(
         ram_argument += f" ({sufficient_bytes / base_bytes:.1%})"
     if needed_bytes >= sufficient_bytes:
         return f"{message}: the minimum is {ram_argument}{hint}"
-    return f"{message}: {ram_argument} is enough, and less than {needed_bytes:,} B never is{hint}"
+    bound = f", and less than {needed_bytes:,} B never is" if needed_bytes else ""
+    return f"{message}: {ram_argument} is enough{bound}{hint}"
 
 
 def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
@@ -204,10 +205,11 @@ def _deadline_fault(problem: Problem) -> str | None:
     transfer_note = (
         "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
     )
+    commit_s = problem.pass_time_s - problem.pass_compute_s
+    hint = _commit_hint(problem, format_seconds(commit_s)) if commit_s > 0 else ""
     return (
         f"deadline {format_seconds(problem.deadline_s or 0.0)}: a single pass over all nodes "
-        f"already takes {problem.pass_time_s:.9g} s{transfer_note}; no schedule is faster"
-        f"{_commit_hint(problem, format_seconds(problem.commit_cost.time_s))}"
+        f"already takes {problem.pass_time_s:.9g} s{transfer_note}; no schedule is faster{hint}"
     )
 
 

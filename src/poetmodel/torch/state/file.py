@@ -357,6 +357,12 @@ class StateFile:
         self._set_path(Path(name))
         try:
             fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._remove()
+            raise InputError(
+                f"{folder}: a state file cannot be locked here ({error.strerror or error})"
+            ) from None
+        try:
             os.posix_fallocate(descriptor, 0, self.bytes)
             os.pwrite(descriptor, self.format.header, 0)
         except OSError as error:
