@@ -19,7 +19,7 @@ INTERRUPTED: Final = 130
 _SHOWN_CHARACTERS: Final = 60
 """Maximum length of a value in a message."""
 _SHOWN_INTEGER: Final = 10**20
-"""Integers from here on are described by their number of digits."""
+"""Integers of at least this absolute value are described by their number of digits."""
 
 
 def quote(value: object) -> str:
@@ -112,7 +112,7 @@ class DeviceError(InputError):
 
 
 class CostError(InputError):
-    """A profile is malformed or does not match the graph."""
+    """Costs or a profile are malformed, or do not match the graph."""
 
 
 class BudgetError(InputError):
@@ -132,7 +132,10 @@ class PlanError(InputError):
 
 
 class MissingExtraError(InputError):
-    """An operation requires an optional dependency that is not installed."""
+    """An operation requires an optional dependency that is not installed.
+
+    For back ends, PyTorch and ExecuTorch, see `BackendUnavailableError`.
+    """
 
 
 class ModelError(InputError):
@@ -153,7 +156,10 @@ class BackendError(PoetModelError, RuntimeError):
 
 
 class BackendUnavailableError(BackendError):
-    """A back end is not installed, or its licence refuses the model."""
+    """A back end, PyTorch or ExecuTorch is missing, or its release is not supported.
+
+    The subclass `LicenceError` is for licences of back ends.
+    """
 
 
 class LicenceError(BackendUnavailableError):
@@ -226,15 +232,15 @@ class WorkersLostError(PoetModelError, RuntimeError):
 
 
 class VerificationError(PoetModelError):
-    """The verifier refused a schedule that a solver called feasible.
+    """A schedule, plan or arena that poetmodel made violates a rule or a limit.
 
     Parameters
     ----------
     violations : iterable of str
-        A message for every violated rule.
+        A message for every violation.
     """
 
     def __init__(self, violations: Iterable[str]) -> None:
         self.violations: tuple[str, ...] = tuple(violations)
-        """A message for every violated rule."""
-        super().__init__("the schedule is not valid: " + "; ".join(self.violations))
+        """A message for every violation."""
+        super().__init__("the result is not valid: " + "; ".join(self.violations))

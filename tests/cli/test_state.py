@@ -106,9 +106,9 @@ def test_least_ram_is_that_in_which_the_network_trains(solved):
     _, graph = solved(1140)
     board = ("--graph", graph, "--device", BOARD_FILE)
     out = words(invoke("solve", *board, "--minimize", "ram").out)
-    assert "minimized ram 600 B the minimum RAM in which this network trains at all" in out
+    assert "minimized ram 600 B the least RAM in which this network trains at all" in out
     out = words(invoke("solve", *board, "--minimize", "ram", "--no-paging").out)
-    assert "minimized ram 940 B the minimum RAM in which this network trains within" in out
+    assert "minimized ram 940 B the least RAM in which this network trains within" in out
     found = invoke("limits", *board, "--json").json
     assert found["floor_bytes"] == 600
     least = {name: limit["value"] for name, limit in found["ram"].items()}

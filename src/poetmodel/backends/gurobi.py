@@ -49,8 +49,8 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
 """Meaning of each member of ``GRB.Status``."""
 
 _OPTIMALITY_TOLERANCE: Final = 1e-9
-"""Tolerance of reduced costs. With Gurobi's default of 1e-6, errors of bounds exceed those of
-objectives."""
+"""Tolerance of reduced costs. With Gurobi's default of 1e-6, bounds are less accurate than
+solutions."""
 _LICENCE_ERRORS: Final = ("NO_LICENSE", "NETWORK", "JOB_REJECTED", "CSWORKER", "CLOUD")
 """Errors of Gurobi's licence service, members of ``GRB.Error``."""
 

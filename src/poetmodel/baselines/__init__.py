@@ -1,6 +1,6 @@
 """Methods of earlier work: functions from a problem to a schedule, all verified in the same way.
 
-`run` is imported on first use, so that listing the methods imports no solver.
+`run` and `recompute_once` are imported on first use, so that listing the methods imports no solver.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ def method(
     Raises
     ------
     InputError
-        If the name is that of a shipped method, is empty, or contains a space, a comma or a colon.
+        If the name is no text, is empty, is that of a shipped method, or contains white space, a
+        comma or a colon. The decorator raises it for an object that is not callable.
     """
     if not isinstance(name, str):
         raise InputError('method: give it a name: @pm.method("mine")')
@@ -91,14 +92,15 @@ def method(
 
 
 def find_user_method(name: str) -> Method | None:
-    """Return the user-defined method of a name; None for other names.
+    """Return the user-defined method of a name.
 
-    The name is registered with `method`, or is ``FILE.py:FUNCTION``.
+    The name is registered with `method`, or is ``FILE.py:FUNCTION``. None for names of other forms.
 
     Raises
     ------
     InputError
-        If the file cannot be read, or has no such function.
+        If the name is a file without a function, ``FILE.py``; if the file cannot be found, or has
+        no such function.
     UserMethodError
         If the file raises an exception when it is imported.
     """
@@ -157,7 +159,7 @@ def hash_method_files(entry: Method) -> str:
 def _load_method(name: str, path: Path, function_name: str) -> Method:
     """Import a file and return the method of its function.
 
-    Raises `InputError` if the file cannot be read or lacks the function, and `UserMethodError` if
+    Raises `InputError` if the file cannot be found or lacks the function, and `UserMethodError` if
     the file raises an exception.
     """
     try:
@@ -180,10 +182,11 @@ def _load_method(name: str, path: Path, function_name: str) -> Method:
 
 @cache
 def _import_file(name: str, path: Path, _modified_ns: int) -> ModuleType:
-    """Import a file; the cache returns the module until the file's modification time changes.
+    """Import a file, once for each method name and modification time.
 
-    Appends the folder of the file to ``sys.path``, so that the file can import modules from there.
-    Raises `UserMethodError` if the file raises an exception.
+    So a second function of the file executes the file again. Appends the folder of the file to
+    ``sys.path``, so that the file can import modules from there. Raises `UserMethodError` if the
+    file raises an exception.
     """
     module_name = f"{_PREFIX}{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -220,7 +223,7 @@ def _make_method(name: str, function: Any, *, summary: str = "", source: str = "
 
 
 def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
-    """Wrap a user's function: it returns a `Schedule`, or raises an error with file and line."""
+    """Wrap a user's function: check its result, and convert errors except those of methods."""
 
     @wraps(function)
     def call_function(problem: Problem) -> Schedule:

@@ -342,9 +342,10 @@ class FileGraphOptions:
         None,
         "--tile SIZE",
         "With --state: split larger parameters along their output channels, such as 32KiB. Also "
-        "splits activations of step files, and for 'profile' with --target qemu. auto: 'solve' "
-        "tries all sizes that fit and returns the best schedule; 'limits' and 'explore' use the "
-        "largest size that fits.",
+        "splits activations of step files, and for 'profile' with --target qemu. auto, "
+        "for step files: no tiles if the step fits; otherwise 'solve' tries up to four sizes that "
+        "fit and returns the best schedule, and 'limits' and 'explore' use the largest size that "
+        "fits.",
     )
     train: str | None = graph_option(
         None,

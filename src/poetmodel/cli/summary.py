@@ -78,7 +78,10 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
 
 
 def proof_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield the status, why the solve stopped, and the minimized value with its bound and gap."""
+    """Yield the status, why the solve stopped, and the minimized value with its bound and gap.
+
+    Energies are included if the problem counts them.
+    """
     reason = TERMINATION_TEXTS[result.termination]
     if result.termination == Termination.STALLED and _is_solved_model_proved(result):
         reason = "proved for the model that was solved, which is not the stated problem"
@@ -166,7 +169,7 @@ def _objective_facts(result: SolveResult) -> Iterator[Fact]:
         bool(result.problem.graph.replacement_of) and result.status == Status.OPTIMAL
     )
     if minimize == Quantity.RAM and is_proved_minimum:
-        remark = f"the minimum RAM in which this network trains{_conditions_text(result.problem)}; "
+        remark = f"the least RAM in which this network trains{_conditions_text(result.problem)}; "
     yield text_fact(name, value, f"{remark}bound {bound}")
     yield text_fact("gap", _format_gap(result), f"of the {name}; {_tolerance_text(result)}")
 
@@ -180,9 +183,15 @@ def _tolerance_text(result: SolveResult) -> str:
 
 
 def _conditions_text(problem: Problem) -> str:
-    """Return the condition under which the minimum RAM holds, as the end of a sentence."""
+    """Return the condition under which the proven least RAM holds, as the end of a sentence."""
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
-    is_unlimited = problem.recompute and problem.can_page and all(limit is None for limit in limits)
+    storage_bytes, tensor_bytes = problem.aux_limit_bytes, sum(problem.graph.tensor_bytes)
+    is_unlimited = (
+        problem.recompute
+        and problem.can_page
+        and all(limit is None for limit in limits)
+        and (storage_bytes is None or storage_bytes >= tensor_bytes)
+    )
     return " at all" if is_unlimited else " within the other limits"
 
 
@@ -291,7 +300,10 @@ def commit_facts(problem: Problem) -> Iterator[Fact]:
 
 
 def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
-    """Yield the time by activity, the size of the solver's model, and the solver with versions."""
+    """Yield the time by activity, the size of the solver's model, and the solver with versions.
+
+    Without a solver, yield the method instead.
+    """
     seconds_by_activity = {
         "reading": read_s,
         "building": result.build_s,
@@ -321,7 +333,10 @@ def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iter
 
 
 def _model_size_texts(statistics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the sizes of the solved model that its statistics contain, such as ``12 rows``."""
+    """Yield the size of the solved model and counts of row generation, such as ``12 rows``.
+
+    Sizes and counts that the statistics lack are omitted.
+    """
     for key in ("columns", "rows", "nonzeros", "rounds", "enforced_rows"):
         value = statistics.get(key)
         if value is not None:

@@ -65,7 +65,7 @@ class GridOptions:
     out: Path = options.output_option(
         options.REQUIRED,
         "--out DIR",
-        "Folder of the records. Runs that are recorded there are not repeated.",
+        "Folder of the records. Runs that are recorded there are not repeated, unless they failed.",
     )
     deadline: str = options.limit_option(
         "none",
@@ -409,7 +409,7 @@ class FigureOptions:
         None,
         "--out DIR",
         "Folder of records, tables and pictures. Runs that are recorded there are not "
-        "repeated. Default: poetmodel-bench/NAME.",
+        "repeated, unless they failed. Default: poetmodel-bench/NAME.",
     )
     time_limit: float | None = options.solve_option(
         None,
@@ -445,7 +445,7 @@ def bench(
 def _reproduce_figure(
     request: FigureOptions, worker_options: WorkersOption, output: options.OutputOptions
 ) -> None:
-    """Solve the runs of a figure of the paper that are not recorded, and write its outputs.
+    """Solve the runs of a figure of the paper that are not recorded or failed; write its outputs.
 
     The outputs are records, a table and pictures; tables or JSON are printed. Exits with status 1
     if a run failed.

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from poetmodel.explore.tasks import Frame
 
 MAX_CACHED_PROBLEMS: Final = 64
-"""Maximum number of problems in memory, in addition to those of open sessions."""
+"""Number of problems in memory, those of sessions included, above which unused problems are
+discarded."""
 MAX_CACHED_SESSIONS: Final = 500
-"""Maximum number of sessions in memory, in addition to those of open pages."""
+"""Number of sessions in memory, those of open pages included, above which sessions of closed
+pages are discarded."""
 REQUEST_LIFETIME_S: Final = 10.0
 """Time for which the request of a session without listeners stays valid, for a reload [s]."""
 
@@ -70,9 +72,9 @@ class PageSession:
 
     name: str
     requested_point: str | None = None
-    """Id of the requested point."""
+    """Id of the requested point; None before the first request, and after it has expired."""
     problem: str | None = None
-    """Id of the problem of the requested point."""
+    """Id of the problem of the last requested point."""
     listeners: list[Listener] = field(default_factory=list)
     last_seen_s: float = field(default_factory=time.monotonic)
     """Time of the last contact, if there is no listener, on the monotonic clock [s]."""
@@ -96,8 +98,9 @@ class Coordinator:
     ) -> None:
         """Create the coordinator without sessions; `start` starts its workers.
 
-        `solve_workers` are the processes of solves, `quick_workers` those of short tasks.
-        `drawing_version` is the version of the code that makes drawings.
+        `solve_workers` are the processes of solves, `quick_workers` those of short tasks. `search`
+        has the keywords of `poetmodel.solver.facade.solve`. `drawing_version` is the version of the
+        code that makes drawings.
         """
         self.store = store
         self.solve_workers = solve_workers
@@ -124,7 +127,10 @@ class Coordinator:
         self._cleanup_task = asyncio.create_task(self._clean_up())
 
     async def stop(self) -> None:
-        """Cancel all tasks and stop the workers; the store has all schedules and bounds."""
+        """Cancel solves, drawings and the clean-up, and stop the workers.
+
+        The store then has all schedules and bounds.
+        """
         tasks = [*self._drawing_tasks.values(), *filter(None, [self._cleanup_task])]
         for task in tasks:
             task.cancel()
@@ -251,7 +257,7 @@ class Coordinator:
         return open_problem.describe(point)
 
     def _cancel_unrequested(self, point_id: str) -> None:
-        """Cancel the solve and the drawing of a point unless another session requests it."""
+        """Cancel the solve and the drawing of a point unless a session requests it."""
         if any(session.requested_point == point_id for session in self.sessions.values()):
             return
         self.solves.cancel(point_id)
@@ -270,7 +276,8 @@ class Coordinator:
         """Return the drawing of a point as gzipped JSON.
 
         Return None if the point has no schedule, or if no session requests the point any more when
-        a worker is free. Raise `GoneError` for an unknown point, and for an old revision.
+        a worker is free. Raise `GoneError` for an unknown point, and for another revision than the
+        newest.
         """
         open_problem, point = self.find_point(point_id)
         if point.value is None:
@@ -336,7 +343,10 @@ class Coordinator:
     async def explain_infeasibility(
         self, problem_id: str, ram_bytes: int, deadline_s: float | None
     ) -> dict[str, Any]:
-        """Return the values of `answers.explain_infeasibility` for a RAM budget and a deadline."""
+        """Return the values of `answers.explain_infeasibility` for a RAM budget and a deadline.
+
+        Raise `GoneError` if the problem is not open, and `RefusedError` for invalid limits.
+        """
         open_problem = self.find_problem(problem_id)
         point = Point(id="", problem=problem_id, ram_bytes=ram_bytes, deadline_s=deadline_s)
         reply = await self.quick_workers.run_job(
@@ -384,8 +394,8 @@ class Coordinator:
     async def _clean_up(self) -> None:
         """Periodically cancel requests of closed pages, and discard idle points.
 
-        Also discard unused problems and sessions beyond `MAX_CACHED_PROBLEMS` and
-        `MAX_CACHED_SESSIONS`.
+        Above `MAX_CACHED_PROBLEMS` and `MAX_CACHED_SESSIONS`, also discard unused problems and
+        sessions.
         """
         while True:
             await asyncio.sleep(1)

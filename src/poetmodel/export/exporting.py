@@ -128,8 +128,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     step : LoweredStep
         The step to export.
     folder : Path
-        The folder to write; created if it does not exist. C files that only an earlier export wrote
-        there are deleted.
+        The folder to write; created if it does not exist. C files, headers and weight files that
+        only an earlier export wrote there are deleted.
     ram : str or int, optional
         RAM limit of the step: state, tensors, inputs, stack and runtime together. Bytes, or a size
         such as ``256KiB``. A percentage is relative to the keep-all peak, as for
@@ -157,7 +157,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     gap : float
         Gap of the overhead at which the solver stops.
     commit : bool
-        Whether storage holds generations of all state, of which one is complete at any time.
+        Whether storage, or flash if storage is volatile, has generations of the state that a step
+        replaces. One generation is complete at any time.
     commit_every : int
         Number of steps between two commits. Above 1, it implies `commit`, and all replaced state
         must have its home in RAM.
@@ -335,7 +336,12 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         )
     problem = make_problem(step)
     if problem.table.commit is not None:
-        _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
+        _check_storage(
+            2 * problem.table.commit.generation_bytes,
+            board,
+            content="two generations of state there take",
+            commit=True,
+        )
     available_bytes = board.ram_bytes - reserved_ram_bytes
     result, plan, arena = _solve_and_place(
         problem,
@@ -371,6 +377,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         board,
         commit=bool(deployment.rotating_state),
         has_more_ram=ram_bytes < board.ram_bytes,
+        stores_samples=sample_storage is not None and not deployment.copies_to_flash,
     )
     deployment = _with_program_bytes(deployment, initial_weights)
     check_flash(deployment)
@@ -570,22 +577,30 @@ _OPTION_OF_PASS: Final = {"inference": "infer", "evaluation": "evaluate"}
 
 
 def _check_storage(
-    stored_bytes: int, device: Device, *, commit: bool, has_more_ram: bool = False
+    stored_bytes: int,
+    device: Device,
+    *,
+    content: str = "data stored there take",
+    commit: bool,
+    has_more_ram: bool = False,
+    stores_samples: bool = False,
 ) -> None:
     """Raise `BudgetError` if `stored_bytes` do not fit the storage of a device.
 
-    If its storage is volatile, generations of state (`commit`) are in its flash. The message
-    advises more RAM if the device `has_more_ram`.
+    `content` is the subject of the message. If storage is volatile, generations of state (`commit`)
+    are in flash. The message advises fewer samples if storage has some (`stores_samples`), and
+    without `commit` more RAM if the device `has_more_ram`.
     """
     flash = device.flash if commit and device.is_volatile else None
     capacity_bytes = device.aux_bytes if flash is None else flash.storage_bytes
     if capacity_bytes is None or stored_bytes <= capacity_bytes:
         return
-    content, blocks = "data stored there take", ""
+    blocks = ""
     advice = "give more ram" if has_more_ram else "take a smaller network or another device"
     if commit:
-        content = "both generations of all state there take"
         advice = "train fewer parameters, or leave commit out"
+    if stores_samples:
+        advice = f"store fewer samples, {advice}"
     if commit or not device.is_volatile:
         blocks = f" in blocks of {GenerationLayout.for_device(device).erase_block_bytes:,} B"
     raise BudgetError(

@@ -242,8 +242,8 @@ See ``pm_state.h``. An entry of state or gradients includes its entry of the tab
 def table_bytes(deployment: Deployment, source: StepSource) -> int:
     """Return the size of the tables of state, gradients and slots, and of the lists of a step [B].
 
-    Tables of inputs, samples and migrated state are not counted. Lists of gradients count only
-    after `StepSource.template_values`, which adds them.
+    Tables of inputs, samples, migrated state and commits to flash are not counted. Lists of
+    gradients count only after `StepSource.template_values`, which adds them.
     """
     step = deployment.step
     pieces = [ref for tensor in step.states for ref in tensor.pieces]

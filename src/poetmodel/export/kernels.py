@@ -35,7 +35,7 @@ def make_kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -
     include = [f'#include "{SHARED_PREFIX}_kernels.h"', *macros, ""] if macros else []
     return "\n".join(
         (
-            "/* The kernels that this step calls. */",
+            "/* Declarations of kernels. */",
             "#ifndef PM_KERNELS_H",
             "#define PM_KERNELS_H",
             "",
@@ -68,7 +68,7 @@ def find_included_headers(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def apply_prefix(text: str, prefix: str) -> str:
-    """Return a text in which `prefix` replaces the ``pm`` of all names of C.
+    """Return a text in which `prefix` replaces the ``pm`` of all names of C except ``pm_run``.
 
     ``PM`` is replaced by the prefix in upper case.
     """
@@ -90,7 +90,7 @@ def add_licence(name: str, text: str) -> str:
 
 
 def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
-    """Write a folder of shared kernels: `kernels`, and this version of kernels already in it.
+    """Write a folder of shared kernels: `kernels`, and kernels already in it, in this version.
 
     Raises `InputError` if a file cannot be written.
     """

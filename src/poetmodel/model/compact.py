@@ -53,8 +53,8 @@ def _declare_decisions(m: Model) -> None:
         paged_out[i]     tensor i is paged out right after its first computation; S_AUX from then on
         resident[w]      the home of state tensor w is RAM, else storage (storage_home[w])
 
-    Decisions that a limit or the objective rewards (a lower limit, a negative coefficient) exist in
-    every stage: recomputations, page-ins, and page-outs of all such tensors.
+    Recomputations and page-ins that a limit or the objective rewards (a lower limit, a negative
+    coefficient) exist in every stage. Page-outs exist for all tensors whose page-out is rewarded.
     """
     graph, events, rewards = m.problem.working_graph, m.events, m.problem.rewards
     last_node = len(graph.nodes) - 1
@@ -89,7 +89,7 @@ VARIABLES = Component(
 def source_columns(m: Model, t: int, i: int) -> list[int]:
     """Return the columns of the keep, recomputation and page-in of tensor `i` at `t`.
 
-    One of them is 1 if the tensor, unless resident, is in RAM at `t`. `t` is an event of the
+    At least one is 1 if the tensor, unless resident, is in RAM at `t`. `t` is an event of the
     tensor: a stage, or a group of stages in a relaxation.
     """
     k = m.problem.working_graph.node_of[i]

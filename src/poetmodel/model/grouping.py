@@ -31,9 +31,10 @@ class Grouping:
     step_rows: frozenset[tuple[int, int]] = frozenset()
     """Steps ``(t, k)``, ``k < t``, whose rows are enforced."""
     user_rows: frozenset[int] = frozenset()
-    """Positions of the enforced per-stage user constraints."""
+    """Positions of the enforced per-stage user constraints in `Problem.stage_limits`."""
     user_row_ends: frozenset[int] = frozenset()
-    """Stages after which groups end because coefficients of `user_rows` change."""
+    """Stages after which groups end because coefficients of `user_rows` change; all stages in
+    `one_group_per_stage`."""
     enforces_all_steps: bool = False
     """Whether the rows of all possible steps are enforced."""
 
@@ -109,8 +110,9 @@ class Grouping:
         step_rows: Sequence[tuple[int, int]] = (),
         ends_of_user_row: Mapping[int, frozenset[int]] | None = None,
     ) -> Grouping:
-        """Return a grouping that enforces further rows.
+        """Return a grouping of a relaxation that enforces further rows.
 
+        Not for `one_group_per_stage`: the result does not have its `enforces_all_steps`.
         `ends_of_user_row` maps the position of each further per-stage user constraint to its
         `coefficient_change_stages`.
         """

@@ -20,23 +20,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_BYTES_WITHOUT_UNIT: Final = 10_000
-"""Number of bytes below which a budget may lack its unit."""
+"""Number of bytes below which a budget is suspected to lack its unit."""
 MISSING_UNIT_RATIO: Final = 20
-"""Ratio of the minimum to a budget above which the budget may lack its unit. The hint requires this
-ratio and a budget below `MAX_BYTES_WITHOUT_UNIT`."""
+"""Ratio of the minimum to a budget above which the budget is suspected to lack its unit. The hint
+requires this ratio and a budget below `MAX_BYTES_WITHOUT_UNIT`."""
 
 
 def infeasibility_reason(problem: Problem) -> str | None:
     """Return the first reason for which no schedule meets the limits; None if none is evident.
 
-    Compares limits with lower bounds of every schedule: minimum RAM, time and energy of a single
-    pass, and the best possible value of each user-defined constraint.
+    Compares limits with lower bounds of every schedule: minimum RAM, the space of two generations
+    of commits, time and energy of a single pass, and bounds on user-defined constraints.
     """
     return next(infeasibility_reasons(problem), None)
 
 
 def infeasibility_reasons(problem: Problem) -> Iterator[str]:
-    """Yield a message for each limit that no schedule meets, even without the other limits."""
+    """Yield a message for each limit that no schedule meets, even without the other limits.
+
+    Limits are compared only with the bounds of `infeasibility_reason`.
+    """
     faults = (
         _ram_fault(problem),
         commit_space_fault(problem),
@@ -59,7 +62,8 @@ def infeasibility_proof(problem: Problem, ending: str = "together", *, ram: bool
 def describe_limits(problem: Problem, *, ram: bool = True) -> str:
     """Return the limits, user-defined constraints and forbidden decisions as a phrase.
 
-    Storage that holds all tensors is omitted, and without `ram` the RAM budget.
+    Storage is omitted if it holds all tensors or the problem cannot page; without `ram`, the RAM
+    budget is omitted, too.
     """
     return ", ".join(_limit_phrases(problem, ram=ram)) + _forbidden_text(problem)
 
@@ -127,9 +131,9 @@ def insufficient_ram_message(
     """Return a message that a RAM budget is too small, with a sufficient budget if known.
 
     `computation` is a phrase that names the computation that must fit. Budgets below `needed_bytes`
-    are never sufficient. `sufficient_bytes` is None if no sufficient budget is known. `base_bytes`
-    is 100 % of a budget that was stated as a percentage, else None. If not `is_proved`, the message
-    suggests a longer search.
+    are never sufficient; 0 if no lower bound is known. `sufficient_bytes` is None if no sufficient
+    budget is known. `base_bytes` is 100 % of a budget that was stated as a percentage, else None.
+    If not `is_proved`, the message suggests a longer search.
     """
     message = f"ram: {format_bytes(budget_bytes)} is too little for {computation}"
     hint = "" if base_bytes else missing_unit_hint(budget_bytes, needed_bytes)
@@ -145,11 +149,15 @@ def insufficient_ram_message(
         ram_argument += f" ({sufficient_bytes / base_bytes:.1%})"
     if needed_bytes >= sufficient_bytes:
         return f"{message}: the minimum is {ram_argument}{hint}"
-    return f"{message}: {ram_argument} is enough, and less than {needed_bytes:,} B never is{hint}"
+    bound = f", and less than {needed_bytes:,} B never is" if needed_bytes else ""
+    return f"{message}: {ram_argument} is enough{bound}{hint}"
 
 
 def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
-    """Return a hint that the unit is missing if a budget is far below the minimum, else ""."""
+    """Return a hint that a budget lacks its unit if it is small and far below the minimum, else "".
+
+    See `MAX_BYTES_WITHOUT_UNIT` and `MISSING_UNIT_RATIO`.
+    """
     if budget_bytes >= MAX_BYTES_WITHOUT_UNIT or min_bytes <= MISSING_UNIT_RATIO * budget_bytes:
         return ""
     percentage = f"{budget_bytes}% or " if budget_bytes <= 100 else ""  # noqa: PLR2004 - percent
@@ -197,10 +205,11 @@ def _deadline_fault(problem: Problem) -> str | None:
     transfer_note = (
         "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
     )
+    commit_s = problem.pass_time_s - problem.pass_compute_s
+    hint = _commit_hint(problem, format_seconds(commit_s)) if commit_s > 0 else ""
     return (
         f"deadline {format_seconds(problem.deadline_s or 0.0)}: a single pass over all nodes "
-        f"already takes {problem.pass_time_s:.9g} s{transfer_note}; no schedule is faster"
-        f"{_commit_hint(problem, format_seconds(problem.commit_cost.time_s))}"
+        f"already takes {problem.pass_time_s:.9g} s{transfer_note}; no schedule is faster{hint}"
     )
 
 

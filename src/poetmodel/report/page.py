@@ -64,8 +64,8 @@ def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
 def report_page(subjects: Sequence[Subject]) -> str:
     """Return a report as the text of an HTML file; equal input gives equal text.
 
-    The page loads no other file, which its content security policy enforces. The schedules are
-    shown side by side in the given order.
+    Needs the libraries of `check_report`. The page loads no other file, which its content security
+    policy enforces. The schedules are shown side by side in the given order.
     """
     facts = report_facts(subjects)
     has_several_schedules = len(subjects) > 1
@@ -146,7 +146,7 @@ def _step_section(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
-    """Yield the RAM gauge of each schedule as text, for readers without scripts."""
+    """Yield the RAM gauge of each schedule with a device as text, for readers without scripts."""
     for subject in subjects:
         sizes = make_gauge(subject.device_ram)
         if sizes is not None:

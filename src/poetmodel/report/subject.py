@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def make_document(result: SolveResult) -> ScheduleDocument:
-    """Return the schedule document of a result, as if its file had been written and read.
+    """Return the schedule document of a result, like that of its file but without `device_ram`.
 
     Raises `NoScheduleError` if the result has no schedule.
     """
@@ -81,13 +81,15 @@ def free_costs(graph: Graph) -> Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedSchedule:
-    """A schedule file with the problem that it states and the verdict of the verifier."""
+    """A schedule file with the problem for which it was verified and the verdict."""
 
     document: ScheduleDocument
     schedule: Schedule
     """Relations of the schedule, without pairs outside the graph (see `drop_unknown_pairs`)."""
     problem: Problem
-    """Problem stated in the file; without costs, all times and energies are 0."""
+    """Problem for which the schedule was verified: of the file, or of limits on the command line;
+    with neither, it has no limits, or those of the device. Without costs, all times and energies
+    are 0 and unlimited."""
     costs: Costs | None
     """Costs of the problem; None if they are unknown, and times and energies were not verified."""
     verdict: Verdict
@@ -151,7 +153,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject(VerifiedSchedule):
-    """A verified schedule with the plan and labels that a report shows."""
+    """A verified schedule with the plan and the label that a report shows."""
 
     label: str
     """Label on the page: one or two letters."""

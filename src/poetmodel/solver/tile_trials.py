@@ -30,7 +30,8 @@ class TileTrial:
     value: float | None
     """The minimized value of the best schedule, in the unit of the quantity; None without one."""
     bound: float | None
-    """Proven bound on the value; None if it is proved that no schedule exists."""
+    """Proven lower bound on the value, at least the baseline, also if there is no schedule; None if
+    it is not finite."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -64,7 +65,8 @@ def find_cheapest_tiles(
 ) -> ChosenTiles:
     """Solve each tile size for a fraction of the time, and return the size with the smallest value.
 
-    If values are equal or missing, the first size is returned. A single size is not solved.
+    Of sizes with equal values the first one is returned, without any schedule the first candidate.
+    A single size is not solved.
 
     Parameters
     ----------

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 
 def call_to_channel_loops(call: Call) -> Loops | None:
-    """Return a call as loops over channels; None if its kernel has no ranges of channels.
+    """Return a call as loops over channels.
 
-    The condition of the call is ignored.
+    None if the kernel has no ranges of channels, or for a convolution that cannot be divided or is
+    divided already, see `_read_convolution`. The condition of the call is ignored.
     """
     loop_format = _loop_format(call)
     return (
@@ -58,7 +59,7 @@ def is_weight_name(parameter: str) -> bool:
 
 
 def _loop_format(call: Call) -> str:
-    """Return the key of a call in `_LOOP_FORMATS`; "" if `call_to_loops` converts the call."""
+    """Return the key of a call in `_LOOP_FORMATS`; "" for calls left to `call_to_loops`."""
     parameters = parameter_names(call.kernel)
     if call.kernel in INT8_LOOP_FORMATS:
         return call.kernel
@@ -172,7 +173,8 @@ def _write_bias_gradient(loops: Loops) -> Call | None:
 def _read_convolution(call: Call) -> Loops | None:
     """Convert a convolution to loops over batch, output and input channels, rows and columns.
 
-    None for grouped convolutions, unless depthwise, and for calls that are already divided.
+    None for grouped convolutions, unless depthwise with one result per channel, and for calls that
+    are already divided.
     """
     arguments = named_arguments(call)
     sizes = ConvolutionSizes(*arguments["shape"])

@@ -42,7 +42,8 @@ def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
     InputError
         If Keras uses another back end; if the object is no Keras model, is not built, adds losses,
         or has a seed, state or constraint that a step does not support; or if `logits` is set and
-        the model does not end in such an activation.
+        no activation can be skipped. That needs a Sequential or functional model with one output,
+        from a supported layer that is called once.
     """
     keras = sys.modules.get("keras")
     if keras is None:
@@ -71,8 +72,9 @@ def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
     final_layer = _final_activation(model) if logits else None
     if logits and final_layer is None:
         raise InputError(
-            f"from_keras: logits: {model.name} does not end in softmax, log_softmax or sigmoid; "
-            "leave logits out"
+            "from_keras: logits: found no softmax, log_softmax or sigmoid to skip at the end of "
+            f"{model.name} (the only output of a Sequential or functional model, from a layer that "
+            "is called once); leave logits out"
         )
     return KerasModule(model, final_layer)
 
@@ -80,7 +82,8 @@ def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
 def _final_activation(model: Any) -> Any:
     """Return the layer whose softmax, log_softmax or sigmoid computes the only output.
 
-    Searches nested models, too. Returns None if there are several outputs, or no such layer.
+    Searches nested models, too. Returns None if there are several outputs or no such layer, if the
+    model has no graph of layers, or if the layer or nested model is called twice.
     """
     from keras import activations, layers
 

@@ -37,8 +37,8 @@ def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
     """Return the operators with bit masks saved for the backward pass.
 
     Every dropout mask is packed. An activation function with derivative 0 or 1 gets a mask, made by
-    an operator right after it, if its own gradient alone reads its result. Otherwise the result is
-    saved anyway.
+    an operator right after it, if its own gradient alone reads its result. Otherwise another
+    gradient saves the result anyway, or no gradient reads it.
     """
     packed_masks = {
         declaration.outputs[0].name: _make_bit_mask(

@@ -58,7 +58,7 @@ MAX_ROWS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict(Generic[T]):
-    """A set of limits that conflict: no schedule meets them together."""
+    """A set of limits, or of rows of a model, that conflict: no schedule meets them together."""
 
     needed: list[T]
     """Members of the set; without any one of them, the rest is proven feasible."""
@@ -186,7 +186,7 @@ def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[
 
     Each added row is one member of the search. So are all rows of one constraint family of `build`,
     or of one user-defined constraint. Returns None if a point satisfies all rows, or if that was
-    not decided within `time_limit` [s].
+    not decided within `SOLVE_FRACTION` of `time_limit` [s].
     """
     end_s = time.monotonic() + time_limit
     rows_of_key: dict[Any, list[int]] = {}

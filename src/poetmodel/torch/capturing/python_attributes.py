@@ -26,8 +26,10 @@ class AttributeRecorder:
     Parameters
     ----------
     on_read : callable
-        Called with the object, the name of the attribute and its value, or `ABSENT` if the object
-        lacks the attribute. The frame two levels above the callback is that of the code that reads.
+        Called with the object, the name of the attribute and its value, or `ABSENT` if
+        ``__getattribute__`` does not find it. ``__getattr__`` may still return it, as for
+        parameters and submodules of modules. The frame two levels above the callback is that of the
+        code that reads.
     """
 
     def __init__(self, on_read: Callable[[Any, str, Any], None]) -> None:
@@ -40,7 +42,8 @@ class AttributeRecorder:
         """(class, its old ``__getattribute__``, None if inherited) of each patched class."""
         self._is_active = False
         self.on_class: Callable[[type], object] = lambda _: None
-        """Called with each class of recorded objects, and with each of its base classes."""
+        """Called with each registered class and its base classes, and by `RecordedPlaces` with each
+        registered value that is a class."""
 
     @contextmanager
     def patch_classes(self) -> Iterator[None]:
@@ -85,7 +88,7 @@ class AttributeRecorder:
         read_attribute: Any = kind.__getattribute__
 
         def read_and_report(value: Any, name: str) -> Any:
-            """Return an attribute; report its value, or that it is absent, to `on_read`."""
+            """Return an attribute; report its value, or `ABSENT` if not found, to `on_read`."""
             try:
                 attribute = read_attribute(value, name)
             except AttributeError:
@@ -103,7 +106,10 @@ class AttributeRecorder:
 
 
 def _class_to_patch(kind: type) -> type | None:
-    """Return the class to patch so that reads of all instances are recorded; None if impossible.
+    """Return the class to patch so that reads of all instances are recorded.
+
+    None if no class can be patched, and for tensors, classes, Python modules, exceptions and plain
+    values, whose reads are not recorded.
 
     It is `torch.nn.Module` for modules, otherwise the last class in the method resolution order
     that is a user's, a package's or generated, or of `_PATCHED_STANDARD_MODULES`. If a class before

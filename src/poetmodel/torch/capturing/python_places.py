@@ -69,9 +69,10 @@ class RecordedPlaces:
         self._registered_ids: set[int] = set()
         self._watched_ids: set[int] = set()
         self.on_holder: Callable[[str, Any], bool] = lambda *_: False
-        """Called with the name and value of each container and object, before code can change it.
+        """Called with the name and value of each object to watch, before code can change it.
 
-        Returns whether the callee retains a reference until `on_forgotten`.
+        See `register` for these objects. Returns whether the callee retains a reference until
+        `on_forgotten`.
         """
         self.on_forgotten: Callable[[set[int]], object] = lambda _: None
         """Called with the ``id`` of each retained object that the forward pass created itself."""
@@ -81,7 +82,9 @@ class RecordedPlaces:
     def register(self, value: Any, name: str) -> None:  # noqa: C901 - one branch for each type
         """Register a value, and the values that it contains or wraps, so that reads are recorded.
 
-        Reports classes and containers to the callbacks.
+        Reports classes to `AttributeRecorder.on_class`. Reports containers, objects with recorded
+        reads except `torch.nn.Module`, keywords of partial functions, and the user's functions and
+        Python modules to `on_holder`.
         """
         kind = type(value)
         if isinstance(value, type):
@@ -198,7 +201,10 @@ class RecordedPlaces:
         self.record_use(attribute, display_name, line, code_after_key)
 
     def record_all(self, value: Any, name: str, line: Line | None) -> None:
-        """Record that a container, tuple or partial function was read with all values in it."""
+        """Record that a container, tuple, frozenset or partial function was read with all values.
+
+        Items of containers with over `_MAX_ITEMS` items are not registered.
+        """
         if isinstance(value, partial):
             items: Sequence[tuple[Any, Any]] = [("keywords", value.keywords), ("args", value.args)]
         elif isinstance(value, CONTAINERS):
@@ -221,7 +227,8 @@ class RecordedPlaces:
     def was_read(self, holder_id: int, key: Any) -> bool:
         """Return whether an attribute or item was read, alone or with all other items.
 
-        `holder_id` is the ``id`` of the dict with the item or of an object's attributes.
+        `holder_id` is the ``id`` of the dict or list with the item, or of the dict of an object's
+        attributes.
         """
         content_key = (holder_id, Access.CONTENT, (type(None), None))
         return content_key in self.places or any(
@@ -283,7 +290,12 @@ def is_user_defined(value: Any) -> bool:
 
 
 def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
-    """Yield (value, name) of each item of a container, or of each value that a callable holds."""
+    """Yield (value, name) of each item of a container or tuple, or of values in a callable.
+
+    These are defaults and the wrapped function (but no closure variables), the bound object and its
+    function, or the contents of a partial function. Arrays, and containers with over `_MAX_ITEMS`
+    items, yield no value.
+    """
     if isinstance(value, FunctionType):
         for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             yield default, f"a default of {value.__qualname__}"

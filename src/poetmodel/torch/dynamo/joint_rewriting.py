@@ -31,7 +31,7 @@ class JointRewriter(Rewriter):
         """Start a graph with the arguments of `joint`; pages are in file `file_number`."""
         super().__init__(joint.output_keys)
         self.saved_nodes: dict[fx.Node, None] = {}
-        """Nodes of the forward pass that the backward pass reads, as an ordered set."""
+        """Arguments and forward nodes that the backward pass reads, as an ordered set."""
         self._joint = joint
         self._file_number = file_number
         for node in joint.arguments:
@@ -127,9 +127,10 @@ class JointRewriter(Rewriter):
             self._newest[key] = view
 
     def map_placeholder(self, node: fx.Node) -> fx.Node:
-        """Return the new node of an argument, and register it as saved in the backward pass.
+        """Return the new node of an argument; in the backward pass, register it as saved.
 
-        For an argument that the forward pass overwrites, the backward pass gets a copy.
+        Tangents are not saved. For an argument that the forward pass overwrites, the backward pass
+        gets a copy.
         """
         new_node = self._placeholders[node]
         if not self._is_backward:
@@ -156,7 +157,7 @@ class JointRewriter(Rewriter):
         return new_node
 
     def register_read(self, new_node: fx.Node) -> fx.Node:
-        """Return a node that is read; register it as saved between forward and backward pass."""
+        """Return a node that is read; register a forward node as saved if backward reads it."""
         if self._is_backward and new_node in self._forward_nodes:
             self.saved_nodes[new_node] = None
         return new_node

@@ -132,7 +132,7 @@ class Region:
         )
         text = f"{self.name} {format_bytes(used_bytes)} of {format_bytes(self.limit_bytes)}"
         if used_bytes > self.limit_bytes:
-            raise VerificationError(f"region {text}")
+            raise VerificationError([f"region {text}"])
         return text
 
 

@@ -40,9 +40,10 @@ class StepProgram:
     """The function's source in Python."""
     function: StepFunction
     """The compiled function of the values of the arguments, a callback for each gradient, and the
-    pages. Returns the end results."""
+    pages. With an optimizer, the values end with the positions of moments that are new. Returns the
+    end results."""
     end_results: Mapping[int, StepOutput]
-    """Outputs that the function returns, by output index: the loss, and new values of buffers."""
+    """Outputs that the function returns, by output index, in this order: all except gradients."""
     state_indices: Mapping[int, int]
     """Storage index of each state tensor on storage, by that index and by the index of the tensor's
     replacement."""

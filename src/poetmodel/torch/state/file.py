@@ -1,9 +1,9 @@
-"""The state file of a training run: two generations of each tensor, and commit records.
+"""The state file of a training run: one or two generations of each tensor, and commit records.
 
-A step reads the current generation and writes the next one to other slots. When the medium has
-stored the new generation completely, a record with the slot of each tensor is written over the
-record before the last. So the file contains an intact state at any time, even if the process is
-killed.
+With two generations, a step reads the current one and writes the next one to other slots. When the
+medium has stored the new generation completely, a record with the slot of each tensor is written
+over the record before the last. So the file contains an intact state at any time, even if the
+process is killed.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Format:
 
     @staticmethod
     def header_bytes(first_bytes: bytes) -> int | None:
-        """Return the length of the header; None if the file has no header of this format [B]."""
+        """Return the length of the header [B]; None if the file has no header of this format."""
         if len(first_bytes) < _HEADER.size:
             return None
         magic, size, _ = _HEADER.unpack_from(first_bytes)
@@ -274,7 +274,7 @@ UNFINISHED: Final = ".new"
 """Suffix of files without an intact state."""
 LARGE_BYTES: Final = 1 << 20
 """Writes of at least this size are flushed immediately and dropped from the file cache; smaller
-ones are flushed at the commit [B]."""
+ones are flushed at the commit, if there are two generations [B]."""
 
 _CLOSE_HINT: Final = "close() moves the state to RAM"
 
@@ -287,10 +287,12 @@ class StateFile:
     such changes to the file as a new generation. So the content of the file always matches its
     record, and each read checks a tensor against its checksum in the record.
 
-    Creating the object creates the file in `folder`, locks it, and allocates its full size for the
-    slots of `tensors`; all tensors are absent until they are written. `name` identifies the step,
-    and `steps` is the number of earlier training steps. With two `generations`, one is always
-    complete. With one generation, each step overwrites it, and no state can be recovered.
+    Creating the object creates `folder` if it is missing, removes unfinished files of killed
+    processes from it, and creates the file. The file is locked and has its full size for the slots
+    of `tensors`; all tensors are absent until they are written. The file is removed when the object
+    is deleted or the process exits normally. `name` identifies the step, and `steps` is the number
+    of earlier training steps. With two `generations`, one is always complete. With one generation,
+    each step overwrites it, and no state can be recovered.
 
     Raises `InputError` if the file cannot be created.
     """
@@ -355,6 +357,12 @@ class StateFile:
         self._set_path(Path(name))
         try:
             fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._remove()
+            raise InputError(
+                f"{folder}: a state file cannot be locked here ({error.strerror or error})"
+            ) from None
+        try:
             os.posix_fallocate(descriptor, 0, self.bytes)
             os.pwrite(descriptor, self.format.header, 0)
         except OSError as error:
@@ -442,8 +450,8 @@ class StateFile:
     def read(self, index: int, memory: memoryview) -> None:
         """Read the current value of a tensor into `memory`; zeros if the tensor is absent.
 
-        Raises `PageError` if the slot does not match its checksum. Changes through the tensor's
-        mapping since the last step are included.
+        Raises `PageError` if the slot cannot be read or does not match its checksum. Changes
+        through the tensor's mapping since the last step are included.
         """
         position = self._positions[index]
         slot = self.record.slots[position]
@@ -459,7 +467,10 @@ class StateFile:
     def _read_slot(
         self, position: int, slot: int, expected_checksum: int, memory: memoryview
     ) -> None:
-        """Read a slot into memory; raise `PageError` if its checksum is not `expected_checksum`."""
+        """Read a slot into memory.
+
+        Raises `PageError` if it cannot be read, or its checksum is not `expected_checksum`.
+        """
         offset = self.format.slot_offset(position, slot)
         read_checked(
             self.path,
@@ -590,7 +601,10 @@ class StateFile:
         self._map(index, memory)
 
     def unmap(self, index: int) -> None:
-        """Move a tensor's memory to RAM with the tensor's current value, at the same address."""
+        """Move a tensor's memory to RAM with the tensor's current value, at the same address.
+
+        Raises `PageError` if the value cannot be read; the memory then remains mapped.
+        """
         memory = self._memories[index]
         memory.move_to_ram(partial(self.read, index))
         del self._memories[index]
@@ -602,12 +616,12 @@ class StateFile:
         """
         self._memories.pop(index, None)
 
-    def is_mapped(self, index: int) -> bool:
-        """Return whether a tensor's memory is mapped to the file."""
+    def is_tracked(self, index: int) -> bool:
+        """Return whether commits map a tensor's memory again: from `map` to `untrack`."""
         return index in self._memories
 
     def _live_memories(self) -> list[tuple[int, Memory]]:
-        """Return (index, memory) of mapped memories; untrack those that their tensors have left."""
+        """Return (index, memory) of tracked memories; untrack those that no tensor uses."""
         for index in [i for i, memory in self._memories.items() if memory.is_lost]:
             self.untrack(index)
         return list(self._memories.items())
@@ -634,7 +648,9 @@ class StateFile:
     def write_mapped_changes(self) -> None:
         """Write changes made through mappings; drop from RAM memories that were only read.
 
-        The changes belong to the next generation, which a `commit` makes current.
+        The changes belong to the next generation, which a `commit` makes current. Tensors that were
+        already written since the last commit are skipped. Raises `PageError` if a tensor cannot be
+        read or written.
         """
         with Pagemap() as pages:
             for index, memory in self._live_memories():

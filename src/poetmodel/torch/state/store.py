@@ -300,7 +300,7 @@ class StateStore:
     def _bind_unmapped(self) -> None:
         """Bind tensors with their home on storage that are in the file, but not mapped yet."""
         for index in self._stored_indices:
-            if not self.file.is_mapped(index) and self.file.contains(index):
+            if not self.file.is_tracked(index) and self.file.contains(index):
                 self._bind(self._states[index])
 
     def _bind(self, state: _StateEntry) -> None:

@@ -44,7 +44,7 @@ def make_separator(
 
 
 class IntervalSeparator:
-    """Finds about `max_cuts` interval cuts that a point of a relaxation violates.
+    """Finds at most `max_cuts` interval cuts that a point of a relaxation violates.
 
     Notes
     -----
@@ -52,11 +52,13 @@ class IntervalSeparator:
     there. A recomputation requires each input of the node in the same way. So for every integer
     point, with `F` of a tensor first made at or after `l1` equal to one::
 
-    F(i) = kept(i into l1) + min(sum of M_in[i,l], paged_out[i])
-           + min(sum of R[k,l], min of F(p) over inputs p of k),    k = node(i), l in [l1, l2]
+    F(i) = kept(i into l1) + min(sum of M_in[l,i], paged_out[i])
+           + min(sum of R[l,k], min of F(p) over inputs p of k),    k = node(i), l in [l1, l2]
 
-    ``F(i) >= 1`` if the first computation of a reader is in `l2`, ``F(i) >= R[j,l2]`` for a
-    recomputed reader `j`. Each minimum is replaced by its smaller side at the point, so the row is
+    ``F(i) >= 1`` if the first computation of a reader is in `l2`, ``F(i) >= R[l2,j]`` for a
+    recomputed reader `j`. If the tensor is on storage from the start, the first minimum omits
+    ``paged_out[i]``. For state, F has ``+ resident[i]``, and ``storage_home[i]`` replaces the
+    page-out. Each minimum is replaced by its smaller side at the point, so the row is
     linear and valid.
 
     Groups only become finer while rows are added, so an interval of stages remains an interval of
@@ -176,7 +178,10 @@ class _FractionalPoint:
         self.recompute_sums = self._cumulative_sums(relaxation.recomputed, len(self.graph.nodes))
 
     def _keep_values(self) -> NDArray[np.float64]:
-        """Return the value of keeping each tensor into each group, shape (tensors, groups)."""
+        """Return the value of keeping each tensor into each group, shape (tensors, groups).
+
+        For state, includes the value of the home in RAM.
+        """
         keep_values = np.zeros((len(self.graph.tensors), self.n_groups))
         for i, event_groups in enumerate(self.events.event_groups):
             first_group = self.group_of[self.graph.node_of[i]] + 1
@@ -204,7 +209,12 @@ class _FractionalPoint:
         return np.cumsum(values, axis=1)
 
     def find_violations(self, min_violation: float) -> list[_Violation]:
-        """Return all cuts that the point violates by over `min_violation`, most violated first."""
+        """Return cuts that the point violates by over `min_violation`, most violated first.
+
+        At most one for each tensor, last group and reader: that of the most violated interval.
+        First computations in a group count as one reader. If they read a tensor, recomputed readers
+        of the tensor in the group are skipped.
+        """
         violations: list[_Violation] = []
         readers: dict[int, list[int]] = {}
         for j in range(len(self.graph.nodes)):
