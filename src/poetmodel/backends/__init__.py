@@ -1,7 +1,8 @@
 """Adapters to MILP solvers: each solves a `StandardForm` and returns a `RawSolution`.
 
 Import `compile_model` from `poetmodel.backends.compiler` and `StandardForm` from
-`poetmodel.backends.standard_form`: both load numpy and scipy, which this package does not.
+`poetmodel.backends.standard_form`. Both modules load numpy, and the first one scipy and Pyomo; this
+package loads none of them.
 """
 
 from __future__ import annotations

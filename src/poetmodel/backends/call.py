@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 _MIN_REPORT_INTERVAL_S: Final = 0.1
-"""Minimum time between two progress reports without a new solution [s]."""
+"""Minimum time between a progress report without a new solution and the report before it [s]."""
 _INFINITE: Final = 1e20
 """Absolute value from which on solvers mean "no bound"."""
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number reported by a solver; None for NaN, infinity and huge values ("no bound")."""
+    """Return a number reported by a solver; None for NaN and for magnitudes of 1e20 or more."""
     return float(value) if math.isfinite(value) and abs(value) < _INFINITE else None
 
 
@@ -63,7 +63,7 @@ class SolverCall:
         self.root_bound: float | None = None
         """Bound before the first branching; None until the solver reports one."""
         self.build_s = 0.0
-        """Time from the start of the call until the solver's model was built [s]."""
+        """Time from the start of the call until the solver's model was last built [s]; 0 before."""
 
     @property
     def elapsed_s(self) -> float:
@@ -92,10 +92,11 @@ class SolverCall:
         read_values: Callable[[], NDArray[np.float64]],
         bound: float | None = None,
     ) -> bool:
-        """Record a solution and pass a new incumbent to `on_progress`; return `should_stop`.
+        """Record the objective of a solution, and a bound; return `should_stop`.
 
-        `read_values` returns the value of each column. It is called only for a new incumbent, and
-        only if `on_progress` is set.
+        A solution better than all recorded ones is passed to `on_progress`, unless a callback has
+        requested a stop or raised an exception. `read_values` returns the value of each column. It
+        is called only for such a solution, and only if `on_progress` is set.
         """
         self._record_bound(bound)
         incumbent = self._incumbent
@@ -106,9 +107,11 @@ class SolverCall:
         return self.should_stop
 
     def report_progress(self, bound: float | None = None, nodes: float | None = None) -> bool:
-        """Record bound and node count, call `on_progress` if it is due, and return `should_stop`.
+        """Record bound and node count, report them to `on_progress`, and return `should_stop`.
 
-        The bound is also stored as `root_bound` while `nodes` is at most 1.
+        There is no report within 0.1 s of the last one, and none after a callback has requested a
+        stop or raised an exception. The bound is also stored as `root_bound` if `nodes` is at most
+        1.
         """
         self._record_bound(bound)
         self._n_nodes = self._n_nodes if nodes is None else int(nodes)
@@ -122,7 +125,7 @@ class SolverCall:
         return self.should_stop
 
     def write_log(self, text: str) -> None:
-        """Pass new text of the solver's log to `Limits.log`, if that is set."""
+        """Pass new text of the log to `Limits.log`, if that is set and no callback has failed."""
         log = self.limits.log
         if log is not None and text:
             self._call_guarded(lambda: log(text))
@@ -130,7 +133,8 @@ class SolverCall:
     def discard_progress(self) -> None:
         """Discard incumbent, bounds and nodes, which may be wrong, before a second solve.
 
-        Also withdraws a stop that `on_progress` requested, but not one by an exception.
+        Also withdraws a stop that `on_progress` requested, but not one by an exception or by the
+        stop event.
         """
         self._incumbent = None
         self._bound = self.root_bound = self._n_nodes = None
@@ -142,7 +146,10 @@ class SolverCall:
             raise self._failure
 
     def _report(self, x: NDArray[np.float64] | None) -> None:
-        """Call `on_progress` with the current progress; a False result requests a stop."""
+        """Call `on_progress` with the current progress, unless it or an exception requested a stop.
+
+        A False result requests a stop.
+        """
         if self._stop_requested:
             return
         self._last_report_s = time.perf_counter()
@@ -153,9 +160,9 @@ class SolverCall:
             self._stop_requested = True
 
     def _record_bound(self, bound: float | None) -> None:
-        """Store a bound if it is the best so far, clipped at the cutoff.
+        """Store a bound, clipped at the cutoff, if it is the tightest so far.
 
-        Solvers may report the cutoff as a bound, although it is not proven.
+        A bound beyond the cutoff is not proven.
         """
         sense = self.form.sense
         if bound is None:
@@ -167,7 +174,10 @@ class SolverCall:
             self._bound = bound
 
     def _call_guarded(self, callback: Callable[[], None]) -> None:
-        """Call a callback and store its exception; do nothing after an earlier exception."""
+        """Call a callback; store its exception and request that the solver stops.
+
+        Do nothing after an earlier exception.
+        """
         if self._failure is not None:
             return
         try:

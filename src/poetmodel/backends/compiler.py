@@ -50,17 +50,18 @@ _DECLARATION_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.OR
 def compile_model(model: Any) -> StandardForm:
     """Return the standard form of a linear Pyomo model with one active objective.
 
-    The model stays unchanged. Columns and rows are in the order of the model. A range constraint is
-    one row; fixed variables are folded into constants; variables that no row and no objective
-    mentions have no column. Rows that are unchanged since `build` made them are copied from the
-    arrays of `build`.
+    The model stays unchanged. Rows are in the order of the model. Variables of one component are
+    adjacent; components are in the order of their first mention in objective and rows. A range
+    constraint is one row; fixed variables are folded into constants. Variables without a nonzero
+    cost or coefficient have no column; constraints without bounds or unfixed variables have no row.
+    Rows that are unchanged since `build` made them are copied from the arrays of `build`.
 
-    Raises `ModelError`, which names each nonlinear constraint, each component that must be
-    transformed first, each fixed variable without a value, and each variable that belongs to
-    another model or whose domain has steps other than 1.
+    Raises `ModelError` unless there is exactly one active objective, for nonlinear expressions,
+    unsupported components and fixed variables without a value, and for variables that belong to
+    another model or whose domain has steps other than 1. It names up to ten of each kind.
 
-    A violated constraint without variables makes the model infeasible, not malformed: the form then
-    has no columns and one infeasible row, with the name of that constraint.
+    A violated constraint without unfixed variables makes the model infeasible, not malformed: the
+    form then has no columns and one infeasible row, with the name of the first such constraint.
     """
     _check_components(model)
     objective = _single_objective(model)
@@ -109,9 +110,9 @@ def compile_model(model: Any) -> StandardForm:
 def load_values(form: StandardForm, x: ArrayLike) -> None:
     """Write a solution into the variables of the Pyomo model from which the form was compiled.
 
-    Integers are rounded. A variable without a column retains its value if its bounds allow it;
-    otherwise it is set to the allowed value nearest to 0. Raises `ModelError` if the form was not
-    compiled from a Pyomo model.
+    Integers are rounded. An unfixed variable without a column retains its value if bounds and
+    domain allow it; otherwise it is set to the allowed value nearest to 0. Raises `ModelError` if
+    the form was not compiled from a Pyomo model, `BackendError` for an invalid solution.
     """
     if form.model is None:
         raise ModelError("form: was made from arrays; there are no variables to write to")
@@ -174,7 +175,10 @@ class _RowCollector:
         return repn
 
     def _add_constraint(self, constraint: Any) -> bool:
-        """Append the row of a constraint; return False if it is violated and has no variables."""
+        """Append the rows of a constraint; return False if one is violated and has no variables.
+
+        A satisfied row without variables, and a constraint without bounds, is not appended.
+        """
         if self.unchanged_rows is not None and id(constraint) in self.unchanged_rows.rows:
             rows = self.unchanged_rows.rows[id(constraint)]
             return all(self._add_unchanged_row(self.unchanged_rows, row) for row in rows)
@@ -195,7 +199,10 @@ class _RowCollector:
         return True
 
     def _add_unchanged_row(self, source: _UnchangedRows, row: int) -> bool:
-        """Append a row from the arrays of `build`; return False if it is constant and violated."""
+        """Append a row from the arrays of `build`; return False if it is constant and violated.
+
+        A constant row that is satisfied is not appended.
+        """
         columns, values = source.terms(row)
         constants = source.fixed_values[columns]
         is_unfixed = np.isnan(constants)
@@ -217,7 +224,7 @@ class _RowCollector:
         return True
 
     def _find_or_add_position(self, variable: Any) -> int:
-        """Return the column index of a variable; append a new variable to the columns."""
+        """Return the position of a variable; append the variables of a new component."""
         position = self._position_by_id.get(id(variable))
         if position is None:
             self._recorder.add(variable)
@@ -301,11 +308,11 @@ _TRANSFORMATIONS: Final = {
     "SOSConstraint": "write it with binary variables",
     "Complementarity": "write it with binary variables",
 }
-"""Remedy in the error message for each unsupported type of component."""
+"""Remedy in the error message, by the name of an unsupported type of component."""
 
 
 def _check_components(model: Any) -> None:
-    """Raise `ModelError` for unsupported components, and for fixed variables without a value."""
+    """Raise `ModelError` for unsupported components, or else for fixed variables without value."""
     network_module = sys.modules.get("pyomo.network")
     valid = {pyo.Block, pyo.Constraint, pyo.Var, pyo.Param, pyo.Expression, pyo.Set, pyo.RangeSet}
     valid |= {pyo.ExternalFunction} | (set() if network_module is None else {network_module.Port})
@@ -366,7 +373,10 @@ def _has_unit_steps(domain: Any) -> bool:
 
 
 def _nonlinear_errors(model: Any, objective: Any, message: str) -> list[str]:
-    """Return one message, which lists all nonlinear items; `message` itself if there are none."""
+    """Return one message, which names up to ten nonlinear items (objective, constraints).
+
+    Without nonlinear items, return `message` itself.
+    """
     expressions = [(objective, objective.expr)]
     for row in model.component_data_objects(pyo.Constraint, active=True):
         expressions.append((row, row.body))
@@ -379,7 +389,7 @@ def _nonlinear_errors(model: Any, objective: Any, message: str) -> list[str]:
 
 
 def _allowed_value(variable: Any) -> float | int:
-    """Return the variable's value if its bounds allow it, else the allowed value nearest to 0."""
+    """Return the variable's value if bounds and domain allow it, else the nearest to 0."""
     lower = -math.inf if variable.lb is None else variable.lb
     upper = math.inf if variable.ub is None else variable.ub
     is_integer = not variable.is_continuous()

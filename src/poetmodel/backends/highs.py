@@ -23,9 +23,9 @@ If a row implies a bound of a continuous column up to the tolerance, presolve tu
 equation, and rounds the implied bounds of integers up: ``-p + k/6 <= -0.25`` with ``p >= 0.25 +
 4e-8`` and a binary `k` becomes ``k >= 2.4e-7``, so ``k = 1``. All releases from 1.5.3 to 1.16.0 do
 this. No presolve rule that can be turned off is the cause; ``presolve=off`` helps. Costs below the
-tolerance of reduced costs cause wrong results of presolve, too. So such costs are passed as 0 and
-accounted for in the bound, and proofs about small models are confirmed by a second solve without
-presolve.
+tolerance of reduced costs cause wrong results of presolve, too. So such costs of columns with
+finite bounds are passed as 0 and accounted for in the bound, and proofs about small models are
+confirmed by a second solve without presolve.
 
 HiGHS 1.16 may lose the best solution of a model with a start. Presolve maps the start to a point of
 the presolved model that is better than the start. If no solution is better than this point, HiGHS
@@ -103,11 +103,12 @@ _ROW_WISE: Final = 2
 _LINEAR_PERTURBATION: Final = 0.1
 """Cost perturbation of models without integers, relative to HiGHS's default."""
 _MIN_COEFFICIENT: Final = 1e-12
-"""HiGHS drops coefficients below this value."""
+"""HiGHS drops coefficients up to this magnitude."""
 _PRIMAL_FEASIBLE: Final = 2
 """Value of ``primal_solution_status`` for a feasible solution."""
 _MIN_COST: Final = 2e-7
-"""Costs below this value, twice the tolerance of reduced costs, are passed as 0."""
+"""Costs below this magnitude, twice the tolerance of reduced costs, are passed as 0 for columns
+with finite bounds."""
 _MAX_CONFIRMED_COLUMNS: Final = 300
 """Maximum number of columns of models whose proofs are confirmed without presolve."""
 _MAX_CONFIRMATION_S: Final = 10.0
@@ -159,7 +160,9 @@ class Highs(Solver):
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction.
 
-        If presolve or the start caused a wrong result, the model is solved again without it.
+        If presolve or the start caused a wrong result, the model is solved again without it. The
+        option ``presolve`` prevents this for presolve. A proof that is not confirmed has the status
+        OTHER_LIMIT.
         """
         solved_again = False
         if not call.limits.presolve:
@@ -188,7 +191,8 @@ class Highs(Solver):
     def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
         """Solve once; return the result and the feature that caused an error.
 
-        The feature is "presolve" or "start"; None without an error.
+        The feature is "presolve" or "start"; None without an error. A failure of HiGHS counts as an
+        error of presolve; it raises `BackendError` if the option ``presolve`` is set.
         """
         highspy, start = self.import_package(), call.start
         highs = create_quiet_highs(highspy)
@@ -229,10 +233,11 @@ class Highs(Solver):
     def _confirm_proof(self, call: SolverCall, outcome: RawSolution) -> RawSolution | None:
         """Search without presolve for a solution that refutes a proof of the first solve.
 
-        Return None if the search finds one. Return the outcome unchanged if no such solution
-        exists, if the outcome is no proof, if the model is too large for a second solve, or if the
-        option ``presolve`` is set. If the second solve does not finish, return the outcome with
-        status OTHER_LIMIT and the weaker one of both bounds.
+        Return None if the search finds one. Return the outcome unchanged if the search ends without
+        one, or if there is no search: if the outcome is no proof, for a linear model that is not
+        called infeasible, for a model with too many columns, or with the option ``presolve``. If
+        the search fails, is stopped or has too little time, return the outcome with status
+        OTHER_LIMIT and the search's bound, or the bound of the outcome if that is weaker.
         """
         form, limits = call.form, call.limits
         is_confirmable = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
@@ -281,7 +286,7 @@ class Highs(Solver):
     ) -> RawSolution:
         """Search without presolve for one solution whose objective is at least as good as `target`.
 
-        If the solve fails, the status is TIME_LIMIT.
+        Without a target, solve to optimality. If the solve fails, the status is TIME_LIMIT.
         """
         limits = replace(
             call.limits,
@@ -302,10 +307,7 @@ class Highs(Solver):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReducedModel:
-    """A model with its tiny costs set to 0, and the range of the sum of the removed costs.
-
-    HiGHS returns wrong results for costs below `_MIN_COST`.
-    """
+    """A model with its tiny costs set to 0, and the range of the sum of the removed costs."""
 
     form: StandardForm
     """The model without the tiny costs."""
@@ -316,7 +318,10 @@ class _ReducedModel:
 
     @classmethod
     def from_form(cls, form: StandardForm) -> _ReducedModel:
-        """Return a model whose columns with finite bounds have no costs below `_MIN_COST`."""
+        """Return `form` with all tiny costs of columns with finite bounds set to 0.
+
+        HiGHS returns wrong results for costs below `_MIN_COST` in magnitude.
+        """
         costs = form.objective
         is_tiny = (costs != 0.0) & (np.abs(costs) < _MIN_COST)
         is_tiny &= np.isfinite(form.lower) & np.isfinite(form.upper)
@@ -332,7 +337,7 @@ class _ReducedModel:
         return cls(form=reduced_form, best_removed_cost=best, worst_removed_cost=worst)
 
     def original_bound(self, reduced_bound: float) -> float | None:
-        """Convert a bound of the reduced model to a bound of the original one; None if infinite."""
+        """Convert a bound of the reduced model to one of the original; None for "no bound"."""
         bound = finite_or_none(reduced_bound)
         return None if bound is None else bound + self.best_removed_cost
 
@@ -383,7 +388,7 @@ def _outer_thread_count() -> int | None:
 
 
 def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _ReducedModel) -> None:
-    """Set limits, tolerances and the options of the call on the solver."""
+    """Set the limits except the time limit, tolerances and the options of the call."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "presolve_rule_off": _ENUMERATION_RULE_BIT,
@@ -409,6 +414,7 @@ def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _Red
 
 
 def _set_option(highspy: Any, highs: Any, name: str, value: OptionValue) -> None:
+    """Set an option of HiGHS; raise `UnknownOptionError` if HiGHS rejects it."""
     if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
         raise UnknownOptionError(
             f"backend 'highs': does not know the option {name!r}, or refuses {value!r} for it; "
@@ -442,10 +448,10 @@ def _pass_model(highspy: Any, highs: Any, form: StandardForm) -> None:
 def _subscribe_callbacks(
     highs: Any, call: SolverCall, reduced_model: _ReducedModel, violation_messages: list[str]
 ) -> None:
-    """Forward HiGHS's solutions, bounds and log to the call.
+    """Forward HiGHS's bounds, nodes and log to the call; interrupt HiGHS if the call should stop.
 
-    Log messages about a solution that violates the original model are appended to
-    `violation_messages`.
+    Solutions are forwarded only if `on_progress` is set. Log messages about a solution that
+    violates the original model are appended to `violation_messages`.
     """
 
     def on_improvement(event: Any) -> None:
@@ -484,13 +490,16 @@ def _subscribe_callbacks(
 
 
 def _reports_violation(message: str) -> bool:
-    """Return whether a log message reports a violation of the model above `_MIN_VIOLATION`."""
+    """Return whether a message reports a violation of the original model above `_MIN_VIOLATION`."""
     violations = _VIOLATION_VALUE.findall(message.partition(_VIOLATION_MESSAGE)[2])
     return any(float(violation) > _MIN_VIOLATION for violation in violations)
 
 
 def _wrap_callback(threads: int, handle: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap a callback so that `_outer_thread_count` returns `threads` during the callback."""
+    """Wrap a callback so that `_outer_thread_count` returns `threads` during the callback.
+
+    A callback inside of another solve's callback leaves the count of the outer solve.
+    """
 
     def wrapper(event: Any) -> None:
         outer_threads = _outer_thread_count()
@@ -521,9 +530,9 @@ def _read_basis(highspy: Any, highs: Any) -> Basis | None:
 def _read_result(
     highspy: Any, highs: Any, reduced_model: _ReducedModel, status: SolverStatus
 ) -> RawSolution:
-    """Return the solution of a finished solve, with the bound of the original model.
+    """Return the solution of a finished solve, if feasible, with the bound of the original model.
 
-    A linear model has no nodes; at its optimum the result has the basis.
+    A linear model has no nodes, and bound and basis only at its optimum.
     """
     info = highs.getInfo()
     is_feasible = info.valid and info.primal_solution_status == _PRIMAL_FEASIBLE

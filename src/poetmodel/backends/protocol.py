@@ -65,7 +65,7 @@ class Limits:
     above."""
 
     def __post_init__(self) -> None:
-        """Check all fields; raise `InputError` with all errors."""
+        """Check all numbers; raise `InputError` with all errors."""
         is_time_valid = self.time_s is None or 0 < self.time_s < math.inf
         is_tolerance_valid = _MIN_TOLERANCE <= self.tolerance <= _MAX_TOLERANCE
         checks = (
@@ -74,7 +74,7 @@ class Limits:
             ("abs_gap", "a finite number of 0 or more", 0 <= self.abs_gap < math.inf),
             (
                 "threads",
-                "a whole number of 1 or more",
+                "a whole number from 1 to 1024",
                 _is_integer_in_range(self.threads, 1, _MAX_THREADS),
             ),
             (
@@ -127,7 +127,7 @@ class Capabilities:
     integers: bool = True
     """Solves models with integer columns. Every back end solves models without them."""
     starts: bool = True
-    """Accepts a start (MIP start) and reports whether it was accepted."""
+    """Uses a start (MIP start)."""
     callbacks: bool = True
     """Reports solutions and bounds during the solve, and stops on request."""
     cutoffs: bool = True
@@ -137,7 +137,7 @@ class Capabilities:
     log: bool = True
     """Passes the solver's log to `Limits.log`."""
     threads: bool = True
-    """Uses more than one thread."""
+    """Uses more than one thread if `Limits.threads` allows it."""
     licence_free_size: int | None = None
     """Maximum number of columns, and of rows, under the licence in the solver's package; None for
     no limit."""
@@ -161,12 +161,13 @@ class SolverStatus(StrEnum):
     INTERRUPTED = "interrupted"
     """Stopped by the stop event, by `on_progress`, or by Ctrl-C."""
     OTHER_LIMIT = "other_limit"
-    """A limit in `Limits.options` (nodes, memory, solutions) was reached, or the numerics
-    failed."""
+    """A limit in `Limits.options` (nodes, memory, solutions) was reached, the numerics failed, or a
+    proof was refuted or not confirmed."""
     INFEASIBLE_OR_UNBOUNDED = "infeasible_or_unbounded"
     """The solver did not distinguish these statuses; `Solver.solve` never returns this one."""
     FAILED = "failed"
-    """The solver failed; `Solver.solve` raises `BackendError` instead of returning this status."""
+    """The solver failed. `Solver.solve` never returns this status: it raises `BackendError`, or
+    returns `INTERRUPTED` after a requested stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -185,8 +186,8 @@ class Basis:
 class RawSolution:
     """Result of a solver, not yet verified by the simulator.
 
-    `Solver.run` fills in status, solution, bound and nodes as the solver reports them;
-    `Solver.solve` corrects inconsistent values and fills in the remaining fields.
+    `Solver.run` fills in status, solution, bound, nodes and basis as the solver reports them, and
+    `solved_again`. `Solver.solve` corrects inconsistent values and fills in the remaining fields.
     """
 
     status: SolverStatus
@@ -196,25 +197,27 @@ class RawSolution:
     objective: float | None = None
     """Objective of `x` in the model's sense, computed from `x`; None without a solution."""
     bound: float | None = None
-    """Proven bound in the model's sense, never better than `objective`; None without a bound."""
+    """Proven bound in the model's sense: at most `objective` for minimization, at least `objective`
+    for maximization; None without a bound."""
     nodes: int | None = None
-    """Branch-and-bound nodes; None for a model without integers."""
+    """Branch-and-bound nodes; None for a model without integers, or if the solver did not start."""
     root_bound: float | None = None
     """Bound before the first branching; None for a model without integers, or without such a
     bound."""
     basis: Basis | None = None
     """Optimal basis of a model without integers; None if the solver returns none."""
     build_s: float = 0.0
-    """Time to build the solver's model [s]."""
+    """Time until the solver's model was built [s]; with `solved_again`, the model of the second
+    solve, so the first solve is included."""
     solve_s: float = 0.0
-    """Time in the solver [s]."""
+    """Remaining time of the call [s]."""
     start_accepted: bool | None = None
-    """True: the start is complete and feasible, so `x` is at least as good. False: the start is
-    complete, and it or the model is infeasible. None: there is no start, or a partial start, which
-    the solver may use."""
+    """True: the start is complete and feasible, so `x`, unless None, is at least as good. False:
+    the start is complete, and it or the model is infeasible. None: there is no start, or a partial
+    start, which the solver may use."""
     solved_again: bool = False
-    """Whether a first solve was wrong and the model was solved again without presolve or start. All
-    progress that the first solve reported is then invalid, above all its bounds."""
+    """Whether a first solve failed or was wrong, and the model was solved again without presolve or
+    start. All progress that the first solve reported is then invalid, above all its bounds."""
 
     @property
     def is_infeasible(self) -> bool:

@@ -25,7 +25,7 @@ _registered_solvers: Final[dict[str, type[Solver]]] = {}
 
 
 def backend_names() -> tuple[str, ...]:
-    """Return the names of all registered back ends, installed or not, the default one first."""
+    """Return the names of built-in and registered back ends, installed or not; default first."""
     return (*_BUILT_IN, *_registered_solvers)
 
 
@@ -79,7 +79,7 @@ def backend_class(name: str) -> type[Solver]:
 
 
 def backend(name: str) -> Solver:
-    """Return a new back end by its name; the solver's package is imported only when it solves.
+    """Return a new back end by its name, without importing the solver's package.
 
     Parameters
     ----------
@@ -100,5 +100,5 @@ def backend(name: str) -> Solver:
 
 
 def solver_packages() -> tuple[str, ...]:
-    """Return the Python package of each registered back end."""
+    """Return the Python package of each back end, in the order of `backend_names`."""
     return tuple(backend_class(name).package for name in backend_names())

@@ -113,6 +113,8 @@ class Scip(Solver):
 def _open_log_forwarder(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
     """Context manager: yield a function that passes new log output of SCIP to the call.
 
+    Without `Limits.log`, the function does nothing. The rest of the log is passed on exit.
+
     SCIP writes its log to a temporary file. Redirecting its output to Python crashes the process if
     a solve without the GIL writes to it.
     """
@@ -135,7 +137,10 @@ def _open_log_forwarder(model: Any, call: SolverCall) -> Iterator[Callable[[], N
 
 
 def _optimize(model: Any) -> None:
-    """Solve without the GIL, because ``optimize`` would block all other threads."""
+    """Solve without the GIL, because ``optimize`` would block all other threads.
+
+    Raises `BackendError` if SCIP fails.
+    """
     try:
         model.optimizeNogil()
     except Exception as error:  # PySCIPOpt raises no more specific class
@@ -143,7 +148,7 @@ def _optimize(model: Any) -> None:
 
 
 def _set_options(model: Any, call: SolverCall) -> None:
-    """Set limits, tolerances and the options of the call on the model."""
+    """Set the limits except the time limit, the tolerance and the options of the call."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "misc/catchctrlc": False,
@@ -174,7 +179,7 @@ def _set_option(model: Any, name: str, value: OptionValue) -> None:
 
 
 def _add_columns_and_rows(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
-    """Add columns and rows to the model; return the variables.
+    """Add columns, rows, sense and offset of a form to the model; return a variable per column.
 
     Rows without terms and rows without bounds are omitted. The other rows are built coefficient by
     coefficient, the fastest option in PySCIPOpt.
@@ -229,7 +234,10 @@ def _attach_event_handler(
     call: SolverCall,
     forward_log: Callable[[], None],
 ) -> None:
-    """Register an event handler that forwards solutions, bounds and log to the call."""
+    """Register an event handler that forwards solutions, bounds, nodes and log to the call.
+
+    It interrupts SCIP if the call should stop.
+    """
     event_types, stages = pyscipopt.SCIP_EVENTTYPE, pyscipopt.SCIP_STAGE
 
     def read_best_values() -> NDArray[np.float64]:
@@ -257,7 +265,10 @@ def _attach_event_handler(
 def _read_result(
     model: Any, variables: list[Any], form: StandardForm, status: SolverStatus
 ) -> RawSolution:
-    """Return the solution of a finished solve, with bound and nodes."""
+    """Return the solution of a finished solve, with bound and nodes.
+
+    There is no solution with status UNBOUNDED, and no number of nodes without integers.
+    """
     x = None
     if model.getNSols() and status is not SolverStatus.UNBOUNDED:
         best_solution = model.getBestSol()

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 _TOLERANCE: Final = 1e-9
-"""Violation up to which a start disproves the status "infeasible", and relative difference up to
-which two objectives are equal."""
+"""Violation up to which a start disproves the status "infeasible", and difference up to which two
+objectives are equal, relative for objectives above 1."""
 
 _NO_SOLUTION_STATUSES: Final = frozenset(
     {SolverStatus.INFEASIBLE, SolverStatus.UNBOUNDED, SolverStatus.CUTOFF}
@@ -58,8 +58,8 @@ class Solver(ABC):
     statuses: ClassVar[Mapping[Any, SolverStatus]] = MappingProxyType({})
     """`SolverStatus` of each status of the solver; unlisted statuses are errors."""
     managed_options: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Options of the solver that `poetmodel.solve` sets itself, each with the parameter that sets
-    it."""
+    """Options of the solver that `poetmodel.solve` sets itself, each with its parameter that sets
+    the option."""
     node_limit_option: ClassVar[str] = ""
     """Solver option that limits branch-and-bound nodes; empty if there is none."""
     gap_option: ClassVar[str] = ""
@@ -68,14 +68,15 @@ class Solver(ABC):
     """URL of the list of the solver's options."""
 
     def check_options(self, options: Mapping[Any, Any]) -> None:
-        """Check solver options by solving a trivial model with them.
+        """Check solver options by solving a trivial model with them; do nothing without options.
 
         Raises
         ------
         BackendUnavailableError
             If the package is missing.
         InputError
-            If `poetmodel.solve` sets an option itself, or a name or value has a wrong type.
+            If `poetmodel.solve` sets an option itself, a name or value has a wrong type, or a value
+            is not finite.
         UnknownOptionError
             If the solver has no such option, or refuses its value.
         """
@@ -109,7 +110,7 @@ class Solver(ABC):
 
     @abstractmethod
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the solver and of its wrapper.
+        """Return the versions of the solver and of its wrapper, by their names.
 
         Raises
         ------
@@ -124,7 +125,16 @@ class Solver(ABC):
         Returns
         -------
         RawSolution
-            Status, and solution, bound and nodes if the solver reports them.
+            Status, and solution, bound, nodes and basis if the solver reports them.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If the package is missing, or its licence refuses the model.
+        UnknownOptionError
+            If the solver lacks an option of the call, or refuses its value.
+        BackendError
+            If the solver fails in another way and returns no status.
         """
 
     def solve(
@@ -152,15 +162,15 @@ class Solver(ABC):
             per column and row of `form`. HiGHS starts from it without presolve; other solvers
             ignore it.
         on_progress : callable
-            Called from the solver's thread at each new incumbent, and otherwise a few times a
-            second. Returning False stops the solve. An exception stops it and is raised again.
+            Called at a feasible start and at each new incumbent, and otherwise at most ten times a
+            second. Returning False stops the solve. An exception stops it and is raised afterwards.
         stop : threading.Event
             Event that stops the solve when any thread sets it.
 
         Raises
         ------
         BackendUnavailableError
-            If the package is missing, or its licence refuses the model.
+            If the package is missing or cannot be loaded, or its licence refuses the model.
         InputError
             If the start has a wrong shape or an infinite value.
         UnknownOptionError
@@ -262,10 +272,11 @@ class Solver(ABC):
 def _round_and_check_start(
     start: NDArray[np.float64] | None, form: StandardForm, limits: Limits
 ) -> tuple[NDArray[np.float64] | None, bool | None]:
-    """Return the start with near-integers rounded, and whether it is feasible.
+    """Return the start, and whether it is feasible.
 
-    Both are None for a start without values; feasibility is None for a partial start. Raises
-    `InputError` for a wrong shape or an infinite value.
+    Values of integer columns are rounded if they are whole within the tolerance. Both results are
+    None without a start or values; feasibility is None for a partial start. Raises `InputError` for
+    a wrong shape or an infinite value.
     """
     if start is None:
         return None, None
@@ -290,7 +301,7 @@ def _round_and_check_start(
 def _solve_trivially(call: SolverCall) -> RawSolution | None:
     """Return the result of a model that is infeasible by inspection or has no columns.
 
-    If the call must already stop, the status is INTERRUPTED. None for all other models.
+    For all other models return None, or the status INTERRUPTED if the call must already stop.
     """
     form = call.form
     if form.describe_contradiction() is not None:
@@ -305,11 +316,13 @@ def _solve_trivially(call: SolverCall) -> RawSolution | None:
 def _correct_result(
     raw_solution: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
 ) -> RawSolution:
-    """Return the solver's result with inconsistent values corrected.
+    """Return the solver's result with its objective, and with inconsistent values corrected.
 
-    Integers are rounded, bounds are clipped at the objective, statuses take the cutoff into
-    account, and a feasible `start` replaces a missing or worse solution. Raises `BackendError` if
-    the solver failed, or claims optimality without a solution.
+    Integers are rounded, bounds are clipped at objective and cutoff, and statuses take the cutoff
+    into account. INFEASIBLE becomes OTHER_LIMIT if `start` disproves it. With status INFEASIBLE,
+    UNBOUNDED or CUTOFF there is no solution; otherwise a feasible `start` replaces a missing or
+    worse one. Raises `BackendError` if the solver failed, returned an invalid solution, or claims
+    optimality without any solution.
     """
     x = None if raw_solution.x is None else round_integers(raw_solution.x, form)
     status = _correct_status(raw_solution.status, x, form, limits.objective_cutoff)
@@ -376,8 +389,9 @@ def _correct_bound(
 ) -> float | None:
     """Return the bound, clipped at the objective of the solution and at the cutoff.
 
-    A bound beyond the cutoff is not proven. None if the solver reported no bound, or if the model
-    is infeasible or unbounded.
+    A bound beyond the cutoff is not proven. With status CUTOFF, the bound is the cutoff, also if
+    the solver reported none. None if the model is infeasible or unbounded, or if the solver
+    otherwise reported no bound.
     """
     if status in (SolverStatus.INFEASIBLE, SolverStatus.UNBOUNDED):
         return None

@@ -26,8 +26,8 @@ MAXIMIZE: Final = -1
 """The larger objective is the better one."""
 
 ROUNDING_TOLERANCE: Final = 1e-9
-"""Rounding error up to which crossed bounds are treated as equal, and bounds of integer columns as
-integers."""
+"""Rounding error up to which crossed bounds of a row become equal (relative above 1), bounds of
+integer columns count as whole numbers, and rows without coefficients count as satisfied."""
 _MAX_NAMED: Final = 10
 """Maximum number of errors of one kind in a message."""
 
@@ -36,13 +36,14 @@ _MAX_NAMED: Final = 10
 class Layout:
     """Map from the columns of an array model to those of its standard form.
 
-    Fixed columns and columns without cost and row have no column in the form.
+    Fixed columns, and columns whose cost and coefficients are 0, have no column in the form. A form
+    with a violated row without columns has no columns at all.
     """
 
     model: Model
     """The array model."""
     positions: NDArray[np.int32]
-    """Column in the form of each column of the model, -1 for none."""
+    """Index in the form of each column of the model, -1 for columns that it does not have."""
     fixed_values: NDArray[np.float64]
     """Value of each fixed column of the model, NaN for columns that are not fixed."""
     limits: Mapping[Label, LinearRow]
@@ -72,15 +73,15 @@ class Layout:
         return x
 
     def form_columns(self, family: Family) -> Family:
-        """Return the form's columns of a family of variables, by key; omit missing columns."""
+        """Return the form's columns of a family of variables, by key; omit keys without one."""
         columns = self.positions[list(family.values())].tolist() if family else []
         return {key: j for key, j in zip(family, columns, strict=True) if j >= 0}
 
     def exact_limit(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
         """Return a limit as (coefficient, column of the form) terms, and its right-hand side.
 
-        Terms of fixed columns are moved to the right-hand side. An unfixed column is missing in the
-        form if all its coefficients are too small. Then its smallest contribution,
+        Terms of fixed columns are moved to the right-hand side. The form lacks an unfixed column if
+        scaling dropped all its coefficients. Then its smallest contribution as a binary variable,
         ``min(coefficient, 0)``, is moved to the right-hand side.
         """
         terms, upper = [], Fraction(limit.upper)
@@ -103,7 +104,8 @@ class StandardForm:
     """
 
     matrix: csr_array
-    """Coefficients, shape (n_rows, n_columns), float64, indices sorted, no explicit zeros."""
+    """Coefficients, shape (n_rows, n_columns), float64, indices sorted; explicit zeros only in rows
+    of `with_rows`."""
     objective: NDArray[np.float64]
     """Cost of each column."""
     offset: float
@@ -125,7 +127,7 @@ class StandardForm:
     rows: Sequence[Any]
     """Identity of each row: a constraint of a Pyomo model, a label, a name or an index."""
     unused: tuple[Any, ...] = ()
-    """Unfixed variables of the Pyomo model that no row and no objective mentions; they have no
+    """Unfixed variables of the Pyomo model whose costs and coefficients are all 0; they have no
     column."""
     model: Any = None
     """The Pyomo model, referenced because its variables refer to it only weakly; None for forms
@@ -135,9 +137,10 @@ class StandardForm:
     origin."""
 
     def __post_init__(self) -> None:
-        """Check sizes, numbers and bounds, and make arrays read-only.
+        """Check sizes and sense, then coefficients and bounds; make arrays read-only.
 
-        Raise `ModelError` with all errors.
+        Raise `ModelError` with the errors of the first failed check, up to ten of each kind.
+        Crossed bounds are no error: see `describe_contradiction`.
         """
         n_rows, n_columns = self.matrix.shape
         sizes = dict.fromkeys(("objective", "lower", "upper", "integer"), n_columns)
@@ -289,7 +292,7 @@ class StandardForm:
     def with_rows(
         self, matrix: csr_array, lower: ArrayLike, upper: ArrayLike, names: Sequence[Any]
     ) -> StandardForm:
-        """Return the form with the rows of `matrix` added, with their bounds and names."""
+        """Return the form with the rows of `matrix` appended, with their bounds and names."""
         from poetmodel.backends.sparse import csr_array, vstack
 
         new_rows = matrix.copy()
@@ -303,10 +306,10 @@ class StandardForm:
         )
 
     def describe_contradiction(self) -> str | None:
-        """Return a message about one column or row that no value satisfies; None without one.
+        """Return a message about the first column or row that no value satisfies; None without one.
 
         Such a column or row has crossed bounds, or is a violated row without coefficients. This is
-        checked before a solver is called, because solvers treat such models differently.
+        checked before a solver is called, because solvers differ in how they treat such models.
         """
         for lower, upper, name_of in self._iterate_bounds():
             for k in np.flatnonzero(lower > upper)[:1]:
@@ -333,7 +336,10 @@ class StandardForm:
         yield self.row_lower, self.row_upper, self.row_name
 
     def _describe_invalid_numbers(self) -> list[str]:
-        """Return messages about infinite or NaN coefficients, and about unusable bounds."""
+        """Return messages about infinite or NaN coefficients, costs or offset, and unusable bounds.
+
+        A bound is unusable if it is NaN, a lower bound of ``inf`` or an upper bound of ``-inf``.
+        """
         errors = []
         for i in np.flatnonzero(~np.isfinite(self.matrix.data))[:_MAX_NAMED]:
             row = int(np.searchsorted(self.matrix.indptr, i, side="right")) - 1
@@ -379,7 +385,7 @@ def round_integers(
 
 
 def _repeat_to_size(values: ArrayLike, size: int, dtype: Any) -> NDArray[Any]:
-    """Return an array with one value per item; a single value is repeated."""
+    """Return a new array of `values`; a single value is repeated `size` times."""
     array = np.array(values, dtype=dtype)
     return np.full(size, array) if array.ndim == 0 else array
 

@@ -22,21 +22,21 @@ T = TypeVar("T")
 _POLL_S: Final = 0.1
 """Maximum time until Ctrl-C is noticed [s]."""
 _MAX_EXIT_WAIT_S: Final = 60.0
-"""Maximum time for which an exiting program waits for an abandoned solver [s]. HiGHS has returned
+"""Maximum time for which an exiting program waits for a late solver [s]. HiGHS has returned
 43 s after its limit, and in some cases never."""
 
 
 def run_interruptibly(
     solve: Callable[[], T], stop: threading.Event, *, max_s: float | None = None
 ) -> T:
-    """Run a solve in a new thread and return its result.
+    """Run a solve in a new thread; return its result or raise its exception.
 
-    The first Ctrl-C sets `stop`; the solve must then end soon, and its result so far is returned. A
-    second Ctrl-C raises `KeyboardInterrupt`, as does one before the solve has started, and the
-    solver thread is abandoned. The thread is also abandoned if it has not ended after `max_s`:
-    `stop` is set and `TimeLimitError` is raised. Some solvers do not check the clock for long
-    periods. A Python program waits at exit for an abandoned thread for at most `_MAX_EXIT_WAIT_S`;
-    the command line does not wait.
+    The first Ctrl-C sets `stop`; the solve must then end soon, and its result so far is returned.
+    `KeyboardInterrupt` is raised by a second Ctrl-C, which abandons the solver thread, and by one
+    before the thread has started. The thread is also abandoned if it has not ended after `max_s`
+    [s]: `stop` is set and `TimeLimitError` is raised. Some solvers do not check the clock for long
+    periods. After this error, a Python program waits at exit for the thread for at most
+    `_MAX_EXIT_WAIT_S`; the command line does not wait.
 
     Notes
     -----
@@ -60,7 +60,7 @@ def run_interruptibly(
         running_lock.release()
 
     def wait_for_thread() -> None:
-        """Wait until the thread has a result or the deadline passes.
+        """Wait until the thread has a result or an exception, or the deadline passes.
 
         Meanwhile, the main thread restores the handler of Ctrl-C repeatedly, because Gurobi
         replaces it: the handler of Gurobi prints to standard output, which may carry JSON.

@@ -47,10 +47,11 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
 
     1. Tensors are swapped in intervals of free time 0 or more, in descending order of free time,
        until all stages fit.
-    2. Then a tensor is evicted in the interval with the highest memory saving per second (MSPS):
-       bytes divided by overhead. The overhead of a swap is the time that is not hidden. The
-       overhead of a recomputation is the compute time of all nodes that it computes, given the plan
-       so far. The smaller overhead decides between swap and recomputation; ties are swaps.
+    2. Then, until all stages fit, a tensor is evicted in the interval with the highest memory
+       saving per second (MSPS): bytes divided by overhead. The overhead of a swap is the time that
+       is not hidden. The overhead of a recomputation is the time of all computations and page-ins
+       that it needs, given the plan so far. The smaller overhead decides between swap and
+       recomputation; ties are swaps.
 
     The `rule` sets the costs. By default the best schedule of all three rules is returned.
 
@@ -64,19 +65,20 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
 
     The last two rules charge no page-out if the plan has written the tensor before. If `refined`,
     each of them is applied twice, and the better schedule is returned: the saving of an interval is
-    all bytes of the tensor, or at most the excess of a stage in the interval over the budget.
+    all bytes of the tensor, or at most the largest excess of its stages over the budget.
 
     Interpretations. The paper has one amount of memory to save; here every stage must fit. The
     paper triggers page-ins early and adjusts them by feedback; here a schedule pages in at the
     stage of use, and a plan moves transfers. A recomputation that does not fit in its stage becomes
     a swap if possible; otherwise further tensors are evicted in that stage.
 
-    If `refined`, tensors that a stage recomputes as intermediate results stay in RAM until their
-    own next access, in the order of these accesses, if all stages until then have free bytes. The
-    paper keeps the latest ones while memory lasts ("collective recomputation"). The choices above
-    do not anticipate this.
+    If `refined`, tensors that a stage recomputes, also as intermediate results, stay in RAM until
+    their own next access, in the order of these accesses, if all stages until then have enough free
+    bytes. The paper keeps the latest ones while memory lasts ("collective recomputation"). The
+    choices above do not anticipate this.
 
-    There are O(intervals) choices, each of which examines every interval and its recomputations.
+    Raises `MethodNotApplicableError` if no rule has a schedule that meets the budget. There are
+    O(intervals) choices, each of which examines every interval and its recomputations.
     """
     rules = [CostRule(rule)] if rule else list(CostRule)
     searches = [
@@ -107,7 +109,7 @@ class _EvictionPlanner:
         graph = problem.graph
         self.problem = problem
         self.caps_savings = caps_savings
-        """Whether the saving of an interval is at most the excess of a stage."""
+        """Whether the saving of an interval is at most the largest excess of its stages."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.intervals = [
@@ -121,7 +123,8 @@ class _EvictionPlanner:
         self.excess: NDArray[np.int64] = (
             np.array(checkpoint_all_profile(graph)) - problem.usable_ram_bytes
         )
-        """Bytes of each stage above the budget under the current plan, shape (stages,) [B]."""
+        """Bytes of each stage above the budget under the current plan, shape (stages,) [B];
+        negative for free bytes."""
         self.evictions: dict[IdleInterval, bool] = {}
         """Current plan: for each interval with an eviction, True for a swap, False for a
         recomputation."""
@@ -133,15 +136,16 @@ class _EvictionPlanner:
             DeadlineCounts.OVERLAP if rule == CostRule.PUBLISHED else problem.deadline_counts
         )
         self.hides_transfers = rule != CostRule.ENERGY and deadline_counts == DeadlineCounts.OVERLAP
-        """Whether computations hide transfers."""
+        """Whether the rule counts transfers as hidden by computations."""
         self.compute_costs, self.page_in_costs, self.page_out_costs = eviction_costs(problem, rule)
         self.busy_times: list[tuple[float, float]] = []
-        """(begin, end) of each time in which the current plan occupies the channel [s]."""
+        """(begin, end) of each transfer of the current plan on the timeline of keep-all [s]; empty
+        unless the rule is ``time`` and hides transfers."""
 
     def plan(self, *, keeps_recomputed: bool) -> Schedule:
         """Plan swaps and recomputations until the schedule meets the budget; return the schedule.
 
-        With `keeps_recomputed`, recomputed tensors stay in RAM where bytes are free. Raises
+        With `keeps_recomputed`, recomputed tensors stay in RAM if bytes are free. Raises
         `MethodNotApplicableError` if no eviction is left to plan.
         """
         self._plan_hidden_swaps()
@@ -156,7 +160,11 @@ class _EvictionPlanner:
     # -- choosing -------------------------------------------------------------------------------
 
     def _plan_hidden_swaps(self) -> None:
-        """Plan swaps of intervals with free time 0 or more, longest first, until all stages fit."""
+        """Plan swaps in intervals with free time 0 or more until all stages fit.
+
+        The interval with the longest free time is first. Intervals without an exceeded stage are
+        skipped, as are those whose free time becomes negative because of earlier swaps.
+        """
         free_times = {interval: self._free_time(interval) for interval in self.intervals}
         for interval in sorted(self.intervals, key=lambda interval: -free_times[interval]):
             check_time_limit()
@@ -239,7 +247,11 @@ class _EvictionPlanner:
             self.storage.write(interval.tensor)
 
     def _transfer_costs(self, interval: IdleInterval) -> tuple[float, float]:
-        """Return the costs of page-out and page-in in an interval [s or J]."""
+        """Return the costs of page-out and page-in in an interval [s or J].
+
+        The page-out costs 0 if storage initially has the tensor or, except for ``published``, if
+        the plan has written it.
+        """
         i = interval.tensor
         stored_tensors = (
             self.graph.on_aux if self.rule == CostRule.PUBLISHED else self.storage.stored_tensors
@@ -249,7 +261,8 @@ class _EvictionPlanner:
     def _free_time(self, interval: IdleInterval) -> float:
         """Return the free time of an interval [s]; -inf if storage has no space for the tensor.
 
-        If computations hide no transfers, this is minus the cost of the transfers [s or J].
+        The channel's busy times are subtracted. If the rule hides no transfers, the result is minus
+        the cost of the transfers [s or J].
         """
         if not self.storage.has_space_for(interval.tensor):
             return -math.inf
@@ -266,7 +279,8 @@ class _EvictionPlanner:
     def _recomputation_cost(self, interval: IdleInterval, max_cost: float) -> float:
         """Return the cost of recomputing a tensor after an interval under the plan [s or J].
 
-        Returns inf if the cost exceeds `max_cost` or a node cannot be recomputed.
+        Includes page-ins of inputs on storage. Returns inf if a node cannot be recomputed, or if
+        the cost exceeds `max_cost` at one of the computations.
         """
         graph, problem = self.graph, self.problem
         t = interval.after
@@ -310,6 +324,7 @@ class _EvictionPlanner:
         """Return the schedule with recomputed tensors kept until their next use if RAM is free.
 
         A kept tensor avoids recomputations. This frees RAM in which the next round keeps tensors.
+        Returns `schedule` itself if no round keeps tensors within the budget.
         """
         kept_tensors, full_stages = frozenset[tuple[int, int]](), set[int]()
         for _ in range(MAX_ROUNDS):
@@ -340,8 +355,8 @@ class _EvictionPlanner:
     def _repair(self, schedule: Schedule) -> bool:
         """Change the plan for each stage above the budget; return whether any stage was above it.
 
-        A recomputation becomes a swap if storage has space; otherwise the excess of the stage
-        grows.
+        One recomputation for the stage becomes a swap if storage has space; otherwise the bytes
+        above the budget are added to the excess of the stage.
         """
         excess = self._peaks(schedule) - self.problem.usable_ram_bytes
         excess_bytes = {int(t): int(excess[t]) for t in np.flatnonzero(excess > 0)}
@@ -377,12 +392,16 @@ class _KeepingExecution(EvictionExecution):
         free_bytes: NDArray[np.int64],
         full_stages: Collection[int],
     ) -> None:
-        """Start an execution of evictions; `kept_tensors` stay in RAM until their next use."""
+        """Start an execution of evictions; `kept_tensors` stay in RAM until their next use.
+
+        The execution changes `free_bytes`.
+        """
         super().__init__(problem, evictions)
         self.kept_tensors = frozenset(kept_tensors)
         """(stage, tensor) of each recomputed tensor that stays in RAM after the stage."""
         self.free_bytes, self.full_stages = free_bytes, full_stages
-        """Free bytes of each stage [B], and the stages whose free bytes recomputations need."""
+        """Free bytes of each stage [B], and stages that exceeded the budget in an earlier round. A
+        tensor that such a stage recomputes is kept only if this stage has free bytes, too."""
         self.kept_until: dict[int, int] = {}
         """Stage of the next use of each kept tensor."""
 
@@ -390,10 +409,10 @@ class _KeepingExecution(EvictionExecution):
         return super().retains(i) or self.kept_until.get(i, -1) > self.stage
 
     def _find_missing(self) -> tuple[set[int], set[int]]:
-        """Return the nodes and page-ins that the stage needs.
+        """Return the nodes that the stage computes, and the tensors that it pages in.
 
-        Adds recomputed tensors to `kept_tensors` if RAM is free until their next use, and subtracts
-        their sizes from `free_bytes`.
+        Adds recomputed tensors, by next use, to `kept_tensors` if RAM is free until that use, and
+        subtracts their sizes from `free_bytes`.
         """
         computed_nodes, page_ins = super()._find_missing()
         t = self.stage

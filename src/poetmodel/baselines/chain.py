@@ -1,9 +1,9 @@
 """A training graph as a chain of steps that the backward pass reverses.
 
 Methods for chains (revolve, rotor, POFO) treat the forward pass as consecutive steps ``0..L-1``,
-each of which passes a *state* to the next. A step consists of the nodes between two articulation
-points of the forward pass; on a plain chain it is one node. The backward pass is divided
-accordingly: part ``s`` reads the *tape* of step `s` (outputs of the step) and the state before it.
+each of which passes a *state* to the next. The forward pass is divided after articulation points
+whose outputs can be recomputed; on a plain chain a step is one node. The backward pass is divided
+accordingly: part ``s`` reads the *tape* of step `s` (tensors of the step) and the state before it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ChainStep:
     nodes: range
     """Nodes of the forward pass; may include samples and labels."""
     outputs: frozenset[int]
-    """Outputs of the step's last node that are read later."""
+    """Recomputable outputs of the step's last node that are read later."""
     state: frozenset[int]
-    """Outputs of the step's last node that the next step reads."""
+    """Members of `outputs` that the next step reads; empty for the last step."""
     tape: frozenset[int]
-    """Tensors of the step that the step's part of the backward pass reads."""
+    """Recomputable tensors of the step that the step's part of the backward pass reads."""
     backward: tuple[int, ...]
     """Nodes of the step's part of the backward pass, in ascending order; may be empty."""
 
@@ -53,8 +53,8 @@ class Chain:
     def __init__(self, graph: Graph) -> None:
         """Divide the forward pass at its articulation points, and the backward pass into parts.
 
-        Raises `MethodNotApplicableError` for a single step, no backward pass, or a forward node
-        after a backward one.
+        Raises `MethodNotApplicableError` for a single step, no backward pass, a forward node after
+        a backward one, or a backward pass that does not go through the steps in reverse.
         """
         first_backward = first_backward_node(graph)
         self.graph = graph
@@ -109,8 +109,8 @@ class Chain:
 
         Steps count from 0. The forward pass keeps the tensors that the last part begins with.
         Tensors of `freed_steps` are freed before the part of their step begins, and recomputed for
-        the part; tensors of other steps stay if a later part had them in RAM. `stored_tensors` are
-        paged out, and paged in where they are missing.
+        the part. All other tensors stay from one part to the next if `tensors_of_part` has them for
+        both. `stored_tensors` are paged out, and paged in instead of recomputed.
         """
         graph, steps, last_forward_use = self.graph, self.steps, last_forward_uses(self.graph)
         first_backward = first_backward_node(graph)
@@ -118,7 +118,7 @@ class Chain:
         for s, step in enumerate(steps):
             for t in step.backward:
                 part_of[t] = s
-        forward_peaks = {step.backward[0] for step in steps if step.backward}
+        part_starts = {step.backward[0] for step in steps if step.backward}
         last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
 
         def stays_after(t: int, i: int) -> bool:
@@ -139,7 +139,7 @@ class Chain:
             return part_after == part_of[t] and last_use[i] > t
 
         def required_tensors(t: int) -> Collection[int]:
-            return tensors_of_part[part_of[t]] if t in forward_peaks else ()
+            return tensors_of_part[part_of[t]] if t in part_starts else ()
 
         return retain_tensors(graph, stays_after, required_tensors, stored_tensors=stored_tensors)
 
@@ -156,7 +156,8 @@ def _split_backward(
 ) -> list[list[int]]:
     """Return the nodes of each step's part: a node belongs to the latest possible step.
 
-    A part may read the tensors of its step, and the state before the step. Raises
+    The steps of consecutive nodes do not ascend. A part may read the recomputable tensors of its
+    step and the state before the step, and all tensors that are not recomputable. Raises
     `MethodNotApplicableError` if no step is possible for a node.
     """
     step_of = {k: s for s, nodes in enumerate(step_ranges) for k in nodes}
@@ -193,8 +194,8 @@ class StepPeaks(NamedTuple):
 class ChainMemory(Chain):
     """A chain with the peaks of its steps and of the parts of its backward pass [B].
 
-    *Other tensors* are all except the recomputable ones of the forward pass: samples, labels and
-    gradients. All methods keep them from their computation to their last use.
+    *Other tensors* are all except the recomputable ones of the forward pass, such as samples,
+    labels and gradients. All methods keep them from their computation to their last use.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -206,11 +207,11 @@ class ChainMemory(Chain):
         """Other tensors in RAM when each stage begins [B]."""
         self.backward_bytes = [self._backward_bytes(s, ()) for s in steps]
         """Peak of each part of the backward pass: other tensors, the tape until its last readers,
-        working sets. The state before the step, which stays until the end of the part, is not
-        counted [B]."""
+        outputs and workspaces. The state before the step, which stays until the end of the part, is
+        not counted [B]. 0 for an empty part."""
         self.freeing_bytes = [self._backward_bytes(s, states[s]) for s in steps]
-        """Peak of each part if the state before the step is freed after its last reader, from which
-        the bytes of the state are subtracted [B]."""
+        """Peak of each part as in `backward_bytes`, except that the state before the step is freed
+        after its last reader in the part: from then on its bytes are subtracted [B]."""
         self.forward_peaks = [self._step_peaks(s, states[s], is_recomputed=False) for s in steps]
         """Peaks of computing each step in the forward pass, with other tensors."""
         self.recomputed_peaks = [self._step_peaks(s, states[s], is_recomputed=True) for s in steps]
@@ -222,7 +223,7 @@ class ChainMemory(Chain):
         return [k for k in self.steps[s].nodes if self.recomputable.intersection(outputs_of[k])]
 
     def tape_completion_nodes(self, s: int) -> list[int]:
-        """Return the nodes of step `s` that complete its tape if its state is in RAM.
+        """Return the nodes of step `s` that complete its tape if its state is in RAM, ascending.
 
         Nodes that only compute the state are excluded.
         """
@@ -239,21 +240,30 @@ class ChainMemory(Chain):
         return sorted(nodes)
 
     def tape_completion_bytes(self, s: int) -> int:
-        """Return the peak of computing the tape of step `s` if its state is in RAM [B]."""
+        """Return the peak of computing the tape of step `s` if its state is in RAM [B].
+
+        Other tensors count; of the state, only tensors of the tape.
+        """
         step, nodes = self.steps[s], self.tape_completion_nodes(s)
         return self._peak(
             nodes, nodes, step.tape, step.tape & step.state
         ) + self.other_bytes_before(s)
 
     def peaks(self, s: int, t: int) -> StepPeaks:
-        """Return the peaks of step `s` if it is executed before part `t` of the backward pass."""
+        """Return the peaks of step `s` if it is executed before part `t` of the backward pass.
+
+        Before the last part it is executed in the forward pass, otherwise recomputed.
+        """
         if t == len(self.steps) - 1:
             return self.forward_peaks[s]
         other_bytes = self.other_bytes_before(t)
         return StepPeaks(*(peak + other_bytes for peak in self.recomputed_peaks[s]))
 
     def other_bytes_before(self, t: int) -> int:
-        """Return the bytes of other tensors in RAM when backward part `t` begins [B]."""
+        """Return the bytes of other tensors in RAM when backward part `t` begins [B].
+
+        0 for an empty part.
+        """
         part = self.steps[t].backward
         return self.other_tensor_bytes[part[0]] if part else 0
 
@@ -276,9 +286,10 @@ class ChainMemory(Chain):
         return list(accumulate(byte_changes[: len(graph.nodes)]))
 
     def _backward_bytes(self, s: int, freed_tensors: Collection[int]) -> int:
-        """Return the peak of backward part `s` [B].
+        """Return the peak of backward part `s`, 0 for an empty part [B].
 
-        The bytes of `freed_tensors` are subtracted after their last reader in the part.
+        The bytes of `freed_tensors` are subtracted after their last reader in the part; without
+        one, throughout.
         """
         backward_nodes, sizes = self.steps[s].backward, self.graph.tensor_bytes
         last_reader = {i: t for t in backward_nodes for i in self.graph.inputs_of[t]}
@@ -296,7 +307,10 @@ class ChainMemory(Chain):
         return peak
 
     def _step_peaks(self, s: int, input_state: frozenset[int], *, is_recomputed: bool) -> StepPeaks:
-        """Return the peaks of step `s`; `input_state` is the state that it reads."""
+        """Return the peaks of step `s`; `input_state` is the state that it reads.
+
+        Those of a recomputation exclude other tensors.
+        """
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes
         other_bytes = None if is_recomputed else self.other_tensor_bytes
@@ -323,8 +337,8 @@ class ChainMemory(Chain):
     ) -> int:
         """Return the peak of executing `nodes` while `live_tensors` are in RAM [B].
 
-        All tensors except `kept_tensors` are freed after the last one of `readers`.
-        `other_bytes_by_stage` has the bytes of other tensors.
+        All tensors except `kept_tensors` are freed after their last reader among `readers`, at once
+        without one. `other_bytes_by_stage` has the bytes of other tensors; None to omit them.
         """
         last_reader = {i: k for k in readers for i in self.graph.inputs_of[k]}
         peak = 0

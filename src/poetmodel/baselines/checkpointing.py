@@ -42,6 +42,8 @@ def griewank_walther(problem: Problem) -> Schedule:
     behind a step stays in RAM if the next step's part has read it. If the schedule then exceeds the
     budget, the state is freed and recomputed, as in revolve. The bisection takes time proportional
     to the square of the number of nodes, times the logarithm of the number of steps.
+
+    Raises `MethodNotApplicableError` if the graph is no chain, or if one slot exceeds the budget.
     """
     chain = Chain(problem.graph)
     best_schedule: Schedule | None = None
@@ -102,8 +104,8 @@ def min_forward_steps(length: int, slots: int) -> int:
     """Return the minimum number of forward steps that reverse a chain of `length` steps.
 
     It is ``r * length - C(slots + r, slots + 1)`` for the smallest `r` with ``C(slots + r, slots)
-    >= length`` (Griewank and Walther, 2000, equations 1 and 2). The slots include that of the first
-    state; taped steps are not counted.
+    >= length`` (Griewank and Walther, 2000, equations 1 and 2). The slots, at least one, include
+    that of the first state; taped steps are not counted.
 
     Examples
     --------
@@ -145,7 +147,7 @@ def rotor(problem: Problem) -> Schedule:
     The method ignores energy, deadline and storage.
 
     This is the dynamic program of Beaumont et al.: ``C(s, t, m)`` is the minimum time to run steps
-    ``s..t`` and their parts of the backward pass with memory `m`, without the state before `s`.
+    ``s..t`` and their parts of the backward pass with memory `m` beside the state before `s`.
     Either step `s` is computed and taped once (``F_all``), followed by ``s+1..t``; or steps run
     without a tape up to a state that is stored (``F_ck``), followed by the steps behind the state
     and then those before the state. The paper frees the stored state after the step behind it and
@@ -155,14 +157,17 @@ def rotor(problem: Problem) -> Schedule:
     gradients and samples. Sizes are rounded up to a 500th of the budget (budgets up to 500 bytes
     are exact), and a state counts until the end of the next step's part. So the simulator may count
     less than the program. Bisection finds the largest memory, up to a fourth above the budget,
-    whose schedule meets the budget in the simulator. The best schedule seen is returned. The run
-    time is proportional to ``L**3 * 500`` for `L` steps.
+    whose schedule meets the budget in the simulator. Of all schedules seen that meet it, the best
+    by the problem's objective is returned. The run time is proportional to ``L**3 * 500`` for `L`
+    steps.
+
+    Raises `MethodNotApplicableError` if the graph is no chain, or if no schedule meets the budget.
     """
     return best_rotor_schedule(problem, ChainTable(problem))
 
 
 def best_rotor_schedule(problem: Problem, table: ChainTable) -> Schedule:
-    """Return the best schedule of `rotor` for a table.
+    """Return the best schedule of `rotor` for a table, by the problem's objective.
 
     Raises `MethodNotApplicableError` if no schedule meets the budget.
     """
@@ -181,9 +186,9 @@ class _Decision(NamedTuple):
     checkpoint_step: int | None
     """Step before which the state is stored as a checkpoint; None to tape step `s`."""
     time_s: float
-    """Time of taping step `s`, or of the forward steps up to the checkpoint [s]."""
+    """Time of computing step `s`, or of the forward steps up to the checkpoint [s]."""
     held_units: int
-    """Units that the tape or the checkpoint occupies during the later steps."""
+    """Units that tape and state of step `s`, or the checkpoint, occupy during the later steps."""
     min_units: int
     """Minimum units for which the decision is possible."""
 
@@ -197,7 +202,7 @@ class ChainTable:
         times = times or problem.table.compute_time_s
         steps = range(len(chain.steps))
         self.forward_s = [sum(times[k] for k in chain.recomputed_nodes(s)) for s in steps]
-        """Time to compute each step [s]."""
+        """Time to recompute each step [s]."""
         self.tape_completion_s = [
             sum(times[k] for k in chain.tape_completion_nodes(s)) for s in steps
         ]
@@ -211,10 +216,10 @@ class ChainTable:
         self.min_time_s: dict[tuple[int, int, bool], NDArray[np.float64]] = {}
         """For steps ``s..t`` the minimum time with 0, 1, ... units [s]; inf if the units do not
         suffice. The third index is whether the state of step `t` is in memory, and counted, from
-        the start."""
+        the start; all times are then inf if part `t` does not read the state."""
         self.min_time_after_part_s: dict[tuple[int, int], NDArray[np.float64]] = {}
-        """Minimum times after part ``t + 1``, which has read the state of step `t`: the better of
-        freeing and keeping the state [s]."""
+        """Minimum times of steps ``s..t`` after part ``t + 1``, which has read the state of step
+        `t`: the smaller one of freeing and of keeping the state [s]."""
         for span in steps:
             for s in range(len(steps) - span):
                 self.fill_span(s, s + span)
@@ -258,10 +263,10 @@ class ChainTable:
         *,
         keeps_state: bool,
     ) -> NDArray[np.float64]:
-        """Return the times of steps ``s..t`` after a decision, for a range of memory sizes [s].
+        """Return the minimum times of steps ``s..t`` with a given first decision [s].
 
-        The range includes `min_units` and `max_units`. With `keeps_state`, the state of step `t`
-        stays in memory.
+        They are for memories from `min_units` to `max_units`, both included. With `keeps_state`,
+        the state of step `t` is in memory, and counted.
         """
         held_units, checkpoint_step = decision.held_units, decision.checkpoint_step
         later_times = self.min_time_s[
@@ -278,14 +283,14 @@ class ChainTable:
     def min_times_with_state(self, s: int, t: int) -> NDArray[np.float64]:
         """Return minimum times of steps ``s..t`` if the state of `t` stays after part `t + 1` [s].
 
-        The state must fit in memory until the end of that part.
+        The times are inf for memories in which the state does not fit until the end of that part.
         """
         times = self.min_time_s[s, t, True].copy()
         times[: self.state_units(t) + self.to_units(self.chain.backward_bytes[t + 1])] = np.inf
         return times
 
     def decisions(self, s: int, t: int, *, keeps_state: bool) -> Iterator[_Decision]:
-        """Yield the possible first decisions for steps ``s..t``.
+        """Yield the first decisions for steps ``s..t``, also if they need more than `max_units`.
 
         With `keeps_state`, the state of step `t` is in memory, and counted.
         """
@@ -310,7 +315,7 @@ class ChainTable:
             yield _Decision(checkpoint_step, untaped_s, held_units, max(held_units, peak_units))
 
     def build_schedule(self, units: int) -> Schedule | None:
-        """Return the best schedule with `units` of memory, or None if they do not suffice."""
+        """Return the fastest schedule with `units` of memory, or None if they do not suffice."""
         last = len(self.chain.steps) - 1
         if not np.isfinite(self.min_time_s[0, last, False][units]):
             return None
@@ -330,8 +335,9 @@ class ChainTable:
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
         """Return the tensors in RAM when each part begins, and the steps whose state is freed.
 
-        The parts are those of steps `first` to `last`; `outer_tensors` are in RAM during all of
-        these parts. With `keeps_last_state`, the state of the last step is in memory, too.
+        The decisions are the fastest with `units` of memory. The parts are those of steps `first`
+        to `last`; `outer_tensors` are in RAM during all of these parts. With `keeps_last_state`,
+        the state of the last step is in memory, too.
         """
         steps = self.chain.steps
         tensors_of_part: dict[int, frozenset[int]] = {}
@@ -407,7 +413,7 @@ class ChainTable:
         return float(freed_times[units]), float(kept_times[units])
 
     def best_decision(self, s: int, t: int, max_units: int, *, keeps_state: bool) -> _Decision:
-        """Return the best first decision for steps ``s..t`` with a memory of `max_units` units."""
+        """Return the fastest first decision for steps ``s..t`` with a memory of `max_units`."""
         possible_decisions = (
             decision
             for decision in self.decisions(s, t, keeps_state=keeps_state)
@@ -426,7 +432,7 @@ class ChainTable:
         """Return memory [units] and time [s] of step `s` and its part alone.
 
         With `keeps_state`, the state of the step is in memory. The time is 0 if the part reads no
-        tensor of the step.
+        tensor of the step, except for the last step.
         """
         part_bytes = self.chain.freeing_bytes[s]
         if keeps_state:
