@@ -1,8 +1,9 @@
 """Parsing of ``--ram`` and ``--tile``, for all commands and functions.
 
 A percentage of RAM refers to the *keep-all peak*: the peak of the tensors and workspaces that the
-budget counts when all tensors are kept; for a step in tiles, the peak of the undivided step. Other
-RAM, such as the stack of exported C, is not part of the percentage.
+budget counts when all tensors are kept; for a step in tiles, the peak of the undivided step. If a
+problem counts parameters, resident bytes are added to the peak. Other RAM, such as the stack of
+exported C, is not part of the percentage.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ class Budget:
 
     @classmethod
     def parse(cls, value: str | int | Budget, *, field: str = "ram") -> Budget:
-        """Parse a budget from a text or a number of bytes.
+        """Parse a budget from a text or a number of bytes; return a `Budget` unchanged.
 
         Raises
         ------
         BudgetError
-            If `value` is no size or percentage, such as ``256KiB``, 262144 or ``50%``.
+            If `value` is no size or percentage, such as ``256KiB``, 262144 or ``50%``, or is above
+            2^53 bytes.
         """
         if isinstance(value, Budget):
             return value
@@ -105,7 +107,9 @@ class TileChoice:
 
     @classmethod
     def parse(cls, value: str | int | TileChoice | None) -> TileChoice:
-        """Parse a choice from a text or a number of bytes; None means ``none``.
+        """Parse a choice from a text or a number of bytes; return a `TileChoice` unchanged.
+
+        None means ``none``.
 
         Raises
         ------

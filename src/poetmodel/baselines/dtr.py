@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 MAX_PASSES: Final = 50
-"""Maximum compute time of an execution, in single passes; a longer execution is abandoned."""
+"""Maximum compute time of a `Runtime`, in single passes; a longer execution raises an error."""
 LIVENESS: Final = "liveness"
 """Variant with liveness analysis of each stage and the score ``full``."""
 
 
 @put_state_in_ram
 def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) -> Schedule:
-    """Evict the tensor with the lowest score whenever RAM is short; recompute missing tensors.
+    """Evict the tensor with the lowest score whenever RAM is short; recompute it on its next use.
 
     The heuristic is the score of a tensor of `m` bytes that was last used `s` seconds ago and whose
     node takes `c` seconds:
@@ -49,30 +49,35 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     - ``size``: ``1 / m``, the largest tensor first;
     - ``liveness``: ``full`` with `liveness`, a name for the command line.
 
-    With `liveness`, the recomputations of a stage are known when the stage begins, and recomputed
-    tensors leave RAM after their last reader in the stage; the paper's runtime does neither.
+    With `liveness`, the recomputations of a stage are known when the stage begins. Recomputed
+    tensors that no node of a later stage reads leave RAM after their last reader in the stage. The
+    paper's runtime does neither.
 
-    As in the authors' simulator (simrd, github.com/uwsampl/dtr-prototype), the clock is compute
-    time, an input is used when its reader is requested, and an output when it is first computed. A
-    tensor without a further user is evicted at once ("eager eviction") but may be recomputed for
-    other tensors. After such a recomputation the tensor stays until its score is the lowest,
-    because the runtime has no information about later readers. This matters if a recomputation has
-    further outputs, and if it needs long chains of other tensors; see `Runtime`.
+    Without `liveness`, as in the authors' simulator (simrd, github.com/uwsampl/dtr-prototype), the
+    clock is compute time, an input is used when its reader is requested, and an output when it is
+    first computed. A tensor without a further user is evicted at once ("eager eviction") but may be
+    recomputed for other tensors. After such a recomputation the tensor stays until its score is the
+    lowest, because the runtime has no information about later readers. This matters if a
+    recomputation has further outputs, and if it needs long chains of other tensors; see `Runtime`.
 
     Interpretations. Tensors that cannot be recomputed are never evicted; they are freed when no
     node can need them any more ("banishing"; simrd pins constants forever). A node that the runtime
     computes twice within a stage is computed once by the schedule, and its outputs stay between the
-    uses there. If the schedule then exceeds the budget, the step is executed again with less RAM.
-    An execution whose compute time exceeds fifty single passes is abandoned. Tensors of 0 bytes are
-    not evicted; of tensors with equal scores, the one with the lowest index is evicted.
+    uses there. If the schedule then exceeds the budget, the training step is executed again with
+    less RAM. Without `liveness`, an execution whose compute time exceeds fifty single passes is
+    abandoned. Tensors of 0 bytes are not evicted when RAM is short. Of tensors with equal scores,
+    the one with the lowest index is evicted.
 
-    With `liveness`, a stage recomputes in graph order, keeps tensors that a later step of the stage
-    reads, and frees the rest; see `StagedExecution`. A neighbourhood counts each node once, even if
+    With `liveness`, a stage recomputes in graph order, and never evicts a tensor that a later step
+    of the stage reads; see `StagedExecution`. A neighbourhood counts each node once, even if
     several outputs are evicted, and excludes tensors that no node reads. This is a stronger method
     than the published one.
 
     Each eviction examines the neighbourhood of every candidate: O(n) evictions of O(n) candidates
     with up to O(edges) each; neighbourhoods are small in practice.
+
+    Raises `InputError` for an unknown heuristic, and `MethodNotApplicableError` if no schedule
+    meets the budget or the execution is abandoned.
     """
     if heuristic == LIVENESS:
         heuristic, liveness = HEURISTICS[0], True
@@ -92,13 +97,14 @@ def dtr_paging(problem: Problem) -> Schedule:
     (with its neighbourhood, for ``full``) and its transfers: page-in, and page-out unless it is on
     storage. The smaller cost decides how it is evicted. Costs are energy; if the problem minimizes
     time, they are time in the sense of the deadline. Staleness is always time. Tensors that cannot
-    be recomputed are evicted to storage while it has space. Tensors on storage are paged in on use
-    and belong to no neighbourhood.
+    be recomputed are evicted to storage while it has space. Tensors that were evicted to storage
+    are paged in on use and belong to no neighbourhood.
 
     The step is executed once with each score, and once with paging alone, which may fit where
     recomputations within a stage do not. If the time is minimized and transfers overlap
-    computations, each execution is repeated with transfers that cost 0, as if all were hidden. The
-    best schedule is returned.
+    computations, each execution is repeated with transfers that cost 0, as if all were hidden. Each
+    execution is tried with several homes of state (`schedule_with_best_homes`). The best schedule
+    is returned. Raises `MethodNotApplicableError` if no execution fits in RAM.
     """
     overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
     transfer_modes = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
@@ -134,8 +140,8 @@ class Runtime(Execution):
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
         """Start with no tensor in RAM; find the node after which each tensor is freed.
 
-        This is its last reader; for a tensor that cannot be recomputed, the last node after which
-        a recomputation may still read it.
+        This is its last reader, or its own node without one. For a tensor that cannot be
+        recomputed, it is the last node whose stage may read the tensor, also by recomputations.
         """
         graph, self.compute_time_s = problem.graph, problem.table.compute_time_s
         super().__init__(graph, ram_bytes)
@@ -157,7 +163,10 @@ class Runtime(Execution):
         """Executed instructions in order; a schedule of stages does not preserve this order."""
 
     def run(self) -> Schedule:
-        """Execute the training step and return its schedule."""
+        """Execute the training step and return its schedule.
+
+        Raises `MethodNotApplicableError` if a node does not fit, or as `compute`.
+        """
         for k in range(len(self.graph.nodes)):
             self._compute_with_inputs(k)
             for i in self.graph.outputs_of[k]:
@@ -170,7 +179,8 @@ class Runtime(Execution):
     def compute(self, k: int) -> None:
         """Evict tensors until node `k` fits in RAM, compute it, and unlock its inputs.
 
-        Raises `MethodNotApplicableError` if the compute time exceeds `MAX_PASSES` single passes.
+        Raises `MethodNotApplicableError` if the node does not fit and no tensor may be evicted, or
+        if the compute time exceeds `MAX_PASSES` single passes.
         """
         node = self.graph.nodes[k]
         self.evict_until_fits(node.output_bytes + node.workspace_bytes, k)
@@ -188,7 +198,10 @@ class Runtime(Execution):
             self.locks[i] -= 1
 
     def choose_victim(self, k: int) -> int | None:  # noqa: ARG002 - the inputs of node `k` are locked
-        """Return the tensor with the lowest score that is neither locked nor pinned, or None."""
+        """Return the tensor with the lowest score; None without a candidate.
+
+        Candidates have more than 0 bytes and are neither locked nor pinned.
+        """
         evictable_tensors = (
             i for i in sorted(self.ram) if self.sizes[i] and not (self.locks[i] or i in self.pinned)
         )
@@ -216,7 +229,10 @@ class Runtime(Execution):
                 pending.pop()
 
     def _lock_inputs(self, k: int) -> tuple[int, list[int]]:
-        """Lock the inputs of node `k` that are in RAM; return the node and its missing inputs."""
+        """Lock the inputs of node `k` that are in RAM; record a use of all inputs.
+
+        Returns the node and its inputs that are not in RAM.
+        """
         inputs = self.graph.inputs_of[k]
         for i in inputs:
             self.scores.record_use(i)
@@ -225,7 +241,7 @@ class Runtime(Execution):
 
 
 class _LivenessExecution(StagedExecution):
-    """Execution of `dtr` with liveness: evicts the tensor with the lowest score."""
+    """Execution of `dtr` with liveness: evicts the recomputable tensor with the lowest score."""
 
     def __init__(
         self, problem: Problem, heuristic: str, node_costs: Sequence[float] | None = None
@@ -236,7 +252,8 @@ class _LivenessExecution(StagedExecution):
         score_costs = problem.table.compute_time_s if node_costs is None else node_costs
         self.scores = Scores(self.graph, score_costs, heuristic, counts_nodes_once=True)
         self.pinned: set[int] = set()
-        """Tensors in RAM without a further user that cannot be recomputed."""
+        """Tensors in RAM that no later stage's node reads and that cannot be recomputed, but that
+        recomputations of evicted tensors need."""
 
     def choose_victim(self, k: int) -> int | None:
         is_recomputable = self._make_recomputability_test()
@@ -244,10 +261,10 @@ class _LivenessExecution(StagedExecution):
         return min(recomputable_tensors, key=self.scores.score, default=None)
 
     def retains(self, i: int) -> bool:
-        """Return whether tensor `i` stays in RAM.
+        """Return whether tensor `i` stays in RAM after its last reader in the stage.
 
-        Pins a tensor without a further user if an evicted tensor needs it and it is not
-        recomputable.
+        Pins a tensor that no later stage's node reads if it cannot be recomputed and the
+        recomputation of an evicted tensor needs it.
         """
         if self.is_awaited(i):
             return True
@@ -259,7 +276,10 @@ class _LivenessExecution(StagedExecution):
         return is_needed
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, update scores and clock, and evict pinned tensors without a use."""
+        """Compute node `k`, update scores and clock, and evict pinned tensors.
+
+        Tensors that the stage reads, or that recomputations need, stay pinned.
+        """
         super().compute(k)
         for i in self.graph.inputs_of[k]:
             self.scores.record_use(i)
@@ -282,11 +302,14 @@ class _LivenessExecution(StagedExecution):
         self.scores.record_recovery(i)
 
     def _make_recomputability_test(self) -> Callable[[int], bool]:
-        """Return a predicate: whether a tensor can be recomputed from the available tensors."""
+        """Return a predicate: whether a tensor can be recomputed from the available tensors.
+
+        It caches results, so it is valid only until the available tensors change.
+        """
         graph, known_recomputable = self.graph, set[int]()
 
         def is_recomputable(i: int) -> bool:
-            """Return whether `i`, with all missing inputs, can be recomputed."""
+            """Return whether `i` can be recomputed, with all unavailable inputs that this needs."""
             check_time_limit()
             required_nodes, pending_nodes = set[int](), [graph.node_of[i]]
             while pending_nodes:
@@ -317,7 +340,10 @@ class _PagingExecution(_LivenessExecution):
     """Execution of `dtr_paging`: evicts to storage where this is cheaper."""
 
     def __init__(self, problem: Problem, heuristic: str, *, free_transfers: bool = False) -> None:
-        """Use energies as costs, or times if time is minimized; free transfers cost 0."""
+        """Use energies as costs, or times if time is minimized.
+
+        With `free_transfers`, transfers cost 0.
+        """
         minimizes_time = problem.minimize == Quantity.TIME
         node_costs = None if minimizes_time else problem.energy.coefficients.compute
         super().__init__(problem, heuristic, node_costs)
@@ -403,7 +429,7 @@ class _PagingExecution(_LivenessExecution):
         )
 
     def _transfer_cost(self, i: int) -> float:
-        """Return the cost of paging tensor `i` out and in; inf without space on storage."""
+        """Return the cost of paging `i` in, and out unless it is on storage; inf if impossible."""
         if not self.storage.has_space_for(i):
             return math.inf
         page_out = 0.0 if i in self.storage.stored_tensors else self.page_out_cost[i]
@@ -418,16 +444,17 @@ HEURISTICS: Final = ("full", "eq", "local", "msps", "lru", "size")
 
 
 class Scores:
-    """Scores of tensors by last use, evicted neighbourhood and cost; the clock is compute time.
+    """Scores of tensors by size, last use, evicted neighbourhood and cost.
 
     With `counts_nodes_once`, a node counts once in a neighbourhood even if several of its outputs
-    are evicted; in the authors' simulator, it counts once for each of them.
+    are evicted; in the authors' simulator, it counts once for each of them. Callers advance the
+    clock, which is compute time.
     """
 
     def __init__(
         self, graph: Graph, node_costs: Sequence[float], heuristic: str, *, counts_nodes_once: bool
     ) -> None:
-        """Start with no evicted tensor; `heuristic` selects the score of `dtr`.
+        """Start with no evicted tensor; `heuristic`, one of `HEURISTICS`, selects the score.
 
         If `counts_nodes_once`, a total cost counts a node once for all of its outputs.
         """
@@ -454,7 +481,7 @@ class Scores:
             "size": lambda i: 1 / self.sizes[i],
         }
         self.score = score_functions[heuristic]
-        """Function from a tensor in RAM to its score."""
+        """Function from a tensor in RAM, of more than 0 bytes, to its score."""
 
     def record_use(self, i: int) -> None:
         """Record a use of tensor `i` at the current time."""
@@ -467,7 +494,7 @@ class Scores:
             self._sets.add(i, self._node_cost(i), self._evicted_neighbours(i))
 
     def record_recovery(self, i: int) -> None:
-        """Record that tensor `i` is in RAM again."""
+        """Record that tensor `i` is in RAM again, if it was evicted."""
         if i in self.evicted:
             self.evicted.remove(i)
             if self._sets is not None:
@@ -508,7 +535,7 @@ class Scores:
         return self.clock_s - self.last_use_s[i]
 
     def total_cost(self, tensors: Iterable[int]) -> float:
-        """Return the cost of the nodes that compute `tensors`."""
+        """Return the cost of the nodes of `tensors`; see the class for nodes of several tensors."""
         nodes: Iterable[int] = (self.graph.node_of[i] for i in tensors)
         return math.fsum(
             self.node_costs[k] for k in (set(nodes) if self._counts_nodes_once else nodes)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poetmodel.solver.outcome import Candidate
 
 MAX_ATTEMPTS: Final = 24
-"""Maximum number of attempts of `fit_budget`, each with less RAM."""
+"""Maximum number of attempts of `fit_budget`, each after the first with less RAM."""
 RULES_TIME_RATIO: Final = 0.9
 """Fraction of the remaining time that the rules of a method may use."""
 
@@ -32,7 +32,7 @@ class RuleWatch:
     """Records whether the time limit stopped the rules of a method."""
 
     is_cut_short: bool = False
-    """Whether `select_best_schedule` omitted rules at the time limit."""
+    """Whether `select_best_schedule` returned a schedule after the time limit stopped a rule."""
 
 
 _RULE_WATCH: Final[ContextVar[RuleWatch | None]] = ContextVar("rule_watch", default=None)
@@ -56,8 +56,8 @@ def fit_budget(problem: Problem, schedule_within: Callable[[int], Schedule]) -> 
     `schedule_within(ram_bytes)` returns a schedule. The simulator may count more RAM than the
     method does, because the stages of a schedule are coarser than the steps of a method. Each
     further attempt has less RAM, by the excess of the previous schedule. Raises
-    `MethodNotApplicableError` if no attempt meets the budget; an error of the first attempt is
-    raised unchanged.
+    `MethodNotApplicableError` if none of up to `MAX_ATTEMPTS` attempts meets the budget; an error
+    of the first attempt is raised unchanged.
     """
     usable_bytes = ram_bytes = problem.usable_ram_bytes
     peak = 0
@@ -88,10 +88,11 @@ def bisect_budget(
 ) -> Schedule | None:
     """Bisect for the largest memory at which a method meets the budget; return the best schedule.
 
+    Best is the smallest value of the objective, among the schedules found that meet the RAM budget.
     A method may count more RAM than the simulator does, so the memory may exceed the budget.
     `schedule_with(units)` returns a schedule within a memory of 0 to `max_units` units, or None if
-    the memory is too small. The first call is with `first_units`, the budget. Returns None if no
-    schedule meets the budget.
+    the memory is too small. Units are any scale on which memory grows. The first call is with
+    `first_units`. Returns None if no schedule meets the budget.
     """
     best: Candidate | None = None
     low, high, units = 0, max_units, first_units
@@ -112,10 +113,11 @@ def bisect_budget(
 def select_best_schedule(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
     """Return the best schedule of the rules of a method, by the problem's objective.
 
-    Rules that raise `MethodNotApplicableError` are skipped; if all do, the first error is raised.
-    The rules have nine tenths of the remaining time, because the caller verifies the schedule
-    afterwards. If the time limit stops a rule, the best schedule so far is returned, and the active
-    `RuleWatch` records it; without a schedule, `TimeLimitError` is raised.
+    A schedule without violations is better than any schedule with violations. Rules that raise
+    `MethodNotApplicableError` are skipped; if all do, the first error is raised. The rules have
+    nine tenths of the remaining time, because the caller verifies the schedule afterwards. If the
+    time limit stops a rule, the best schedule so far is returned, and the active `RuleWatch`
+    records the stop; without a schedule, `TimeLimitError` is raised.
     """
     candidates: list[Candidate] = []
     errors: list[MethodNotApplicableError] = []

@@ -1,8 +1,9 @@
 """Extend methods for graphs without state to graphs with state.
 
-A rule assigns homes to the state tensors: all in RAM, all on storage, or some in RAM. The method
-then schedules a graph without state, with the same numbers of nodes and tensors: the bytes of state
-in RAM are subtracted from the budget, and state on storage is treated like samples on storage.
+Decorators and `schedule_with_best_homes` assign homes to the state tensors: all in RAM, all on
+storage, or some in RAM. The method then schedules a graph without state, with the same numbers of
+nodes and tensors: the bytes of state in RAM are subtracted from the budget, and state on storage is
+treated like samples on storage.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 FORWARD_ONLY: Final = "forward_only"
-"""Name of the attribute of functions that `mark_forward_only` marks."""
+"""Name of the attribute that `mark_forward_only` sets on functions."""
 
 
 def mark_forward_only(method: Scheduler[P]) -> Scheduler[P]:
@@ -48,7 +49,7 @@ def put_state_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
         state = problem.graph.state_tensors
-        return _schedule_with_fewest_overwrites(
+        return _schedule_avoiding_overwrites(
             problem, state, _bind_options(method, *options, **keywords)
         )
 
@@ -60,7 +61,7 @@ def put_state_on_storage(method: Scheduler[P]) -> Scheduler[P]:
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
-        return _schedule_with_fewest_overwrites(
+        return _schedule_avoiding_overwrites(
             problem, (), _bind_options(method, *options, **keywords)
         )
 
@@ -94,9 +95,11 @@ def schedule_with_best_homes(
 ) -> Schedule:
     """Return the best schedule of `rules`, over several assignments of homes to state.
 
-    Each rule is tried with all state in RAM and with all state on storage. If a rule has a schedule
-    only for storage, bisection finds the maximum number of tensors in RAM, in the order of
-    descending transfer energy per byte.
+    `rules` are called with problems without state. Each rule is tried with all state in RAM and
+    with all state on storage. If a rule has a schedule only for storage, bisection finds the
+    maximum number of state tensors in RAM; those with the highest transfer energy per byte are
+    first. Without a schedule, all attempts may be repeated: see `retry_with_overwrites`. Raises the
+    first `MethodNotApplicableError` if no attempt has a schedule.
     """
     state_tensors = _sort_by_transfer_energy(problem)
     extreme_numbers = dict.fromkeys((len(state_tensors), 0))
@@ -146,10 +149,13 @@ def _sort_by_transfer_energy(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted(graph.state_tensors, key=lambda i: (-energy_per_byte(i), i)))
 
 
-def _schedule_with_fewest_overwrites(
+def _schedule_avoiding_overwrites(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
-    """Return the schedule of `_schedule_with_resident_state`, if possible without overwrites."""
+    """Return the schedule of `_schedule_with_resident_state`.
+
+    If there is none, inputs that are read later may be overwritten: see `retry_with_overwrites`.
+    """
     return retry_with_overwrites(
         problem.graph, partial(_schedule_with_resident_state, problem, resident, method)
     )
@@ -158,12 +164,13 @@ def _schedule_with_fewest_overwrites(
 def _schedule_with_resident_state(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
-    """Return the schedule of a method with some state in RAM and the rest on storage.
+    """Return the schedule of a method with `resident` state in RAM and all other state on storage.
 
-    The method schedules two graphs. In the first one, every recomputation precedes the updates of
-    the state that it needs. In the second one, all nodes stay recomputable; its schedule is
-    discarded if it computes a node after such an update. The better schedule is returned. A method
-    marked by `mark_forward_only` schedules only the first graph.
+    The method schedules two graphs without state. In the first one, every recomputation precedes
+    the updates of the state that it needs. In the second one, all recomputable nodes stay
+    recomputable. A schedule that computes a node or pages in state after such an update is
+    discarded. The better schedule is returned. A method marked by `mark_forward_only` schedules
+    only the first graph, and a problem without state is scheduled as it is.
     """
     if not problem.graph.state_tensors:
         return method(problem)
@@ -190,7 +197,11 @@ def _schedule_with_homes(
     method: Callable[[Problem], Schedule],
     stateless_problem: Problem,
 ) -> Schedule:
-    """Schedule a problem without state, and return the schedule for the graph with state."""
+    """Schedule a problem without state, and return the schedule for the graph with state.
+
+    Page-outs become immediate. Raises `MethodNotApplicableError` as `method` and
+    `_check_update_order`.
+    """
     stateless_schedule = method(stateless_problem)
     _check_update_order(problem, stateless_schedule)
     return with_immediate_page_outs(
@@ -212,7 +223,7 @@ def remove_state(
     may depend on homes. Updates before the backward pass become forward nodes. With
     `before_updates`, a node is not recomputable if a schedule could compute it again after an
     update of state that the node reads. Raises `MethodNotApplicableError` if RAM or storage is too
-    small for the state.
+    small for the state, or if the problem allows no paging and some state is on storage.
     """
     graph = problem.graph
     in_ram_bytes = sum(graph.tensor_bytes[i] for i in resident)
@@ -278,7 +289,8 @@ def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
 def _move_updates_to_forward(graph: Graph) -> Graph:
     """Return a graph in which updates before the first backward node are forward nodes.
 
-    These nodes update the running statistics of batch norms.
+    These nodes update the running statistics of batch norms. A graph without backward nodes is
+    returned unchanged.
     """
     nodes = list(graph.nodes)
     for k, node in enumerate(nodes):
@@ -312,7 +324,10 @@ def _stateless_costs(problem: Problem, graph: Graph) -> Costs:
 
 
 def _check_update_order(problem: Problem, schedule: Schedule) -> None:
-    """Raise `MethodNotApplicableError` for a node or page-in after an update of state it reads."""
+    """Raise `MethodNotApplicableError` if state is used after its update.
+
+    This is a computation of a node that reads or holds the state, or a page-in of the state.
+    """
     graph = problem.graph
     late_nodes = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]
     late_nodes += [

@@ -17,7 +17,7 @@ def method(name: str) -> Method:
     Raises
     ------
     InputError
-        If no method has that name.
+        If no method or variant has that name, or the file cannot be read or lacks the function.
     UserMethodError
         If the file of a user-defined method raises an exception when it is imported.
 

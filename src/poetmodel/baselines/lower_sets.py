@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 EXACT, PRUNED = FAMILIES = ("exact", "pruned")
-"""Variants of `lower_sets`: all lower sets, or only the sets of ancestors of single nodes."""
+"""Variants of `lower_sets`: all lower sets, or only those of single nodes with their ancestors."""
 MAX_SETS: Final = 1000
 """Maximum number of lower sets of the exact family."""
 MAX_LABELS: Final = 8192
-"""Maximum number of undominated chains that the dynamic program extends, over all lower sets."""
+"""Maximum number of undominated chains to retain over all lower sets, if `MIN_LABELS` permits."""
 MIN_LABELS: Final = 4
-"""Minimum number of undominated chains that are extended for each lower set."""
+"""Number of undominated chains that may be retained for each lower set in any case."""
 N_LIMITS: Final = 32
 """Number of limits on the estimated peak that are tried, in equal steps up to
 `LowerSets.total_bytes`."""
@@ -47,9 +47,10 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     lower sets ends with the whole forward pass and divides it into segments. The boundary of a
     lower set consists of its nodes that are read from outside, and is saved. All other nodes of a
     segment are dropped and recomputed for its backward pass. So the cost of a chain is the time of
-    all nodes that are in no boundary. Its memory is estimated as in the paper, segment by segment:
-    the tensors saved before, twice the segment (its tensors and their gradients), the readers of
-    the lower set outside it, and the other inputs of these readers.
+    all nodes that are in no boundary, except those of the last segment. Its memory is estimated as
+    in the paper, segment by segment: the tensors saved before, twice the segment (its tensors and
+    their gradients), the readers of the lower set outside it, and the other inputs of these
+    readers.
 
     Among the chains whose estimates meet a limit, the dynamic program finds those that no other
     chain dominates in cost and saved bytes. The paper selects one of two: the chain of minimum cost
@@ -60,16 +61,22 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     a search.
 
     The `family` selects the lower sets: ``exact`` all of them, up to `MAX_SETS`; ``pruned`` for
-    each node the set of its ancestors. The default is ``exact`` if possible, else ``pruned``.
+    each node the set of the node and its ancestors. The default is ``exact`` if possible, else
+    ``pruned``.
 
     Interpretations. The nodes are the recomputable nodes of the forward pass; other nodes are saved
     and not counted. The last segment is not recomputed, because the backward pass begins with it;
     the paper recomputes it. Nodes run in the order of the graph, and dropped tensors are recomputed
-    where they are read. For each lower set the program extends a fraction of `MAX_LABELS` chains,
-    at least four. The program is exact if no more chains are undominated.
+    where they are read. For each lower set, the program retains at most an equal fraction of
+    `MAX_LABELS` chains, or `MIN_LABELS` if that is more. The program is exact if no more chains are
+    undominated.
 
     The run time is proportional to the number of lower sets times `MAX_LABELS`, for each limit, and
-    once to the cube of that number.
+    once to the square of the number of lower sets times the number of nodes.
+
+    Raises `InputError` for an unknown family. If keep-all exceeds the budget, raises
+    `MethodNotApplicableError` if no chain meets it, or if ``exact`` has more than `MAX_SETS` lower
+    sets.
     """
     if family not in ("", *FAMILIES):
         raise InputError(f"family {family!r}: expected one of {', '.join(FAMILIES)}")
@@ -80,7 +87,7 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     schedule_of: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
 
     def search_within(limit_bytes: int) -> Schedule:
-        """Return the best schedule of the undominated chains whose estimates meet the limit."""
+        """Return the best schedule found among undominated chains with estimates in the limit."""
         chains = sets.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
         best = bisect_budget(
             problem,
@@ -123,7 +130,11 @@ class LowerSets:
     """
 
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
-        """List the lower sets of a family, and compute costs and peaks between each pair."""
+        """List the lower sets of a family, and compute costs and peaks between each pair.
+
+        Without `family`, the lower sets are all if there are at most `MAX_SETS`, else the pruned
+        ones. Raises as `_list_masks`.
+        """
         first_backward = first_backward_node(graph)
         self.graph = graph
         self.nodes = sorted(
@@ -180,13 +191,14 @@ class LowerSets:
         """Estimated peak of the segment's backward pass, without tensors saved before it [B]."""
         self.peak_bytes += (is_reader @ sizes + is_other_input @ sizes)[None, :]
         self.total_bytes = max(1, 2 * int(sizes.sum()))
-        """Limit at which no node is recomputed [B]."""
+        """Estimated peak of the chain of one segment, which recomputes no node [B]; at least 1."""
 
     def undominated_chains(self, limit_bytes: int) -> list[SetChain]:
         """Return the undominated chains whose estimated peak meets a limit, by ascending cost.
 
-        Extends at most `MAX_LABELS` divided by the number of sets, but at least `MIN_LABELS`,
-        chains for each set.
+        For each set, retains at most `MAX_LABELS` divided by the number of sets, or `MIN_LABELS` if
+        that is more, of the chains that end with the set. Returns [] if no estimate meets the
+        limit.
         """
         last_set = len(self.sets) - 1
         max_labels = max(MIN_LABELS, MAX_LABELS // len(self.sets))

@@ -34,8 +34,9 @@ def lru_paging(problem: Problem) -> Schedule:
     A tensor is used when a node computes or reads it; of tensors with equal last uses, the one with
     the lowest index is paged out. Tensors do not change, so each is written at most once, within
     the storage limit; later evictions only free it, like a clean page. Tensors without a further
-    user are freed at once. Tensors of 0 bytes stay. The time is O(n^2): O(n) evictions, each among
-    O(n) candidates.
+    user are freed at once. Tensors of 0 bytes stay until then. The time is O(n^2): O(n) evictions,
+    each among O(n) candidates. Raises `MethodNotApplicableError` if RAM is short and no tensor may
+    be paged out.
     """
     return _LruExecution(problem).execute_stages()
 
@@ -44,17 +45,17 @@ def offload_all(problem: Problem) -> Schedule:
     """Page out every tensor that is saved for the backward pass, and page it in there.
 
     A saved tensor is computed by an input, forward or loss node and read by a backward or update
-    node. It stays in RAM until its last use before the backward pass. The better of two rules is
-    taken. In the first rule, as in vDNN, the tensor is paged in once, for its first reader in the
-    backward pass, and stays until its last use. In the second rule, as with
+    node. It stays in RAM until its last use before the backward pass, and longer while the next
+    node reads it. The better of two rules is taken. In the first rule, as in vDNN, the tensor is
+    paged in once, for its next reader, and stays until its last use. In the second rule, as with
     ``torch.autograd.graph.save_on_cpu``, the tensor is paged in for each node that reads it, and
     stays longer only if the next node also reads it: more transfers, less RAM. The method ignores
     the budget. Gradients stay in RAM from the first to the last use, as do tensors of 0 bytes.
     Samples that are on storage initially are not written. The time is linear.
 
-    State is in RAM, or on storage with the rule of `zero_offload`, whichever is better. Raises
-    `MethodNotApplicableError` without storage, without backward nodes, or if no schedule meets the
-    budget.
+    Homes of state are those of `schedule_with_best_homes`; state on storage follows the rule of
+    `zero_offload`. Raises `MethodNotApplicableError` if the problem allows no paging, the graph has
+    no backward or update nodes, or no schedule meets the budget.
     """
     if not problem.can_page:
         raise MethodNotApplicableError(
@@ -84,7 +85,7 @@ def offload_all(problem: Problem) -> Schedule:
 
 
 def _find_saved_intervals(graph: Graph) -> list[IdleInterval]:
-    """Return the idle intervals of forward tensors that end with a read by the backward pass."""
+    """Return the idle intervals of forward tensors, of more than 0 bytes, before backward reads."""
     is_forward = [node.phase in FORWARD for node in graph.nodes]
     return [
         interval
@@ -103,14 +104,17 @@ def zero_offload(problem: Problem) -> Schedule:
     """Keep all state on storage: page it in for each use, and write it back after updates.
 
     The home of all state is storage: parameters, moments and running statistics. Each state tensor
-    is paged in for its first reader, stays only if the next node reads it, too, and is paged in
-    again for each later use. Its update writes it back. All other tensors are kept until their last
-    use. The method ignores the budget. The time is linear.
+    is paged in at its node and stays until its first reader. It stays longer only if the next node
+    reads it, too, and is paged in again for each later use. Its update writes it back. All other
+    tensors are kept until their last use. The method ignores the budget. The time is linear.
 
     ZeRO-Offload keeps master copies and moments in the memory of the host, updates them there, and
     moves gradients out as soon as they are computed. Here storage replaces the host but cannot
     compute: moments are paged in for the update, which consumes the gradient in RAM. The graph
     determines when updates run. For a graph without state the schedule is keep-all.
+
+    Raises `MethodNotApplicableError` if the schedule exceeds the budget. For a graph with state,
+    also raises it if the problem allows no paging, or if storage is too small for the state.
     """
 
     @put_state_on_storage
@@ -121,7 +125,7 @@ def zero_offload(problem: Problem) -> Schedule:
 
 
 def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
-    """Return evictions, with page-ins, of state in all idle intervals after its first read."""
+    """Return evictions, with page-ins, of state in all idle intervals after its first reader."""
     state_tensors = frozenset(problem.graph.state_tensors)
     return {
         interval: True
@@ -156,7 +160,7 @@ class StorageSpace:
 
 
 class CostRule(StrEnum):
-    """Measure of the cost of an eviction, for `capuchin` and `pofo`."""
+    """Measure of the cost of an eviction, for `eviction_costs`."""
 
     PUBLISHED = "published"
     """Time that computations do not hide, as on the paper's machine."""
@@ -169,7 +173,11 @@ class CostRule(StrEnum):
 def eviction_costs(
     problem: Problem, rule: CostRule
 ) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-    """Return the costs of nodes, and of page-ins and page-outs of tensors, by a rule [s or J]."""
+    """Return the costs of nodes, and of page-ins and page-outs of tensors, by a rule [s or J].
+
+    Times of transfers are 0 without storage, and with `CostRule.TIME` if the deadline counts only
+    computations. Hidden times are not subtracted.
+    """
     table, energy = problem.table, problem.energy.coefficients
     if rule == CostRule.ENERGY:
         return energy.compute, energy.page_in, energy.page_out
@@ -182,9 +190,9 @@ def eviction_costs(
 
 
 def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
-    """Return page-in and page-out costs of each tensor: energy [J], or time [s] if minimized.
+    """Return page-in and page-out costs by tensor: time [s] if it is minimized, else energy [J].
 
-    Time is 0 if the deadline counts only computations.
+    Time is 0 without storage, or if the deadline counts only computations.
     """
     rule = CostRule.TIME if problem.minimize == Quantity.TIME else CostRule.ENERGY
     _, page_in, page_out = eviction_costs(problem, rule)
@@ -241,7 +249,8 @@ def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> 
     """Return all intervals between uses in stages that are not adjacent, by tensor and stage.
 
     With `includes_overwritten`, intervals between adjacent stages are included if the first node
-    may overwrite the tensor and overwriting is allowed.
+    may overwrite the tensor and overwriting is allowed. This also requests the permission
+    (`may_overwrite_inputs`).
     """
     includes_overwritten = includes_overwritten and may_overwrite_inputs()
     return [
@@ -255,7 +264,8 @@ def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> 
 def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
     """Return the stages that need less RAM if a tensor is evicted in an interval.
 
-    They include the stage before the interval if its node may then overwrite the tensor.
+    They include the stage of the node before the interval if this node may overwrite the tensor and
+    overwriting is allowed. Requests the permission (`may_overwrite_inputs`).
     """
     is_overwritten = (
         may_overwrite_inputs() and interval.tensor in graph.shared_bytes_of[interval.before]
@@ -267,8 +277,8 @@ def execute_evictions(problem: Problem, evictions: Mapping[IdleInterval, bool]) 
     """Return the schedule in which tensors are evicted in the idle intervals of `evictions`.
 
     RAM is not limited. After an interval the tensor is paged in if `evictions` maps the interval to
-    True, and recomputed otherwise. Missing inputs of a recomputation are paged in if they are on
-    storage, and recomputed otherwise.
+    True, and recomputed otherwise. An input of a recomputation that is not in RAM follows the rule
+    of its own interval; outside of one, it is paged in if it is on storage, else recomputed.
     """
     return EvictionExecution(problem, evictions).execute_stages()
 
@@ -293,7 +303,10 @@ class EvictionExecution(StagedExecution):
         self.stored_tensors |= StorageSpace(problem).stored_tensors
 
     def pages_in(self, i: int) -> bool:
-        """Return whether tensor `i` is paged in, not recomputed, after its current interval."""
+        """Return whether tensor `i` is paged in, not recomputed, after its current interval.
+
+        Outside of an interval of `evictions`, returns whether the tensor is on storage.
+        """
         return self.is_paged_in_after.get((i, self.last_use[i]), i in self.stored_tensors)
 
     def retains(self, i: int) -> bool:

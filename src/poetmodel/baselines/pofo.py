@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     SequenceCost = Callable[[int, int, int], float]
     """(first step, last step, RAM [B]) -> cost of recomputing these steps, each for its part [s or
-    J]."""
+    J]; inf if the RAM does not suffice."""
 
 UNITS: Final = 32
 """Number of units of the RAM budget in the bisection for the RAM to fill."""
@@ -57,14 +57,14 @@ class Action(StrEnum):
     OFFLOAD = "offload"
     """Tape and state are paged out after the step and paged in before their use."""
     RECOMPUTE = "recompute"
-    """Tape and state are dropped and recomputed, in one sequence with adjacent steps of the same
-    action."""
+    """Tape and state are dropped and recomputed, in a sequence with adjacent steps of the same
+    action; the final state of a sequence is kept."""
 
 
 @choose_homes
 @mark_forward_only
 def pofo(problem: Problem, rule: str = "") -> Schedule:
-    """Assign one action to each step of a chain so that the training step takes minimum time.
+    """Assign one action to each step of a chain so that the training step has minimum cost.
 
     Deadlines are ignored. If transfers overlap computations, the plan made from the schedule
     decides when transfers begin.
@@ -76,8 +76,8 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     time reversed, in which a page-in corresponds to a page-out.
 
     The `rule` sets the costs. Without one, the best schedule of three is returned: of the published
-    rule, of the rule for the minimized quantity, and of `rotor`, which is the choice without
-    offloading.
+    rule, of the rule for the minimized quantity (energy unless time is minimized), and of `rotor`,
+    which is the choice without offloading.
 
     - ``published``: as above, on every device.
     - ``time``: transfers that block the core delay both passes by their duration; if the deadline
@@ -89,11 +89,15 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     recompute form sequences. As in the paper, `rotor` schedules a sequence within the RAM that is
     free at that time; the final state of the sequence stays in RAM until the next part ends. The
     state of a prefix consists of its kept bytes, its pending transfers in both passes and its cost
-    so far. A prefix dominates another if it is no worse in all of these. A `Beam` limits the
-    undominated prefixes that are extended to the cheapest ones of each class of kept bytes, so that
-    the method is a beam search for long chains. Bisection with the narrow beam finds the maximum
-    RAM to fill; the wide beam fills the budget. The run time is proportional to ``L * width**2 +
-    L**3 * 500`` for `L` steps.
+    so far. A prefix dominates another with the same last action, needed page-in and start of its
+    sequence if it is no worse in all of these. A `Beam` limits the undominated prefixes that are
+    extended to the cheapest ones of each class of kept bytes, so that the method is a beam search
+    for long chains. Bisection with the narrow beam finds the maximum RAM to fill; the wide beam
+    fills the budget; the better schedule is returned. The run time is proportional to ``L *
+    width**2 + L**3 * 500`` for `L` steps.
+
+    Raises `ValueError` for an unknown rule, and `MethodNotApplicableError` if the graph is no chain
+    or no schedule meets the budget.
     """
     table = ChainTable(problem)
     if rule:
@@ -157,12 +161,12 @@ class Layer:
     backward_cost: float
     """Cost of the step's part of the backward pass [s or J]."""
     transfer_cost: float = 0.0
-    """Cost of paging the step's activation out and in, if no computation hides the transfers [s or
-    J]."""
+    """Cost of paging the step's activation out and in [s or J]; 0 if the cost rule hides
+    transfers."""
     out_s: float = 0.0
-    """Time of paging the step's activation out during computations [s]."""
+    """Time of paging the step's activation out [s]; 0 unless the cost rule hides transfers."""
     in_s: float = 0.0
-    """Time of paging the step's activation in during computations [s]."""
+    """Time of paging the step's activation in [s]; 0 unless the cost rule hides transfers."""
     size_bytes: int
     """Bytes of the step's activation: tape and state [B]."""
     state_bytes: int
@@ -170,10 +174,10 @@ class Layer:
     input_bytes: int
     """Bytes of the state before the step [B]."""
     forward_bytes: int
-    """Peak of the step, without its input and kept activations [B]."""
+    """Peak of the step, without its input and kept activations of earlier steps [B]."""
     backward_bytes: int
     """Peak of the step's part of the backward pass, without the state before the step and kept
-    activations [B]."""
+    activations of earlier steps [B]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +226,7 @@ class ActionPrefix:
     actions: tuple[Action, ...] = ()
     """Action of each step so far."""
     total_cost: float = 0.0
-    """Cost of both passes so far, including waits [s or J]."""
+    """Cost of both passes so far, including waits, without the unfinished sequence [s or J]."""
     kept_bytes: int = 0
     """Bytes of the activations that stay in RAM [B]."""
     page_outs: Transfers = Transfers()
@@ -242,7 +246,11 @@ class ActionPrefix:
     """Finished recompute sequences: first step, last step and the RAM for their parts [B]."""
 
     def extend_forward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
-        """Return the prefix with the forward pass of one more step; None if the step never fits."""
+        """Return the prefix with the cost of the forward pass of `layer`, its next step.
+
+        The action of the step is not yet appended. The pass waits until pending page-outs leave it
+        enough of `ram_bytes`; returns None if it does not fit even after all of them.
+        """
         last_action = self.actions[-1] if self.actions else Action.KEEP
         needed_bytes = self.kept_bytes + layer.forward_bytes
         page_outs = self.page_outs
@@ -267,9 +275,11 @@ class ActionPrefix:
         )
 
     def extend_backward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
-        """Return the prefix with the backward part of one more step; None if the part never fits.
+        """Return the prefix with the cost of the backward part of `layer`, its next step.
 
-        Time is reversed: the part runs before the parts of the earlier steps in the prefix.
+        Time is reversed: the part runs before the parts of the earlier steps in the prefix, and
+        waits until pending page-ins leave it enough of `ram_bytes`. The needed page-in is appended
+        to the pending ones. Returns None if the part does not fit even after all of them.
         """
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
         wait = self.page_ins.wait_s(ram_bytes - held_bytes - layer.backward_bytes)
@@ -290,7 +300,7 @@ class ActionPrefix:
     def with_recompute(
         self, layer: Layer, ram_bytes: int, sequence_cost_of: SequenceCost
     ) -> ActionPrefix | None:
-        """Return the prefix with RECOMPUTE for its last step, in a new or the current sequence.
+        """Return the prefix with RECOMPUTE for `layer`, in a new or the current sequence.
 
         Returns None if the sequence does not fit in RAM.
         """
@@ -311,9 +321,10 @@ class ActionPrefix:
     def end_sequence(
         self, layer: Layer, ram_bytes: int, sequence_cost_of: SequenceCost
     ) -> ActionPrefix | None:
-        """Return the prefix with its recompute sequence finished and its final state kept.
+        """Return the prefix with its recompute sequence finished and the final state kept.
 
-        Returns None if the sequence does not fit in RAM.
+        `layer` is the last step of the sequence, which may wait for pending page-ins. Returns None
+        if the sequence does not fit in RAM.
         """
         first, last = self.sequence_start or 0, len(self.actions) - 1
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
@@ -335,7 +346,7 @@ class ActionPrefix:
         )
 
     def with_action(self, action: Action, layer: Layer) -> ActionPrefix:
-        """Return the prefix with KEEP or OFFLOAD for its last step."""
+        """Return the prefix with `action`, KEEP or OFFLOAD, for `layer`, its next step."""
         actions = (*self.actions, action)
         if action == Action.KEEP:
             return replace(self, actions=actions, kept_bytes=self.kept_bytes + layer.size_bytes)
@@ -351,7 +362,11 @@ class ActionPrefix:
         )
 
     def dominates(self, other: ActionPrefix) -> bool:
-        """Return whether this prefix is no worse in cost, kept bytes and pending transfers."""
+        """Return whether this prefix is no worse than `other`.
+
+        Compares costs, kept bytes and pending transfers; callers compare the last actions, needed
+        page-ins and sequences.
+        """
         return (
             self.total_cost <= other.total_cost
             and self.kept_bytes <= other.kept_bytes
@@ -367,10 +382,11 @@ def search_actions(
     sequence_cost_of: SequenceCost,
     beam: Beam = WIDE,
 ) -> ActionPrefix | None:
-    """Return the cheapest prefix with one of `actions` for each layer; None if none fits in RAM.
+    """Return the cheapest complete prefix that the beam search finds; None if it finds none.
 
-    The last layer contains the loss and keeps its outputs. `sequence_cost_of(first, last,
-    ram_bytes)` returns the cost of recomputing steps for their parts within some RAM.
+    Each layer has one of `actions`, except the last one, which contains the loss and is kept.
+    `ram_bytes` is the RAM to fill. `sequence_cost_of(first, last, ram_bytes)` returns the cost of
+    recomputing steps for their parts within some RAM, or inf.
     """
     prefixes = [ActionPrefix()]
     for layer in layers[:-1]:
@@ -418,7 +434,11 @@ def search_actions(
 
 
 def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
-    """Return the undominated prefixes; above the beam width, the cheapest ones of each class."""
+    """Return the undominated prefixes; above the beam width, the cheapest ones of each class.
+
+    Compares only prefixes with the same last action, needed page-in and start of the sequence. The
+    cheapest ones have the smallest `_expected_total_cost`.
+    """
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):
         check_time_limit()

@@ -43,21 +43,23 @@ class StateHomes(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A method: its name, its function, and the properties that comparisons show."""
+    """A method: its name, its function, and the properties that comparisons show.
+
+    A user-defined method has the defaults of all properties from `general_graphs` to `variant`.
+    """
 
     name: str
     """Name for ``--method``."""
     summary: str
     """One-line description."""
     source: str
-    """Authors, year and section of the publication."""
+    """Authors, year and section of the publication, or another origin, such as ``own``."""
     assumptions: str
-    """Assumptions about problem and device."""
+    """Assumptions about problem and device; empty for user-defined methods."""
     function_path: str
     """Import path of the function, ``module:name``; empty for user-defined methods."""
     general_graphs: Aware = Aware.NO
-    """Whether the method accepts any graph (POET, ICML 2022, Table 1); not set for user-defined
-    methods."""
+    """Whether the method accepts any graph (POET, ICML 2022, Table 1)."""
     compute_aware: Aware = Aware.NO
     """Whether the method takes compute times into account (Table 1)."""
     memory_aware: Aware = Aware.NO
@@ -88,9 +90,10 @@ class Method:
     def function(self) -> Callable[..., Any]:
         """Return the method's function.
 
-        It is ``(problem) -> Schedule``. It returns a schedule, within the RAM budget if the method
-        takes the budget into account, or raises `MethodNotApplicableError`. For a method with
-        `uses_solver`, it is ``(problem) -> Problem`` and returns the restricted problem to solve.
+        It is ``(problem) -> Schedule``; the schedule may violate limits, such as the deadline. For
+        a method with `uses_solver`, it is ``(problem) -> Problem`` and returns the restricted
+        problem to solve. It raises `MethodNotApplicableError` if the method does not apply or
+        finds no schedule.
         """
         if self.user_function is not None:
             return self.user_function

@@ -51,8 +51,8 @@ PUBLISHED, DETERMINISTIC, RANDOMIZED = ROUNDING_RULES = ("published", "determini
 ALLOWANCE: Final = 0.1
 """Fraction of the RAM budget that the relaxation leaves free, as in the paper."""
 ALLOWANCES: Final = (ALLOWANCE, 0.05, 0.0)
-"""Allowances that are tried. With the first one, the relaxation may be infeasible for a budget near
-the minimum RAM."""
+"""Allowances that all rules except ``published`` try. With the first one, the relaxation may be
+infeasible for a budget near the minimum RAM."""
 THRESHOLD: Final = 0.5
 """Minimum fraction of a checkpoint that is rounded up, as in the paper."""
 THRESHOLDS: Final = (THRESHOLD, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
@@ -60,14 +60,14 @@ THRESHOLDS: Final = (THRESHOLD, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 DRAWS: Final = 100
 """Number of randomized roundings of each relaxation, as in the authors' code."""
 MAX_RELAXATION_S: Final = 3600.0
-"""Time limit of the relaxation if there is no other limit [s]."""
+"""Maximum time limit of each relaxation [s]."""
 
 
 @put_state_in_ram
 def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Schedule:
     """Round the checkpoints of Checkmate's linear relaxation, and recompute missing tensors.
 
-    Equal seeds produce equal schedules.
+    Equal seeds produce equal schedules, unless a time limit stops the method.
 
     There are two phases, as in section 5 of the paper. The first phase solves the linear relaxation
     of `poetmodel.baselines.running.checkmate` within the budget less an allowance, and rounds its
@@ -82,7 +82,8 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
     - ``published``: deterministic, up from a threshold of 0.5, with an allowance of 10 %.
     - ``deterministic``: nine thresholds from 0.1 to 0.9, the same for all checkpoints, as in the
       authors' code, with allowances of 10, 5 and 0 %.
-    - ``randomized``: a hundred times, up with the fraction as probability, with these allowances.
+    - ``randomized``: a hundred times for each of these allowances, up with the fraction as
+      probability.
 
     Interpretations. The relaxation is that of `lazy`, without cuts; rows are added as long as they
     raise its value. It has fewer columns than the published one, and counts memory by the rules of
@@ -90,8 +91,12 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
     these are rounded together. Tensors that cannot be recomputed are checkpoints as long as a node
     may need them. Unused checkpoints are dropped.
 
-    The run time is that of up to three linear programs; each rounding takes time proportional to
-    the number of stages times tensors.
+    The run time is that of up to three linear relaxations; each rounding takes time proportional to
+    the number of stages times tensors. An infeasible relaxation is solved again for each rounding.
+
+    Raises `InputError` for an unknown rule, `MethodNotApplicableError` if no rounding meets the
+    budget, and `KeyboardInterrupt` if a relaxation is interrupted. Raises `TimeLimitError` if time
+    runs out before the first schedule.
     """
     if rule not in ("", *ROUNDING_RULES):
         raise InputError(f"rule {rule!r}: expected one of {', '.join(ROUNDING_RULES)}")
@@ -120,12 +125,15 @@ class _Relaxation:
     """Fractional checkpoints of a linear relaxation, and the roundings that were tried."""
 
     def __init__(self, problem: Problem, allowance: float) -> None:
-        """Solve the relaxation within the budget minus `allowance`, a fraction of the budget."""
+        """Solve the relaxation within the budget minus `allowance`, a fraction of the budget.
+
+        Raises as `_solve_for_fractions`.
+        """
         self.problem, self.graph = problem, problem.graph
         usable = problem.usable_ram_bytes
         self.fractional_spans = _solve_for_fractions(problem, usable - int(allowance * usable))
-        """(tensor, first stage, last stage, fraction): between these stages, this fraction of the
-        tensor is in RAM when each stage begins."""
+        """(tensor, first stage, last stage, fraction): from the first to the last stage, this
+        fraction of the tensor is in RAM when each stage begins."""
         self.pinned_checkpoints = _pin_checkpoints(problem)
         """Checkpoints that every rounding contains."""
         self.tried_checkpoints: set[bytes] = set()
@@ -189,7 +197,7 @@ def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, in
 
 
 def _pin_checkpoints(problem: Problem) -> Checkpoints:
-    """Return the checkpoints of tensors that cannot be recomputed, until their last use."""
+    """Return the checkpoints of tensors that cannot be recomputed, until the last possible read."""
     graph = problem.graph
     recomputable = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
     checkpoints = np.zeros((len(graph.nodes), len(graph.tensors)), dtype=bool)
@@ -202,7 +210,7 @@ def _pin_checkpoints(problem: Problem) -> Checkpoints:
 def complete_schedule(graph: Graph, checkpoints: Checkpoints) -> Schedule:
     """Return the schedule with the fewest computations that make all checkpoints.
 
-    Unused checkpoints are dropped.
+    Then unused checkpoints, and recomputations that only these need, are dropped.
     """
     checkpoints_of_stage = [set(np.flatnonzero(row).tolist()) for row in checkpoints]
     nodes_of_stage = []

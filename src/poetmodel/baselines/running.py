@@ -40,31 +40,36 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
     name : str
         One of `method_names`, or a user-defined method (`poetmodel.baselines.own`).
     **options
-        Keywords of `poetmodel.solve`. ``time_limit`` applies to each method, including the
-        verification of its schedule. Methods without a solver use only ``time_limit`` and ``gap``,
-        the gap up to which a schedule counts as optimal.
+        Keywords of `poetmodel.solve`. ``time_limit`` applies to each method; without a solver, it
+        includes the verification of the schedule. Methods without a solver use only ``time_limit``
+        and ``gap``, the gap up to which a schedule counts as optimal. They reject ``formulation``,
+        ``start`` and ``solver_options``.
 
     Returns
     -------
     SolveResult
-        Result with the schedule and the method's name. For a heuristic the bound is a trivial lower
-        bound on every schedule, and the status is ``optimal`` if the schedule reaches it, else
-        ``feasible``. The status is ``infeasible`` if no schedule meets the limits, and
-        ``unknown``, with a reason, if the method did not finish within the time limit.
+        Result with the schedule and the method's name. Except for the default method, the bound is
+        a trivial lower bound on every schedule. The status is ``optimal`` if the gap between
+        schedule and bound is at most ``gap``, else ``feasible``. It is ``infeasible`` if no
+        schedule meets the limits, which only the default method proves with a solver. It is
+        ``unknown``, with a reason, if no schedule was found, for example within the time limit.
 
     Raises
     ------
     InputError
-        If no method has that name, or the options are invalid.
+        If no method has that name, or the options are invalid or not for this method.
     TypeError
         If an option is not a keyword of `poetmodel.solve`.
     MethodNotApplicableError
-        If the method does not apply to the graph, or its schedule violates a limit.
+        If the method does not apply to the graph, has no schedule within the limits, or its
+        schedule violates a limit.
+    BackendUnavailableError
+        If the method uses a solver that is missing or whose licence refuses the model.
     VerificationError
         If the schedule of a method of this package violates a rule of execution.
     UserMethodError
-        If a user-defined method raises an exception, or returns no schedule or one that violates
-        the rules of execution.
+        If a user-defined method or its file raises an exception, or if the method returns no
+        schedule or one that violates the rules of execution.
     """
     entry = method(name)
     request = _make_request(entry, options)
@@ -81,8 +86,8 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
 def _make_request(entry: Method, options: SolveKeywords) -> Request:
     """Make a request from keywords of `poetmodel.solve`.
 
-    Raises TypeError for unknown keywords, and `InputError` if a formulation, a start or
-    solver options are passed to a method without a solver.
+    Raises TypeError for unknown keywords, and `InputError` for invalid values, or if a formulation,
+    a start or solver options are passed to a method without a solver.
     """
     keywords = SolveKeywords.__annotations__
     for unknown_name in sorted(options.keys() - set(keywords)):
@@ -110,8 +115,8 @@ def _solve_by_method(
 ) -> SolveResult:
     """Return the result of a method, verified with the original problem.
 
-    The default method returns the result of `solver.solve`. Other methods do not solve a problem
-    that is infeasible by inspection.
+    The default method returns the result of `solver.solve`. All other methods return the status
+    ``infeasible`` only for a problem that is infeasible by inspection, which they do not solve.
     """
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)
@@ -165,9 +170,10 @@ def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome
     """Run a method without a solver within the time limit, and return its verified outcome.
 
     If the limit stops the method, the outcome has the best schedule found that meets all limits;
-    without such a schedule, it has a reason. Raises `VerificationError`, or `UserMethodError` for a
-    user-defined method, if the schedule violates a rule of execution. Raises
-    `MethodNotApplicableError` if the schedule of a finished method violates a limit.
+    without such a schedule, it has a reason. It also has a reason, and no schedule, after Ctrl-C or
+    a `TooLargeError`. Raises `VerificationError`, or `UserMethodError` for a user-defined method,
+    if the schedule violates a rule of execution. Raises `MethodNotApplicableError` if the method
+    does not apply, or if the schedule of a finished method violates a limit.
     """
     limit_text = format_seconds(request.time_limit_s)
     timeout_outcome = Outcome(
@@ -230,19 +236,19 @@ def _require_within_limits(candidate: Candidate) -> Candidate:
 
 
 def optimal(problem: Problem) -> Problem:
-    """Return the problem itself: minimum energy with recomputation and paging (POET, 2022)."""
+    """Return the problem itself, by default of minimum energy (POET, ICML 2022)."""
     return problem
 
 
 def paging_only(problem: Problem) -> Problem:
     """Return the problem without recomputation (POET, ICML 2022, section 6.2).
 
-    Raises `MethodNotApplicableError` if there is no storage and the budget is below the keep-all
-    peak.
+    Raises `MethodNotApplicableError` if the problem allows no paging and the budget is below the
+    keep-all peak.
     """
     keep_all_fits = problem.usable_ram_bytes >= checkpoint_all_peak_bytes(problem.graph)
     if not problem.can_page and not keep_all_fits:
-        raise MethodNotApplicableError("there is no storage to page to")
+        raise MethodNotApplicableError("it pages tensors, and the problem allows no paging")
     return replace(problem, recompute=False)
 
 
@@ -268,6 +274,7 @@ def checkmate(problem: Problem) -> Problem:
 
     From Jain et al., MLSys 2020, section 4. There is no paging, and time is compute time. Deadline
     and energy budget are removed, because Checkmate has none; only the verifier checks them.
+    User-defined constraints remain.
 
     Checkmate's stages are those of this package. Memory is counted by the rules of execution of
     this package: workspaces count, and tensors are freed after their last use in a stage.

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
 
 N_RATIOS, N_STEPS = 12, 40
-"""Number of thresholds of `chen_greedy` in equal ratios, and number of equal steps."""
+"""Number of thresholds of `chen_greedy` in equal ratios, and of equal steps up to all bytes."""
 N_SIZES: Final = 200
 """Number of equal steps in which the knapsack of `min_cut` shrinks, from all tensors to none."""
 UNCUT_CAPACITY: Final = 2**31 - 1
-"""Capacity of an edge that must not be cut; the sum over all tensors is at most half of it."""
+"""Capacity of an edge that must not be cut; the sum over all tensors is at most about half."""
 UNITS: Final = 1000
-"""Units into which a knapsack is divided."""
+"""Maximum number of units into which a knapsack is divided."""
 
 
 # -- segments -------------------------------------------------------------------------------------
@@ -47,11 +47,12 @@ def chen_sqrt(problem: Problem) -> Schedule:
     """Keep about ``sqrt(m)`` of ``m`` layers, and recompute each segment between them once.
 
     Of ``m`` candidates (nodes at which a segment may end), each ``ceil(sqrt(m))``-th is kept, with
-    all its outputs that are read later. The tensors behind the last of them are kept, too, because
-    the backward pass begins with them. Two sets of candidates are tried: the articulation points of
-    the forward pass (Chen et al., 2016), and all nodes of the forward pass in order, as if they
-    were a chain (the linearized variant of Jain et al., 2020). The fastest schedule within the
-    budget is returned. Samples, labels and tensors that cannot be recomputed are always kept.
+    all its outputs that are read later. The tensors behind the last kept node are kept, too,
+    because the backward pass begins with them. Two sets of recomputable candidates are tried: the
+    articulation points of the forward pass (Chen et al., 2016), and all nodes of the forward pass
+    in order, as if they were a chain (the linearized variant of Jain et al., 2020). The fastest
+    schedule within the budget is returned. Samples, labels and tensors that cannot be recomputed
+    are always kept. Raises `MethodNotApplicableError` if no schedule meets the budget.
     """
     segment_ends = (_sqrt_segment_ends(nodes) for nodes in _list_candidate_ends(problem.graph))
     return _select_fastest(problem, _schedule_segments(problem.graph, segment_ends), "segments")
@@ -63,10 +64,11 @@ def chen_greedy(problem: Problem) -> Schedule:
     """Close a segment when its tensors exceed a threshold; try several thresholds.
 
     Algorithm 3 of Chen et al. (2016) adds up the bytes of the outputs. Once the sum exceeds the
-    threshold, the algorithm keeps the next candidate and restarts from zero. Thresholds range from
-    the largest tensor to all bytes, in equal ratios and in equal steps. Candidates are those of
-    `chen_sqrt`. The fastest schedule within the budget is returned. The run time is proportional to
-    the square of the number of nodes, for each threshold.
+    threshold, the algorithm keeps the next candidate and restarts from zero. Thresholds are 0,
+    equal ratios from the largest tensor to all bytes, and equal steps up to all bytes. Candidates
+    are those of `chen_sqrt`. The fastest schedule within the budget is returned. The run time is
+    proportional to the square of the number of nodes, for each threshold. Raises
+    `MethodNotApplicableError` if no schedule meets the budget.
     """
     graph = problem.graph
     segment_ends = (
@@ -78,7 +80,7 @@ def chen_greedy(problem: Problem) -> Schedule:
 
 
 def _list_candidate_ends(graph: Graph) -> tuple[Sequence[int], ...]:
-    """Return two lists of nodes at which segments may end: articulation points, and all nodes."""
+    """Return two lists of recomputable forward nodes: the articulation points, and all of them."""
     recomputable = {graph.node_of[i] for i in evictable_tensors(graph)}
     cut_nodes = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
     forward_nodes = [k for k in range(first_backward_node(graph)) if k in recomputable]
@@ -92,7 +94,10 @@ def _sqrt_segment_ends(nodes: Sequence[int]) -> list[int]:
 
 
 def _list_thresholds(graph: Graph) -> Iterator[float]:
-    """Yield 0 and thresholds from the bytes of the largest tensor to those of all tensors [B]."""
+    """Yield the thresholds of `chen_greedy` [B]: 0, then in equal ratios, then in equal steps.
+
+    Yields only 0 if the evictable tensors have no bytes.
+    """
     sizes = [graph.tensor_bytes[i] for i in evictable_tensors(graph)]
     min_bytes, max_bytes = max(sizes, default=0), sum(sizes)
     yield 0.0
@@ -127,7 +132,10 @@ def _select_fastest(
 
 
 def _schedule_segments(graph: Graph, segment_ends: Iterable[Sequence[int]]) -> Iterator[Schedule]:
-    """Yield the schedules that keep the outputs of segment ends and of the last segment."""
+    """Yield a schedule for each distinct list of ends.
+
+    It keeps the outputs of the ends and of the last segment.
+    """
     for ends in dict.fromkeys(map(tuple, segment_ends)):
         starts = [0, *(k + 1 for k in ends), first_backward_node(graph)]
         segments = [range(*pair) for pair in pairwise(starts)]
@@ -149,7 +157,8 @@ def min_cut(problem: Problem) -> Schedule:
     backward pass. PyTorch selects candidates by kinds of operators and counts all saved bytes. Here
     all nodes of the forward pass are candidates, each with its time. Knapsacks of 201 sizes are
     tried, and the fastest schedule within the budget is returned. A recomputed tensor stays from
-    its first use to its last, so a smaller saved set does not imply a smaller peak.
+    its first use to its last, so a smaller saved set does not imply a smaller peak. Raises
+    `MethodNotApplicableError` if no schedule meets the budget.
     """
     graph = problem.graph
     total_bytes = sum(graph.tensor_bytes[i] for i in evictable_tensors(graph))
@@ -165,7 +174,7 @@ def min_cut(problem: Problem) -> Schedule:
 
 
 def find_saved_tensors(graph: Graph, single_run_nodes: Collection[int]) -> frozenset[int]:
-    """Return the smallest set of tensors to save so that some forward nodes run only once.
+    """Return the tensors of fewest bytes to save so that some forward nodes run only once.
 
     All reads of the backward pass can be computed from this set, from samples and from tensors that
     cannot be recomputed, without running a node of `single_run_nodes`. Of several minimum cuts the
@@ -177,11 +186,11 @@ def find_saved_tensors(graph: Graph, single_run_nodes: Collection[int]) -> froze
 class _Cuts:
     """Flow network whose cuts are the sets of tensors that may be saved.
 
-    Each tensor is an edge with its size as capacity, from its computation to its reads. If the
-    tensors exceed 1 GiB in total, sizes are rounded up to a multiple of a few bytes. Edges that
-    must not be cut connect the source with the nodes that must not be recomputed, a node with its
-    outputs, and a tensor with its readers: nodes of the forward pass, or the sink. Vertex 0 is the
-    source and vertex 1 the sink; the nodes follow, and then two vertices per tensor.
+    Each evictable tensor is an edge with its size as capacity, from its computation to its reads.
+    If these tensors exceed 1 GiB in total, sizes are rounded up to a multiple of a few bytes. Edges
+    that must not be cut connect the source with the nodes that must not be recomputed, a node with
+    its outputs, and a tensor with its readers: nodes of the forward pass, or the sink. Vertex 0 is
+    the source and vertex 1 the sink; the nodes follow, and then two vertices per tensor.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -232,7 +241,10 @@ class _Cuts:
 
 
 def _pack_knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
-    """Return the nodes of maximum total compute time whose outputs fit in `size_bytes`."""
+    """Return the nodes of maximum total compute time whose outputs fit in `size_bytes`.
+
+    Output bytes are rounded up to whole units; `size_bytes` has at most `UNITS` units.
+    """
     graph, first_backward = problem.graph, first_backward_node(problem.graph)
     recomputable = evictable_tensors(graph)
     unit_bytes = max(1, -(-size_bytes // UNITS))

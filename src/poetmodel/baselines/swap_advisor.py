@@ -41,10 +41,10 @@ Fitness = tuple[int, float, float]
 
 @choose_homes
 def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
-    """Search by a genetic algorithm for the set of tensors whose swaps cost least.
+    """Search by a genetic algorithm for the set of swaps that costs least.
 
-    Equal seeds produce equal schedules. If keep-all meets the budget, it is returned without a
-    search.
+    Equal seeds produce equal schedules, unless a time limit stops the search. If keep-all meets the
+    budget, it is returned without a search.
 
     An individual is a set of idle intervals in which tensors are evicted. Each individual is
     repaired as by the paper's swap planner: for a stage that does not fit, the tensor whose next
@@ -56,8 +56,8 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     Interpretations. The paper searches operator orders and memory pools, from which swaps follow;
     here the order is given and RAM is not fragmented, so that only the swaps are searched. The
     paper's simulator measures the time of a step; here the fitness of an individual is the cost of
-    its transfers in the minimized quantity (energy if RAM is minimized). Exceeding the storage
-    limit is penalized.
+    its transfers in the minimized quantity (energy if that is RAM or user-defined). Fewer bytes
+    above the storage limit count more than lower costs.
 
     If the time is minimized and transfers overlap computations, a second search charges only the
     time that is not hidden, and the better schedule is returned. A swap is hidden by computations
@@ -65,6 +65,9 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
 
     The run time is O(generations * population * intervals * stages) operations of numpy arrays,
     with at most `GENERATIONS` * `POPULATION` repairs.
+
+    Raises `MethodNotApplicableError` if keep-all exceeds the budget, and the problem allows no
+    paging or all schedules found exceed the budget.
     """
     if checkpoint_all_peak_bytes(problem.graph) <= problem.usable_ram_bytes:
         return execute_evictions(problem, {})
@@ -82,7 +85,10 @@ class _GeneticSearch:
     """The genetic search over sets of idle intervals in which tensors are evicted."""
 
     def __init__(self, problem: Problem, seed: int, *, hides_transfers: bool = False) -> None:
-        """Compute the bytes that an eviction in each interval frees, and its cost."""
+        """Compute the bytes that an eviction in each idle interval frees, and its cost.
+
+        Only intervals that relieve a stage in which keep-all exceeds the budget are searched.
+        """
         graph = problem.graph
         self.problem = problem
         self.hides_transfers = hides_transfers
@@ -223,7 +229,8 @@ class _GeneticSearch:
     def _repair(self, mask: Mask) -> Mask:
         """Return `mask` with evictions added until all stages fit, and unnecessary ones removed.
 
-        If no eviction relieves a stage, the stage may still exceed the budget.
+        If no further eviction relieves the stage with the largest excess, no eviction is added, and
+        stages may still exceed the budget.
         """
         mask = mask.copy()
         excess = self.excess - self.freed_bytes[mask].sum(axis=0)

@@ -38,7 +38,7 @@ class Freezable:
 
     @cached_property
     def parameters(self) -> Mapping[str, tuple[str, ...]]:
-        """For each trained parameter, the names of its tensor or tiles, and of its optimizer state.
+        """For each trained parameter, the names of its tensor or tiles and of its optimizer state.
 
         Int8 weights and their residuals belong to a parameter with the suffix ``_gradient``, such
         as ``weight_gradient``.
@@ -92,9 +92,9 @@ class Freezable:
         """Return the graph that trains only `names`, with an empty node for each removed node.
 
         A padded graph has a schedule within the limits if the padded graph of any superset of
-        `names` has one, because all such graphs have the same stages. Updates of buffers are
-        removed, because they come earlier if fewer nodes follow: there is an empty node at each
-        possible position.
+        `names` has one, because all such graphs have the same stages. Updates of buffers, and the
+        state nodes of these buffers, are removed, because updates come earlier if fewer nodes
+        follow: there is an empty node at each possible position of an update.
 
         Notes
         -----
@@ -122,14 +122,14 @@ class Freezable:
         return tuple(self._restrict_to(self.needed_nodes(names)).values())
 
     def needed_nodes(self, names: Collection[str]) -> frozenset[int]:
-        """Return the indices of the nodes of a step that trains only the parameters `names`."""
+        """Return the indices in `graph` of the nodes of a step that trains only `names`."""
         return self.common_nodes.union(*(self.nodes_needed_for[name] for name in names))
 
     @cached_property
     def nodes_needed_for(self) -> Mapping[str, frozenset[int]]:
         """For each parameter, its update nodes, their ancestors, and the replaced state nodes.
 
-        Nodes are indices in the graph.
+        State that is only read is not among the ancestors. Nodes are indices in the graph.
         """
         updates: dict[str, set[int]] = {name: set() for name in self.parameters}
         for k, name in self.updated_parameter_of.items():
@@ -138,7 +138,10 @@ class Freezable:
 
     @cached_property
     def common_nodes(self) -> frozenset[int]:
-        """The nodes of every step: those on which the loss or an update of a buffer depends."""
+        """The nodes of every step: the loss, updates of buffers, and nodes on which these depend.
+
+        Of state, only buffers that are updated are included.
+        """
         updates = {k for k in self.buffer_updates if not self._is_state(k)}
         return self._ancestors({self._loss_node} | updates)
 
@@ -186,7 +189,7 @@ class Freezable:
         }
 
     def _ancestors(self, roots: Collection[int]) -> frozenset[int]:
-        """Return `roots`, their ancestors except state, and the state nodes that they replace."""
+        """Return `roots`, their ancestors except state, and all state nodes that these replace."""
         graph, found_nodes, unvisited_nodes = self.graph, set(roots), list(roots)
         while unvisited_nodes:
             for i in graph.inputs_of[unvisited_nodes.pop()]:
@@ -206,9 +209,11 @@ class Freezable:
         return {graph.node_of[graph.state_of[i]] for i in outputs if i in graph.state_of}
 
     def _restrict_to(self, retained_nodes: Collection[int]) -> dict[int, Node]:
-        """Return `retained_nodes` by index, without unread gradients and missing inputs.
+        """Return `retained_nodes` by index, without unread gradients and omitted inputs.
 
-        Bytes moved and instructions of a node are reduced to those for its remaining outputs.
+        Inputs that no retained node makes are omitted. For a node that loses outputs, their size is
+        subtracted from its bytes moved, and its instructions are estimated for the remaining
+        outputs. FLOP and workspace are unchanged.
         """
         graph = self.graph
         nodes = {k: graph.nodes[k] for k in sorted(retained_nodes)}

@@ -2,7 +2,7 @@
 
 This is the pebble game (Sethi, 1975) with sizes: a node may be computed if its inputs are in RAM.
 The game ignores the order and the stages of schedules, so its minimum is a lower bound for every
-schedule that trains the same parameters, and possibly further ones.
+schedule without paging that trains the same parameters, and possibly further ones.
 
 References
 ----------
@@ -26,7 +26,7 @@ MAX_SETS: Final = 500
 
 
 class PebbleGame:
-    """Lower bounds on the RAM for the nodes of a step; the RAM of state is not counted.
+    """Lower bounds on the RAM to train a parameter; the RAM of state is not counted.
 
     Notes
     -----
@@ -44,7 +44,7 @@ class PebbleGame:
         """RAM that suffices to compute a set of tensors, as a search has shown, by set [B]."""
 
     def min_bytes(self, name: str, bound: int) -> int:
-        """Return a lower bound on the RAM to train parameter `name` [B], at least `bound`."""
+        """Return a lower bound on the RAM to train parameter `name` [B]; `bound` is a known one."""
         graph = self.graph
         for u, node in enumerate(graph.nodes):
             if self.freezable.updated_parameter_of.get(u) == name and not node.is_state:
@@ -53,9 +53,9 @@ class PebbleGame:
         return bound
 
     def _raise_bound(self, tensors: frozenset[int], bound: int) -> int:
-        """Return a lower bound on the RAM to compute `tensors` [B], at least `bound`.
+        """Return a lower bound on the RAM to compute `tensors` [B]; `bound` is a known one.
 
-        Raises `bound` until a search succeeds within it, or `MAX_SETS` sets are visited.
+        Increases `bound` until a search succeeds within it, or `MAX_SETS` sets are visited.
         """
         remaining_sets = MAX_SETS
         while remaining_sets > 0:
@@ -72,7 +72,8 @@ class PebbleGame:
         """Search backwards for an order that computes `final_tensors` within `max_bytes` of RAM.
 
         Returns the number of sets visited, and None on success, otherwise the next limit to try,
-        which is `max_bytes` again if more than `max_sets` sets were visited.
+        which is `max_bytes` again if more than `max_sets` sets were visited. On success, records
+        that `max_bytes` suffice for the sets on the path.
         """
         next_max_bytes: int | None = None
         path = [(final_tensors, self._predecessors(final_tensors))]
@@ -120,7 +121,10 @@ class PebbleGame:
             yield required_tensors, ram_bytes
 
     def _inputs_for(self, k: int, outputs: frozenset[int]) -> frozenset[int]:
-        """Return the inputs that node `k` reads to compute `outputs`, without state."""
+        """Return the inputs that node `k` reads to compute `outputs`, without state.
+
+        Nodes outside of the backward pass read all of their inputs.
+        """
         graph = self.graph
         inputs: tuple[int, ...] = graph.inputs_of[k]
         if graph.nodes[k].phase == Phase.BACKWARD and len(outputs) < len(graph.outputs_of[k]):
