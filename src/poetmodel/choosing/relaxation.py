@@ -1,6 +1,7 @@
 """A mixed-integer relaxation of the selection: sets of layers that may have a schedule.
 
-A binary column for each layer states whether it is trained; the sum of their scores is maximized.
+A binary column for each layer states whether it is trained. The sum of the scores of the trained
+layers is maximized.
 Rows are necessary conditions of every schedule. Cuts exclude sets that a solver proved infeasible,
 and single sets for which the solver found neither a schedule nor a proof.
 """
@@ -36,19 +37,21 @@ MAX_LIMITED_NODES: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetCut:
-    """A condition for all sets of layers that contain `layers`.
+    """A condition for all sets of layers that contain `layers`, or for `layers` alone.
 
-    It is proven, except for an exact cut, which may exclude a set without a proof.
+    It is proven, unless `is_exact`: such a cut may exclude its set without a proof.
     """
 
     layers: frozenset[str]
     state_bytes: int | None = None
     """The cut applies if trained state in RAM has at least this size [B]; None: at any size."""
     extra_s: float | None = None
-    """Time that the sets of the cut need beyond one computation of each node and the transfers of
-    other layers' state [s]; None: the sets have no schedule."""
+    """Time that the sets of the cut need beyond one computation of each node, and beyond the
+    transfers and commits of the state of layers outside `layers` [s]; None: the sets have no
+    schedule."""
     is_exact: bool = False
-    """Whether the cut applies only to the set `layers`, not to its supersets."""
+    """Whether the cut applies only to the set `layers`, not to its supersets; `state_bytes` and
+    `extra_s` are then None."""
 
 
 @dataclass(kw_only=True)
@@ -60,10 +63,11 @@ class ChoiceRelaxation:
     Each row is valid for every set with a schedule:
 
     - A layer needs the nodes on which its update depends. The time and energy to compute each once,
-      plus the transfers of trained state whose home is on storage, are within the limits.
+      and to transfer or commit trained state, are within the limits that count them.
 
-    - At some nodes of the backward pass, each earlier tensor that is read later is in RAM, or is
-      paged in or recomputed later. The inputs of a later recomputation are in RAM or restored, too.
+    - At up to `MAX_LIMITED_NODES` nodes of the backward pass, each earlier tensor that is read
+      later is in RAM, or is paged in or recomputed later. The inputs of a later recomputation are
+      in RAM or restored, too.
 
     - Each set with a layer needs, besides all resident state, the largest working set of a step
       that trains only this layer or, without paging, the bound of `PebbleGame`.
@@ -91,7 +95,7 @@ class ChoiceRelaxation:
         """Solve the relaxation; return the best solution found, and a bound on all scores.
 
         The bound is valid for all sets that no row or cut excludes. Score and bound are divided by
-        `unit`.
+        `unit`; each is None if the solver returns none.
         """
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
@@ -100,7 +104,7 @@ class ChoiceRelaxation:
         return find_backend(backend).solve(_Program(self).to_standard_form(), limits)
 
     def selected_layers(self, solution: RawSolution) -> tuple[str, ...]:
-        """Return the layers that a solution trains; empty if it has no values."""
+        """Return the layers that a solution trains; empty if `solution.x` is None."""
         values = () if solution.x is None else solution.x
         pairs = zip(self.layers, values, strict=False)
         return tuple(layer for layer, value in pairs if value > 1 / 2)
@@ -112,7 +116,7 @@ class ChoiceRelaxation:
 
     @cached_property
     def nodes_for(self) -> Mapping[str, frozenset[int]]:
-        """For each layer, the nodes needed to train it that are not part of every step."""
+        """For each layer, the indices of the nodes needed to train it that not every step has."""
         nodes_of, common_nodes = self.freezable.nodes_needed_for, self.freezable.common_nodes
         return {
             layer: frozenset[int]().union(*(nodes_of[name] for name in names)) - common_nodes
@@ -121,7 +125,7 @@ class ChoiceRelaxation:
 
     @cached_property
     def state_of(self) -> Mapping[str, tuple[int, ...]]:
-        """The state tensors of each layer, by index in the graph."""
+        """For each layer, the indices of its parameters and of their optimizer state."""
         index, parameters = self.freezable.graph.tensor_index, self.freezable.parameters
         return {
             layer: tuple(index[tensor] for name in names for tensor in parameters[name])
@@ -130,17 +134,17 @@ class ChoiceRelaxation:
 
     @cached_property
     def single_graphs(self) -> tuple[Graph, ...]:
-        """For each parameter, the graph of the step that trains only it."""
+        """For each parameter of `layers`, the graph of the step that trains only it."""
         return tuple(
             self._restricted_graph((name,)) for names in self.layers.values() for name in names
         )
 
     @cached_property
     def min_costs(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Lower bounds on the times [s] and the energies [J] of all nodes.
+        """Lower bounds on the times [s] and the energies [J] of all nodes, by index.
 
-        They are valid in all graphs that train some parameters, in which nodes may have fewer
-        outputs.
+        They are valid in all graphs that train some parameters of `layers`, in which nodes may have
+        fewer outputs.
         """
         table, index = self.problem.table, self.freezable.graph.node_index
         times, energies = list(table.compute_time_s), list(table.compute_energy_j)
@@ -155,7 +159,7 @@ class ChoiceRelaxation:
 
     @cached_property
     def min_inputs(self) -> Sequence[frozenset[int]]:
-        """For each node, the inputs that it reads in every step that has the node."""
+        """For each node, the inputs that it reads in every step that has the node, as indices."""
         full_graph = self.freezable.graph
         inputs_of = [frozenset(inputs) for inputs in full_graph.inputs_of]
         for graph in self.single_graphs:
@@ -179,7 +183,7 @@ class ChoiceRelaxation:
 
     @cached_property
     def common_nodes_s(self) -> float:
-        """Time to compute the nodes of every step once [s]."""
+        """Lower bound on the time to compute the nodes of every step once [s]."""
         times = self.min_costs[0]
         return sum(times[k] for k in self.freezable.common_nodes)
 
@@ -190,13 +194,13 @@ class ChoiceRelaxation:
         return sum(times[k] for k in self.freezable.buffer_updates)
 
     def extra_compute_s(self, layers: Collection[str]) -> float:
-        """Return the time to compute the nodes for `layers` that not every step has, once [s]."""
+        """Return a lower bound on the time to compute the `nodes_for` of `layers` once [s]."""
         nodes = frozenset[int]().union(*(self.nodes_for[layer] for layer in layers))
         times = self.min_costs[0]
         return sum(times[k] for k in nodes)
 
     def state_bytes(self, layers: Collection[str]) -> int:
-        """Return the size of the state of `layers` [B]."""
+        """Return the size of the parameters of `layers` and of their optimizer state [B]."""
         sizes = self.freezable.graph.tensor_bytes
         return sum(sizes[i] for layer in layers for i in self.state_of[layer])
 
@@ -232,7 +236,7 @@ class ChoiceRelaxation:
 
     @cached_property
     def excluded_layers(self) -> frozenset[str]:
-        """The layers whose step exceeds the RAM even if only this layer is trained."""
+        """The layers for which `min_ram_bytes` exceeds the usable RAM; no set trains them."""
         return frozenset(
             layer
             for layer in self.layers
@@ -240,7 +244,7 @@ class ChoiceRelaxation:
         )
 
     def min_ram_bytes(self, layer: str) -> int:
-        """Return a lower bound on the RAM of a step that trains only one layer [B]."""
+        """Return a lower bound on the RAM of a step that trains only `layer`, with state [B]."""
         if self.problem.can_page:
             names, excludes_state = self.layers[layer], self.problem.reads_in_place
             return self._max_working_set_bytes(names, exclude_state=excludes_state)
@@ -249,7 +253,10 @@ class ChoiceRelaxation:
 
     @cached_property
     def max_state_bytes(self) -> int:
-        """Maximum size of trained state in RAM beside `min_working_bytes` [B]."""
+        """Maximum size of trained state in RAM beside `min_working_bytes` [B]; may be negative.
+
+        Without paging, `common_state_bytes` are in RAM, too.
+        """
         common_state_bytes = 0 if self.problem.can_page else self.common_state_bytes
         return self.problem.usable_ram_bytes - common_state_bytes - self.min_working_bytes
 
@@ -289,7 +296,8 @@ class _Program:
         self.compute_column_of = self._add_computed_columns()
         self.resident_column_of = self._add_resident_columns()
         self.state_column = self._add_column(float("inf"))
-        """Column: the size of resident trained state, as a fraction of `max_state_bytes`."""
+        """Column: at least the size of resident trained state, in units of `max_state_bytes`, but
+        of at least 1 B."""
         self.recompute_column_of: dict[int, int] = {}
         """For each node, the column that states whether it is recomputed after a limited node."""
         self.page_in_column_of: dict[int, int] = {}
@@ -335,8 +343,9 @@ class _Program:
     def _add_computed_columns(self) -> dict[int, int]:
         """Add columns that state whether nodes are computed; return the columns by node.
 
-        Nodes of every step have no column. Nodes needed by the same layers share a column, which is
-        at least that of each of these layers.
+        Nodes of every step, and nodes that no layer needs, have no column. Nodes needed by the same
+        layers share a column: that of the layer if it is only one, else a column that is at least
+        that of each of these layers.
         """
         layers_for: dict[int, set[str]] = {}
         for layer, nodes in self.relaxation.nodes_for.items():
@@ -376,7 +385,7 @@ class _Program:
     def _add_row(self, row: Mapping[int, float], upper: float, unit: float = 0.0) -> None:
         """Add a row whose sum is at most `upper`.
 
-        With a `unit`, divide the row by it and add a tolerance to the bound.
+        With a `unit`, divide row and bound by it, and add a tolerance to the bound.
         """
         if unit:
             row = {column: value / unit for column, value in row.items() if value}
@@ -384,7 +393,7 @@ class _Program:
         self.rows.append((row, upper))
 
     def _limit_ram(self) -> None:
-        """Limit resident state beside the largest working set, and state on storage, by rows."""
+        """Add rows that limit resident state beside `working_bytes`, and state on storage."""
         relaxation, sizes = self.relaxation, self.graph.tensor_bytes
         unit = max(1.0, relaxation.max_state_bytes)
         row = {self.state_column: -1.0}
@@ -405,7 +414,7 @@ class _Program:
             self._add_row(row, storage_bytes, max(1.0, storage_bytes))
 
     def _limit_time_and_energy(self) -> None:
-        """Add rows for the deadline and the energy budget."""
+        """Add rows for the deadline and the energy budget, for each that is set."""
         problem, table = self.problem, self.problem.table
         if problem.deadline_s is not None:
             row, upper = self._time_row()
@@ -444,9 +453,10 @@ class _Program:
         }
 
     def _time_row(self, excluded_layers: Collection[str] = ()) -> tuple[dict[int, float], float]:
-        """Return the row of the time of a pass with serial transfers, and its upper bound.
+        """Return the row of the time of a pass, and its upper bound.
 
-        Transfers of the state of `excluded_layers` are not counted.
+        A serial deadline counts transfers and commits of state, except that of `excluded_layers`.
+        All other deadlines count only computations here.
         """
         table, transfers = self.problem.table, dict[int, float]()
         remaining_s = self.problem.deadline_s or 0.0
@@ -462,7 +472,7 @@ class _Program:
     ) -> tuple[dict[int, float], float]:
         """Return `transfers` plus the costs of one computation of each node, and the upper bound.
 
-        The bound is `limit` minus the costs of the nodes of every step.
+        The bound is `limit` minus the costs of the nodes of every step, which have no column.
         """
         row = dict(transfers)
         for k, column in self.compute_column_of.items():
@@ -477,7 +487,8 @@ class _Program:
     ) -> dict[int, float]:
         """Return the costs of transfers of trained state on storage, by column.
 
-        The state of `excluded_layers` is not counted. The result is empty without paging.
+        Not counted are the state of `excluded_layers`, page-outs that are writes of a commit, and
+        page-ins of state that is read in place. The result is empty without paging.
         """
         costs_by_column: dict[int, float] = {}
         if not self.problem.can_page:
@@ -507,9 +518,9 @@ class _Program:
     ) -> float:
         """Add the costs of committing the state of each layer to a row, except `excluded_layers`.
 
-        Returns the costs of committing the state that belongs to no layer, which each step has.
-        All costs are lower bounds: a generation erases at least the blocks that its bytes fill.
-        `read_cost` selects time or energy.
+        Returns the costs of committing the state that belongs to no layer of the relaxation; 0.0
+        without commits. All costs are lower bounds: a generation erases at least the blocks that
+        its bytes fill. `read_cost` selects time or energy.
         """
         commit = self.problem.table.commit
         if commit is None:
@@ -527,10 +538,10 @@ class _Program:
         )
 
     def _add_cut(self, cut: SetCut) -> None:
-        """Add the row of a cut.
+        """Add the row of a cut, and a column and a row for `state_bytes` if the cut has it.
 
-        The sum of ``active_row`` minus ``active_bound`` is 1 if the cut applies, otherwise at most
-        0.
+        The sum of ``active_row`` minus ``active_bound`` is 1 if the cut applies; otherwise it
+        can be 0 or less.
         """
         active_row = {self.train_column_of[layer]: 1.0 for layer in cut.layers}
         active_bound = len(active_row) - 1.0
@@ -561,9 +572,9 @@ class _Program:
     # -- tensors that must be in RAM or restored ---------------------------------------------------
 
     def _limited_nodes(self) -> Iterator[int]:
-        """Yield the nodes of the backward pass at which rows limit the RAM.
+        """Yield up to `MAX_LIMITED_NODES` nodes of the backward pass at which rows limit the RAM.
 
-        Yields no node if restoring tensors is possible and no limit counts its cost.
+        Yields no node if tensors can be restored, with neither a deadline nor an energy budget.
         """
         problem = self.problem
         has_limit = problem.deadline_s is not None or problem.energy_budget_j is not None
@@ -580,7 +591,8 @@ class _Program:
         """Limit the RAM at the first computation of `limited_node`.
 
         If the node is not computed, its position in execution order counts. Each tensor that was
-        computed by then and is read later must be in RAM then, or be restored later.
+        computed by then and is read later must be in RAM then, or be restored later; state and its
+        replacements are excluded.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         earlier_tensors = [
@@ -632,7 +644,7 @@ class _Program:
         self._add_row(row, ram_bytes, unit)
 
     def _require_restoration(self, reader_column: int | None, columns: Sequence[int]) -> None:
-        """Require that one of `columns` is 1 if `reader_column` is 1, or always if it is None."""
+        """Require that `columns` sum to at least `reader_column`, or at least 1 if it is None."""
         row = dict.fromkeys(columns, -1.0)
         self._add_row(
             row if reader_column is None else row | {reader_column: 1.0},
@@ -642,7 +654,7 @@ class _Program:
     def _add_recompute_columns(self, tensors: Sequence[int]) -> dict[int, int]:
         """Add columns for recomputations after the limited node; return them by node.
 
-        Nodes that make `tensors` and may be recomputed have a column.
+        Only nodes that make `tensors` and may be recomputed have a column.
         """
         columns: dict[int, int] = {}
         for k in dict.fromkeys(self.graph.node_of[i] for i in tensors):
@@ -654,7 +666,7 @@ class _Program:
         """Add and return a column that states whether `key` is restored after one limited node.
 
         It is at most the column of `key` in `total_columns`, which states the same for all limited
-        nodes together and is added if it is missing.
+        nodes together and is added if `total_columns` lacks it. `key` is a node or a tensor.
         """
         column = self._add_column()
         if key not in total_columns:
@@ -664,10 +676,10 @@ class _Program:
 
 
 def costs_for(graph: Graph, problem: Problem) -> Costs:
-    """Return the costs of `graph`, a subgraph of a problem's graph.
+    """Return the costs of `graph`, whose tensors are tensors of a problem's graph.
 
-    Costs that are estimates for a device are estimated again; all other costs are the problem's. A
-    node without a cost in the problem is free.
+    Costs that are estimates for a device are estimated again. All other costs are the problem's;
+    then a node without a cost in the problem is free.
     """
     costs, device = problem.costs, _find_estimate_device(problem)
     if device is not None:
@@ -683,7 +695,7 @@ def costs_for(graph: Graph, problem: Problem) -> Costs:
 
 
 def _find_estimate_device(problem: Problem) -> Device | None:
-    """Return the device if the costs of a problem equal its estimates, otherwise None."""
+    """Return the device if a problem has one and its costs equal the estimates, otherwise None."""
     device = problem.costs.device
     if device is None:
         return None

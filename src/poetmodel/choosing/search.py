@@ -1,8 +1,8 @@
 """Search for the set of layers with the highest score that has a schedule; prove it optimal.
 
 Logic-based Benders decomposition (Hooker and Ottosson, 2003): a relaxation proposes a set, the
-solver searches for a schedule of the step that trains exactly this set, and infeasible sets become
-cuts.
+solver searches for a schedule of the step that trains exactly this set, and sets without a schedule
+become cuts.
 
 References
 ----------
@@ -36,18 +36,19 @@ if TYPE_CHECKING:
 GRADIENT_NORM: Final = "gradient-norm"
 """Value of the option `scores` for which scores are norms of gradients."""
 MIN_GAP: Final = 1e-9
-"""Gap up to which a set counts as optimal, even if a smaller gap was requested."""
+"""Gap up to which a set counts as optimal, even if a smaller gap was requested. Also the minimum
+divisor of a score density."""
 DEADLINE_TOLERANCE: Final = 2e-6
-"""Relative tolerance of deadlines in refutations. It exceeds the tolerance of the relaxation, whose
-solutions therefore satisfy the cut."""
+"""Relative tolerance of deadlines in refutations and cuts. It exceeds the tolerance of the rows of
+the relaxation, so that a cut excludes its set."""
 CHECK_FRACTION: Final = 0.2
 """Maximum time to check a set that the relaxation proposed, as a fraction of the remaining time."""
 TRIAL_FRACTION: Final = 0.03
 """Maximum time to check a set that was not proposed, as a fraction of the remaining time."""
 FIRST_TRIALS_FRACTION: Final = 0.25
-"""Maximum time to check sets before the first proposal, as a fraction of the time limit."""
+"""Fraction of the time limit after which no further set is checked before the first proposal."""
 REFUTATION_FRACTION: Final = 0.05
-"""Maximum time to refute a subset, as a fraction of the remaining time."""
+"""Maximum time to refute a subset or to bound its needs, as a fraction of the remaining time."""
 _MAX_LISTED: Final = 4
 """Maximum number of names in a list of a message."""
 ANY_GAP: Final = 1.0
@@ -65,13 +66,15 @@ class LayerSet:
     bound: float
     """Upper bound on the score of every set that has a schedule."""
     status: Status
-    """Status of the proof; infeasible if no layer can be trained."""
+    """Optimal within the gap tolerance, else feasible; without a set infeasible if proved, else
+    unknown."""
     result: SolveResult | None = None
-    """A schedule of the graph that trains `layers`; None if no set was found."""
+    """The result with a schedule of the graph that trains `layers`; None if no set was found."""
     reason: str = ""
     """Message that states why no set was found; empty otherwise."""
     statistics: Mapping[str, int] = field(default_factory=dict)
-    """Number of checked sets (``sets``) and of added cuts (``cuts``)."""
+    """Number of checks of sets (``sets``) and of added cuts (``cuts``). A set that is checked again
+    counts again."""
 
     @property
     def gap(self) -> float:
@@ -100,7 +103,8 @@ def select_layers(
     scores : mapping of str to float
         The score of each layer, 0 or more. A layer with score 0 is not trained.
     request : Request
-        Options and time limit of the solver.
+        Options of the solver, gap tolerance, and time limit of the search. Ctrl-C ends the search
+        early, with the best set so far.
 
     Raises
     ------
@@ -109,12 +113,13 @@ def select_layers(
 
     Notes
     -----
-    A step that trains fewer layers needs a subset of the nodes, so a schedule for a set implies one
-    for each subset: see `Freezable.padded_graph`. So a refuted set refutes all supersets. A cut has
-    a minimal subset of layers that the solver can still refute, after the needs of the other layers
-    are subtracted from the limits: their state from the RAM, if all state is in RAM, and one
-    computation of their nodes from the deadline. If the solver neither finds a schedule for a set
-    nor proves that there is none, only this set is excluded, and its score remains in the bound.
+    A step that trains fewer layers needs a subset of the nodes. So in padded graphs, a schedule for
+    a set implies one for each subset (see `Freezable.padded_graph`), and a refuted set refutes all
+    supersets. A cut has a minimal subset of layers that the solver can still refute, after the
+    needs of the other layers are subtracted from the limits: their state from the RAM, if all state
+    is in RAM, and one computation of their nodes from the deadline. Without such a subset, the cut
+    excludes only the infeasible set. If the solver neither finds a schedule for a set nor proves
+    that there is none, only this set is excluded, and its score remains in the bound.
     """
     return _LayerSearch(freezable, problem, layers, scores, request).find_best_set()
 
@@ -144,20 +149,20 @@ class _LayerSearch:
         )
         self.scores = scores
         self.best: tuple[str, ...] = ()
-        """The feasible set with the highest score so far."""
+        """The feasible set with the highest score so far; empty before one is found."""
         self.result: SolveResult | None = None
-        """The result with a schedule for `best`."""
+        """The result with a schedule for `best`; None before one is found."""
         self.open_scores: dict[frozenset[str], float] = {}
-        """Scores of the proposed sets that are neither feasible nor refuted."""
+        """Scores of the proposed sets whose check found neither a schedule nor a proof."""
         self.status_of: dict[frozenset[str], Status] = {}
         """Status of each checked set; feasible if a schedule was found."""
         self.bound = self._score(self.relaxation.layers)
         self.n_checked = self.n_proposals = 0
 
     def find_best_set(self) -> LayerSet:
-        """Search until the best set is proved optimal or time is up; return the best set.
+        """Search until the gap is closed, time is up or no set is proposed; return the best set.
 
-        An interrupt ends the search early. Raises `InputError` if all scores are 0.
+        Ctrl-C ends the search early. Raises `InputError` if all scores are 0.
         """
         if not self.relaxation.layers:
             raise InputError("scores: all are 0, so no set is better than another")
@@ -166,7 +171,10 @@ class _LayerSearch:
         return self._make_layer_set()
 
     def _propose_and_check(self) -> None:
-        """Propose and check sets: infeasible sets become cuts, and undecided sets are excluded."""
+        """Check first sets, then proposed sets: infeasible and undecided sets become cuts.
+
+        Raises `KeyboardInterrupt` after Ctrl-C.
+        """
         self._try_first_sets()
         while not self._is_gap_closed() and self.request.remaining_s() > 0:
             proposed_layers = self._propose()
@@ -183,11 +191,11 @@ class _LayerSearch:
                 self._try_subsets(proposed_layers)
 
     def _propose(self) -> tuple[str, ...] | None:
-        """Return the best set of the relaxation, and lower `bound` to the relaxation's bound.
+        """Return the best set found for the relaxation; lower `bound` to the relaxation's bound.
 
-        `bound` stays at least the score of each set that is feasible or undecided. Returns None if
-        no set is left, if a schedule of the best set is known already, or if the solver found no
-        set in time.
+        `bound` stays at least the score of `best` and of each undecided proposed set. Returns None
+        if no set is left, if a schedule of the proposed set is known already, or if the solver
+        found no set in time. Counts a proposal unless the relaxation is infeasible.
         """
         solution = self.relaxation.solve(
             self.request.backend,
@@ -222,7 +230,7 @@ class _LayerSearch:
         return tuple(layer for layer in self.relaxation.layers if layer in layer_set)
 
     def _is_gap_closed(self) -> bool:
-        """Return whether the gap is at most the requested gap."""
+        """Return whether a set was found, with a gap of at most the requested gap or `MIN_GAP`."""
         score_gap = self.bound - self._score(self.best)
         return bool(self.best) and score_gap <= max(self.request.gap, MIN_GAP) * self.bound
 
@@ -247,7 +255,7 @@ class _LayerSearch:
     def _no_set_reason(self, *, is_proved: bool) -> str:
         """Return a message that states why no set was found.
 
-        If the RAM excludes every layer, the message names the smallest RAM that any layer needs.
+        If the RAM excludes every layer, the message names the lowest `min_ram_bytes` of a layer.
         """
         limits = describe_limits(self.problem)
         if not is_proved:
@@ -257,14 +265,17 @@ class _LayerSearch:
             return message
         smallest_layer = min(relaxation.layers, key=relaxation.min_ram_bytes)
         return (
-            f"{message}; the smallest RAM for one layer is "
+            f"{message}; the lowest bound on the RAM for one layer is "
             f"{relaxation.min_ram_bytes(smallest_layer):,} B, for {smallest_layer!r}"
         )
 
     # -- feasible sets -----------------------------------------------------------------------------
 
     def _try_first_sets(self) -> None:
-        """Check sets of the last layers of the model, and then sets of layers by score density."""
+        """Check sets of the last layers of the model, and then sets of layers by score density.
+
+        Layers that the RAM excludes are left out.
+        """
         candidates = [
             layer
             for layer in self.relaxation.layers
@@ -274,11 +285,14 @@ class _LayerSearch:
         self._collect_layers(sorted(candidates, key=self._score_density, reverse=True))
 
     def _try_subsets(self, layers: Collection[str]) -> None:
-        """Check subsets of `layers` that contain the layers with the highest score density."""
+        """Check sets of the layers in `layers` with the highest score density."""
         self._try_prefixes(sorted(layers, key=self._score_density, reverse=True))
 
     def _try_prefixes(self, layers: Sequence[str]) -> None:
-        """Bisect for the longest prefix of `layers` that can be trained; it may become `best`."""
+        """Bisect, while time remains, for the longest prefix of `layers` with a known schedule.
+
+        Each prefix with a schedule may become `best`.
+        """
         min_length, max_length = 0, len(layers) + 1
         while max_length - min_length > 1 and self._has_time():
             length = (min_length + max_length) // 2
@@ -288,10 +302,10 @@ class _LayerSearch:
                 max_length = length
 
     def _collect_layers(self, layers: Sequence[str]) -> None:
-        """Search in the order of `layers` for a set that can be trained; it may become `best`.
+        """Search in the order of `layers`, while time remains, for a set that can be trained.
 
         Tries to add blocks of layers: all first, a larger block after a success, a smaller one
-        after a failure.
+        after a failure. Skips a layer that fails alone. Each set with a schedule may become `best`.
         """
         accepted: list[str] = []
         position, block_size = 0, len(layers)
@@ -312,12 +326,13 @@ class _LayerSearch:
         return request.elapsed_s() < max_fraction * request.time_limit_s
 
     def _can_train(self, layers: Sequence[str]) -> bool:
+        """Return whether `layers` pass `_may_fit` and have a schedule by `_check_set`."""
         return (
             self._may_fit(layers) and self._check_set(self._model_order(layers)) == Status.FEASIBLE
         )
 
     def _may_fit(self, layers: Collection[str]) -> bool:
-        """Return whether the relaxation's lower bounds on RAM and time permit `layers`."""
+        """Return whether lower bounds on time and, without paging, on RAM permit `layers`."""
         relaxation, deadline_s = self.relaxation, self.problem.deadline_s
         extra_bytes = (
             max(relaxation.working_bytes[layer] for layer in layers) - relaxation.min_working_bytes
@@ -332,7 +347,10 @@ class _LayerSearch:
         ) + relaxation.common_nodes_s <= deadline_s * (1 + DEADLINE_TOLERANCE)
 
     def _score_density(self, layer: str) -> float:
-        """Return a layer's score divided by the sum of its fractions of RAM and deadline."""
+        """Return a layer's score divided by the sum of its fractions of RAM and deadline.
+
+        Without a deadline, the time is a fraction of the pass time.
+        """
         relaxation = self.relaxation
         max_state_bytes = max(1, relaxation.max_state_bytes)
         used_fraction = (
@@ -348,7 +366,8 @@ class _LayerSearch:
     def _check_set(self, layers: tuple[str, ...], time_fraction: float = TRIAL_FRACTION) -> Status:
         """Check whether a set has a schedule, within a fraction of the remaining time.
 
-        Stores and returns the status of the set; stores the set as `best` if its score is highest.
+        Stores and returns the status of the set; a known status except UNKNOWN is returned without
+        a check. Stores a set with a schedule as `best` if its score exceeds that of `best`.
         """
         key = frozenset(layers)
         if self.status_of.get(key, Status.UNKNOWN) == Status.UNKNOWN:
@@ -368,7 +387,7 @@ class _LayerSearch:
     def _solve(
         self, problem: Problem, time_fraction: float, *, gap: float = ANY_GAP
     ) -> SolveResult:
-        """Solve a problem within a fraction of the remaining time.
+        """Solve a problem within a fraction of the remaining time, at least 0.01 s.
 
         Raises `KeyboardInterrupt` if the solver was interrupted.
         """
@@ -387,6 +406,7 @@ class _LayerSearch:
         return result
 
     def _problem_for(self, graph: Graph, **changes: Any) -> Problem:
+        """Return the problem of `graph` with changed fields; energy is minimized by default."""
         costs = costs_for(graph, self.problem)
         return replace(self.problem, graph=graph, costs=costs, **{"minimize": "energy", **changes})
 
@@ -417,10 +437,10 @@ class _LayerSearch:
         return SetCut(layers=subset, state_bytes=state_bytes, extra_s=extra_s)
 
     def _minimal_refuted_subset(self, layers: frozenset[str]) -> frozenset[str] | None:
-        """Return a refuted subset from which no layer can be removed.
+        """Return a refuted subset of at least one layer from which no layer could be removed.
 
-        The layers whose training needs the most nodes form the first subset, which doubles until it
-        is refuted; then layers are removed. Returns None if not even `layers` is refuted.
+        The layer whose training needs the most nodes is the first subset, which doubles until it is
+        refuted; then layers are removed. Returns None if not even `layers` is refuted.
         """
         ordered_layers = sorted(layers, key=lambda layer: -len(self.relaxation.nodes_for[layer]))
         count = 1
@@ -444,8 +464,8 @@ class _LayerSearch:
     def _excess_state_bytes(self, subset: frozenset[str]) -> int:
         """Return a size of trained state with which every superset of `subset` is infeasible [B].
 
-        With this size, the state plus the minimum RAM of `subset` without its state exceed the
-        budget.
+        With this size, trained state, common state, and a lower bound on the RAM of `subset`
+        without its state exceed the budget.
         """
         relaxation = self.relaxation
         graph = self.freezable.padded_graph(self._parameters(self._model_order(subset)))
@@ -457,9 +477,9 @@ class _LayerSearch:
     def _min_extra_s(self, subset: frozenset[str], other_state_bytes: int) -> float:
         """Return a lower bound on the time beyond a single pass of steps that train `subset` [s].
 
-        `other_state_bytes` is the RAM of the state of other layers, which is subtracted from the
-        budget [B]; without paging, the common state is subtracted too. If no schedule fits, returns
-        the deadline, or 0 without one.
+        `other_state_bytes` is the RAM of the state of layers outside `subset`, which is subtracted
+        from the budget [B]; without paging, the common state is subtracted too. If `subset` is
+        proved infeasible within the rest, returns the deadline, or 0 without one.
         """
         ram = self.problem.ram_budget_bytes - other_state_bytes
         if not self.problem.can_page:
@@ -477,7 +497,9 @@ class _LayerSearch:
         """Solve `subset` within reduced limits; return whether it is proved to have no schedule.
 
         The minimum needs of the layers in `full_set` but not in `subset` are subtracted from the
-        limits: the time of their nodes and, if `with_state`, the RAM of their state.
+        limits: the time of their nodes and, if `with_state` and without paging, the RAM of their
+        state. So are the time of buffer updates and, without paging, common state. Returns True
+        without a solve if a reduced limit is 0 or less.
         """
         relaxation, problem = self.relaxation, self.problem
         ram, deadline_s = problem.ram_budget_bytes, problem.deadline_s
@@ -499,7 +521,7 @@ class _LayerSearch:
 
 
 def group_by_layer(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
-    """Group parameter names by layer: by module, or each parameter by itself.
+    """Return parameter names by layer: those of a module, or each parameter by itself.
 
     Parameters
     ----------
@@ -551,7 +573,7 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
     if invalid_scores:
         raise InputError(
             f"{source}: the score of {join_names(invalid_scores, max_names=_MAX_LISTED)}; "
-            "expected 0 or more"
+            "expected a finite number of 0 or more"
         )
     if not math.isfinite(sum(scores.values())):
         raise InputError(f"{source}: expected scores with a finite sum, such as fractions of 1")

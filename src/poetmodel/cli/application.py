@@ -70,17 +70,17 @@ class Subcommand(TyperCommand):
 
 
 class Application(TyperGroup):
-    """The command group; prints a sentence for each failure and exits with its status."""
+    """The command group; prints a message for each expected failure and exits with its status."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options of the application itself."""
         return _hide_flag_metavars(super().get_params(ctx))
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run a command and exit with its status.
+        """Run a command and exit with its status; raise unexpected exceptions.
 
         Resets ``--quiet``, and makes the standard streams escape characters that their encoding
-        lacks.
+        lacks. Discards output that a closed pipe or a full disk does not accept.
         """
         options["standalone_mode"] = False
         set_quiet(False)
@@ -101,10 +101,11 @@ class Application(TyperGroup):
         sys.exit(int(status or 0))
 
     def _run_command(self, *args: Any, **options: Any) -> int | None:
-        """Run the command line; return its exit status, or None for success.
+        """Run the command line; return its exit status, 0 or None for success.
 
-        Prints an error for a known failure; raises other exceptions. Raises `BrokenPipeError` if
-        the reader of the output closed the pipe.
+        Prints an error for a usage error, a `PoetModelError` or an `OSError`, but not for Ctrl-C;
+        raises all other exceptions. Raises `BrokenPipeError` if the reader of the output closed the
+        pipe.
         """
         try:
             status: int | None = super().main(*args, **options)

@@ -1,4 +1,4 @@
-"""``poetmodel choose``: select the layers to train on a device, with a proof of optimality."""
+"""``poetmodel choose``: select the layers to train on a device, with a bound on the score."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ChoiceOptions:
     """The step, the scores of its layers, and how a choice of layers is trained."""
 
     step_source: str = options.argument(
-        options.REQUIRED, "MODULE:FUNCTION|ONNX", "As for 'poetmodel export'."
+        options.REQUIRED, "MODULE:FUNCTION|ONNX", "As for 'poetmodel trace'."
     )
     scores: str = _score_option(
         options.REQUIRED,
@@ -75,11 +75,13 @@ class ChoiceOptions:
         "--tile SIZE|auto",
         "Compare steps in tiles: larger parameters and activations are split into slices of "
         "channels, such as 32KiB; "
-        "auto tries sizes that fit, and uses the one with the best schedule of the step that "
-        "trains all layers.",
+        "auto tries up to four sizes that fit, and uses the one with the best schedule of the step "
+        "that trains all layers.",
     )
     name: str | None = options.option(
-        None, "--name NAME", "Name of the step. Default: the class of the model."
+        None,
+        "--name NAME",
+        "Name of the step. Default: the class of the model, or the name of the ONNX file.",
     )
 
 
@@ -109,7 +111,7 @@ def choose(
     files: ChoiceFiles,
     output: options.OutputOptions,
 ) -> None:
-    """Choose the layers to train: the highest sum of scores within the limits, proved optimal."""
+    """Choose the layers to train: the highest sum of scores within the limits, with a bound."""
     from poetmodel.choosing.search import GRADIENT_NORM
 
     start_s = context.obj or time.monotonic()
@@ -169,7 +171,10 @@ def _choose_layers(
     limits: options.LimitOptions,
     search: options.SearchOptions,
 ) -> Choice:
-    """Choose the layers and schedule their step; output of the user's model goes to stderr."""
+    """Choose the layers and schedule their step; output of the user's model goes to stderr.
+
+    Raises `BackendUnavailableError` if PyTorch is missing.
+    """
     from poetmodel import torch as pmt
     from poetmodel.problem import Quantity
     from poetmodel.torch.errors import require_torch
@@ -211,7 +216,10 @@ def _choose_layers(
 
 
 def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
-    """Print the choice with its warnings, and write the files if a schedule was found."""
+    """Print the choice with its warnings, and write the files if a schedule was found.
+
+    Without a schedule, only JSON is printed, not the tables.
+    """
     if json:
         print_json(choice.to_dict())
     elif choice.result.schedule is not None:
@@ -232,7 +240,7 @@ def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: 
 
 
 def _choice_facts(choice: Choice) -> Iterator[Fact]:
-    """Yield the score with its bound and gap, the chosen and frozen layers, and the tiles."""
+    """Yield status, score with bound and gap, the chosen and frozen layers, and the tiles."""
     from poetmodel.cli.summary import tile_facts
 
     total_score = sum(choice.scores.values())
@@ -257,7 +265,7 @@ def _choice_facts(choice: Choice) -> Iterator[Fact]:
 
 
 def _print_reason(choice: Choice) -> None:
-    """Print on stderr the reason why no layers were chosen, if any."""
+    """Print on stderr the reason why the choice has no schedule; print no line if it has one."""
     from poetmodel.result import Status
 
     if choice.result.schedule is None:

@@ -30,19 +30,20 @@ def complete_devices(incomplete: str) -> Suggestions:
 
 
 def complete_methods(incomplete: str) -> Suggestions:
-    """Return the methods whose names begin with `incomplete`, including installed plug-ins."""
+    """Return the shipped and registered methods whose names begin with `incomplete`."""
     from poetmodel.baselines.own import registered_names
     from poetmodel.baselines.registry import METHODS
 
     shipped = ((method.name, method.summary) for method in METHODS.values())
-    plugins = ((name, "a method of an installed package") for name in registered_names())
-    return _filter_names(incomplete, (*shipped, *plugins))
+    registered = ((name, "a registered method") for name in registered_names())
+    return _filter_names(incomplete, (*shipped, *registered))
 
 
 def complete_list(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestions]:
     """Return a completion function for options with several comma-separated names.
 
-    The function completes the last name with `complete`.
+    The function completes the last name with `complete`, and returns each completed list. It skips
+    names that are in the list already.
     """
 
     def complete_last(incomplete: str) -> Suggestions:
@@ -72,4 +73,4 @@ COMPLETERS: Final = {
     "FILE|MODEL": complete_models,
     "NAME|FILE": complete_devices,
 }
-"""Completion functions by option name, or by the placeholder of a value or argument."""
+"""Completion functions by option name, else by the placeholder of the value or argument."""

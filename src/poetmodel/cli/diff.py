@@ -143,7 +143,10 @@ def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
 
 
 def _table_row(first: Fact, second: Fact) -> tuple[str, str, str, str]:
-    """Return a row of the table: name, value of each schedule, and difference of numbers."""
+    """Return a row of the table: name, value of each schedule, and change from first to second.
+
+    The change is empty unless the values are different numbers.
+    """
     unknown_text = "" if first.format_value is _format_fit else "none"
     difference = ""
     are_numbers = all(
@@ -161,9 +164,9 @@ def _format_fit(value: object) -> str:
 
 
 def _decision_key(decision: Decision) -> tuple[object, ...]:
-    """Return the decision on a tensor, and the stages of its recomputations and transfers.
+    """Return the treatment of a tensor, and the stages of its recomputations and transfers.
 
-    These determine when the tensor is in RAM. The decision also distinguishes resident state from
+    Decisions with equal keys count as equal. The treatment also distinguishes resident state from
     state on storage, which may both have no transfer.
     """
     return decision.treatment, decision.recomputed, decision.paged_out, decision.paged_in
@@ -174,7 +177,8 @@ def _print_changed_decisions(
 ) -> None:
     """Print the tensors with different decisions, largest first; at most `MAX_TENSORS` of them.
 
-    `names` are those of the schedules.
+    Prints the number of further tensors, or a sentence if there is no difference. `names` are the
+    column heads of the two schedules.
     """
     if not changed_pairs:
         print_text("The schedules have the same decisions for all tensors.")
@@ -199,7 +203,7 @@ def _print_changed_decisions(
 def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
     """Return the decision of each schedule on a tensor as text, such as ``recomputed x2``.
 
-    Decisions with equal texts are distinguished by their stages.
+    If the texts are equal, the stages of recomputations and page-ins follow.
     """
     stages = [sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions]
     texts = tuple(

@@ -17,8 +17,8 @@ SOLVER_THREAD: Final = "poetmodel-solve"
 def main() -> None:
     """Run the command line and exit, without a traceback if Ctrl-C arrives during imports.
 
-    Opens closed standard streams and restarts a process with ``-OO`` first. The exit does not wait
-    for a solver thread that has been abandoned.
+    First opens closed standard streams and, if Python has the option ``-OO``, restarts with ``-O``.
+    The exit does not wait for a solver thread that has been abandoned.
     """
     start_s = time.monotonic()
     try:
@@ -56,7 +56,10 @@ def _open_closed_streams() -> None:
 
 
 def _restart_with_docstrings() -> None:
-    """Restart without ``-OO``, which removes the docstrings that help texts and Pyomo need."""
+    """Replace the process by one with ``-O``, not ``-OO``, which removes docstrings.
+
+    Help texts and Pyomo need docstrings.
+    """
     environment = os.environ | {"PYTHONOPTIMIZE": "1"}
     sys.stdout.flush()
     os.execve(  # noqa: S606 - this program with the same arguments

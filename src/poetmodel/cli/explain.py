@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @options.group
 class Arguments:
-    """The schedule file, and one of its tensors."""
+    """The schedule file and, optionally, one of its tensors."""
 
     schedule: Path = options.argument(
         options.REQUIRED, "SCHEDULE", "A schedule file, *.schedule.json."
@@ -72,7 +72,7 @@ def explain(
             print_warnings([NOT_PROVEN])
         with (
             live_line(enabled=not output.json, activity="solving without the decision"),
-            suppress(KeyboardInterrupt),  # the decision is printed without its cost
+            suppress(KeyboardInterrupt),  # Ctrl-C: the costs of changes are left out
         ):
             summary = _solve_for_alternatives(summary, search)
     print_device_ram_warnings(verified.device_ram)
@@ -85,7 +85,7 @@ def explain(
 
 
 def _print_tensor(summary: DecisionSummary) -> None:
-    """Print the tables of one tensor: its decision, and the costs of changes."""
+    """Print the tables of one tensor: its decision and, if they were computed, costs of changes."""
     (decision,) = summary.main_decisions
     graph = summary.verified.graph
     tensor = graph.tensors[decision.tensor]
@@ -130,7 +130,10 @@ def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact
 
 
 def _ram_row(summary: DecisionSummary, ram_step: RamStep) -> Fact:
-    """Return the saving of the next larger RAM budget that helps, with its proof status."""
+    """Return the saving of the next larger RAM budget that helps, with its proof status.
+
+    If a better schedule fits in the present budget, return its saving.
+    """
     problem = summary.verified.problem
     budget = problem.ram_budget_bytes
     name = "with more RAM"
@@ -172,7 +175,10 @@ def _format_change(summary: DecisionSummary, amount: float) -> str:
 
 
 def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
-    """Yield the decision on a tensor, its costs, and the stages with it in RAM and on storage."""
+    """Yield size, decision and costs of a tensor, and its stages in RAM and on storage.
+
+    Then yield its in-place uses and its bytes at the RAM limit.
+    """
     graph = summary.verified.graph
     size = graph.tensor_bytes[decision.tensor]
     producer = graph.nodes[graph.node_of[decision.tensor]].name
@@ -215,7 +221,7 @@ def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
 
 
 def _action_text(decision: Decision) -> str:
-    """Return the stages in which a tensor is recomputed and paged, as text."""
+    """Return the stages in which a tensor is recomputed and paged, as text; "" for none."""
     is_on_storage = decision.treatment == "on storage"
     transfer_verbs = ("written back", "read") if is_on_storage else ("paged out", "paged in")
     actions = (
@@ -239,10 +245,10 @@ def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
 
 
 def _print_schedule(summary: DecisionSummary) -> None:
-    """Print the table of the schedule and its most expensive decisions."""
+    """Print the table of the schedule, and groups of its most expensive decisions, if any."""
     show(fact_table(f"Schedule for {summary.verified.graph.name}", _explanation_facts(summary)))
     if not summary.groups:
-        print_text("", "Nothing is recomputed or paged: all decisions are free.")
+        print_text("", "No tensor is recomputed or paged: all decisions are free.")
         return
     heads = ("tensor", "decision", "energy", "time")
     show("", listing("Most expensive decisions", heads, _decision_rows(summary), n_text_columns=2))
@@ -296,7 +302,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
 
 
 def _in_place_totals(summary: DecisionSummary) -> Iterator[Fact]:
-    """Yield the number of operations in place, and the bytes that they save at the peak.
+    """Yield the number of outputs written in place, and the bytes that they save at the peak.
 
     Yield no fact if the graph has no in-place operators.
     """
@@ -315,7 +321,7 @@ def _in_place_totals(summary: DecisionSummary) -> Iterator[Fact]:
 
 
 def _full_steps_fact(summary: DecisionSummary) -> Fact:
-    """Return the number of steps whose RAM is at its limit, and the steps with the most RAM."""
+    """Return the number of full steps, and up to three of them with the most RAM."""
     graph, points = summary.verified.graph, summary.full_steps
     points_with_most_ram = sorted(points, key=lambda point: -point.ram_bytes)[:3]
     names = ", ".join(
@@ -330,7 +336,7 @@ def _full_steps_fact(summary: DecisionSummary) -> Fact:
 
 
 def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
-    """Yield one table row for each of the most expensive decisions."""
+    """Yield one table row for each group of the most expensive decisions."""
     for group in summary.groups:
         n_members, choice = len(group.members), group.members[0].treatment
         yield (
@@ -344,9 +350,10 @@ def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
 # -- analysis ----------------------------------------------------------------------------------
 
 MAX_DECISIONS: Final = 10
-"""Maximum number of expensive decisions in the table."""
+"""Maximum number of the most expensive decisions, and of their groups."""
 RAM_STEP_TIME_RATIO: Final = 0.4
-"""Time for finding the next larger RAM budget that helps, as a fraction of the time limit."""
+"""Minimum time for finding the next larger RAM budget that helps, as a fraction of the time
+limit."""
 NOT_PROVEN: Final = (
     "the schedule is not proven optimal: a better schedule may account for the savings of another "
     "decision or of more RAM"
@@ -362,7 +369,7 @@ class DecisionSummary:
     """The schedule and its problem."""
     decisions: Sequence[Decision]
     full_steps: Sequence[MemoryPoint]
-    """Steps whose RAM is at its limit."""
+    """Steps whose RAM is at its limit; see `steps_at_limit`."""
     main_decisions: Sequence[Decision]
     """Only the decision on the requested tensor, or the most expensive decisions, at most
     `MAX_DECISIONS`."""
@@ -372,17 +379,20 @@ class DecisionSummary:
     in_place_uses: Sequence[InPlaceUse] = ()
     """Uses of in-place operators that overwrite an input."""
     saved_in_place_bytes: int = 0
-    """Bytes that these save at the peak [B]."""
+    """Bytes that `in_place_uses` save at the peak [B]."""
     tensor: int | None = None
     """Index of the requested tensor; None for the whole schedule."""
     alternatives: Sequence[Alternative] = ()
-    """Best schedules without a decision on that tensor."""
+    """Best schedules found without each decision on that tensor; empty if not computed."""
     ram_step: RamStep | None = None
-    """Next larger RAM budget that helps; None if it was not computed."""
+    """Next larger RAM budget that helps; None if it was not computed, or if RAM is minimized."""
 
     @property
     def tolerance(self) -> float:
-        """Largest change of the minimized quantity that counts as 0, by the gap tolerance."""
+        """Largest change of the minimized quantity that counts as 0.
+
+        It is the gap tolerance of alternatives, or a small fraction of the value if that is larger.
+        """
         from poetmodel.solver.sensitivity.alternatives import GAP, MIN_GAIN_RATIO
 
         objective, simulation = self.verified.problem.objective, self.verified.simulation
@@ -452,7 +462,7 @@ def _solve_for_alternatives(
 def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
     """Return the decisions with a cost, most expensive first; one for each recomputed node.
 
-    All tensors of a recomputed node have its cost; a tensor that is also paged is listed itself.
+    All tensors of a recomputed node have its cost; a tensor that is paged in is listed itself.
     """
     sizes = graph.tensor_bytes
     costly_decisions = [decision for decision in decisions if decision.has_cost]
@@ -470,9 +480,10 @@ def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]
 
 
 def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:
-    """Group equal decisions on tensors whose names differ only in numbers.
+    """Group decisions on tensors whose names differ only in numbers.
 
-    Return at most `MAX_DECISIONS` groups, most expensive first.
+    All members of a group have equal treatment, tensor size, numbers of recomputations and
+    transfers, and rounded costs. Return at most `MAX_DECISIONS` groups, most expensive first.
     """
     decision_folds = fold(
         decisions,

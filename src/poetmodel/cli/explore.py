@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poetmodel.explore.settings import Catalogue, ExplorerSettings
 
 PORT: Final = 8642
-"""Default port; if it is in use, the next free one is used."""
+"""First of the `N_PORTS` default ports; the first free one is used."""
 N_PORTS: Final = 20
 """Number of ports from `PORT` on that are tried without ``--port``."""
 STORE: Final = "poetmodel-explore.sqlite"
@@ -35,7 +35,8 @@ class ServerOptions:
     port: int | None = options.output_option(
         None,
         "--port N",
-        f"Port of the page on this machine; 0 takes any free one. Default: {PORT}, or the next.",
+        f"Port of the page on this machine; 0 takes any free one. Default: {PORT}, or the next "
+        "free one.",
         parser=options.integer_parser(65535, min_value=0),
     )
     store: Path = options.output_option(
@@ -106,8 +107,8 @@ def initial_state(
 ) -> tuple[Catalogue, ExplorerSettings, dict[str, Any]]:
     """Return the catalogue, the initial settings, and the initial positions of the sliders.
 
-    The positions are ``ram_bytes`` and ``deadline_s``, None without the option. For a step file,
-    prints the size that ``--tile auto`` chooses. Raises `InputError` for invalid options.
+    The positions are ``ram_bytes`` and ``deadline_s``, None without the option. For a step file and
+    a device, prints the size that ``--tile auto`` chooses. Raises `InputError` for invalid options.
     """
     from poetmodel.explore.settings import ExplorerSettings, catalogue_with_files
 
@@ -157,7 +158,7 @@ def initial_state(
 
 
 def _is_built_in(source: options.GraphOptions) -> bool:
-    """Return whether the graph is built-in; raise `InputError` for an unknown name."""
+    """Return whether the graph is built-in or not given; raise `InputError` for an unknown name."""
     from poetmodel.graph.catalogue import check_model_name, model_names
 
     if source.graph is not None:

@@ -65,7 +65,9 @@ class ExportOptions:
         options.REQUIRED, "--out FOLDER", "Write the folder; for other targets the file."
     )
     name: str | None = options.option(
-        None, "--name NAME", "Name of the step. Default: the class of the model."
+        None,
+        "--name NAME",
+        "Name of the step. Default: the class of the model, or the name of the ONNX file.",
     )
     optimizer: options.OptimizerName | None = options.option(
         None,
@@ -157,7 +159,7 @@ class DeviceOptions(options.CommitOptions):
         "auto",
         "--tile SIZE|auto|none",
         "Split larger parameters and activations into slices of channels, such as 32KiB; "
-        "auto chooses the size. Default: auto if the step does not fit otherwise.",
+        "auto chooses a size if the step does not fit otherwise. Default: auto.",
     )
     deadline: str | None = options.limit_option(
         None,
@@ -183,8 +185,8 @@ class DeviceOptions(options.CommitOptions):
     gap: float = options.solve_option(
         0.01,
         "--gap FRACTION",
-        "Gap tolerance, as a fraction of the energy overhead. It is larger than that of 'poetmodel "
-        "solve', because a step is solved again until its tensors have addresses.",
+        "Gap tolerance, as a fraction of the energy overhead. The default exceeds that of "
+        "'poetmodel solve', because a step is solved again until its tensors have addresses.",
         parser=options.number_parser("a fraction from 0, such as 0.01 for 1 %", positive=False),
     )
 
@@ -215,7 +217,7 @@ def export(
     device_options: DeviceOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Make a folder of C that trains on a device, or a program of ExecuTorch."""
+    """Make a folder of C that trains on a device, a step file, or a program of ExecuTorch."""
     start_s = context.obj or time.monotonic()
     from poetmodel.export.folder import check_folder
     from poetmodel.torch.target import needs_capture
@@ -308,7 +310,7 @@ def export(
 def _parse_byte_inputs(text: str | None) -> dict[str, str]:
     """Parse ``--byte-input``; return the type, scale and offset of bytes as text, by input name.
 
-    Raises `InputError` for an input without a type.
+    Type, scale and offset are not checked. Raises `InputError` for an input without a type.
     """
     pairs = [] if text is None else [pair_text.partition("=") for pair_text in text.split(";")]
     for name, _, meaning in pairs:
@@ -332,7 +334,7 @@ _TARGET_OPTIONS: Final = {
 
 
 def _options_on_command_line(context: typer.Context) -> dict[str, str]:
-    """Return the spelling of each option that is on the command line, by parameter name."""
+    """Return the spelling of each option or argument on the command line, by parameter name."""
     return {
         str(parameter.name): parameter.opts[0]
         for parameter in context.command.params
@@ -369,7 +371,7 @@ def _write_program(
 ) -> None:
     """Capture and solve a step, write it as a program of ExecuTorch, and print its metrics.
 
-    Raises `InputError` without ``--ram``.
+    Raises `InputError` without ``--ram``, before the capture.
     """
     if device_options.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
@@ -422,8 +424,9 @@ def read_or_capture_step(
 ) -> LoweredStep:
     """Read a step file, or capture the step of ``module:function`` or of an ONNX file.
 
-    Output of the user's code goes to stderr. Raises `FlashError` before the capture if the weights
-    exceed the flash of `device`, and `InputError` for options that a step file does not support.
+    Output of the user's code goes to stderr. `infer` and `evaluate` have no effect on a step file.
+    Raises `FlashError` before the capture if the weights exceed the flash of `device`, `InputError`
+    for options that a step file does not support, and `BackendUnavailableError` without PyTorch.
     """
     from poetmodel.torch.target import needs_capture
 
@@ -470,7 +473,10 @@ def read_or_capture_step(
 
 
 def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the facts about an exported step: proof, times, plan, tiles, RAM, storage and flash."""
+    """Yield the facts about an exported step: proof, times, plan, tiles, RAM, storage and flash.
+
+    Wear, stored samples and migrated state are included if the step has them.
+    """
     from poetmodel.cli.summary import proof_facts, tile_facts, time_facts
     from poetmodel.plan import Op
 

@@ -37,18 +37,18 @@ class ExitStatus(IntEnum):
     SUCCESS = 0
     """Success; for ``solve`` a schedule was found."""
     FAILURE = 1
-    """Internal error, or a failed run of a sweep."""
+    """Failed run of a sweep, or a failure without a status of its own, such as that of a solver."""
     BAD_INPUT = 2
-    """Usage error or invalid input."""
+    """Usage error, invalid input, or a file that cannot be read or written."""
     INFEASIBLE = 3
     """Proven infeasible, or larger than the flash; for ``verify``, ``plan`` and ``bench check`` an
     invalid file, plan or solution."""
     NO_SCHEDULE = 4
     """No schedule was found within the limits, or the method does not apply."""
     NO_BACKEND = 5
-    """The back end is not installed, or its licence does not allow the model."""
+    """The back end or PyTorch is not installed, or the licence does not allow the model."""
     REJECTED = 6
-    """The verifier rejected the schedule."""
+    """The verifier rejected the schedule of ``paper`` or of a user-defined method."""
     INTERRUPTED = INTERRUPTED
     """Ctrl-C before a result was found."""
     CLOSED_PIPE = 141
@@ -98,13 +98,13 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
 
 
 def print_errors(faults: Iterable[str]) -> None:
-    """Print up to `MAX_FAULTS` errors on stderr, one per line, and the number of further ones."""
+    """Print up to `MAX_FAULTS` errors on stderr, one per line, and the number of further errors."""
     for line in _prefixed_lines("error", faults):
         print(line, file=sys.stderr)
 
 
 def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
-    """Print warnings on stderr like `print_errors`, unless quiet; `kind` is the prefix of lines."""
+    """Print warnings on stderr like `print_errors`, unless quiet; `kind` replaces ``error``."""
     for line in _prefixed_lines(kind, warnings):
         print_note(line)
 

@@ -63,7 +63,8 @@ def read_graph_by_name(name: str, shape: Variant) -> Graph:
     """Return the built-in network of this name and shape, or the graph of a graph or step file.
 
     The graph of a step file is that of the exported kernels. A tile size in `shape` splits the
-    larger tensors. Raises `InputError` for an unknown name.
+    larger tensors. Raises `InputError` for an unknown name, and for settings in `shape` that the
+    network or file does not support.
     """
     step = read_step(name, shape) if "tile" in shape.overrides else None
     return read_model_or_file(name, shape) if step is None else step.graph
@@ -72,8 +73,8 @@ def read_graph_by_name(name: str, shape: Variant) -> Graph:
 def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     """Return the step of a step file, in tiles of the size in `shape`.
 
-    Return None for other files, and if `shape` has other options, which a step file does not
-    support.
+    Return None for other files, and if `shape` has settings besides tiles, which a step file does
+    not support. Raises `InputError` for an invalid file, and for the tile size ``auto``.
     """
     if name is None or not is_step_file(name) or shape.overrides.keys() - {"tile"}:
         return None
@@ -85,11 +86,11 @@ def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoTiles:
-    """Tile sizes of a step file for which its tensors fit in RAM."""
+    """Tile sizes of a step file to try for ``--tile auto``."""
 
     candidates: Sequence[tuple[int | None, LoweredStep]]
-    """(tile size [B], step in tiles), largest fitting size first; if none fits, only the size with
-    the smallest minimum RAM. The size is None for the step without tiles."""
+    """(tile size [B], step in tiles), largest fitting size first, at most four; if none fits, only
+    the size with the smallest minimum RAM. The size is None for the step without tiles."""
     ram_bytes: int
     """RAM budget of tensors [B]."""
     device: Device
@@ -97,7 +98,7 @@ class AutoTiles:
     """Whether tensors may be paged."""
 
     def print_choice(self, tile_bytes: int | None, step: LoweredStep) -> str:
-        """Print the chosen ``--tile`` as a hint, and return its value as text."""
+        """Print the chosen ``--tile`` as a hint, unless quiet, and return its value as text."""
         from poetmodel.budgets import TileChoice
         from poetmodel.tiling.choice import needed_bytes
 
@@ -153,8 +154,9 @@ def resolve_sizes(
 ) -> tuple[GraphOptions, LimitOptions]:
     """Return the options with ``--tile auto`` and a percentage of RAM replaced by sizes.
 
-    For a step file, ``auto`` becomes the first candidate of `find_auto_tiles`, which is printed. A
-    percentage of RAM refers to the keep-all peak of the step without tiles.
+    For a step file and a device, ``auto`` becomes the first candidate of `find_auto_tiles`, which
+    is printed. A percentage of RAM is replaced only for a graph in tiles; it refers to the keep-all
+    peak of the graph without tiles.
     """
     tiles = find_auto_tiles(source, costing, limits)
     if tiles is not None:
@@ -195,7 +197,8 @@ def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
 def extra_ram_bytes(step: LoweredStep, *, commit: bool = False) -> int:
     """Return the RAM of exported C in addition to its tensors: inputs, stack, runtime [B].
 
-    The outputs of ``pm_infer`` are not included.
+    The stack has its default size, which is larger with `commit`. The output of ``pm_infer`` is not
+    included.
     """
     from poetmodel.export.deployment import parse_stack, reserved_bytes
 
@@ -210,7 +213,8 @@ def is_step_file(name: str | None) -> bool:
 def read_graph(graph_options: GraphOptions) -> Graph:
     """Return the graph of a MODEL argument or a ``--graph`` option.
 
-    Raises `InputError` if both or neither are given.
+    MODEL is a built-in network or a file, ``--graph`` is a file. Raises `InputError` if both or
+    neither are given, and the errors of `read_graph_by_name`.
     """
     if graph_options.model is not None and graph_options.graph is not None:
         raise InputError(
@@ -236,7 +240,8 @@ def resolve_graph(
     """Return the graph of a schedule or plan: ``--graph``, else the built-in network of its name.
 
     `identity` is the graph identity in the schedule or plan file `source`, or None if it has none.
-    Raises `InputError` if the graph is not found, or has the name but not the hash of `identity`.
+    Raises `InputError` if the graph is not found, or has the name but not the hash of `identity`. A
+    graph of another name is not compared.
     """
     name, shape = graph_options.graph, graph_options.variant
     if name is None:
@@ -262,8 +267,9 @@ def resolve_binary_graph(
 ) -> Graph:
     """Return the graph of a binary plan: ``--graph``, else the built-in network that matches.
 
-    `data` is the content of the file `source`, with a fingerprint of the graph. Raises `InputError`
-    if no built-in network has this fingerprint.
+    `data` is the content of the file `source`, with a fingerprint of the graph. It is not compared
+    with ``--graph``. Raises `InputError` if no built-in network with the sizes of the options has
+    this fingerprint.
     """
     if graph_options.graph is not None:
         return read_graph_by_name(graph_options.graph, graph_options.variant)
@@ -319,7 +325,7 @@ def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
 
 
 def read_device(device: str | None) -> Device | None:
-    """Return the built-in device or device file of a ``--device`` option; None without it."""
+    """Return the device of ``--device``, a built-in device or a file; None without the option."""
     if device is None:
         return None
     from poetmodel.device import Device
@@ -352,8 +358,8 @@ def read_costs(
 ) -> Costs:
     """Return the measured costs of ``--profile``, else the estimates for ``--device``.
 
-    `default_device` is used without ``--device``. Raises `InputError` if there are no costs. Warns
-    if the device cannot run the kernels of the graph.
+    `default_device` is used without ``--device``, also as the device of a profile. Raises
+    `InputError` if there are no costs. Warns if the device cannot run the kernels of the graph.
     """
     from poetmodel.device import Costs
 
@@ -369,10 +375,10 @@ def read_costs(
 def read_file_costs(
     device_name: str | None, graph: Graph, cost_options: CostOptions
 ) -> tuple[Costs, list[str]]:
-    """Return the costs for a file, and notes: one if the costs are those of `device_name`, else [].
+    """Return the costs for a file, and notes: one if no option states the costs, else [].
 
-    `device_name` is the device that the file states, or None; the options override it. Raises
-    `InputError` if neither the file nor the options state costs.
+    Without such an option, the costs are the estimates for `device_name`, the device that the file
+    states. Raises `InputError` without such an option if this device is unknown or None.
     """
     default_device = find_named_device(device_name)
     costs = read_costs(graph, cost_options, default_device=default_device)
@@ -386,7 +392,8 @@ def costs_for_verification(
 ) -> tuple[Costs | None, list[str]]:
     """Return the costs for a file and notes, like `read_file_costs`.
 
-    If neither the file nor the options state costs, return None and a note about it.
+    If neither the options nor a known device of the file state costs, return None and a note about
+    it.
     """
     if find_named_device(device_name) is None and not cost_options.is_given:
         return None, [
@@ -412,11 +419,13 @@ def verify_document(
     cost_options: CostOptions,
     limits: LimitOptions | None = None,
 ) -> VerifiedSchedule:
-    """Verify a schedule file against its stated metrics and problem, or against `limits`.
+    """Verify a schedule file against its stated metrics and problem.
 
+    If any option of `limits` differs from its default, `limits` replace the problem of the file.
     Without cost options the costs are those of the device that the file states. If this device is
     unknown, too, times and energies are not verified. Raises `ScheduleError` for another graph, and
-    `InputError` for `limits` without costs. Violations are returned in the verdict.
+    `InputError` for such `limits` without costs. Violations are returned in the verdict; then pairs
+    that the graph lacks are dropped from the returned schedule.
     """
     from poetmodel.planner import verify
     from poetmodel.report.subject import VerifiedSchedule, drop_unknown_pairs
@@ -469,7 +478,8 @@ def _memory_metrics(stated: Mapping[str, float | None]) -> dict[str, float | Non
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
     """Return the problem stated in a file, or one without limits if the file states none.
 
-    Without costs, all times and energies are 0, and limits on them are dropped.
+    Without costs, all times and energies are 0, and limits and constraints that need costs are
+    dropped.
     """
     from poetmodel.problem import Problem
     from poetmodel.report.subject import free_costs
@@ -489,9 +499,10 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
 def read_valid_schedule(
     path: Path, graph_options: FileGraphOptions, costing: CostOptions
 ) -> VerifiedSchedule:
-    """Read and verify a schedule file with its problem and costs.
+    """Read a schedule file, and verify the schedule with its problem and costs.
 
-    Raises `ScheduleError` if the schedule is invalid, and `InputError` without costs.
+    Stated metrics are not compared. Raises `ScheduleError` if the schedule is invalid, and
+    `InputError` without a valid file, graph or costs.
     """
     from poetmodel.planner import verify
     from poetmodel.problem import Problem
