@@ -2,7 +2,7 @@
 
 A caller opens a time limit; loops that may be long call `check_time_limit`, which raises once the
 limit has passed. The limit is a context variable, so functions need no parameter for it. Without a
-limit, the check has no effect.
+limit and outside `processor_clock`, the check has no effect.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ CHUNK: Final = 65_536
 _END_S: Final[ContextVar[float | None]] = ContextVar("end_s", default=None)
 """End of the time limit, on the clock of `now_s` [s]; None without a limit."""
 _WALL_END_S: Final[ContextVar[float | None]] = ContextVar("wall_end_s", default=None)
-"""If limits count processor time, the end of the wall time on the monotonic clock [s]."""
+"""End of the wall time of `processor_clock` on the monotonic clock [s]; None outside of it."""
 
 
 @contextmanager
 def processor_clock(wall_s: float) -> Iterator[None]:
     """Context manager: time limits inside count processor time, for at most `wall_s` of wall time.
 
-    The result of a solve then does not depend on the load of the machine. Once `wall_s` or an outer
-    time limit has passed on the wall clock, all limits inside count as passed.
+    Within that wall time, the result of a solve does not depend on the load of the machine. Once
+    `wall_s` or an outer time limit has passed on the wall clock, `check_time_limit` raises, also
+    without a limit inside.
     """
     end_s = time.monotonic() + min(wall_s, time_left_s())
     tokens = _WALL_END_S.set(end_s), _END_S.set(None)
@@ -86,7 +87,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def check_time_limit() -> None:
-    """Raise `TimeLimitError` if the time limit has passed.
+    """Raise `TimeLimitError` if the time limit or the wall time of `processor_clock` has passed.
 
     A check takes a fraction of a microsecond; with processor time, about one microsecond.
     """
@@ -108,7 +109,7 @@ def time_left_s() -> float:
 def iterate_in_time(items: Sequence[T]) -> Iterator[T]:
     """Return an iterator over items that checks the time limit before every `CHUNK` items.
 
-    The iterator raises `TimeLimitError` if the limit has passed.
+    The iterator raises the error of `check_time_limit`.
     """
     return chain.from_iterable(_chunks(items))
 

@@ -354,7 +354,7 @@ def test_profile_measures_a_step_file(tmp_path):
         (("--optimizer", "sgd"), "--optimizer: is for --target qemu"),
         (("--core", "m7"), "--core: is for --target qemu"),
         (("--instructions-per-cycle", "0.8"), "--instructions-per-cycle: is for --target qemu"),
-        (("--target", "qemu", "--image", "32"), "the function returns the inputs of a step"),
+        (("--target", "qemu", "--image", "32"), "does not apply to a captured step"),
         (("--target", "qemu", "--optimizer", "sgd"), "--optimizer: a.step.json was captured"),
     ],
 )

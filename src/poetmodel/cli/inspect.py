@@ -1,4 +1,4 @@
-"""``poetmodel inspect``, ``models``, ``devices`` and ``state``: facts about graphs and devices."""
+"""``poetmodel inspect``, ``models``, ``devices``, ``state``: graphs, devices, exported state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 MAX_TENSORS: Final = 8
-"""Maximum number of tensors in a table."""
+"""Maximum number of tensors that a table lists as largest, as inputs or as outputs."""
 
 
 @group
@@ -90,7 +90,7 @@ class FolderArgument:
 
 @command("poetmodel state firmware")
 def state(folder_argument: FolderArgument, output: OutputOptions) -> None:
-    """List the state of exported C in the order of its functions and files."""
+    """List the state tensors of exported C, in the order of its C functions and state files."""
     from poetmodel.export.state import load_state_tensors
 
     tensors = load_state_tensors(folder_argument.folder)
@@ -156,8 +156,9 @@ def models(model_argument: ModelArgument, output: OutputOptions) -> None:
 def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
     """Return the facts about a graph as JSON values; None for facts that the graph does not state.
 
-    With a device, the minimum RAM is that with state read in place if the device can do so, and the
-    values include two gauges: the device RAM that keep-all and the minimum RAM use.
+    The peak of inference is None unless phases mark the forward pass (`inference_profile`). With a
+    device, the minimum RAM is that with state read in place if the device can do so, and the values
+    include two gauges: the device RAM that keep-all and the minimum RAM use.
     """
     from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 
@@ -200,7 +201,10 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
 
 
 def compare_device_ram(graph: Graph, device: Device) -> tuple[DeviceRam | None, DeviceRam | None]:
-    """Return the use of device RAM by keep-all, with all state in RAM, and by the minimum RAM."""
+    """Return the use of device RAM by keep-all, with all state in RAM, and by the minimum RAM.
+
+    Neither is None. On memory-mapped storage, the minimum RAM reads state in place.
+    """
     min_ram = floor_ram_use(graph, memory_mapped=device.is_memory_mapped)
     return DeviceRam.compare(device, graph, keep_all_ram_use(graph)), DeviceRam.compare(
         device, graph, min_ram
@@ -208,7 +212,7 @@ def compare_device_ram(graph: Graph, device: Device) -> tuple[DeviceRam | None, 
 
 
 def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
-    """Return the gauges of a device: its RAM that keep-all and the minimum RAM use.
+    """Return the name of a device and its gauges: its RAM that keep-all and the minimum RAM use.
 
     Return {} without a device. The key ``trains`` of the minimum is None if it fits, because no
     schedule is known.
@@ -224,14 +228,17 @@ def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
 
 
 def graph_tables(graph: Graph, device: Device | None = None) -> tuple[RenderableType, ...]:
-    """Return the tables of a graph with a blank line between: its facts, its largest tensors."""
+    """Return the tables of a graph with a blank line between: its facts, its largest tensors.
+
+    Without tensors, return only the facts. With a device, these include the use of its RAM.
+    """
     facts = [*_graph_facts(graph, graph_values(graph, device), device)]
     facts_table = fact_table(graph.name, facts)
     return (facts_table, "", _largest_tensors(graph)) if graph.tensors else (facts_table,)
 
 
 def _phase_totals(graph: Graph) -> dict[str, dict[str, int]]:
-    """Return the number of nodes, output bytes and FLOP by phase, phases in execution order."""
+    """Return the number of nodes, output bytes and FLOP by phase, in the order of first nodes."""
     phases: dict[str, dict[str, int]] = {}
     for node in graph.nodes:
         entry = phases.setdefault(str(node.phase), {"nodes": 0, "output_bytes": 0, "flops": 0})
@@ -242,9 +249,9 @@ def _phase_totals(graph: Graph) -> dict[str, dict[str, int]]:
 
 
 def _graph_facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Iterator[Fact]:
-    """Yield the facts about a graph; with a device, also the use of its RAM.
+    """Yield the facts about a graph; with a device, also the use of the device's RAM.
 
-    `values` are those of `graph_values`.
+    `values` are those of `graph_values` with the same device.
     """
     yield text_fact("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
     sizes = f"{values['tensors']:,} tensors, {values['edges']:,} edges"
@@ -323,7 +330,7 @@ def _shared_memory_remark(graph: Graph, i: int) -> str:
 
 
 def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
-    """Yield the device RAM that keep-all and the minimum RAM use, with a verdict."""
+    """Yield the RAM of a device with a verdict, then its use by keep-all and the minimum RAM."""
     keep_all, min_ram = compare_device_ram(graph, device)
     verdict = "keep-all does not fit, a schedule may"
     if min_ram is not None and not min_ram.fits:
@@ -338,7 +345,7 @@ def _gauge_facts(graph: Graph, device: Device) -> Iterator[Fact]:
 def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
     """Return the peak of the forward pass alone, and a note that compares it with keep-all.
 
-    `values` are those of `graph_values`.
+    Without a known peak, return ``unknown`` and the reason. `values` are those of `graph_values`.
     """
     inference_bytes, peak_bytes = (
         values["inference_peak_bytes"],
@@ -356,7 +363,7 @@ def _inference_texts(values: dict[str, Any]) -> tuple[str, str]:
 
 
 def _largest_tensors(graph: Graph) -> Table:
-    """Return the table of the largest tensors."""
+    """Return the table of the `MAX_TENSORS` largest tensors, largest first."""
     largest = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[
         :MAX_TENSORS
     ]
@@ -391,7 +398,7 @@ class DeviceArgument:
 
 @command("poetmodel devices rpi4b")
 def devices(device_argument: DeviceArgument, output: OutputOptions) -> None:
-    """List the built-in devices, or show one."""
+    """List the built-in devices, or show one or a device file."""
     from poetmodel.device import Device
     from poetmodel.device.io import device_names
 
@@ -417,7 +424,7 @@ def devices(device_argument: DeviceArgument, output: OutputOptions) -> None:
 
 
 def device_dict(device: Device) -> dict[str, Any]:
-    """Return a device as JSON values: ``key`` (name or path it was loaded by), then its file."""
+    """Return a device as JSON values: ``key`` (name or path it was loaded by), then its fields."""
     from dataclasses import asdict
 
     values = asdict(device)

@@ -35,8 +35,9 @@ _REGISTRY: Final = "instances"
 def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> None:
     """Write the instance library to a folder, and print the number of problems by kind.
 
-    With ``--json`` prints the index of the library instead. `mps` has the names of large problems
-    that get MPS files, too, with commas between them. Raises `InputError` without a checkout.
+    With ``--json`` prints the folder and the index of the library instead. `mps` has the names of
+    large problems that get MPS files, too, with commas between them. Raises `InputError` without a
+    checkout, and as `write_library`.
     """
     from collections import Counter
 
@@ -55,10 +56,11 @@ def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> Non
 
 
 def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> None:
-    """Verify solutions of a library's problems and print a table, or JSON with ``--json``.
+    """Verify the folder `solutions` against the library `folder`; print a table or JSON.
 
-    Prints an error for each solution that is invalid or below a proven bound. Raises `typer.Exit`
-    with status 3 if a solution is invalid.
+    Prints JSON with ``--json``. `print_errors` prints the solutions that are invalid, then those
+    that a proof of the library excludes. Raises `typer.Exit` with status 3 if a solution is
+    invalid, and `InputError` as `poetmodel.sweeps.instances.check_solutions`.
     """
     from poetmodel.sweeps.instances import Finding
     from poetmodel.sweeps.instances import check_solutions as verify_solutions
@@ -92,7 +94,8 @@ def check_solutions(folder: Path, solutions: Path, output: OutputOptions) -> Non
     ]
     print_errors(
         [
-            f"{name}: valid and below a proven bound; please report this bug"
+            f"{name}: valid, but excluded by a proven bound or infeasibility; please report "
+            "this bug"
             for name in refuting_names
         ]
     )
@@ -113,9 +116,9 @@ def _format_overhead(value: float | None, unit: str) -> str:
 
 
 def _import_registry() -> Any:
-    """Import the registry of problems from a checkout, and add its ``bench`` to `sys.path`.
+    """Import and return the registry of problems of a checkout; add its ``bench`` to `sys.path`.
 
-    The checkout is that of an editable install, or contains the working folder.
+    The checkout is that of an editable install; otherwise it contains the working folder.
 
     Raises
     ------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LIMITS_TIME_RATIO: Final = 0.25
-"""Time for finding out which limits bind, as a fraction of the time limit of the step."""
+"""Time for finding out which limits bind, as a fraction of the time limit of the solve."""
 
 _job_option = partial(option, rich_help_panel="The whole job")
 
@@ -49,8 +49,8 @@ class JobOptions:
     def to_job(self, limits: LimitOptions) -> Job | None:
         """Return the job; None without ``--samples``.
 
-        Raises `InputError` for a limit of a job without its samples, and for a limit that is given
-        both for the job and for a step.
+        Raises `InputError` for a limit of a job without its samples, for a limit that is given both
+        for the job and for a step, and for an invalid value.
         """
         faults = []
         if self.samples is None and (self.within is not None or self.battery is not None):
@@ -76,7 +76,8 @@ class JobOptions:
 def make_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult:
     """Return the result of a job from the result of one step.
 
-    If the result has a schedule, solves again without each limit to find out which limits bind.
+    If the result has a schedule, solves again without each limit in turn to find out which limits
+    bind. The limit on the minimized quantity needs no solve.
     """
     from poetmodel.solver.sensitivity import find_used_limits
 
@@ -93,7 +94,8 @@ class JobResult:
     result: SolveResult
     """Result of one step."""
     limits: tuple[UsedLimit, ...] = ()
-    """States of the RAM budget, and of deadline and energy budget of a step if these are stated."""
+    """States of the RAM budget, and of deadline and energy budget of a step if these are stated.
+    Empty without a schedule."""
 
     @property
     def steps(self) -> int:
@@ -132,7 +134,10 @@ class JobResult:
             )
 
     def _saving_text(self, limit: UsedLimit) -> str:
-        """Return the saving of the job without a limit, as text; "" if the limit does not bind."""
+        """Return the saving without a limit, as text; "" if the limit does not bind.
+
+        An energy or a time is that of the whole job, another quantity that of a step.
+        """
         if limit.state != "binds" or limit.saved is None:
             return ""
         problem, saved = self.result.problem, limit.saved
@@ -141,7 +146,7 @@ class JobResult:
         return f"{problem.objective.format(saved)} less without it, a step"
 
     def infeasibility_notes(self) -> Iterator[str]:
-        """Yield a note with the time and energy that one step may take, if the job limits these."""
+        """Yield one note with the time and energy that a step may take, if the job limits these."""
         graph = self.result.problem.graph
         limit_texts = []
         if self.job.within_s is not None:
@@ -172,6 +177,7 @@ def _format_fraction(
     quantity: str,
     format_value: ValueFormatter,
 ) -> str:
+    """Return a total as a fraction of its limit; ``the whole job`` without a total or a limit."""
     if total_value is None or limit_value is None:
         return "the whole job"
     fraction_text = format_percent(total_value / limit_value, digits=3)

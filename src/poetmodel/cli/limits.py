@@ -28,7 +28,7 @@ MAX_NAMED_TENSORS: Final = 3
 """Maximum number of tensors at a peak in the table; JSON contains all."""
 
 MIN_SHOWN_GAP: Final = 1e-6
-"""Gaps below this are not shown as numbers."""
+"""Smallest gap that is shown as a number."""
 
 LIMIT_NAMES: Final = {
     "keep_all": "RAM, keep-all",
@@ -43,7 +43,7 @@ LIMIT_NAMES: Final = {
 """Names of limits in the table.
 
 The keys are those of JSON. ``both``: minimum RAM if tensors may be recomputed and paged.
-``stated``: the same within the given deadline, energy budget and user-defined constraints.
+``stated``: minimum RAM within the given deadline, energy budget and user-defined constraints.
 ``block``: minimum RAM of exported C, whose tensors are aligned.
 """
 
@@ -111,7 +111,7 @@ def limits(
 
 
 def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
-    """Return the tile size for which the step's minimum RAM is smallest, and this RAM [B].
+    """Return the size of ``--tile auto`` with the smallest minimum RAM, and this RAM [B].
 
     Return None without a device, or if whole tensors need no more RAM than tiles.
     """
@@ -152,7 +152,9 @@ def limit_values(
     min_ram_tile: tuple[int, int] | None = None,
     evaluation_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Return the limits by name as plain values in SI units; limits on RAM are under ``ram``.
+    """Return graph, problem and limits by name as plain values in SI units.
+
+    Limits on RAM are under ``ram``. The keys of arguments that are None are omitted.
 
     `extra_bytes` is the RAM of exported C in addition to its tensors [B]; None for other graphs.
     `min_ram_tile` is the tile size with the smallest minimum RAM, and this RAM [B];
@@ -184,10 +186,10 @@ def _limit_facts(
     min_ram_tile: tuple[int, int] | None,
     evaluation_bytes: int | None,
 ) -> Iterator[Fact]:
-    """Yield each limit with its proof, its conditions and its peak.
+    """Yield each limit with its proof and, except for exported C, its conditions and its peak.
 
-    For a step file also yield the minimum RAM of exported C with ``pm_evaluate`` if
-    `evaluation_bytes` is given, and in tiles if `min_ram_tile` is given.
+    Limits on RAM come first. For a step file also yield the minimum RAM of exported C with
+    ``pm_evaluate`` if `evaluation_bytes` is given, and in tiles if `min_ram_tile` is given.
     """
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)
@@ -222,7 +224,10 @@ def _limit_facts(
 
 
 def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
-    """Return the minimum RAM of exported C as a fact: its tensors, and the additional RAM."""
+    """Return the minimum RAM of exported C as a fact: its tensors plus `extra_bytes`.
+
+    Its text is ``none`` if the limit has no value.
+    """
     from poetmodel.plan.alignment import device_alignment
 
     if limit.value is None:
@@ -241,7 +246,7 @@ def _exported_fact(problem: Problem, limit: Limit, extra_bytes: int) -> Fact:
 
 
 def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
-    """Return the proof status of a limit as text."""
+    """Return the proof status of a limit as text; without a value, the reason."""
     from poetmodel.result import Status
 
     if limit.value is None:
@@ -258,7 +263,10 @@ def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
 
 
 def _conditions_text(problem: Problem, limit: Limit) -> str:
-    """Return the other limits that held while a quantity was minimized, as text; "" for none."""
+    """Return the RAM, deadline, energy budget and constraints of the solve for a limit, as text.
+
+    Return "" for none, and for a limit without a value.
+    """
     if limit.value is None:
         return ""
     conditions = []
@@ -276,7 +284,7 @@ def _conditions_text(problem: Problem, limit: Limit) -> str:
 
 
 def _peak_text(limit: Limit) -> str:
-    """Return the step with the peak RAM of the schedule, and the tensors in RAM there, as text.
+    """Return the step with the peak RAM of the schedule, as text with the largest tensors there.
 
     Return "" without a schedule.
     """

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 UNLIMITED_WIDTH: Final = 1_000_000
-"""Width of a pipe or file [columns], in which nothing is wrapped or cut."""
+"""Width of a pipe or file [columns], in which no line is wrapped or cut."""
 MAX_LINE: Final = 2000
-"""Maximum length of a line with names; the middle of a longer line is omitted."""
+"""Maximum length of a printed line or title; the middle of a longer one is omitted."""
 MAX_CELL: Final = 400
 """Maximum length of a table cell."""
 MAX_WORD: Final = 240
@@ -43,19 +43,19 @@ MAX_WORD_IN_CELL: Final = 100
 
 
 class _Verbosity:
-    """Process-wide setting: whether only errors and JSON are printed."""
+    """Process-wide setting: whether only errors, JSON and the solver's log are printed."""
 
     quiet = False
 
 
 def set_quiet(quiet: bool) -> bool:
-    """Set ``--quiet``: print only errors, and JSON if requested. Returns `quiet`."""
+    """Set ``--quiet``: print only errors, and JSON or a log if requested. Returns `quiet`."""
     _Verbosity.quiet = quiet
     return quiet
 
 
 def is_quiet() -> bool:
-    """Return whether only errors and JSON are printed."""
+    """Return whether only errors, and JSON or a log if requested, are printed."""
     return _Verbosity.quiet
 
 
@@ -73,8 +73,8 @@ def print_written(path: Path) -> None:
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Return a console that prints names unchanged, without markup and highlighting.
 
-    Its default width is that of the terminal or of the environment variable ``COLUMNS``; a pipe or
-    file has unlimited width.
+    Its default width is that of the terminal or of the environment variable ``COLUMNS``. Without
+    the variable, a pipe or file has unlimited width.
     """
     from rich.console import Console
 
@@ -87,7 +87,8 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 def print_json(document: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Print an object, one key per line, or a list, one object per line, as JSON on stdout.
 
-    The output is ASCII, so that it does not depend on the encoding of a terminal or pipe.
+    The output is ASCII, so that it does not depend on the encoding of a terminal or pipe. Raises
+    `ValueError` for a number that is not finite.
     """
     compact = partial(json.dumps, allow_nan=False)
     if isinstance(document, dict):
@@ -100,7 +101,7 @@ def print_json(document: dict[str, Any] | list[dict[str, Any]]) -> None:
 
 
 def print_text(*lines: str) -> None:
-    """Print lines on stdout without wrapping, unless quiet; control characters are escaped."""
+    """Print lines on stdout, unless quiet, formatted by `printable` and not wrapped."""
     if _Verbosity.quiet:
         return
     for line in lines:
@@ -111,8 +112,9 @@ def show(*renderables: RenderableType) -> None:
     """Print tables and texts on stdout, unless quiet.
 
     Cells are wrapped between words to the width of the terminal. If the longest words of a table
-    need more width, the table is printed wider than the terminal: words are not broken, so that
-    they can be copied. Changes the column widths and cells of the tables.
+    need more width, names are wrapped, too (see `_set_column_widths`). If that does not suffice,
+    words are not broken, and the table is printed wider than the terminal. Changes the column
+    widths and cells of the tables.
     """
     from rich.table import Table
 
@@ -133,10 +135,11 @@ def show(*renderables: RenderableType) -> None:
 
 
 def _set_column_widths(table: Table, width: int) -> int:
-    """Set the widths of a table's columns so that no word breaks; return the width of the table.
+    """Set the widths of a table's columns, and wrap its cells; return the width of the table.
 
-    `width` is that of the terminal. If even the longest words do not fit, names and paths in the
-    cells are wrapped after one of ``._/``, except in columns with `no_wrap`.
+    `width` is that of the terminal. If the longest words do not fit, names and paths in the cells
+    are wrapped after one of ``._/``, except in columns with `no_wrap`. If that does not fit either,
+    no word breaks, and the table is wider than the terminal.
     """
     columns = table.columns
     texts = [[str(column.header), *map(str, column.cells)] for column in columns]
@@ -162,7 +165,7 @@ def _set_column_widths(table: Table, width: int) -> int:
 
 
 _NAME_BREAK: Final = r"(?<=[._/])(?=[^\W\d])"
-"""Pattern of positions at which a name may be wrapped: after one of ``._/``, before a letter."""
+"""Pattern of positions for wrapping a name: after one of ``._/``, before a letter or ``_``."""
 
 
 def _max_width(texts: Iterable[str]) -> int:
@@ -208,7 +211,7 @@ def _fit_widths(
 def fact_table(title: str, facts: Iterable[Fact]) -> Table:
     """Return a table of facts with name, value and note; facts with an alarm are red.
 
-    Facts without a name or a value are omitted.
+    Facts without a name or a value are omitted. Long texts and words are shortened by `printable`.
     """
     cells_and_alarms = [
         ((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)
@@ -234,7 +237,8 @@ def listing(
     """Return a table with heads.
 
     The first `n_text_columns` columns are left-aligned texts; the rest are right-aligned numbers.
-    With `whole_names` the first column is not wrapped, so that it can be copied.
+    With `whole_names` the first column is not wrapped. Long texts and words are shortened by
+    `printable`.
     """
     from rich import box
 
@@ -254,8 +258,8 @@ def listing(
 
 
 _ENERGY: Final = re.compile(r"\d [kmµnp]?J\b|\boverhead\b")
-"""Pattern of cells with energies. The title of a table with such a cell states that energies are
-estimates."""
+"""Pattern of cells with energies or overheads. The title of a table with such a cell states that
+energies are estimates."""
 
 
 def _titled_table(title: str, texts: Iterable[str], **style: Any) -> Table:
@@ -293,9 +297,10 @@ def _omit_middle(text: str, max_characters: int) -> str:
 
 
 class LiveLine:
-    """A line with the activity, the elapsed seconds and, for a solve, incumbent, bound and gap.
+    """A line with the elapsed seconds, and with the activity or the progress of a solve.
 
-    Without a problem it shows no incumbent and no bound.
+    Without a problem, it shows activity and gap. With a problem, it shows the activity until the
+    first progress, then incumbent, bound and gap.
     """
 
     def __init__(self, problem: Problem | None = None, activity: str = "solving") -> None:
@@ -328,6 +333,7 @@ class LiveLine:
 
 
 def _format_overhead(value: float | None, objective: Objective) -> str:
+    """Format an overhead as a percentage of a positive baseline, else as an amount."""
     if value is None:
         return "none yet"
     if objective.baseline > 0:
@@ -341,8 +347,8 @@ def live_line(
 ) -> Iterator[OnProgress | None]:
     """Show a live line on stderr during the body, if enabled, not quiet, and on a terminal.
 
-    Yields the progress callback, or None without a line. Without a problem the line shows only the
-    activity and the gap.
+    Yields the progress callback, or None without a line. Without a problem the line shows only
+    activity, gap and elapsed seconds.
     """
     if is_quiet() or not (enabled and sys.stderr.isatty()):
         yield None

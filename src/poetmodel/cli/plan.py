@@ -82,7 +82,7 @@ class PlanOptions:
         None,
         "--ram SIZE",
         "RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the budget "
-        "of the schedule.",
+        "of the schedule, else the device's RAM.",
     )
     out: Path | None = options.output_option(None, "--out FILE", "Write the plan.")
     plan_format: PlanFormat = options.output_option(
@@ -157,9 +157,10 @@ def plan(
 def _tensor_ram_bytes(
     document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None
 ) -> int | None:
-    """Return the RAM budget of tensors [B]: by the option, the file or the device, or None.
+    """Return the RAM budget of tensors [B]: by the option, else the file, else the device.
 
-    Raises `BudgetError` if resident bytes leave no RAM for tensors.
+    Return None if no budget is stated. Raises `BudgetError` if the budget is invalid, or if
+    resident bytes leave no RAM for tensors.
     """
     stated_problem = document.problem
     if ram is None and stated_problem is None and costs.device is None:
@@ -179,7 +180,10 @@ def _tensor_ram_bytes(
 
 
 def _save_and_print(plan_result: PlanResult, request: PlanOptions, *, json: bool) -> None:
-    """Write the plan and its picture, and print JSON, a listing or a table."""
+    """Write the plan and its picture; print JSON, a listing or trace events, or a table.
+
+    A listing and trace events are printed if they are the format and no file is given.
+    """
     if request.out is not None:
         plan_result.save(request.out, request.plan_format)
         print_written(request.out)
@@ -289,7 +293,7 @@ class PlanResult:
 
         `alignment` and `aux_bytes` are in bytes. With `may_delay_transfers`, transfers that overlap
         computation may start later if the addresses exceed the budget otherwise. Raises `PlanError`
-        if the schedule has no plan.
+        if the schedule violates a rule of execution, or the alignment is no power of two.
         """
         from poetmodel.planner import make_plan
 
@@ -332,7 +336,7 @@ class PlanResult:
         )
 
     def with_addresses(self) -> PlanResult:
-        """Return a valid plan with addresses and their check; return an invalid plan unchanged."""
+        """Return the plan with addresses and their check; return an invalid plan unchanged."""
         if self.check.violations:
             return self
         from poetmodel.placement import place
@@ -355,7 +359,7 @@ class PlanResult:
         return (
             f"arena: {self.arena.bytes:,} B are {format_bytes(self.arena.bytes - budget)} above "
             f"the {budget:,} B that tensors may use; 'poetmodel solve' with --plan FILE --arena "
-            "finds another schedule, or give a larger --ram",
+            "searches for another schedule, or give a larger --ram",
         )
 
     @property
@@ -364,7 +368,7 @@ class PlanResult:
         return DeviceRam.compare(self.device, self.graph, self.check.peak_ram_bytes)
 
     def format_lines(self, plan_format: PlanFormat) -> list[str]:
-        """Return the lines of a readable listing, or of trace events."""
+        """Return the lines of trace events for the format TRACE, else of a readable listing."""
         from poetmodel.plan.listing import plan_listing
         from poetmodel.plan.trace import trace_events, trace_text
 
@@ -373,7 +377,7 @@ class PlanResult:
         return plan_listing(self.graph, self.plan, self.check, self.arena).splitlines()
 
     def save(self, path: Path, plan_format: PlanFormat) -> None:
-        """Write the plan in a format; JSON and listings include its addresses."""
+        """Write the plan in a format; JSON and listings include its addresses, if it has any."""
         from poetmodel.files import write_bytes, write_text
         from poetmodel.plan import encode
 
@@ -393,8 +397,9 @@ def default_mode(
 ) -> tuple[StorageMode, list[str]]:
     """Return the storage mode of a device, or the mode that a deadline implies; and warnings.
 
-    Without a device the mode follows from `deadline_counts`, the time that the deadline limits.
-    There is a warning if that time assumes overlap, but the device does not overlap transfers.
+    Without a device or its storage, the mode follows from `deadline_counts`, the time that the
+    deadline limits: DMA for ``overlap``, else BLOCKING. There is a warning if that time assumes
+    overlap, but the device does not overlap transfers.
     """
     mode = transfer_mode(device, deadline_counts)
     counts_overlap = deadline_counts == DeadlineCounts.OVERLAP
@@ -418,13 +423,14 @@ def save_plan_and_map(
 
     The files are written while the caller iterates. `fitted` has the plan with addresses, if
     requested. Without a schedule no file is written, and for a schedule with violations no plan,
-    with a warning. Raises `VerificationError` if the plan has violations.
+    with a warning. Raises `VerificationError` if the plan has violations, and `InputError` if a
+    file cannot be written.
     """
     problem = result.problem
     if result.schedule is None:
         return
     if plan is not None and result.violations:
-        print_warnings([f"{plan} was not written: the schedule violates a rule of execution"])
+        print_warnings([f"{plan} was not written: the schedule violates a rule or a limit"])
     elif plan is not None:
         mode, mode_warnings = default_mode(problem.costs.device, problem.deadline_counts)
         print_warnings(mode_warnings)

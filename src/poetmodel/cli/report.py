@@ -49,7 +49,7 @@ def report(
     costing: options.CostOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write an HTML page with verdict, charts and decisions of schedules; it needs no network."""
+    """Write an HTML page with verdict, charts and decisions of schedules, usable offline."""
     from poetmodel.report.page import check_report, report_facts, write_report
 
     paths = page_options.schedules
@@ -88,7 +88,8 @@ def read_subjects(
     """Read and verify schedule files of one graph; return them with plans and labels.
 
     Files beyond the number of `LABELS` are ignored. Without ``--graph`` the first file names the
-    graph. Raises `ScheduleError` for a file of another graph.
+    graph. Raises `ScheduleError` for a malformed file and one of another graph, and `InputError` if
+    the graph is not found.
     """
     from poetmodel.schedule.document import load_document
 
@@ -107,7 +108,10 @@ def read_subjects(
 def _read_subject(
     path: Path, named_graph: NamedGraph, costing: options.CostOptions, *, label: str
 ) -> Subject:
-    """Read and verify a schedule file, and plan its schedule if it is valid and has costs."""
+    """Read and verify a schedule file, and plan its schedule as `_plan_schedule` does.
+
+    Raises `ScheduleError` for a malformed file and one of another graph.
+    """
     from poetmodel.files import read_text
     from poetmodel.report.subject import Sources, Subject, VerifiedSchedule
     from poetmodel.schedule.document import parse_document
@@ -140,8 +144,8 @@ def _read_subject(
 def _plan_schedule(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
     """Plan a schedule, with addresses; return the plan and notes about it.
 
-    The plan is None without costs, for a schedule with violations, and if there is no plan, which a
-    note then states.
+    The plan is None without costs, for a schedule that violates a rule of execution, and if there
+    is no plan, which a note then states.
     """
     costs, stated_problem = verified.costs, verified.document.problem
     if costs is None or verified.simulation.violations:

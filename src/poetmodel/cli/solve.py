@@ -1,4 +1,4 @@
-"""``poetmodel solve``: find the schedule with minimum energy, with a proof."""
+"""``poetmodel solve``: find a schedule with minimum energy, time, RAM or writes, with a bound."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MIN_NODES: Final = 2
 """Minimum number of nodes of a graph that has decisions."""
 
 MIN_TIME_LIMIT_S: Final = 1e-3
-"""Time limit of a solve after trials of tile sizes have used all time [s]."""
+"""Minimum time limit of the solve after trials of tile sizes [s]."""
 
 INTERRUPTED_MESSAGE: Final = "interrupted before a schedule was found"
 """Message for Ctrl-C before a schedule is found."""
@@ -105,7 +105,7 @@ def solve(
     files: FileOptions,
     output: SolveOutputOptions,
 ) -> None:
-    """Find the training schedule that needs minimum energy within the limits."""
+    """Find the training schedule with minimum energy (or --minimize) within the limits."""
     start_s = context.obj or time.monotonic()
     if files.arena and files.plan is None:
         raise InputError("--arena: addresses are part of a plan; give --plan FILE too")
@@ -197,9 +197,10 @@ def _choose_tiles(
     *,
     show_progress: bool,
 ) -> tuple[ChosenTiles, float]:
-    """Solve with several tile sizes; return the tiles of the best schedule, and the remaining time.
+    """Solve several tile sizes; return that with the smallest value, and the remaining time [s].
 
-    The remaining time [s] is 0 if the schedule in these tiles is proved optimal, or after Ctrl-C.
+    Return the first size if it is the only one, which is not solved, or if no schedule is found.
+    The time is 0 if the schedule in these tiles is proved optimal, or after Ctrl-C.
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
@@ -235,8 +236,9 @@ def _solve_problem(
 ) -> tuple[SolveResult, Fitted | None]:
     """Solve a problem within `limit_s`, from the schedule of a known result if there is one.
 
-    With `arena`, also plan and place, as `_fit_arena` does. If no time remains, return the known
-    result; with `arena`, solve for `MIN_TIME_LIMIT_S`.
+    With `arena`, also plan and place, as `_fit_arena` does; otherwise the second value is None. If
+    `limit_s` is 0, return the known result; without one, or with `arena`, solve for
+    `MIN_TIME_LIMIT_S`.
     """
     start = None if known_result is None else known_result.schedule
     if arena:
@@ -254,9 +256,10 @@ def _solve_problem(
 def _fit_hints(
     source: options.GraphOptions, result: SolveResult, requested_tile: str | None
 ) -> Iterator[str]:
-    """Yield hints for a step that does not fit.
+    """Yield hints for an infeasible step file, and for a built-in network that exceeds its device.
 
-    They are ``--tile auto`` for a step file, and ``--state ... --in-place`` for a built-in network.
+    They state the tiles of the proof, with ``--tile auto`` unless that is requested; or ``--state
+    ... --in-place`` if parameters and gradients in the graph may fit the device.
     """
     from poetmodel.device.ram import find_whole_step
     from poetmodel.result import Status
@@ -299,7 +302,8 @@ def _fit_arena(
 ) -> Fitted:
     """Solve by the method, if necessary with less RAM, until the addresses of the plan fit.
 
-    Without a schedule whose addresses fit, the result has no plan and no arena.
+    Without a schedule whose addresses fit in time, there is no plan and no arena. Raises
+    `InputError` if the deadline counts overlapping transfers, but the device's transfers block.
     """
     from poetmodel.solver import fit_arena
 
@@ -408,7 +412,8 @@ def _save_and_print(
     """Write the schedule file and print the result.
 
     The command began at `start_s` on the monotonic clock, and read its inputs for `read_s` [s].
-    If the file cannot be written, raises `InputError` after the result is printed.
+    Without a schedule, no file is written; instead of tables, notes on a job are printed. If the
+    file cannot be written, raises `InputError` after the result is printed.
     """
     write_error: InputError | None = None
     if out is not None and result.schedule is not None:
@@ -435,7 +440,7 @@ def _save_and_print(
 def _extra_values(
     job_result: JobResult | None, explanation: Explanation | None, chosen_tiles: ChosenTiles | None
 ) -> dict[str, Any]:
-    """Return the JSON values that the schedule file lacks: tiles, job and explanation."""
+    """Return the JSON values that the schedule file lacks: tiles, job, explanation if not None."""
     values: dict[str, Any] = {}
     if chosen_tiles is not None:
         values["tile_bytes"] = chosen_tiles.tile_bytes
@@ -453,7 +458,7 @@ def _extra_tables(
     chosen_tiles: ChosenTiles | None,
     arena: Arena | None,
 ) -> Iterator[Table]:
-    """Yield the tables that follow that of the result: the job, addresses and tiles."""
+    """Yield the tables after that of the result: job, addresses and trials of tiles, if any."""
     from poetmodel.cli.summary import tile_facts
 
     if job_result is not None:
@@ -472,7 +477,7 @@ def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:
 
     if result.violations:
         message = (
-            f"the schedule of formulation {result.formulation!r} violates a rule of execution; "
+            f"the schedule of formulation {result.formulation!r} violates a rule or a limit; "
             "use another formulation"
         )
         print_errors([message, *result.violations])

@@ -36,7 +36,9 @@ class CostingOptions:
     """The name and device of a captured step, and options of the measurement of its costs."""
 
     name: str | None = options.option(
-        None, "--name NAME", "Name of the graph. Default: the class of the model."
+        None,
+        "--name NAME",
+        "Name of the graph. Default: the class of the model, or the name of the ONNX file.",
     )
     device: str | None = options.option(
         None,
@@ -60,7 +62,7 @@ class CostingOptions:
     repeats: int = _measuring_option(
         5,
         "--repeats N",
-        "Number of timed steps; the smallest time counts.",
+        "Number of timed steps, of which the fastest counts, and of transfers of each page.",
         parser=options.integer_parser(),
     )
     threads: int | None = _measuring_option(
@@ -73,7 +75,8 @@ class CostingOptions:
     def capture(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
         """Capture the step of ``module:function`` or of an ONNX file.
 
-        Output of the user's code goes to stderr.
+        Includes the updates of `optimizer`, a name for `make_optimizer`. Output of the user's code
+        goes to stderr. Raises the errors of `load_step` and `poetmodel.torch.trace`.
         """
         from poetmodel.torch import trace
         from poetmodel.torch.step.optimizers import make_optimizer
@@ -144,14 +147,17 @@ class CostingOptions:
 
 
 def estimate_costs(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
-    """Return the estimated costs of a graph on a device, and a note on their origin."""
+    """Return the estimated costs of a graph on a device, and one note on their origin.
+
+    `device` is a name or a file. Raises `DeviceError` if it cannot be read.
+    """
     from poetmodel.device import Costs, Device
 
     costs = Costs.estimate(graph, Device.load(device))
     if costs.cycles is not None:
         cycles = f"instructions of exported C, {costs.cycles.text}"
         return costs, (f"compute times for device {device}: {cycles}",)
-    note = f"costs: estimated for device {device} from FLOP and bytes; nothing was measured"
+    note = f"costs: estimated for device {device} from FLOP and bytes; no cost was measured"
     return costs, (note,)
 
 
@@ -344,7 +350,7 @@ class EmulationOptions:
         """Export a step, execute it on the emulated board, and return graph, costs and notes.
 
         `step_source` is a step file, or a step to capture. Raises `InputError` if `tile` is
-        ``auto``.
+        ``auto``, and the errors of `read_or_capture_step` and `measure_emulated`.
         """
         from poetmodel.export.exporting import DEFAULT_DEVICE
         from poetmodel.export.measuring import measure_emulated, parse_emulation
@@ -375,8 +381,8 @@ class ProfileOptions:
     step_source: str = options.argument(
         options.REQUIRED,
         "MODULE:FUNCTION|ONNX|GRAPH|STEP",
-        "As for 'poetmodel trace'; with --device also a graph file or a built-in network; with "
-        "--target qemu also a step file.",
+        "As for 'poetmodel trace'. With --target qemu also a step file; otherwise with --device "
+        "also a graph file, a step file or a built-in network.",
     )
     out: Path | None = options.output_option(None, "--out FILE", "Write the profile, *.csv.")
 
@@ -410,7 +416,7 @@ def profile(
     onnx: Annotated[options.OnnxOptions, options.without("batch")],
     output: options.OutputOptions,
 ) -> None:
-    """Measure times and energies of a training step, on this host or on an emulated board."""
+    """Measure the costs of a training step on this host or an emulated board, or estimate them."""
     emulation.check()
     step_source, out = request.step_source, request.out
     from poetmodel.torch.target import needs_capture
@@ -421,8 +427,8 @@ def profile(
         sizes = replace(sizes, tile=None)
     if (is_emulated or needs_capture(step_source)) and sizes.variant.overrides:
         raise InputError(
-            f"{step_source}, {' '.join(sizes.variant.options)}: the function returns the inputs of "
-            "a step; leave the option out"
+            f"{step_source}, {' '.join(sizes.variant.options)}: does not apply to a "
+            "captured step or a step file; leave the option out"
         )
     read_device(costing.device)
     costing.check_power(is_emulated=is_emulated)

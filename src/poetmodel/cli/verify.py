@@ -103,9 +103,10 @@ def verify(
 def _print_verdict(
     document_kind: str, violations: Sequence[str], limit_options: Sequence[str]
 ) -> None:
-    """Print whether the file is valid, and its first violations.
+    """Print whether the file is valid, and its first violations with their number.
 
-    `limit_options` are the limits on the command line.
+    `limit_options` are the limits on the command line. If there are any and the file is valid,
+    prints that an infeasible result of ``poetmodel solve`` with them is a bug.
     """
     if not violations:
         print_text(f"valid: the {document_kind} meets every rule and limit that was checked", "")
@@ -145,7 +146,8 @@ def _verify_schedule(
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a schedule; return its facts, the title of their table, and its use of device RAM.
 
-    The use of RAM is None without a device. Raises `InputError` for a file of another graph.
+    The use of RAM is None without a device. Raises `InputError` for a malformed file, for one of
+    another graph, and for limits without costs.
     """
     from poetmodel.schedule.document import parse_document
 
@@ -220,7 +222,8 @@ def _verify_plan(
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a plan; return its facts, the title of their table, and its use of device RAM.
 
-    The use of RAM is None without a device. Raises `InputError` for a file of another graph.
+    The use of RAM is None without a device. Raises `InputError` for a malformed file, for one of
+    another graph, and as `_plan_problem`.
     """
     from poetmodel.plan import check_arena, check_plan
     from poetmodel.plan.simulation import false_claims
@@ -269,7 +272,11 @@ def _verify_plan(
 def _read_plan(
     content: bytes, path: Path, source: options.FileGraphOptions
 ) -> tuple[PlanDocument, Graph]:
-    """Parse the content of a plan file; return the plan, and the graph that it is for."""
+    """Parse the content of a plan file; return the plan, and the graph to verify it with.
+
+    The graph is ``--graph``, else the built-in network that the plan identifies. `path` is for
+    messages.
+    """
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_binary
     from poetmodel.plan.document import PlanDocument, parse_document
@@ -287,9 +294,9 @@ def _read_plan(
 def _plan_problem(graph: Graph, costs: Costs | None, limits: options.LimitOptions) -> Problem:
     """Return the problem of a plan with the RAM, storage limit and deadline of the options.
 
-    Without ``--ram`` the RAM is unlimited.
-    Raises `InputError` for other limits, which do not apply to plans, and for a deadline without
-    costs.
+    Without ``--ram`` the RAM is unlimited; without ``--aux`` the storage limit is the device's, if
+    any. Raises `InputError` for other limits, which do not apply to plans, and for a deadline
+    without costs.
     """
     unsupported_options = [name for name in limits.changed_options if name not in _PLAN_LIMITS]
     if unsupported_options:
@@ -310,7 +317,7 @@ def _plan_problem(graph: Graph, costs: Costs | None, limits: options.LimitOption
 def _plan_facts(
     document: PlanDocument, check: PlanCheck, device_ram: DeviceRam | None, *, has_costs: bool
 ) -> Iterator[Fact]:
-    """Yield the simulated metrics of a plan; times and energies are None without costs."""
+    """Yield metrics of a plan and its addresses; times and energies are None without costs."""
     plan = document.plan
     yield Fact("mode", str(plan.mode))
     yield Fact("ram_budget_bytes", plan.ram_budget_bytes)

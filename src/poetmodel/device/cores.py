@@ -12,14 +12,14 @@ NO_WAITS_LABEL: Final = "estimated: cycles of the core, without waits for memory
 
 
 class Core(NamedTuple):
-    """A processor core whose instructions are counted in the kernel tables."""
+    """A processor core that executes exported C."""
 
     name: str
     """Name, as it occurs in `core` of device files."""
     makefile_target: str
     """Target of the exported Makefile that builds code for the core: ``m3``, ``m4`` or ``m7``."""
     has_fpu: bool
-    """Whether the core has floating-point instructions, which the kernel tables count."""
+    """Whether the core has an FPU. The kernel tables are for such cores only."""
     instructions_per_cycle: float | None
     """Average instructions per cycle, without waits for memory; None if unknown."""
     source: str
@@ -36,7 +36,7 @@ class CycleModel(NamedTuple):
     memory_factor: float = 1.0
     """Ratio of cycles with waits for flash and caches to cycles without."""
     measured_instructions_per_cycle: float | None = None
-    """Instructions per cycle that the user measured; None for the core's value."""
+    """Instructions per cycle that the user states; None for the core's value."""
 
     @property
     def instructions_per_cycle(self) -> float:
@@ -64,7 +64,7 @@ class CycleModel(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Source of the instructions per cycle, for display."""
+        """Source of the instructions per cycle, for display: user, core or an assumption."""
         if self.measured_instructions_per_cycle is not None:
             return "given"
         if self.core is None or self.core.instructions_per_cycle is None:
@@ -130,6 +130,6 @@ def find_core(text: str) -> Core | None:
 
 
 def core_for_target(target: str) -> Core:
-    """Return the core of a target of the exported Makefile, which is ``m3``, ``m4`` or ``m7``."""
+    """Return the core named like a target of the exported Makefile: ``m3``, ``m4`` or ``m7``."""
     name = f"Cortex-{target.upper()}"
     return next(core for core in CORES if core.name == name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time and energy of one computation or one transfer."""
+    """Time and energy of a computation or a transfer, or their sum over several."""
 
     time_s: float
     """Duration [s]."""

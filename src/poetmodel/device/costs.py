@@ -41,15 +41,15 @@ class Commit:
     replacements: tuple[int, ...]
     """The replacements whose page-outs are writes of the commit."""
     other_cost: Cost
-    """Cost of commits except writes of `replacements`: erases, the record and the seal; for
-    volatile storage, also the writes of all replaced state."""
+    """Cost of commits except writes of `replacements`: erases, the record and the seal. If commits
+    copy state from volatile storage to flash, also the writes of all replaced state."""
     min_costs: Mapping[int, Cost]
     """Lower bound on the cost of each replacement, by its index: the write and its fraction of the
     erases."""
     written_bytes: int
-    """Bytes written per step, including checksums and record, rounded up [B]."""
+    """Average bytes written per step, including checksums, record and seal, rounded up [B]."""
     erased_blocks: float
-    """Maximum number of blocks erased per step."""
+    """Average number of blocks erased per step if generations share no block."""
     worn_blocks: float
     """Average number of blocks erased per step, lower if several generations fit in one block."""
     generation_bytes: int
@@ -80,7 +80,7 @@ class CostTable:
         return brief(self, counts if self.has_storage else f"{counts}, no storage")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the columns as lists, without the cost of commits."""
+        """Return the columns as lists, and `has_storage`; without `commit`."""
         names = [field.name for field in fields(self) if field.name != "commit"]
         columns = {name: getattr(self, name) for name in names}
         return {
@@ -128,7 +128,7 @@ class Costs:
     Raises
     ------
     CostError
-        If a time or energy is negative or not finite; lists every such value.
+        If a time or energy is negative or not a finite number; lists every such value.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class Costs:
     """
 
     compute: Mapping[str, Cost]
-    """Cost of one computation of each node."""
+    """Cost of one computation of each node, except nodes that hold state."""
     pages: Mapping[str, PageCost] | None = None
     """Cost of transfers of each tensor; None without auxiliary storage."""
     device: Device | None = None
@@ -322,7 +322,8 @@ class Costs:
     def table(self, graph: Graph) -> CostTable:
         """Arrange the costs in a graph's order.
 
-        With commits, the page-outs of `Commit.replacements` have the costs of the commits' writes.
+        If `commit` is set, there is storage and the graph replaces state, the table has the cost of
+        commits, and the page-outs of `Commit.replacements` have the costs of their writes.
 
         Raises
         ------
@@ -357,10 +358,10 @@ def _commit_cost(
 ) -> tuple[Commit, dict[int, Cost]]:
     """Return the cost per step of a commit every `interval` steps, and of each write.
 
-    The second result maps each replacement whose page-out is a write of the commit to the cost of
-    that write. In flash, bytes are written at the flash's rate, and a commit erases all blocks of
-    its generation. On other storage, writing a tensor costs as much as its page-out, which includes
-    erases.
+    The second result maps each replacement whose page-out is a write of the commit to the cost per
+    step of that write. In flash, bytes are written at the flash's rate, and a commit erases all
+    blocks of its generation. On other storage, a write costs a page-out, which includes erases, and
+    the time of checksum and padding.
     """
     layout, fraction = GenerationLayout.for_device(device), 1 / interval
     sizes = {i: graph.tensor_bytes[i] for i in sorted(graph.state_of)}
@@ -372,7 +373,8 @@ def _commit_cost(
         """Return the cost per step of writing `size_bytes` in each commit.
 
         In flash, all bytes are written at the flash's rate. On other storage, the first
-        `page_out_bytes` cost a `page_out`; the rest is written at the rate of page-outs.
+        `page_out_bytes` cost a `page_out`; the rest is written at the rate of page-outs, or at no
+        cost if the device is unknown.
         """
         if flash is not None:
             time_s, power_w = flash.write_s(size_bytes, 0), flash.power_w
@@ -448,7 +450,7 @@ def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:
 
 
 def bytes_moved(graph: Graph, k: int, node: Node) -> int:
-    """Return the memory traffic of one execution of node `k` [B]."""
+    """Return the memory traffic of node `k` [B]: as stated, else the size of inputs and outputs."""
     if node.bytes_moved is not None:
         return node.bytes_moved
     return node.output_bytes + sum(graph.tensor_bytes[i] for i in graph.inputs_of[k])
@@ -471,7 +473,7 @@ def _cost_fault(prefix: str, cost: Cost) -> Iterator[str]:
 
 
 def _graph_mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
-    """Yield an error for missing costs, and for costs of unknown nodes, tensors, or state nodes."""
+    """Yield errors for missing costs, costs of unknown names, and compute costs of state nodes."""
     state_names = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
     computed_names = [name for name in graph.node_index if name not in state_names]
     cost_tables: list[tuple[str, str, Mapping[str, object], Collection[str]]] = [

@@ -1,7 +1,8 @@
 """Layout and size of one generation of committed state on storage.
 
-Tensors follow each other without holes, in the order in which a step writes them, between a record
-and a seal. ``port/pm_pages.h`` of an exported folder computes the same layout.
+Tensors, each rounded up to write units and followed by its checksum, are in the order in which a
+step writes them, between a record and a seal. ``port/pm_pages.h`` of an exported folder computes
+the same layout.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CHECKSUM_BYTES: Final = 4
 DEFAULT_ERASE_BLOCK_BYTES: Final = 4096
 """Size of an erase block if the device states none [B]."""
 MIN_WRITE_UNIT_BYTES: Final = 4
-"""Minimum alignment of tensors, checksums and records [B]."""
+"""Minimum alignment of tensors, checksums, record and seal [B]."""
 
 
 FLASH_PAGE_BYTES: Final = 256
@@ -38,9 +39,9 @@ class GenerationLayout:
     """Alignment and extra bytes of generations on storage."""
 
     write_unit_bytes: int = 1
-    """Write unit of the storage [B]."""
+    """Write unit of the storage [B]; at least `MIN_WRITE_UNIT_BYTES` are used."""
     erase_block_bytes: int = DEFAULT_ERASE_BLOCK_BYTES
-    """Erase block; a generation begins at a multiple of it [B]."""
+    """Erase block; a generation begins at a multiple of it, unless several share a block [B]."""
     checksums: bool = True
     """Whether a checksum follows each tensor."""
 
@@ -85,7 +86,7 @@ class GenerationLayout:
         newest generation is then in the block that is not erased. The number is 1 or even, as a
         double-precision build stores half as many generations in a block.
         ``PM_BLOCK_GENERATIONS`` of an exported folder has the same value, but at most half of
-        ``PM_GENERATIONS``, unless it is 1.
+        ``PM_GENERATIONS``, and at least 1.
         """
         write_unit_bytes = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
         aligned_page_bytes = (
