@@ -28,7 +28,7 @@ class DeviceQuantity(NamedTuple):
     """Description of a numeric quantity of a device, for parsing, validation and display."""
 
     name: str
-    """Display name, without the prefix of its table."""
+    """Display name; only `device_quantities` adds the prefix of the table."""
     unit: str
     """Unit, such as ``B`` or ``W``."""
     typical_range: tuple[float, float] | None
@@ -64,7 +64,8 @@ def quantity_field(
 ) -> Any:
     """Return a dataclass field with a `DeviceQuantity` as metadata.
 
-    Quantities in bytes are integers, the rest are floats.
+    Quantities in bytes are integers, the rest are floats. With the default None, the value may be
+    None.
     """
     quantity = DeviceQuantity(name, unit, typical_range, is_positive, is_optional=default is None)
     return field(default=default, metadata={"quantity": quantity})
@@ -88,11 +89,11 @@ class Compute:
     power_w: float | None = quantity_field(
         "compute power", "W", default=None, typical_range=_POWER_RANGE, is_positive=False
     )
-    """Power while computing [W]."""
+    """Power while computing [W]; None if only `flops_per_j` is known."""
     flops_per_j: float | None = quantity_field(
         "efficiency", "FLOP/J", default=None, typical_range=(1e3, 1e15)
     )
-    """Energy efficiency [FLOP/J]; takes precedence over `power_w`."""
+    """Energy efficiency [FLOP/J]; takes precedence over `power_w`. None if only that is known."""
     bytes_per_s: float | None = quantity_field(
         "RAM bandwidth", "B/s", default=None, typical_range=_RATE_RANGE
     )
@@ -138,7 +139,7 @@ class Storage:
     endurance_cycles: float | None = quantity_field("endurance", "writes", default=None)
     """Number of times each erase block can be written; None if unknown."""
     erase_block_bytes: int | None = quantity_field("erase block", "B", default=None)
-    """Erase block; writes erase whole blocks [B]. None for single bytes."""
+    """Erase block; writes erase whole blocks [B]. If None, wear is counted in single bytes."""
     volatile: bool = False
     """Whether the storage loses its content without power (PSRAM, SDRAM)."""
 
@@ -162,8 +163,8 @@ class Flash:
     endurance_cycles: float | None = quantity_field("endurance", "writes", default=None)
     """Number of times each block can be erased; None if unknown."""
     storage_bytes: int = quantity_field("for storage", "B", default=0, is_positive=False)
-    """Maximum size of pages and generations of state in the flash [B]; 0 if it contains no
-    storage."""
+    """Maximum size of pages and generations of state in the flash [B]; 0 if it contains neither.
+    With volatile storage, the flash contains only generations."""
 
     def write_s(self, size_bytes: int, blocks: int) -> float:
         """Return the time to erase `blocks` blocks and to program `size_bytes` [s]."""
@@ -183,7 +184,7 @@ class Device:
     name: str
     """Name for users."""
     ram_bytes: int = quantity_field("RAM", "B", typical_range=_BYTES_RANGE)
-    """RAM for tensors [B]."""
+    """RAM that a step may use [B]; exported C also has its stack, inputs and runtime in it."""
     compute: Compute
     """The core."""
     storage: Storage | None = None
@@ -195,11 +196,11 @@ class Device:
     )
     """Size of the auxiliary storage [B]; None for unlimited."""
     core: str = ""
-    """Processor and clock, for display."""
+    """Processor and clock as text; `clock_hz`, `cycle_model` and `is_graphics_card` parse it."""
     idle_power_w: float = quantity_field(
         "idle power", "W", default=0.0, typical_range=_POWER_RANGE, is_positive=False
     )
-    """Power drawn during the whole step in addition to all other powers [W]."""
+    """Power drawn over the counted time of a step, in addition to all other powers [W]."""
     source: str = ""
     """Sources of the values."""
     key: str = ""
@@ -295,9 +296,9 @@ class Device:
         -------
         float or None
             Size of the storage times its endurance, divided by the bytes of all erase blocks
-            written per step; if storage is volatile, commits are written to flash, and the smaller
-            result of storage and flash is returned. None if the device has no storage or states no
-            endurance or size, or if no bytes are written.
+            written per step. If storage is volatile and there is flash, commits are written to
+            flash, and the smaller known result of both is returned. None if the device has no
+            storage or states no endurance or size, or if no bytes are written.
         """
         storage, flash = self.storage, self.flash
         if storage is None:
@@ -322,7 +323,7 @@ class Device:
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Device:
-        """Read a shipped device, by its short name, or a ``*.toml`` file.
+        """Read a shipped device, by its short name, or a TOML file, by its path.
 
         Raises
         ------
@@ -347,7 +348,10 @@ _TABLES_BY_PATH: Final[Mapping[str, tuple[type, str]]] = {
 
 
 def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
-    """Yield each quantity of a device with its path, such as ``storage.page_in.latency_s``."""
+    """Yield (path, quantity) for each quantity of device files.
+
+    A path is, for example, ``storage.page_in.latency_s``.
+    """
     for table_path, (table_class, prefix) in _TABLES_BY_PATH.items():
         for entry in fields(table_class):
             if "quantity" in entry.metadata:
@@ -403,18 +407,23 @@ def _parse_device(document: dict[str, Any], *, key: str) -> Device:
 
 
 def _parse_compute(table: Mapping[str, Any]) -> Compute:
+    """Return the core; a missing `flops_per_s` becomes None, which `_faults` reports."""
     values = {name: table[name] for name in _file_keys(Compute) if name in table}
     return Compute(**{"flops_per_s": None} | values)
 
 
 def _parse_flash(document: dict[str, Any], faults: list[str]) -> Flash:
+    """Parse the flash; missing required values become None, which `_faults` reports."""
     table = _parse_table(document, "flash", "flash", _file_keys(Flash), faults)
     required = {key: table.get(key) for key in _REQUIRED_FLASH_KEYS}
     return Flash(**required | {key: table[key] for key in _file_keys(Flash) if key in table})  # type: ignore[arg-type]
 
 
 def _parse_storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
-    """Parse the storage; storage in flash inherits the flash's erase block and endurance."""
+    """Parse the storage; missing required values become None, which `_faults` reports.
+
+    For storage in flash, endurance and erase block default to those of the flash.
+    """
     keys, transfers = _file_keys(Storage), {}
     storage = _parse_table(document, "storage", "storage", (*keys, "page_in", "page_out"), faults)
     for name in ("page_in", "page_out"):
@@ -462,7 +471,10 @@ def _unknown_key_faults(
 
 # -- checks ----------------------------------------------------------------------------------------
 def quantity_values(device: Device) -> Iterator[tuple[str, DeviceQuantity, Any]]:
-    """Yield (key in files, quantity, value) for each quantity of a device; skips absent tables."""
+    """Yield (label, quantity, value) for each quantity of a device; skips absent tables.
+
+    A label is a key after its table, such as ``[compute] power_w``.
+    """
     for path, quantity in device_quantities():
         table_path, _, key = path.rpartition(".")
         values: Any = device
@@ -494,6 +506,7 @@ def _faults(device: Device) -> Iterator[str]:
 
 
 def _storage_faults(storage: Storage) -> Iterator[str]:
+    """Yield an error for each invalid value of the storage that is no quantity."""
     if storage.mode not in tuple(StorageMode):
         yield f"[storage] mode: expected {' or '.join(StorageMode)}, got {quote(storage.mode)}"
     for key in ("memory_mapped", "volatile"):
@@ -503,9 +516,10 @@ def _storage_faults(storage: Storage) -> Iterator[str]:
 
 
 def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
-    """Yield an error for each contradiction between values of the flash.
+    """Yield an error for each contradiction between sizes of the flash and of storage in it.
 
-    Yields no error if a value has the wrong type, which `_quantity_fault` reports.
+    Yields no error if a size of the flash has the wrong type or the write unit is below 1, which
+    `_quantity_fault` reports.
     """
     sizes = (flash.size_bytes, flash.erase_block_bytes, flash.write_unit_bytes, flash.storage_bytes)
     if not all(isinstance(size, int) for size in sizes) or flash.write_unit_bytes < 1:
@@ -531,7 +545,10 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
 
 
 def _quantity_fault(key: str, quantity: DeviceQuantity, value: Any) -> Iterator[str]:
-    """Yield an error if the value of a quantity is out of range or of the wrong type."""
+    """Yield an error for a value of the wrong type or sign, or beyond the largest valid number.
+
+    The typical range is not checked.
+    """
     if quantity.unit == "B":
         minimum = int(quantity.is_positive)
         expected = f"a whole number of bytes from {minimum} to 2^53"

@@ -1,6 +1,6 @@
 """Device files, ``*.toml``: find the shipped ones, and read these and files of users.
 
-`poetmodel.device.hardware` parses their content.
+`poetmodel.device.hardware` converts their content to devices.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def device_names() -> tuple[str, ...]:
 
 
 def read_device(key: str) -> dict[str, Any]:
-    """Return the content of the file of a shipped device (short name) or at a path.
+    """Return the parsed content of a device file: a shipped one by its short name, or by its path.
 
     Raises
     ------
     DeviceError
-        If there is no such device or file, or the file is not TOML.
+        If there is no such device or file, or the file cannot be read or is not TOML.
     """
     names = device_names()
     if key in names:
@@ -47,6 +47,7 @@ def read_device(key: str) -> dict[str, Any]:
 
 
 def _is_path(key: str) -> bool:
+    """Return whether a key ends in ``.toml``, contains a separator, or is an existing file."""
     if key.endswith(_SUFFIX) or os.sep in key or (os.altsep and os.altsep in key):
         return True
     try:

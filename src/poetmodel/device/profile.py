@@ -52,7 +52,8 @@ def read_profile(path: str | Path) -> ProfileContent:
     Raises
     ------
     CostError
-        If the file cannot be read or has errors; lists each error with its line.
+        If the file cannot be read or has errors; lists all errors of the header, or if it has none,
+        of the rows up to invalid CSV.
     """
     with convert_errors(CostError):
         text = read_text(path)
@@ -65,7 +66,10 @@ def read_profile(path: str | Path) -> ProfileContent:
 def write_profile(
     path: str | Path, compute: Mapping[str, Cost], pages: Mapping[str, PageCost]
 ) -> None:
-    """Write a profile: the file from which `read_profile` returns `compute` and `pages`."""
+    """Write a profile: the file from which `read_profile` returns `compute` and `pages`.
+
+    Raises `InputError` if the file cannot be written.
+    """
     lines = [",".join(COLUMNS)]
     for name in dict.fromkeys((*compute, *pages)):
         cost, page = compute.get(name), pages.get(name)
@@ -81,13 +85,14 @@ def _format_cells(*costs: Cost) -> list[str]:
 
 
 def _quote(name: str) -> str:
+    """Quote a name for CSV if it contains a quote, a comma or a line break."""
     if not _NEEDS_QUOTES.search(name):
         return name
     return '"' + name.replace('"', '""') + '"'
 
 
 class _ProfileParser:
-    """Parses a profile to costs by name, and collects all faults."""
+    """Parses a profile to costs by name, and collects faults."""
 
     def __init__(self, text: str) -> None:
         """Parse `text`; sets `compute`, `pages` and `faults`."""
@@ -96,7 +101,7 @@ class _ProfileParser:
         self.pages: dict[str, PageCost] = {}
         """Cost of transfers of each tensor."""
         self.faults: list[str] = []
-        """Descriptions of the errors in the profile, with their lines."""
+        """Descriptions of the errors in the profile, with their lines if there are any."""
         self._line_of: dict[str, int] = {}
         rows = self._read_rows(text)
         header = next(rows, None)
@@ -129,7 +134,7 @@ class _ProfileParser:
             self.faults.append(f"line {line}: not valid CSV ({error})")
 
     def _parse_row(self, line: int, cells: list[str], columns: list[str]) -> None:
-        """Parse one row, adding its costs or faults."""
+        """Parse one row, adding its valid costs and its faults."""
         if len(cells) != len(columns):
             self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
             return
@@ -159,7 +164,7 @@ class _ProfileParser:
     def _parse_cells(
         self, row: dict[str, str], columns: tuple[str, ...], label: str
     ) -> list[float]:
-        """Return the numbers in a group of cells; [] if all are empty or one is invalid.
+        """Return the numbers in a group of cells; [] if a cell is empty or invalid.
 
         Adds a fault for invalid numbers and for partly empty groups.
         """

@@ -27,11 +27,11 @@ class RamUse:
     """RAM in use at one step of a schedule, by kind."""
 
     state_bytes: int = 0
-    """Parameters and moments: resident state, and copies of state on storage [B]."""
+    """State tensors in RAM, and resident parameters and optimizer state [B]."""
     activation_bytes: int = 0
-    """Outputs of the forward pass and the loss, and samples [B]."""
+    """Samples, and outputs of the forward pass, the loss and updates [B]."""
     gradient_bytes: int = 0
-    """Outputs of the backward pass [B]."""
+    """Outputs of the backward pass, and resident gradients [B]."""
     workspace_bytes: int = 0
     """Memory that the step needs only during its execution [B]."""
 
@@ -90,7 +90,7 @@ def ram_use(
 
 
 def tensor_kind(graph: Graph, i: int) -> str:
-    """Return the kind of a tensor: ``state``, ``activation`` or ``gradient``."""
+    """Return the kind of a tensor: ``state``, ``gradient``, or ``activation`` for other phases."""
     phase = graph.nodes[graph.node_of[i]].phase
     return {Phase.STATE: "state", Phase.BACKWARD: "gradient"}.get(Phase(phase), "activation")
 
@@ -151,9 +151,9 @@ def find_whole_step(
 ) -> WholeStep | None:
     """Return settings with which a built-in network's step, state included, may fit a device.
 
-    Its minimum RAM is at most the device's RAM. Without `paging` or storage, all state is resident.
-    None if the network is not built-in, has its state in the graph already, or exceeds the device's
-    RAM even with the smallest optimizer and in-place operators. None without a device.
+    They are SGD and in-place operators, with which the minimum RAM is at most the device's RAM.
+    Without `paging` or storage, all state is resident. None if the minimum is higher, if the graph
+    has state already, is published or not built-in, or refuses `shape`, and without a device.
     """
     if device is None or name not in model_names() or shape.overrides.get("state"):
         return None
@@ -162,7 +162,7 @@ def find_whole_step(
     options = {**asdict(shape), "state": step.state, "in_place": step.in_place}
     try:
         graph = load_model(name, Variant(**options))
-    except InputError:  # Published graphs have no state.
+    except InputError:  # Published graphs have no state; a network may refuse `shape`.
         return None
     is_mapped = can_page and device.is_memory_mapped
     minimum = floor(graph, memory_mapped=is_mapped, resident=not can_page)
@@ -234,9 +234,9 @@ class DeviceRam:
         return f"the step does not fit device {self.device}, which has {ram} of RAM: {description}"
 
     def _describe_need(self) -> str:
-        """Return a phrase with peak, resident bytes and their sum.
+        """Return a phrase with the peak and, if there are any, resident bytes and the sum.
 
-        If the step does not fit, the phrase names which of them exceeds the device's RAM.
+        If the step does not fit, the phrase states which of them exceeds the device's RAM.
         """
         peak, resident = format_bytes(self.peak_bytes), format_bytes(self.resident_bytes)
         description = f"it needs {peak} at the peak"
@@ -294,7 +294,10 @@ def gauge_by_json_path(values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def format_gauge(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Return two phrases: the RAM that is free or missing, and the RAM in use by kind."""
+    """Return two phrases: the RAM that is free or missing, and the RAM in use by kind.
+
+    Kinds of 0 bytes are omitted.
+    """
     used_bytes = {
         name: values[entry.name] for name, entry in zip(KIND_NAMES, fields(RamUse), strict=True)
     }

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from poetmodel.device.hardware import Device
 
 MAX_POWER_RATIO: Final = 2.0
-"""Maximum ratio between the stated power and the power implied by two rates."""
+"""Maximum ratio between the stated power and ``flops_per_s / flops_per_j``, either way."""
 
 
 def sanity_warnings(device: Device) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def sanity_warnings(device: Device) -> tuple[str, ...]:
 
 
 def _power_warnings(device: Device) -> Iterator[str]:
-    """Yield a warning if stated and implied power differ too much."""
+    """Yield a warning if stated and implied power differ by a factor above `MAX_POWER_RATIO`."""
     compute = device.compute
     if compute.flops_per_j is None or compute.power_w is None:
         return
@@ -41,7 +41,7 @@ def _power_warnings(device: Device) -> Iterator[str]:
 
 
 def _rate_warnings(device: Device) -> Iterator[str]:
-    """Yield a warning if storage is faster than RAM."""
+    """Yield a warning for each direction in which storage is faster than RAM."""
     if device.storage is None or device.compute.bytes_per_s is None:
         return
     for key in ("page_in", "page_out"):

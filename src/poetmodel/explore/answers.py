@@ -40,8 +40,8 @@ LABEL: Final = "A"
 def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: draw the schedule of a point; return the drawing as gzipped JSON.
 
-    The drawing has charts, answers, facts and commands. Addresses are drawn once the solve of the
-    point is final. Raises `VerificationError` if the schedule is invalid.
+    The drawing has charts, answers, facts and commands. Addresses are drawn if the solve of the
+    point has finished and the plan is valid. Raises `VerificationError` if the schedule is invalid.
     """
     subject = make_subject(job, context)
     report_facts = schedule_facts(subject)
@@ -103,8 +103,8 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
 def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResult, Verdict]:
     """Verify the schedule of a job; return a result with the schedule, and the verdict.
 
-    The result has the status and bound of the job's ``proof``. Raises `VerificationError` if the
-    schedule is invalid.
+    The result has the status and bound of the job's ``proof``; the bound is at most the value of
+    the schedule. Raises `VerificationError` if the schedule is invalid.
     """
     problem, proof, search = load_job_problem(job, context), job["proof"], job["search"]
     schedule = unpack_schedule(context.body)
@@ -136,8 +136,8 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
 def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
     """Return the subject of a report: the schedule, and its plan if there is one.
 
-    Without a plan a note states the reason. A plan without violations has addresses once the solve
-    of the point is final. Raises `VerificationError` if the schedule is invalid.
+    Without a plan a note states the reason. A plan without violations has addresses if the solve of
+    the point has finished. Raises `VerificationError` if the schedule is invalid.
     """
     from poetmodel.placement import place
     from poetmodel.plan import check_arena, check_plan
@@ -201,8 +201,8 @@ def file_stem(name: str) -> str:
 def explain_infeasibility(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: return each limit that no schedule meets even alone, and tensors of the minimum RAM.
 
-    The keys are those of the API (`poetmodel.explore.server`). The task does not solve; there may
-    be no such limit.
+    The keys are those of the API (`poetmodel.explore.server`). The task does not solve. If it finds
+    no such limit, ``reasons`` is empty and ``text`` states this.
     """
     problem = load_job_problem(job, context)
     graph, min_ram = problem.graph, problem.floor

@@ -18,9 +18,10 @@ from poetmodel.schedule.relations import format_document
 
 
 def export_point(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: return a file about a point: its content, with its name and media type as values.
+    """Task: return a file about a point: content as body, name and media type as values.
 
-    The job's ``kind`` selects the file. Raises `PlanError` for the plan of a schedule without one.
+    The job's ``kind`` selects the file. Raises `VerificationError` if the schedule is invalid, and
+    `PlanError` for the plan of a schedule without one.
     """
     return _EXPORTERS[job["kind"]](job, context)
 

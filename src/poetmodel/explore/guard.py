@@ -1,4 +1,4 @@
-"""Access control of the explorer: only its own page in a browser of this machine is served."""
+"""Access control of the explorer: only requests of its own page, with the token, are served."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """ASGI middleware that rejects requests except those of the page of this server.
+    """ASGI middleware that rejects requests without the token, and those of other pages.
 
-    The printed address contains the token. The first visit stores it in a cookie that scripts
-    cannot read and other sites cannot send. The Host header must be a name of this machine, which
-    prevents DNS rebinding. Requests from pages of other origins are rejected, including other ports
-    of this machine.
+    The printed address contains the token. A visit of it stores the token in a cookie that scripts
+    cannot read and other sites cannot send. The Host header must be a name of this machine with the
+    port of the server, which prevents DNS rebinding. Requests from pages of other origins are
+    rejected, including other ports of this machine.
     """
 
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
@@ -56,8 +56,8 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an accepted request to the application; answer a rejected one with an error.
 
-        A visit of ``/`` with the token sets the cookie and redirects to ``/``. Connections other
-        than HTTP, such as WebSockets, are ignored.
+        A visit of ``/`` with the token sets the cookie and redirects to ``/``. Lifespan events are
+        passed on; connections other than HTTP, such as WebSockets, are ignored.
         """
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
@@ -105,7 +105,10 @@ class Guard:
 
 
 def _stated_body_bytes(headers: Mapping[str, str]) -> int:
-    """Return the stated size of a request body [B]; an invalid one counts as above the maximum."""
+    """Return the stated size of a request body [B]; 0 if none is stated.
+
+    An invalid size counts as above the maximum.
+    """
     text = headers.get("content-length", "0")
     return int(text) if text.isdecimal() else MAX_BODY_BYTES + 1
 
@@ -127,7 +130,7 @@ def _limit_body(receive: Receive) -> Receive:
 
 
 def _with_headers(send: Send) -> Send:
-    """Wrap `send` so that each response has the security headers."""
+    """Wrap `send` so that each response has the security headers, and by default is not cached."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":

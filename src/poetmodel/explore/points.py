@@ -1,4 +1,4 @@
-"""Points: the state and the result of a solve at one RAM budget and one deadline.
+"""Points: the state and the result of the solves at one RAM budget and one deadline.
 
 A problem has one point for each position of the sliders that a session requested.
 """
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 MAX_IDLE_POINTS: Final = 500
-"""Maximum number of points of a problem in memory whose solves have found no schedule."""
+"""Maximum number of unfinished points of a problem in memory without a schedule of their own, in
+addition to points that are requested or solved."""
 METRICS: Final = (
     "value",
     "energy_j",
@@ -32,7 +33,7 @@ METRICS: Final = (
 
 @dataclass(slots=True, kw_only=True)
 class Point:
-    """State and result of the solve at one RAM budget and one deadline."""
+    """State and result of the solves at one RAM budget and one deadline."""
 
     id: str
     problem: str
@@ -42,17 +43,18 @@ class Point:
     state: str = "waiting"
     """``waiting``, ``solving``, ``done``, ``cancelled`` or ``failed``."""
     status: str | None = None
-    """Status as in a `SolveResult`; None without a schedule."""
+    """Status as in a `SolveResult`; None before the first schedule or the end of a solve."""
     reason: str = ""
     """Reason why there is no schedule, or why the solve failed."""
     provisional: bool = False
-    """Whether the schedule is that of another point, until the point's solve finds a schedule."""
+    """Whether the schedule is that of another point, until the point's solve finds one of at most
+    its value, or finishes."""
     neighbour_bytes: int | None = None
-    """RAM budget of the point whose schedule is used provisionally [B]."""
+    """RAM budget of the neighbour whose schedule was last used [B]; None if none was."""
     lender: tuple[str, str] | None = None
-    """Id and digest of the point whose schedule is used provisionally."""
+    """Id and digest of that neighbour, or its `lender` if its schedule was provisional, too."""
     value: float | None = None
-    """Minimized quantity above its baseline."""
+    """Minimized quantity above its baseline; None without a schedule, like all `METRICS`."""
     bound: float = 0.0
     """Proven lower bound on `value`."""
     energy_j: float | None = None
@@ -66,7 +68,8 @@ class Point:
     seconds: float = 0.0
     """Time of all solves so far [s]."""
     revision: int = 0
-    """Number that increases with each new schedule, and at the end of the solve."""
+    """Number that increases with each change of the drawing: a new schedule, the end of a solve, a
+    provisional schedule that becomes the point's own, or a merge in the store."""
     digest: str = ""
     """Hash that identifies the drawing of this revision."""
     proof: dict[str, Any] = field(default_factory=dict)
@@ -79,12 +82,12 @@ class Point:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the solve has finished."""
+        """Whether the last solve has finished, neither cancelled nor failed."""
         return self.state == "done"
 
     @property
     def is_proved(self) -> bool:
-        """Whether a further solve cannot improve the result."""
+        """Whether the result is proven: optimal within the gap tolerance, or infeasible."""
         return self.is_finished and self.status in ("optimal", "infeasible")
 
     @property
@@ -95,7 +98,8 @@ class Point:
     def set_schedule(self, metrics: dict[str, Any], schedule: bytes) -> None:
         """Store the metrics of a new schedule, and begin a new revision.
 
-        If the point had no schedule, its status becomes ``feasible``.
+        If the point had no schedule, its status becomes ``feasible``. `schedule` is packed, and
+        only used for the digest.
         """
         self.set_metrics(metrics)
         if self.status is None or self.status in ("unknown", "infeasible"):
@@ -110,8 +114,9 @@ class Point:
     def finish(self, result: dict[str, Any], schedule: bytes, *, earlier_s: float) -> None:
         """Store the result of a solve, set the state to ``done`` and begin a new revision.
 
-        Metrics are stored only if they are at least as good as before. `schedule` is the best
-        schedule of the point, for the digest. `earlier_s` is the time of earlier solves [s].
+        Metrics and status are stored if the value is at most the present one; the status also if it
+        is ``optimal`` or there is no schedule. `schedule` is the best schedule of the point, empty
+        without one, for the digest. `earlier_s` is the time of earlier solves [s].
         """
         new_metrics = result.get("metrics")
         is_better = new_metrics is not None and (
@@ -154,7 +159,7 @@ class Point:
 
 @dataclass(slots=True)
 class OpenProblem:
-    """A problem that is open in a session."""
+    """A problem in memory, with its points."""
 
     name: str
     """Id of the problem."""
@@ -163,6 +168,7 @@ class OpenProblem:
     page_data: str
     """Facts and graph for the page as JSON, without the closing brace: points are appended."""
     points: dict[str, Point] = field(default_factory=dict)
+    """Points by id."""
 
     def describe(self, point: Point) -> dict[str, Any]:
         """Return a point as JSON values for the page."""
@@ -185,7 +191,7 @@ class OpenProblem:
             del self.points[point_id]
 
     def points_with_schedule(self) -> list[Point]:
-        """Return the points whose own solves have found a schedule."""
+        """Return the points with a schedule that is not provisional."""
         points = self.points.values()
         return [point for point in points if point.value is not None and not point.provisional]
 
@@ -197,11 +203,11 @@ def make_point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str
 
 
 def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> tuple[Point, bool]:
-    """Merge two records of a point; also return whether the schedule is that of `second`.
+    """Merge two records of a point; also return whether the merged record is that of `second`.
 
-    The better schedule is retained; of equal schedules, that of the record with the higher
-    `proof_rank`. The higher bound is retained, too. A better value of `second` is used only if
-    its schedule is available (`has_second_schedule`).
+    The record with the lower value is retained; of equal values, that with the higher `proof_rank`,
+    else `second`. It gets the higher bound of both, at most its value. `second` is retained only if
+    its schedule is available (`has_second_schedule`) or all its metrics equal those of `first`.
     """
     if first.value == second.value:
         is_available = has_second_schedule or all(
@@ -222,10 +228,11 @@ def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> 
 def best_neighbour(
     point: Point, other_points: Iterable[Point], *, overlaps: bool = False
 ) -> Point | None:
-    """Return the other point with the best schedule that meets the limits of `point`, or None.
+    """Return the other point with the lowest value whose schedule meets the limits of `point`.
 
-    If time is the makespan of a plan that `overlaps` transfers with computations, the plan of the
-    same schedule may be slower with less RAM: only points with at most as much RAM are considered.
+    Of equal values, the one with the most RAM is returned; None if there is no such schedule. With
+    `overlaps`, time is the makespan of a plan that overlaps transfers with computations. That plan
+    may be slower with less RAM: only points with at most the RAM of `point` are considered.
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     fitting_points = [
@@ -242,9 +249,9 @@ def best_neighbour(
 
 
 def inherited_bound(point: Point, other_points: Iterable[Point]) -> float:
-    """Return the highest bound of the other points with at least as much RAM and time.
+    """Return the highest bound of the other points with at least the RAM and deadline of `point`.
 
-    Such a bound is also valid for `point`, whose limits are tighter. Return 0 if there is none.
+    Such a bound is also valid for `point`, whose limits are no higher. Return 0 if there is none.
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     return max(

@@ -1,6 +1,6 @@
 """Worker processes of the explorer.
 
-Each process executes one job at a time, and is replaced if it dies.
+Each process executes one job at a time. It is replaced if it dies, or does not end a cancelled job.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WorkerError(Exception):
 
 
 class RefusedError(PoetModelError):
-    """Error for a job that cannot be done for a reason that the user can change."""
+    """Error for a job that poetmodel refuses, with a message for the user."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class WorkerPool:
         body: bytes,
         on_frame: OnFrame | None = None,
     ) -> Frame:
-        """Run a job like `run_job` on an acquired process, which is released afterwards.
+        """Run a job like `run_job` on an acquired process, which is then released or replaced.
 
         If the process dies, raise `WorkerError`; the job is not repeated.
         """
@@ -108,8 +108,8 @@ class WorkerPool:
     ) -> Frame:
         """Run a job on a process and release the process.
 
-        If the process dies, raise `ProcessEndedError` and replace it. If this call is cancelled,
-        cancel the job in the background.
+        If the process dies, raise `ProcessEndedError` and replace the process. If this call is
+        cancelled, cancel the job in the background. Other errors are those of `run_job`.
         """
         loop = asyncio.get_running_loop()
 
@@ -138,7 +138,7 @@ class WorkerPool:
                 self._recover_in_background(worker, reply)
 
     async def acquire(self) -> WorkerProcess:
-        """Wait for a free process and return it."""
+        """Wait for a free process and return it; dead ones are replaced in the background."""
         while self.free_workers:
             worker = self.free_workers.pop()
             if worker.is_alive:
@@ -230,7 +230,7 @@ def prepare_process(_: WorkerJob, niceness: int) -> None:
 
 
 def run_task(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
-    """Run the task ``values["task"]`` on the other `values` of a job, and return its reply."""
+    """Run the task ``values["task"]`` with the `values` of a job, and return its reply."""
     from poetmodel.explore import answers, exports, tasks
     from poetmodel.explore.settings import Catalogue
 

@@ -54,10 +54,10 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; call `on_ready` with the address after the server has started.
 
-    In the main thread these signals raise no exceptions from then on, until the end of the process.
-    `initial` has the settings and sliders of a new page, and `search` the keywords of `solve`.
-    `workers` is the number of processes that solve, None for one per core. Raises `InputError` if
-    the store cannot be used.
+    Returns early, after a logged error, if a worker does not start. In the main thread both signals
+    raise no exceptions from now on, until the end of the process. `initial` has the settings and
+    sliders of a new page, and `search` the keywords of `solve`. `workers` is the number of
+    processes that solve, None for one per core. Raises `InputError` if the store cannot be used.
     """
     stop_signals = _StopSignals()
     if threading.current_thread() is threading.main_thread():
@@ -97,7 +97,7 @@ class _StopSignals:
         self._server: uvicorn.Server | None = None
 
     def request_stop(self, *_: object) -> None:
-        """Handle a signal; the running server has its own handler."""
+        """Stop the server, also one that is set later; a running server handles signals itself."""
         self._is_requested = True
         if self._server is not None:
             self._server.should_exit = True
@@ -193,7 +193,10 @@ class _Server(uvicorn.Server):
 
 
 def _drawing_version() -> str:
-    """Return a hash of the code that makes drawings; the store labels drawings with it."""
+    """Return a hash of the version of poetmodel and of the packages that make drawings.
+
+    The store labels drawings with it.
+    """
     digest = hashlib.sha256((installed_version("poetmodel") or "").encode())
     for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
         for path in sorted(files(package).iterdir(), key=lambda path: path.name):

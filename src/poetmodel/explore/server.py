@@ -1,36 +1,38 @@
 """The explorer's HTTP API.
 
 A visit of the printed address, ``/?token=T``, sets a cookie; other requests are rejected without it
-(see `poetmodel.explore.guard`). Errors are ``{"detail": "a sentence"}``. All values are plain JSON
-in SI units; bodies of requests are JSON.
+(see `poetmodel.explore.guard`). Errors are ``{"detail": "a sentence"}``: 410 for an unknown problem
+or point, 409 for a refused request. Values are plain JSON in SI units; bodies of requests are JSON.
 
 ``GET /``
     The page.
 ``GET /api/choices``
     ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, version}``: the available
-    choices, and the initial SETTINGS of the command line, with ``ram_bytes`` and ``deadline_s`` if
-    given.
+    choices, and the initial SETTINGS of the command line, with ``ram_bytes`` and ``deadline_s``,
+    null if not given.
 ``POST /api/problems`` SETTINGS
     Opens a problem: ``{problem, title, settings, graph, floor_bytes, keep_all_bytes,
-    resident_bytes, device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline:
-    {min_s, default, single_pass_s, max_s, counts}, points}``. ``graph`` has the data of the graph
-    for charts, ``points`` all points with a schedule of their own. SETTINGS has the fields of
-    `poetmodel.explore.settings.ExplorerSettings`.
+    resident_bytes, device_ram_bytes, whole_step, baseline_energy_j, objective: {minimize,
+    baseline}, deadline: {min_s, default, single_pass_s, max_s, counts}, points}``. ``graph`` has
+    the data of the graph for charts, ``points`` all points with a schedule of their own.
+    ``whole_step`` has the fields of `poetmodel.device.ram.WholeStep`, or is null. SETTINGS has the
+    fields of `poetmodel.explore.settings.ExplorerSettings`.
 ``POST /api/points`` ``{problem, ram_bytes, deadline_s, session, more}``
-    Sets the requested point of a session and returns the POINT at once. An unfinished point is
-    solved; with ``more`` also a point that ended with a gap.
+    Sets the requested point of a session and returns the POINT before it is solved. An unfinished
+    point is solved; with ``more`` also a point that ended without a proof.
 ``GET /api/points/ID``
     The current POINT.
 ``GET /api/events?session=S``
     Server-sent events: ``point``, the requested POINT, when it has changed, and once at the
-    beginning; ``front``, a POINT of the same problem with a new schedule. A request lapses ten
-    seconds after its page was closed, so a page that reconnects repeats it.
+    beginning; ``front``, a POINT of the same problem with a new schedule or the end of its solve. A
+    request lapses ten seconds after its page was closed, so a page that reconnects repeats it.
 ``GET /api/points/ID/answer?revision=N``
     The drawing of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
     facts, command}``, with the charts of a report by type, and its texts about one schedule; for a
-    provisional point that of the neighbour. The response waits until it is drawn. It never changes
-    for a revision (``ETag``); an old revision redirects to the newest one. 204 without a schedule,
-    or if no session requests the point any more.
+    provisional point the stored drawing of the lender, if there is one. The response waits until
+    the point is drawn. The drawing of a revision never changes (``ETag``); another revision
+    redirects to the newest one. 204 without a schedule, or if no session requests the point any
+    more before it is drawn.
 ``GET /api/problems/ID/why?ram_bytes=N&deadline_s=S``
     The limits that no schedule can meet, and the parts of the minimum RAM: ``{text, reasons, node,
     phase, min_ram_bytes, missing_bytes, tensors_in_ram: [{tensor, index, bytes, role}],
@@ -73,7 +75,7 @@ if TYPE_CHECKING:
 KEEP_ALIVE_S: Final = 10.0
 """Interval of keep-alive comments in a silent event stream [s]."""
 MIN_PAUSE_S: Final = 0.05
-"""Minimum time between two batches of events of a session [s]."""
+"""Minimum time between two batches of events of a stream [s]."""
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 SessionId = Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 RamBytes = Annotated[int, Field(ge=1, le=MAX_BYTES, strict=True)]
@@ -159,7 +161,11 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     async def read_drawing(
         request: Request, point: Identifier, revision: int | None = None
     ) -> Response:
-        """Return the drawing of a point; redirect if `revision` is given and not its newest one."""
+        """Return the drawing of a point; redirect to its newest revision if another one is given.
+
+        Status 204 without a schedule, or if no session requests the point any more before it is
+        drawn; 304 if the page already has the drawing.
+        """
         _, found_point = coordinator.find_point(point)
         if (
             revision is not None
@@ -200,9 +206,9 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 
 
 async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterator[ServerSentEvent]:
-    """Yield the events of a session, and keep-alive comments, until the server stops.
+    """Yield the events of a session, and keep-alive comments, until the stream is closed.
 
-    Registers a listener of the session until then.
+    Registers a listener of the session until then. Events of discarded points are skipped.
     """
     import asyncio
 
@@ -243,11 +249,11 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        """Answer an unknown address, or a method that an address does not accept, as JSON."""
+        """Answer an unknown address, a refused method or an unreadable body as JSON."""
         allowed = Headers(error.headers).get("allow")
         if allowed is None:
             return error_response(
-                error.status_code, f"{error.detail}: there is nothing at this address"
+                error.status_code, f"{error.detail}: the explorer cannot answer this request"
             )
         response = error_response(
             error.status_code, f"{request.method}: this address accepts {allowed}"

@@ -42,9 +42,9 @@ ShortText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
 
 class ExplorerSettings(BaseModel):
-    """All properties of a problem except RAM and deadline, which the sliders set.
+    """All settings of an explored problem except RAM and deadline, which the sliders set.
 
-    The fields have the names of command-line options.
+    Except `model` and `device`, each field is also a field of `Variant` or of `Problem`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,7 +82,7 @@ class GraphSource:
     """Name of a built-in network, or path of a file."""
     shape: InputShape = DEFAULT_SHAPE
     step: LoweredStep | None = None
-    """Captured step, if the file is a step file."""
+    """Step of a step file, in tiles if the settings state a size; None for other graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +123,18 @@ class Catalogue:
         return [{"name": name, "group": group} for group, names in groups.items() for name in names]
 
     def list_devices(self) -> list[dict[str, Any]]:
-        """Return a row for each device: its displayed name, and its RAM [B], None if unknown."""
+        """Return a row for each device: its displayed name, and its RAM [B], None if unknown.
+
+        Profiles have rows, too. Raises `DeviceError` if a device file is invalid.
+        """
         names = (*self.profiles, *self.devices, *device_names())
         return [{"name": name, "ram_bytes": self._ram_bytes(name)} for name in names]
 
     def load_source(self, settings: ExplorerSettings) -> GraphSource:
         """Read or build the graph of some settings.
 
-        Raises `InputError` if the model is not in the catalogue, or if it is a step file and the
-        settings have options that step files do not support.
+        Raises `InputError` if the model is not in the catalogue, its file is invalid, or it does
+        not support an option of the settings.
         """
         name, shape = settings.model, settings.variant
         if name in self.steps:
@@ -163,7 +166,7 @@ class Catalogue:
     def load_costs(self, graph: Graph, settings: ExplorerSettings) -> Costs:
         """Return the measured or estimated costs of a graph on the device of some settings.
 
-        Raises `InputError` if the device is not in the catalogue.
+        Raises `InputError` if the device is not in the catalogue, or a file is invalid.
         """
         name = settings.device
         if name not in {*self.profiles, *self.devices, *device_names()}:
@@ -206,8 +209,8 @@ def catalogue_with_files(
 ) -> Catalogue:
     """Return the catalogue of everything built in, and of the given files.
 
-    The arguments are paths. `device` may also be a built-in device, for which the costs in
-    `profile` were measured.
+    The arguments are paths. `device` may also be a built-in device. The costs in `profile` were
+    measured on `device`, or on an unknown one if that is None.
     """
     is_built_in = device in device_names()
     return Catalogue(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAVE_EVERY_S: Final = 1.0
 """Minimum interval between writes of bounds without a new schedule [s]."""
 NO_PROOF: Final = {"termination": "interrupted", "build_s": 0.0, "solve_s": 0.0, "versions": {}}
-"""Value of `Point.proof` before a solve of the point has ended."""
+"""Value of `Point.proof` of a schedule before a solve of the point has ended."""
 
 
 class Notify(Protocol):
@@ -48,8 +48,8 @@ class SolveManager:
     ) -> None:
         """Create a manager without running solves.
 
-        `solve_workers` are the processes of long solves, `quick_workers` those of short tasks:
-        drawings and first schedules. `search` has the keywords of `poetmodel.solver.facade.solve`.
+        `solve_workers` are the processes of long solves, `quick_workers` those of short tasks, such
+        as first schedules. `search` has the keywords of `poetmodel.solver.facade.solve`.
         """
         self.store = store
         self.solve_workers = solve_workers
@@ -57,13 +57,16 @@ class SolveManager:
         self.search = search
         self.notify = notify
         self.running: dict[str, asyncio.Task[None]] = {}
-        """Tasks of running solves, by the id of their point."""
+        """Tasks of solves that run or wait for a process, by the id of their point."""
         self._schedules: dict[str, bytes] = {}
         """Packed schedules of points whose solves run, by the id of the point."""
         self._background: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """Cancel all background tasks; solves save their schedules and bounds before they end."""
+        """Cancel all background tasks, and wait for their end.
+
+        A solve saves its point before it ends, if the point has a schedule of its own.
+        """
         tasks = list(self._background)
         for task in tasks:
             task.cancel()
@@ -81,11 +84,11 @@ class SolveManager:
             task.cancel()
 
     async def use_neighbour(self, open_problem: OpenProblem, point: Point) -> None:
-        """Set a point's schedule and bound provisionally to the best of its neighbours.
+        """Raise a point's bound to that of its neighbours; use a better schedule provisionally.
 
         Neighbours are the other points of the problem. The bound is raised even if no neighbour has
-        a better schedule within the limits of the point. If schedule and bound prove the schedule
-        optimal within the gap tolerance, the point is finished and saved.
+        a better schedule within the limits of the point. If the bound proves such a schedule
+        optimal within the gap tolerance, the point is finished and saved with it.
         """
         other_points = [other for other in open_problem.points.values() if other is not point]
         point.bound = max(point.bound, inherited_bound(point, other_points))
@@ -99,7 +102,7 @@ class SolveManager:
         if not schedule or neighbour.value is None:
             return
         if point.value is not None and point.value <= neighbour.value:
-            return  # the point's own solve found a schedule during the wait
+            return  # the point got a schedule that is as good during the wait
         metrics = {name: getattr(neighbour, name) for name in METRICS}
         point.provisional, point.neighbour_bytes = True, neighbour.ram_bytes
         point.lender = (
@@ -116,7 +119,7 @@ class SolveManager:
             await self._save(point, schedule)
 
     async def load_schedule(self, point: Point) -> bytes:
-        """Return the packed schedule of a point; if it is provisional, that of its lender.
+        """Return the packed schedule of a point; if the point is provisional, that of its lender.
 
         Return empty bytes if there is no schedule.
         """
@@ -138,9 +141,9 @@ class SolveManager:
         }
 
     def make_job_with_proof(self, open_problem: OpenProblem, point: Point) -> dict[str, Any]:
-        """Return the job of a worker on the schedule of a point, with the proof of the schedule.
+        """Return the job of a worker on the schedule of a point, with its proof and the search.
 
-        Its task is "", which the caller replaces.
+        The task of the job is "", which the caller replaces.
         """
         proof = {
             **NO_PROOF,
@@ -152,9 +155,10 @@ class SolveManager:
         return {**self.make_job("", open_problem, point), "proof": proof, "search": self.search}
 
     async def _solve(self, open_problem: OpenProblem, point: Point) -> None:
-        """Solve a point, store the result or the failure, and remove the solve from `running`.
+        """Solve a point, set its result or failure, save it, and remove the solve from `running`.
 
-        For a point without a schedule, a quick worker finds a first schedule at the same time.
+        A cancelled solve also saves the point and is removed. For a point without a schedule, a
+        quick worker searches for a first schedule at the same time.
         """
         first_schedule_task: asyncio.Task[None] | None = None
         if point.value is None:
@@ -177,7 +181,7 @@ class SolveManager:
                 self._schedules.pop(point.id, None)
 
     async def _find_first_schedule(self, open_problem: OpenProblem, point: Point) -> None:
-        """Find a schedule quickly, which the page displays until the solve finds one."""
+        """Search for a schedule quickly; use it if the point has none by then. Ignores failures."""
         with contextlib.suppress(WorkerError, RefusedError):  # the solve will raise them, too
             reply = await self.quick_workers.run_job(
                 self.make_job("find_first_schedule", open_problem, point)
@@ -186,14 +190,14 @@ class SolveManager:
                 self._use_if_better(open_problem, point, reply.values["metrics"], reply.body)
 
     async def _run_solver(self, open_problem: OpenProblem, point: Point) -> None:
-        """Run the solver from the best known schedule of a point; store reports and the result."""
+        """Run the solver from the schedule of a point, if any; store its reports and the result."""
         this_solve, earlier_s, saved_s = asyncio.current_task(), point.seconds, time.monotonic()
         start_schedule = await self.load_schedule(point)
 
         def on_frame(frame: Frame) -> None:
             """Store a report of the solver, unless the solve was cancelled."""
             nonlocal saved_s
-            # No session requests the point any more.
+            # The solve was cancelled, because no session requested the point any more.
             if self.running.get(point.id) is not this_solve:
                 return
             values = frame.values
@@ -230,9 +234,9 @@ class SolveManager:
     def _use_if_better(
         self, open_problem: OpenProblem, point: Point, metrics: dict[str, Any], schedule: bytes
     ) -> None:
-        """Store a worker's schedule if it is better than the point's, and notify the listeners.
+        """Use and save a worker's schedule if its value is below the point's.
 
-        It also replaces a provisional schedule of equal value, which becomes the point's own.
+        At equal value, it replaces a provisional schedule. Notifies the listeners in any case.
         """
         is_better = point.value is None or metrics["value"] < point.value
         if is_better:
@@ -247,7 +251,10 @@ class SolveManager:
         self.notify(open_problem, point, has_new_schedule=is_better)
 
     def _use_as_own(self, point: Point, schedule: bytes) -> None:
-        """Store a neighbour's schedule, which was verified for the point, as that of the point."""
+        """Use and save a worker's schedule in place of a provisional one of equal value.
+
+        The metrics of the point remain.
+        """
         point.provisional = False
         point.begin_revision(schedule)
         self._schedules[point.id] = schedule

@@ -1,4 +1,4 @@
-"""Store of the explorer: solved points and their drawings in an SQLite file.
+"""Store of the explorer: points with results or schedules, and drawings, in an SQLite file.
 
 Several servers may share a file. A server makes all calls in one thread, in order. Committed points
 survive a crash of the server, because SQLite uses a write-ahead log.
@@ -97,11 +97,14 @@ class PointStore:
             )
 
     async def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call a method below in the thread of the store, without blocking the event loop."""
+        """Call a method below in the thread of the store and return its result.
+
+        The event loop is not blocked.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def call_and_wait(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call a method below in the thread of the store, and wait for its result."""
+        """Call a method below in the thread of the store; wait for its result and return it."""
         return self._thread.submit(function, *arguments).result()
 
     def close(self) -> None:
@@ -122,27 +125,28 @@ class PointStore:
         return str(meta["token"])
 
     def load_points(self, problem: str) -> list[Point]:
-        """Return all points of a problem."""
+        """Return all stored points of a problem."""
         query = "SELECT facts FROM points WHERE problem = ?"
         return [_parse_point(row) for row in self._connection.execute(query, (problem,))]
 
     def load_point(self, point_id: str) -> Point | None:
-        """Return a point by its id; None if it is unknown."""
+        """Return a stored point by its id; None if there is none."""
         query = "SELECT facts FROM points WHERE id = ?"
         row = self._connection.execute(query, (point_id,)).fetchone()
         return None if row is None else _parse_point(row)
 
     def load_schedule(self, point_id: str) -> bytes:
-        """Return the packed schedule of a point; empty without one."""
+        """Return the stored packed schedule of a point; empty without one."""
         query = "SELECT schedule FROM points WHERE id = ?"
         row = self._connection.execute(query, (point_id,)).fetchone()
         return b"" if row is None or row[0] is None else row[0]
 
     def save(self, point: Point, schedule: bytes | None) -> None:
-        """Merge a point with the stored one, and store the result.
+        """Merge a point with the stored one by `merge_records`, and store the result.
 
-        Without `schedule` the stored schedule is retained. Drawings of other revisions are deleted.
-        Returns without a write if the merged point equals the stored one.
+        Without `schedule`, or if the record of the stored point is retained, its stored schedule is
+        retained. Drawings of other revisions of the point are deleted. Returns without a write if
+        the merged point equals the stored one.
         """
         with self._transaction() as connection:
             stored_point = self.load_point(point.id)
@@ -196,7 +200,7 @@ class PointStore:
             yield connection
 
     def load_drawing(self, point_id: str, digest: str, drawing_version: str) -> bytes | None:
-        """Return the drawing of a revision of a point by a version of the code, or None."""
+        """Return the stored drawing of a revision of a point by a version of the code, or None."""
         query = "SELECT body FROM answers WHERE point = ? AND digest = ? AND drawn_by = ?"
         row = self._connection.execute(query, (point_id, digest, drawing_version)).fetchone()
         return None if row is None else row[0]

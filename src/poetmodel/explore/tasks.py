@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 MAX_CACHED_GRAPHS: Final = 12
 """Maximum number of graphs with costs in a worker's cache."""
 READ_LIMIT_S: Final = 20.0
-"""Time limit to read or build a graph [s]."""
+"""Time limit to read or build a graph with its costs and problem [s]."""
 FIRST_SCHEDULE_S: Final = 0.25
-"""Time limit to find a first schedule that is better than one that pages everything [s]."""
+"""Time limit of the greedy heuristic, which completes its first schedule in any case [s]."""
 BOUND_EVERY_S: Final = 0.2
 """Minimum interval between reports of bounds without a new schedule [s]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A message between server and worker: JSON values, and bytes."""
+    """A message of a worker to the server: JSON values, and bytes."""
 
     values: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
@@ -73,7 +73,10 @@ class JobContext:
 
 
 def load_job_problem(job: dict[str, Any], context: JobContext) -> Problem:
-    """Return the problem of a job's settings, with the RAM and the deadline of the job."""
+    """Return the problem of a job's settings, with the RAM and the deadline of the job.
+
+    Raises `InputError` for invalid limits, and the errors of `load_prepared_problem`.
+    """
     prepared = load_prepared_problem(job, context)
     limits = {"ram": job["ram_bytes"], "deadline": job["deadline_s"]}
     return replace(prepared.problem, **limits)
@@ -83,7 +86,8 @@ def load_job_problem(job: dict[str, Any], context: JobContext) -> Problem:
 def _load_prepared_problem(catalogue: str, settings: str) -> PreparedProblem:
     """Return the graph source and problem of `settings` in `catalogue` (both JSON); cached.
 
-    Raises `InputError` for invalid settings, and `TimeLimitError` after `READ_LIMIT_S`.
+    Raises `InputError` if a file, graph, device or problem refuses a setting, and `TimeLimitError`
+    after `READ_LIMIT_S`.
     """
     parsed_catalogue = Catalogue.from_json(catalogue)
     parsed_settings = ExplorerSettings.model_validate_json(settings)
@@ -95,7 +99,10 @@ def _load_prepared_problem(catalogue: str, settings: str) -> PreparedProblem:
 
 
 def load_prepared_problem(job: dict[str, Any], context: JobContext) -> PreparedProblem:
-    """Return the settings of a job with their graph source and problem; cached."""
+    """Return the settings of a job with their graph source and problem; cached.
+
+    Raises the errors of `_load_prepared_problem`.
+    """
     return _load_prepared_problem(context.catalogue.to_json(), json.dumps(job["settings"]))
 
 
@@ -114,7 +121,10 @@ def unpack_schedule(body: bytes) -> Schedule:
 
 
 def prepare_problem(job: dict[str, Any], context: JobContext) -> Frame:
-    """Task: read the graph of settings; return facts about their problem, and page data as JSON."""
+    """Task: read the graph of a job's settings, and return facts about their problem.
+
+    The body of the frame is JSON for the page: the facts and the data of the graph for charts.
+    """
     prepared = load_prepared_problem(job, context)
     problem, graph = prepared.problem, prepared.source.graph
     device, resident_bytes = problem.costs.device, problem.resident_bytes
@@ -185,16 +195,16 @@ def find_first_schedule(job: dict[str, Any], context: JobContext) -> Frame:
     reason = infeasibility_reason(problem)
     if reason is not None:
         return Frame(values={"infeasible_limit": reason})
-    best: tuple[Schedule, Simulation] | None = None
+    first_valid: tuple[Schedule, Simulation] | None = None
     for heuristic in (keep_all_if_valid, _construct_greedily, page_everything):
         candidate = heuristic(problem)
         verdict = None if candidate is None else verify(problem, candidate)
         if candidate is not None and verdict is not None and verdict.valid:
-            best = candidate, verdict.simulation
+            first_valid = candidate, verdict.simulation
             break
-    if best is None:
+    if first_valid is None:
         return Frame()
-    schedule, simulation = best
+    schedule, simulation = first_valid
     return Frame(
         values={"metrics": schedule_metrics(problem, simulation)},
         body=pack_schedule(problem.graph, schedule),
@@ -212,6 +222,7 @@ class _Progress:
     problem: Problem
     context: JobContext
     gap: float
+    """Gap tolerance."""
     start_bound: float
     """Bound that was proven before the solve."""
     value: float | None = None
@@ -247,6 +258,7 @@ class _Progress:
         )
 
     def _send_schedule(self, schedule: Schedule, seconds: float) -> None:
+        """Send a schedule with its metrics if it is valid; set `value`."""
         verdict = verify(self.problem, schedule)
         if not verdict.valid:
             return
@@ -263,7 +275,8 @@ class _Progress:
 def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: solve a point, from the schedule of the job if this is valid; return the result.
 
-    Better schedules and bounds are sent during the solve.
+    Better schedules and bounds are sent during the solve. The job's bound counts, too: the status
+    is ``optimal`` if it closes the gap. Without a schedule, the result has no metrics and no body.
     """
     problem = load_job_problem(job, context)
     search = job["search"]

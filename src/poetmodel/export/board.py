@@ -50,7 +50,7 @@ PACKAGES: Final = {
 
 
 class ToolchainError(PoetModelError, RuntimeError):
-    """A compiler, a linker, the emulator or an executed program failed."""
+    """A compiler, a linker, the emulator or an executed program failed or took too long."""
 
 
 def list_required_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
@@ -179,7 +179,8 @@ FAULT_STATUS: Final = 3
 STOPPED_STATUS: Final = 9
 """Exit status of a program that ends at an injected stop (``cut:`` or ``stop:``)."""
 STEP_STATUS: Final = 10
-"""Exit status of a program whose step failed, minus the error number."""
+"""Exit status of a program whose step or other call of the exported C failed, minus the error
+number."""
 
 _METRIC_LINE: Final = re.compile(r"^([a-z_]+) (\d+)$", re.MULTILINE)
 _NODE_LINE: Final = re.compile(r"^node (\d+) (\d+)$", re.MULTILINE)
@@ -200,12 +201,12 @@ class ProgramResult:
     metrics: Mapping[str, int]
     """Metrics by name. Of a board: ``ram_bytes``, ``ram_limit_bytes``, ``stack_bytes``,
     ``stack_limit_bytes``, ``flash_bytes``, ``step_instructions``. With ``PROFILE=1``:
-    ``other_instructions``, executed outside of nodes. With fault injection: ``storage_reads``,
-    ``storage_writes``. After ``resume``: ``resumed``, the number of earlier steps. With
-    ``DRIVER=nor``: ``storage_bytes`` written since the start, ``storage_erases``, and
-    ``storage_worn``, the erases of the most erased block."""
+    ``other_instructions``, executed outside of nodes in one step. With ``FAULTS=1``:
+    ``storage_reads``, ``storage_writes``. After ``resume``: ``resumed``, the number of earlier
+    steps. With ``DRIVER=nor`` or ``FLASH=nor``: ``storage_bytes`` written since the start,
+    ``storage_erases``, and ``storage_worn``, the erases of the most erased block."""
     node_instructions: Mapping[int, int]
-    """Instructions of one step by node; empty without ``PROFILE=1``."""
+    """Instructions of one step by node, averaged over all steps; empty without ``PROFILE=1``."""
     messages: str
     """The standard error of the program."""
     evaluations: Mapping[int, tuple[float, int]] = field(default_factory=dict)
@@ -213,7 +214,7 @@ class ProgramResult:
 
     @property
     def error_number(self) -> int:
-        """The error number of a failed step; 0 if no step failed."""
+        """The error number of a failed step or other failed call of the exported C, else 0."""
         return max(0, self.status - STEP_STATUS)
 
     def require_success(self) -> ProgramResult:
@@ -267,9 +268,9 @@ def run_program(
     Raises
     ------
     MissingExtraError
-        If the emulator is missing.
+        For a board, if a program of `list_required_programs` is missing.
     ToolchainError
-        If the program exceeds the time limit, or the emulator fails.
+        If the program exceeds the time limit, or a signal ends the emulator.
     """
     (folder / INPUTS_FILE).write_bytes(inputs)
     (folder / STATE_FILE).unlink(missing_ok=True)

@@ -50,7 +50,7 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
 ) -> Device:
     """Check the options of `poetmodel.export.exporting.export_step`, and return the device.
 
-    Raises `InputError` or `BudgetError` for an invalid option. Writes no file.
+    Raises `InputError` or `BudgetError` for an invalid option. Leaves no file.
     """
     Request(time_limit_s=time_limit, gap=gap)
     check_folder(folder)
@@ -87,7 +87,8 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
 def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: Device) -> None:
     """Raise `BudgetError` if stack and runtime use all of a RAM budget given in bytes.
 
-    Budgets in percent are not checked. Invalid values of `ram` and `stack` raise it, too.
+    Budgets in percent are not checked. The default stack is that of a step without commits. Invalid
+    values of `ram` and `stack` also raise `BudgetError`.
     """
     budget = None if ram is None else Budget.parse(ram)
     if budget is None or budget.size_bytes is None:
@@ -105,7 +106,10 @@ def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: De
 
 
 def _check_commit(board: Device) -> None:
-    """Raise `InputError` if a device can store no generations of state."""
+    """Raise `InputError` if a device can store no generations of state.
+
+    This includes memory-mapped storage whose write unit is too large for updates in place.
+    """
     if board.storage is None:
         raise InputError(f"commit: device {board.name} has no storage for two generations of state")
     if board.is_volatile:
@@ -127,7 +131,8 @@ def _check_commit(board: Device) -> None:
 def min_weight_bytes(step: LoweredStep) -> int:
     """Return a lower bound on the weights in flash, for any tiles: all nonzero elements [B].
 
-    Weights in flash omit slices of state that contain only zeros.
+    Values of forward passes count, too. Weights in flash omit slices of state that contain only
+    zeros.
     """
     steps = (step, *step.forward_passes)
     return sum(
@@ -138,7 +143,10 @@ def min_weight_bytes(step: LoweredStep) -> int:
 
 
 def check_weight_bytes(weight_bytes: int, device: Device) -> None:
-    """Raise `FlashError` if the initial weights alone exceed the flash of a device."""
+    """Raise `FlashError` if the initial weights alone exceed the flash of a device.
+
+    A device without stated flash is not checked.
+    """
     if device.flash is not None and weight_bytes > device.flash.size_bytes:
         raise FlashError(
             f"flash: first weights alone are {weight_bytes:,} B at least, and device "
@@ -161,8 +169,9 @@ def make_ram_error(
     """Return the error for a step with a node that needs more RAM than tensors may use.
 
     `needed_bytes` is the working set of the node [B], `ram_bytes` the RAM limit of the step [B],
-    and `reserved_bytes` the RAM outside of the arena [B]. The message advises more RAM if the
-    device has it, and lists `hints` for options that reduce the working set.
+    and `reserved_bytes` the RAM outside of the arena [B]. The message lists `hints` for options
+    that reduce the working set. It advises more RAM if the device has that; otherwise, for a step
+    with gradients as results, updates by an optimizer.
     """
     total_bytes, available_bytes = needed_bytes + reserved_bytes, device.ram_bytes
     tiling = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"
