@@ -24,11 +24,12 @@ _MIN_INT8, _MAX_INT8 = -128, 127
 
 
 def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
-    """Return a step whose byte inputs are mapped to int8 by one lookup, also in forward passes.
+    """Return a step that maps byte inputs to int8 by one lookup if possible, in all its passes.
 
-    A node that looks up real numbers, and its only reader, which quantizes them, become one
-    node with a table of quantized numbers. Results have the same bits, and the tensor of real
-    numbers between both nodes is removed.
+    A node that only looks up real numbers, and its only reader, if that only quantizes them,
+    become one node with a table of quantized numbers. Pairs whose loops do not fit the fused kernel
+    are unchanged. Results have the same bits, and the tensor of real numbers between both nodes is
+    removed.
     """
     inference, evaluation = (
         None if forward_pass is None else fuse_byte_quantization(forward_pass)
@@ -41,7 +42,7 @@ def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
 
 
 def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield (lookup node, quantization node, `_make_fused_arguments` of both) of fusible pairs."""
+    """Yield (index of lookup, index of quantization, `_make_fused_arguments`) of fusible nodes."""
     graph = step.graph
     for k, calls in enumerate(step.calls):
         if len(calls) != 1 or calls[0].kernel != LOOKUP_KERNEL:
@@ -64,6 +65,7 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, tuple[int
 
 
 def _name_arguments(call: Call) -> dict[str, Any]:
+    """Return the arguments of a call by parameter name."""
     return dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
 
 
@@ -127,7 +129,10 @@ def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, 
 def _fuse_pair(
     step: LoweredStep, k: int, reader: int, fused_arguments: tuple[int, ...]
 ) -> LoweredStep:
-    """Return a step in which one node replaces lookup node `k` and its quantization `reader`."""
+    """Return a step in which one node with a new table replaces nodes `k` and `reader`.
+
+    Node `k` looks numbers up, node `reader` quantizes them.
+    """
     graph = step.graph
     (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]
     real_ref, byte_ref, table_ref = call_refs(lookup_call)
@@ -135,7 +140,7 @@ def _fuse_pair(
     arguments = _name_arguments(quantize_call)
     inverse_scale, zero_point = arguments["inverse"], arguments["zero"]
     rows = np.float32(step.values[table_ref.buffer]) * np.float32(inverse_scale)
-    # ``pm_q8_rint`` in C limits the magnitude to 1024, too, and rounds NaN to 0.
+    # The portable ``pm_q8_rint`` in C limits the magnitude to 1024, too, and rounds NaN to 0.
     rounded_rows = np.nan_to_num(np.rint(rows), nan=0.0, posinf=1024.0, neginf=-1024.0)
     int8_rows = np.clip(
         np.clip(rounded_rows, -1024, 1024) + zero_point, _MIN_INT8, _MAX_INT8

@@ -30,10 +30,10 @@ RECORD_SLOT: Final = "record of a generation"
 SEAL_SLOT: Final = "seal of a generation"
 """Name of the last slot of a generation."""
 WORD_BYTES: Final = 4
-"""Alignment of each input of a batch [B]."""
+"""Unit to which the size of each input of a batch is rounded up [B]."""
 NEARLY_FULL: Final = 0.9
-"""Maximum fraction of the flash that program and generations use, except if two generations need
-more. A larger fraction causes a warning."""
+"""Maximum fraction of the flash that program and storage use with more than two groups of
+generations. A larger fraction causes a warning."""
 MAX_GENERATIONS: Final = 4096
 """Maximum number of generations that take turns: a restart reads the record of each."""
 
@@ -85,22 +85,23 @@ class Deployment:
     arena: Arena
     """Offsets of the plan."""
     ram_bytes: int
-    """RAM limit of the step, stack and input buffers included [B]."""
+    """RAM limit of the step [B]; counts all uses of `ram_map`."""
     stack_bytes: int
     """Reserved size of the stack [B]."""
     tile_bytes: int | None = None
     """Maximum size of a tile [B]; None for a step without tiles."""
     tile_trials: tuple[TileTrial, ...] = ()
-    """Trials of tile sizes for ``auto``; empty if only one size was possible."""
+    """Trials of tile sizes for ``auto``, that of `tile_bytes` included; empty if no trial compared
+    sizes."""
     device: Device | None = None
     result: SolveResult | None = None
     """Result of the solve of the step; None before the solve."""
     commit: bool = False
-    """Whether storage holds generations of all replaced state, of which one is always complete."""
+    """Whether storage or flash holds generations of all replaced state, one always complete."""
     commit_every: int = 1
     """Number of steps between two commits of state."""
     checksum: bool = True
-    """Whether committed state has checksums on storage."""
+    """Whether committed state has checksums."""
     inference: ForwardPass | None = None
     """The forward pass to the output, if requested."""
     evaluation: ForwardPass | None = None
@@ -114,10 +115,10 @@ class Deployment:
     weights: WeightsFormat = WeightsFormat.C
     """Format of initial values and constants."""
     shared_kernels: str | None = None
-    """Relative path to the folder of shared kernels; None if the folder has all kernels of the
-    step."""
+    """Path of the folder of shared kernels, relative to the exported folder; None if the exported
+    folder has all kernels of the step."""
     program_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Flash usage, storage excluded, by use: code, constants, first weights (initial state) [B]."""
+    """Flash usage by use, as `program_sizes` returns it, storage excluded [B]; empty before."""
 
     def __repr__(self) -> str:
         instructions = f"{len(self.plan.program)} instructions"
@@ -127,9 +128,10 @@ class Deployment:
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """Names of the slots: paged-out tensors, gradients, state, generation, in this order.
+        """Names of the slots: paged-out tensors, gradients, state, one generation, in this order.
 
-        A generation consists of a record, its state tensors, and a seal.
+        The generation, if any, consists of a record, its state tensors, and a seal. Slots of stored
+        samples have no names.
         """
         if not self.generation_names:
             return tuple(self._page_bytes)
@@ -147,7 +149,7 @@ class Deployment:
 
     @cached_property
     def generation_bytes(self) -> tuple[int, ...]:
-        """Sizes of the state tensors of one generation [B]."""
+        """Sizes of the state tensors of `generation_names` [B]."""
         return tuple(self.step.buffers[name].bytes for name in self.generation_names)
 
     @cached_property
@@ -171,7 +173,7 @@ class Deployment:
 
     @cached_property
     def _state_names(self) -> tuple[str, ...]:
-        """Names of all state tensors, in the order of the graph."""
+        """Names of all state tensors of the graph, in its order."""
         graph = self.step.graph
         return tuple(graph.tensors[i].name for i in graph.state_tensors)
 
@@ -192,9 +194,9 @@ class Deployment:
 
     @cached_property
     def generation_names(self) -> tuple[str, ...]:
-        """Names of the state in each generation: on storage in the order of writes, then in RAM.
+        """Names of the replaced state in each generation; empty without commits.
 
-        Empty without commits.
+        State on storage is in the order of its writes in a step; state in RAM follows.
         """
         if not self.commit:
             return ()
@@ -209,7 +211,7 @@ class Deployment:
 
     @property
     def stores_best(self) -> bool:
-        """Whether two more generations store the state with the best evaluation."""
+        """Whether two more generations are reserved for the state of ``pm_keep_best``."""
         return bool(self.generation_names) and self.evaluation is not None
 
     @property
@@ -225,11 +227,18 @@ class Deployment:
 
     @cached_property
     def rotating_state(self) -> frozenset[str]:
-        """Names of the state that a step writes directly to the next generation on storage."""
+        """Names of the state that a step writes directly to the next generation on storage.
+
+        Empty without commits, or if commits copy state to flash.
+        """
         return frozenset(() if self.copies_to_flash else self.generation_names)
 
     def _written_state_names(self) -> Iterator[str]:
-        """Yield the names of state on storage in the order in which a step writes it."""
+        """Yield the names of state on storage in the order in which a step writes it.
+
+        For memory-mapped storage, also yields the names of all other written buffers except state
+        in RAM.
+        """
         graph = self.step.graph
         for op, i in self.plan.program:
             if op == Op.PAGE_OUT and i in graph.state_of and not self.plan.memory_mapped:
@@ -247,7 +256,10 @@ class Deployment:
 
     @property
     def page_layout(self) -> GenerationLayout:
-        """Write units and erase blocks of pages; volatile memory has no erase blocks."""
+        """Write units and erase blocks of pages.
+
+        On volatile storage, which has no erase blocks, pages have the alignment of the arena.
+        """
         if self.device is None or not self.device.is_volatile:
             return self.layout
         return GenerationLayout(erase_block_bytes=self.arena.alignment)
@@ -262,8 +274,9 @@ class Deployment:
     def generations(self) -> int:
         """Number of generations that take turns; 0 without commits.
 
-        If the device states no erase cycles, there are 2. Otherwise there are as many as fit, in at
-        least two groups that each share erase blocks.
+        If the device states no erase cycles, there are 2. Otherwise there are as many as fit, up to
+        `MAX_GENERATIONS`, in groups of `generations_per_block`; there are at least two groups, also
+        if they do not fit or the size of the storage is unknown.
         """
         if not self.generation_names:
             return 0
@@ -289,7 +302,7 @@ class Deployment:
 
     @property
     def generations_per_block(self) -> int:
-        """Number of generations that share an erase block; 1 if erasing causes no wear."""
+        """Number of generations that share an erase block; 1 without commits or rated cycles."""
         causes_wear = self.generation_names and self._endurance_cycles is not None
         return self.layout.generations_per_block(self.generation_bytes) if causes_wear else 1
 
@@ -331,7 +344,10 @@ class Deployment:
 
     @property
     def saved_bytes(self) -> int:
-        """Size of erase blocks of state and samples in flash; 0 unless storage is volatile [B]."""
+        """Size of erase blocks of generations and samples in flash [B].
+
+        0 unless commits copy state to flash.
+        """
         if not self.copies_to_flash:
             return 0
         return (
@@ -402,7 +418,7 @@ class Deployment:
 
     @property
     def written_bytes(self) -> int:
-        """Mean bytes that a step writes to storage, rounded up [B]."""
+        """Mean bytes that a step writes to storage, commits to flash included, rounded up [B]."""
         return math.ceil(sum(size * count for size, count in self.step_writes))
 
     @property
@@ -422,7 +438,7 @@ class Deployment:
 
     @cached_property
     def resident_bytes(self) -> int:
-        """Size of the state in RAM, at the beginning of the arena [B]."""
+        """End of the state in RAM, which is at the beginning of the arena, aligned [B]."""
         sizes, alignment = self.step.graph.tensor_bytes, self.arena.alignment
         resident_entries = [entry for entry in self.arena.offsets if entry.position == BEFORE]
         return max(
@@ -462,7 +478,10 @@ class Deployment:
         return sizes | {"free": self.device.flash.size_bytes - sum(sizes.values())}
 
     def ram_map(self) -> dict[str, int]:
-        """Return the usage of the RAM limit by use, free bytes included [B]."""
+        """Return the usage of the RAM limit by use, free bytes included [B].
+
+        ``free`` is negative if the limit is too small.
+        """
         step, resident_tensors = self.step, self.plan.resident or ()
         state_bytes = sum(step.graph.tensor_bytes[i] for i in resident_tensors)
         optional_bytes = {} if self.inference is None else {"outputs": output_bytes(step)}
@@ -504,7 +523,10 @@ def gradient_slot_name(tensor: NamedTensor) -> str:
 
 
 def input_bytes(step: LoweredStep) -> int:
-    """Return the size of the inputs of a step, which stay in RAM during the step [B]."""
+    """Return the size of the inputs of a step, each rounded up to words [B].
+
+    They stay in RAM during the step.
+    """
     sizes = (step.buffers[tensor.pieces[0].buffer].bytes for tensor in step.inputs)
     return sum(round_up(size, WORD_BYTES) for size in sizes)
 
@@ -526,6 +548,9 @@ def parse_stack(stack: str | int | None, *, commit: bool) -> int:
 
 
 def reserved_bytes(step: LoweredStep, stack_bytes: int, replay: Replay | None = None) -> int:
-    """Return the RAM outside of the arena: inputs, outputs, samples, stack, runtime [B]."""
+    """Return the RAM outside of the arena [B].
+
+    It consists of inputs, the output of the inference, buffers of replay, stack and runtime.
+    """
     sample_bytes = 0 if replay is None else replay.ram_bytes
     return input_bytes(step) + output_bytes(step) + sample_bytes + stack_bytes + RUNTIME_BYTES

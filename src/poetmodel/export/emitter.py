@@ -58,11 +58,10 @@ is 676."""
 
 
 class ProgramSource:
-    """Generates the body of ``pm_step`` or of a forward pass: C lines for each plan instruction.
+    """Generates C lines of ``pm_run_nodes`` or of a forward pass: checks, then each instruction.
 
     Both begin with all state at its home; state in RAM is at the beginning of the arena. Generating
-    the lines, which is possible once, collects the called kernels and the arrays of sizes and
-    strides.
+    the lines, which is possible once, collects the kernels and the arrays of sizes and strides.
     """
 
     def __init__(
@@ -83,9 +82,11 @@ class ProgramSource:
         self.lists: dict[tuple[int, ...], str] = {}
         """Names of the C arrays of sizes and strides, by their content."""
         self.kernels: dict[str, None] = {}
-        """The called kernels, in the order of their first call."""
+        """The kernels of calls and range checks, in the order of their registration.
+
+        Copies to mapped state count, too, although the driver executes them."""
         self._gradients = tuple(tensor.pieces[0] for tensor in self.step.gradients)
-        """The buffers of returned gradients, none of which is in tiles."""
+        """Pointers to the returned gradients, none of which is in tiles."""
         self._slot_numbers = {name: k for k, name in enumerate(deployment.slots)}
         self._caller_pointers = {
             tensor.pieces[0].buffer: f"x{k}" for k, tensor in enumerate(self.step.inputs)
@@ -126,7 +127,7 @@ class ProgramSource:
         """Whether the lines include an update, so that a later error leaves old and new state
         mixed."""
         self._transfers: dict[str, None] = {}
-        """Slots of pending transfers, in the order of their start."""
+        """C expressions of the slots of pending transfers, in the order of their start."""
         self.writes_early = False
         """Whether the lines include a write of state to the next generation."""
         self._slice_count = 0
@@ -143,7 +144,10 @@ class ProgramSource:
         """Number of generated computations of each node."""
 
     def _find_offsets(self) -> dict[int, dict[int, int]]:
-        """Return the offset of each output by instruction and tensor; set `_workspaces`."""
+        """Return the offset of each copy [B], by position in the program and tensor.
+
+        Also sets `_workspaces`, the offsets of workspaces by position [B].
+        """
         offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
         base_offset = 0 if self.forward_pass is None else self.deployment.resident_bytes
@@ -263,7 +267,8 @@ class ProgramSource:
     def _index_check_lines(self) -> Iterator[str]:
         """Yield the range checks of indices in inputs, also if kernels read copies of the inputs.
 
-        Registers these indices as checked.
+        A step on a stored sample skips the checks of inputs that the sample lacks. Registers these
+        indices as checked.
         """
         writers = {
             tensor.name: [call for call in calls if tensor.name in call.buffers]
@@ -307,7 +312,11 @@ class ProgramSource:
     # -- computing ---------------------------------------------------------------------------------
 
     def _compute_lines(self, k: int) -> Iterator[str]:
-        """Yield the statements of node `k`: a page-in of state, or calls, checks and page-outs."""
+        """Yield the statements of node `k`: a page-in of state, or calls, checks and page-outs.
+
+        A node of state that is in RAM or on memory-mapped storage has no statements. Raises the
+        errors of `generate_lines`.
+        """
         node = self.graph.nodes[k]
         self._computation_counts[k] += 1
         if node.is_state:
@@ -340,9 +349,10 @@ class ProgramSource:
         call_index: int,
         replaced_names: AbstractSet[str | None],
     ) -> Iterator[str]:
-        """Yield one call of a node after its range checks; the driver writes mapped state.
+        """Yield the statements of one call of a node after its range checks.
 
-        Raises `InputError` if mapped state is only a part of its buffer.
+        The driver writes new values of mapped state. `replaced_names` are the names of the state
+        that the node replaces. Raises the errors of `generate_lines`.
         """
         call = calls[call_index]
         for indices in find_index_operands(call):
@@ -373,10 +383,10 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield a call that writes no mapped state.
 
-        `earlier_calls` are earlier calls of the same node. If they change a sum of gradients on
-        mapped storage, `call` cannot read the new sum before the commit. An update of state in RAM
-        then recomputes the sum in chunks, and a copy of the sum adds the gradient to the copied old
-        sum.
+        `replaced_names` are the names of the state that the node replaces, `earlier_calls` are
+        earlier calls of the same node. If these change a sum of gradients that rotates on mapped
+        storage, `call` cannot read the new sum before the commit. An update of state in RAM then
+        recomputes the sum in chunks, and a copy of the sum adds the gradient to the copied old sum.
         """
         sum_names = [
             ref.buffer
@@ -462,8 +472,8 @@ class ProgramSource:
     def _storage_copy_line(self, node_name: str, call: Call) -> str:
         """Return the driver call for a kernel that copies a new value to memory-mapped state.
 
-        Marks the new value as written. Raises `InputError` if the copy changes the order of
-        elements.
+        Marks the new value as written. Raises `InputError` unless the copy is of contiguous
+        elements in the same order.
         """
         match call.arguments:
             case (Ref() as state_ref, Ref() as value_ref, (1, count, *strides)) if (
@@ -495,10 +505,11 @@ class ProgramSource:
     def _serial_update_lines(
         self, calls: Sequence[Call], call_index: int, written_names: set[str]
     ) -> Iterator[str]:
-        """Yield an update of several mapped tensors, one after the other.
+        """Yield the update of the mapped state that a call writes, one tensor after the other.
 
-        Each tensor is recomputed from old values, by all calls of the node on which it depends.
-        State in RAM that the call also changes is updated with the last tensor.
+        Skips tensors that are already written. Each other tensor is recomputed from old values, by
+        all calls of the node on which its new value depends. State in RAM among `written_names`,
+        the state that the call replaces, is updated with the last tensor.
         """
         names = (ref.buffer for ref in written_refs(calls[call_index]))
         targets = [
@@ -587,7 +598,8 @@ class ProgramSource:
     def _call_on_chunk(self, call: Call, n_elements: int, chunks: Mapping[str, str]) -> str:
         """Return the C of an update call for one chunk: ``n`` elements from ``first`` on.
 
-        `chunks` has the C arrays of the chunks, by buffer; `n_elements` is the size of the buffers.
+        `chunks` has the C arrays of the chunks, by buffer; `n_elements` is the number of elements
+        of the buffers, except of those with one element.
         """
         expressions: list[str] = []
         if call.kernel in (*FUSED_INT8_KERNELS.values(), *INT8_UPDATE_KERNELS):
@@ -613,7 +625,12 @@ class ProgramSource:
     def _int8_argument(
         self, kernel: str, name: str, argument: Argument, chunks: Mapping[str, str]
     ) -> str:
-        """Return the C of an argument of an int8 update call for a chunk; see `_call_on_chunk`."""
+        """Return the C of the argument `name` of an int8 update call for one chunk.
+
+        The first element and the count become ``first`` and ``n``. The weight, the residual and a
+        separately computed gradient become the array of their chunk, or a pointer to element
+        ``first``. Other arguments are those of a whole call.
+        """
         if name in ("first", "count"):
             return "first" if name == "first" else "n"
         if not isinstance(argument, Ref):
@@ -777,6 +794,7 @@ class ProgramSource:
         return f"{_CONSTANT_MACROS[element_type]}({index + ref.offset})"
 
     def _address_of(self, name: str) -> int:
+        """Return the offset of a tensor in the arena; a replacement has that of its state [B]."""
         return self._current_offsets[self._replaced_state.get(name, name)]
 
     # -- transfers and results ---------------------------------------------------------------------
@@ -809,7 +827,7 @@ class ProgramSource:
     def _begin_generation_lines(self, written_names: AbstractSet[str | None]) -> Iterator[str]:
         """Yield the write of the record before the first write of rotating state.
 
-        Sets `writes_early`.
+        Then sets `writes_early`. Yields no line if `written_names` has no rotating state.
         """
         if not self.writes_early and written_names & self.deployment.rotating_state:
             self.writes_early = True
@@ -829,6 +847,7 @@ class ProgramSource:
             yield self._wait_line(slot)
 
     def _wait_line(self, slot: str) -> str:
+        """Return the wait for the transfer of a slot, which is then no longer pending."""
         self._transfers.pop(slot, None)
         return self._try_call(f"pm_page_wait({slot})")
 
@@ -845,7 +864,7 @@ class ProgramSource:
         yield from self._gradient_lines(outputs)
 
     def _gradient_lines(self, buffers: AbstractSet[str]) -> Iterator[str]:
-        """Yield the page-outs of the returned gradients that are in `buffers`."""
+        """Yield the page-outs, with waits, of the returned gradients that are in `buffers`."""
         for value, piece in zip(self.step.gradients, self._gradients, strict=True):
             slot = self._slot_numbers[gradient_slot_name(value)]
             if piece.buffer in buffers:
@@ -855,6 +874,7 @@ class ProgramSource:
                 yield self._try_call(f"pm_page_wait({slot})")
 
     def _try_call(self, call: str) -> str:
+        """Return a statement that returns the error of a call; PM_TORN after the first update."""
         return f"PM_TRY_{'TORN' if self._has_updated else 'PAGE'}({call});"
 
 

@@ -59,8 +59,8 @@ _RESERVED_PREFIXES: Final = re.compile(
 def check_folder(folder: Path) -> None:
     """Raise `InputError` unless an export could be written to a folder.
 
-    The folder may contain an earlier export. It must not be inside another exported folder, and
-    must not have other files that an export would overwrite.
+    The folder must not be inside another exported folder. Unless it contains an earlier export, it
+    must have no manifest, and no file with the path of a template.
     """
     _check_folder(folder)
     outer_folder = next(
@@ -76,7 +76,11 @@ def check_folder(folder: Path) -> None:
 
 
 def check_shared_folder(shared_folder: Path, folder: Path) -> None:
-    """Raise `InputError` unless `shared_folder` can contain kernels of the step in `folder`."""
+    """Raise `InputError` unless `shared_folder` can contain kernels of the step in `folder`.
+
+    It must be writable and differ from `folder`. Unless it contains shared kernels, it must have no
+    file with the path of a template of such folders.
+    """
     _check_folder(shared_folder)
     if shared_folder.resolve() == folder.resolve():
         raise InputError(
@@ -113,7 +117,10 @@ def _check_absent_files(folder: Path, names: Sequence[str]) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise `InputError` unless `prefix` is a valid prefix of names in C that no library uses."""
+    """Raise `InputError` unless `prefix` is a valid prefix of names in C.
+
+    Names of headers, build targets and libraries, and the prefix of shared kernels are not valid.
+    """
     if not _PREFIX_PATTERN.fullmatch(str(prefix)):
         raise InputError(
             f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
@@ -121,7 +128,8 @@ def check_prefix(prefix: str) -> None:
         )
     if _RESERVED_PREFIXES.fullmatch(prefix):
         raise InputError(
-            f"prefix: {prefix} is the name of a header or a library already; choose another one"
+            f"prefix: {prefix} is the name of a header, a build target or a library already; "
+            "choose another one"
         )
     if prefix == SHARED_PREFIX:
         raise InputError(f"prefix: {prefix} is that of shared kernels; choose another one")
@@ -130,8 +138,10 @@ def check_prefix(prefix: str) -> None:
 def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     """Write all files of a deployment, those of its folder of shared kernels included.
 
-    Deletes C files, headers and weight files that only an earlier export has. Raises `InputError`
-    if a file cannot be written; the folder's paths are checked before a file is written or deleted.
+    README and manifest contain `command`. Deletes C files, headers and weight files
+    (`_REPLACED_FILE`) that only an earlier export has. Raises `InputError` if a file cannot be
+    written, and the errors of `StepSource`. The folder's paths are checked before a file is written
+    or deleted.
     """
     weights = Weights.from_step(deployment.step)
     source = StepSource(deployment, weights)
@@ -185,7 +195,7 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
 
 
 def _list_earlier_files(folder: Path) -> Iterator[str]:
-    """Yield the C files, headers and weight files of an earlier export in a folder."""
+    """Yield the files in the manifest of an earlier export that match `_REPLACED_FILE`."""
     names = _read_manifest(folder).get("files")
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and _REPLACED_FILE.fullmatch(name):
@@ -193,7 +203,7 @@ def _list_earlier_files(folder: Path) -> Iterator[str]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an earlier export in a folder; empty without such an export."""
+    """Read the manifest of an earlier export in a folder; {} without one that can be read."""
     try:
         document = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -207,7 +217,10 @@ _REPLACED_FILE: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c
 
 
 def _list_templates() -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of all templates, those below ``generated`` included."""
+    """Yield (path, text) of all templates of an exported folder, which `_is_needed` filters.
+
+    Paths are those in the folder, with the default prefix: they do not begin with ``generated``.
+    """
     yield from _list_template_files(SOURCES)
     yield from _list_template_files(SOURCES / "generated")
 
@@ -332,20 +345,23 @@ def summarize(deployment: Deployment) -> dict[str, Any]:
 
 
 def _tile_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the keys for tiles: their size, and the trials of other sizes, if any."""
+    """Return the keys for tiles: their size, and the trials of all tried sizes, if any."""
     trials = [trial.to_dict() for trial in deployment.tile_trials]
     return {"tile_bytes": deployment.tile_bytes, **({"tile_trials": trials} if trials else {})}
 
 
 def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``cycles``, the model of times, if costs are based on instructions."""
+    """Return the key ``cycles``, the model of times; {} if costs are not based on instructions."""
     result = deployment.result
     model = None if result is None else result.problem.costs.cycles
     return {} if model is None else {"cycles": model.to_dict()}
 
 
 def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``evaluation``: results of ``pm_evaluate``, and whether the best is stored."""
+    """Return the key ``evaluation``: results of ``pm_evaluate``, and whether the best is stored.
+
+    Empty without an exported evaluation.
+    """
     if deployment.evaluation is None:
         return {}
     results = ["loss", *["correct"] * deployment.counts_correct]
@@ -355,7 +371,10 @@ def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
 def _generation_document(
     deployment: Deployment, *, layout_id: str, instance_id: str
 ) -> dict[str, Any]:
-    """Return the value of the key ``generation``: the layout of a generation on storage."""
+    """Return the value of the key ``generation``: the layout of a generation.
+
+    Its ``states`` are the state tensors all of whose pieces are in generations.
+    """
     tensors, buffers = list(deployment.generation_names), deployment.step.buffers
     states: dict[str, Any] = {}
     for tensor in deployment.step.states:
@@ -383,7 +402,10 @@ def _generation_document(
 
 
 def _replay_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``replay``: content of samples, and cost of a step on a batch or sample."""
+    """Return the key ``replay``: content of samples, and cost of a step on a batch or sample.
+
+    Empty without replay.
+    """
     replay, step = deployment.replay, deployment.step
     if replay is None:
         return {}
@@ -415,7 +437,7 @@ def _replay_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, Any]:
-    """Return the keys ``generation`` and ``migrates``; empty without generations."""
+    """Return the key ``generation`` and, with a migration, ``migrates``; {} without generations."""
     if not deployment.generation_names:
         return {}
     ids = {"layout_id": source.layout_id, "instance_id": source.instance_id}
@@ -432,7 +454,7 @@ def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, An
 
 
 def _exactness_keys(step: LoweredStep) -> dict[str, str]:
-    """Return the key ``exactness`` for a step that is not float throughout."""
+    """Return the key ``exactness``; {} for a step that is float throughout."""
     return {"exactness": step.graph.exactness} if step.graph.exactness else {}
 
 
@@ -452,7 +474,7 @@ def _tensor_keys(tensor: NamedTensor) -> dict[str, Any]:
 
 
 def _table_keys(step: LoweredStep, tensor: NamedTensor) -> dict[str, Any]:
-    """Return the key ``tables`` of a byte input; {} for other inputs.
+    """Return the key ``tables`` of a byte input; {} for an input without tables.
 
     A table has one row of 256 numbers, or one row per channel.
     """

@@ -18,10 +18,10 @@ def step_identity(step: LoweredStep) -> str:
     """Return the SHA-256 of the computation of a step, as hexadecimal digits.
 
     Steps with one identity compute the same losses and the same new state from the same state,
-    inputs and learning rate. The identity covers the calls with all their numbers, the values of
-    constants that calls read (frozen weights, class weights, tables of byte inputs), and the names
-    of replaced state. It excludes the initial values of replaced state, the forward passes, the
-    name of the graph, and the names of other tensors.
+    inputs, learning rate and random numbers. The identity covers the calls with all their numbers,
+    the values of constants that calls read (frozen weights, class weights, tables of byte inputs),
+    and the names of replaced state. It excludes the initial values of replaced state, the forward
+    passes, the name of the graph, and the names of other tensors.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def front_identity(step: LoweredStep, front: Front) -> str:
 
 
 class _StepEncoder:
-    """Encodes a step with canonical buffer names, numbered in the order of their use."""
+    """Encodes calls with canonical buffer names; tensors are numbered in the order of their use."""
 
     def __init__(self, step: LoweredStep) -> None:
         self._step = step
@@ -87,7 +87,7 @@ class _StepEncoder:
         return name
 
     def _new_name(self, buffer: str) -> str:
-        """Return a name by kind: old name of state, number of a tensor, or hash of a constant."""
+        """Return a name by kind: name of replaced state, number of a tensor, hash of a constant."""
         if buffer in self._replaced_names:
             return f"state {buffer}"
         values, element_type = self._step.values.get(buffer), self._step.buffers[buffer].type

@@ -26,7 +26,7 @@ _FORWARD_KERNELS: Final = {
     "pm_hardtanh_backward": "pm_clamp",
     "pm_leaky_relu_backward": "pm_leaky_relu",
 }
-"""The kernel of each activation whose gradient kernel, the key, may read its output."""
+"""The activation of each gradient kernel that may read the output in place of the input."""
 _HARDSIGMOID: Final = (-3.0, 3.0)
 """Interval in which the slope of hardsigmoid is not 0."""
 _HARDSIGMOID_SLOPE: Final = 0.1666666716337204
@@ -103,7 +103,7 @@ class _LoopTable:
         return (len(self.sizes), *(number for row in zip(*columns, strict=True) for number in row))
 
     def is_in_order(self, tensor: int) -> bool:
-        """Return whether the loop accesses the elements of a tensor in memory order."""
+        """Return whether the loop accesses a tensor in memory order, without holes."""
         lengths = accumulate(self.sizes, mul, initial=1)
         dimensions = zip(self.sizes, self.strides[tensor], lengths, strict=False)
         return all(size == 1 or stride == length for size, stride, length in dimensions)
@@ -151,7 +151,7 @@ def _replace_input(node: Node, old: str, new: str) -> Node:
 class _Slope:
     """The gradient of an activation whose slope has two values, selected by a comparison of x.
 
-    The compared tensor `x` is the input of the activation, or its output after `_use_outputs`.
+    The compared tensor `x` is the input or the output of the activation.
     """
 
     x: Ref
@@ -164,7 +164,7 @@ class _Slope:
     apply_kernel: str
     """The kernel that applies the bits to the incoming gradient."""
     factor: float
-    """The number by which `apply_kernel` multiplies."""
+    """The number by which ``pm_bits_scale`` multiplies if the bit is 1, ``pm_bits_slope`` if 0."""
 
     def make_mask_call(self, mask: str) -> Call:
         """Return the call that writes the bits to buffer `mask`."""
@@ -201,8 +201,8 @@ def _parse_slope(call: Call) -> _Slope | None:
 def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
     """Find the slope of each backward node that reads a forward tensor, by index of the node.
 
-    The result is empty if the tensor is not of the forward pass, or if a backward node uses it
-    other than for one comparison.
+    The result is empty if the tensor is not of the forward pass or loss, or if a backward node uses
+    it other than for one comparison.
     """
     graph = step.graph
     i = graph.tensor_index.get(tensor)
@@ -224,8 +224,9 @@ def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
 def _use_outputs(step: LoweredStep) -> LoweredStep:
     """Return a step whose gradients read outputs of activations in place of their inputs.
 
-    Applies where output and input select equal slopes. The next layer often saves the output for
-    the gradient of its weights; then the input need not be saved.
+    Applies where output and input select equal slopes, and no gradient reads values of the input.
+    If several gradients compare the input, bits must also save memory. The next layer often saves
+    the output for the gradient of its weights; then the input need not be saved.
     """
     changes = _Changes(step=step)
     for k, node in enumerate(step.graph.nodes):
@@ -286,6 +287,7 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
     """Return a step with a node for each mask of one bit per element, which gradients read.
 
     A tensor has a mask if gradients only compare it, all in the same way, and the mask is smaller.
+    At most one output of a node has a mask.
     """
     graph, changes = step.graph, _Changes(step=step)
     for i, tensor in enumerate(graph.tensors):
@@ -324,8 +326,8 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
     """Return a step in which a separate node draws the mask of each dropout, one bit per element.
 
     The mask node has no inputs, and draws the same mask if a step recomputes it. Forward and
-    backward passes apply the mask with the same kernel. A dropout whose mask has another reader, or
-    another order of elements, is unchanged.
+    backward passes apply the mask with the same kernel. A dropout is unchanged if a node reads its
+    mask other than to apply it, or if elements of the mask are not in memory order.
     """
     graph, changes = step.graph, _Changes(step=step)
     for k, node in enumerate(graph.nodes):
@@ -384,7 +386,8 @@ def _parse_mask_loop(call: Call, mask: str) -> _LoopTable | None:
 def _store_byte_positions(step: LoweredStep) -> LoweredStep:
     """Return a step with the positions of maxima as bytes, counted within the window.
 
-    Other readers than gradients, and windows of more than `_MAX_WINDOW` elements, prevent this.
+    A pool is unchanged if it has windows of more than `_MAX_WINDOW` elements, or if positions have
+    other readers than its gradient.
     """
     graph, changes = step.graph, _Changes(step=step)
     for k, node in enumerate(graph.nodes):

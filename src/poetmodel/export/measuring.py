@@ -43,7 +43,8 @@ class EmulatedProfile:
     """The costs of a step on an emulated board, and notes on their origin."""
 
     costs: Costs
-    """Measured costs of each node except state, and estimated page costs of each tensor."""
+    """Measured costs of each node except state, and estimated page costs of each tensor if the
+    device has storage."""
     instructions: Mapping[str, int]
     """Mean instructions of one computation, by name of the node; state nodes have none."""
     notes: tuple[str, ...]
@@ -70,14 +71,15 @@ def measure_emulated(
         Average instructions per cycle; by default that of the core, 1 if unknown. The memory factor
         of the device applies in both cases.
     core : {'m4', 'm3', 'm7'}, optional
-        Cortex-M core that the code is built for; by default that of the device, otherwise m4.
+        Cortex-M core that the code is built for; by default that of the device, m4 if unknown.
     time_limit_s : float
-        Time limit of the build, and of the execution [s].
+        Time limit of the build, and again of the execution [s].
 
     Raises
     ------
     InputError
-        If the device states no clock or no power, or an option is invalid.
+        If the device states no clock or no power, if it or an option is invalid, or if values of
+        the step are not finite.
     MissingExtraError
         If a compiler or the emulator is missing.
     ToolchainError
@@ -168,7 +170,10 @@ def _measure_instructions(
 
 
 def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deployment:
-    """Export a step for the RAM of the emulated board, so that few nodes are recomputed."""
+    """Export a step with 5/4 of the keep-all peak, or all RAM of the emulated board if less.
+
+    With this RAM, few nodes are recomputed.
+    """
     needed_bytes = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(
         step, STACK_BYTES
     )
@@ -178,7 +183,7 @@ def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deploy
 
 
 def _make_random_batch(step: LoweredStep) -> bytes:
-    """Return one random batch: normal numbers for reals, 0 for integers, which is a valid class."""
+    """Return one batch: random normal numbers for reals, 0 for integers, which is a valid class."""
     random = np.random.default_rng(0)
     arrays = []
     for tensor in step.inputs:

@@ -68,7 +68,8 @@ def load_generation(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If the folder has no manifest of an export, or the manifest describes no generations.
+        If the folder has no manifest of an export, or the manifest does not describe generations
+        with all keys of this version.
     """
     path = Path(folder) / _MANIFEST
     text = read_text(path)
@@ -87,7 +88,9 @@ def load_generation(folder: str | Path) -> dict[str, Any]:
 
 
 def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
-    """Match the state of a step with that of another step by name, shape and type.
+    """Match the updated state of a step with that of another step by name, shape and type.
+
+    `source` is the result of `load_generation` for the other step.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Template values of the README, build files and sketches, and the command in the README."""
+"""Template values that need no generated C, and the command in the README."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 _EXAMPLE_ADDRESS: Final = 0xC0000
-"""Start address of the example partition if no device with a flash size commits to flash."""
+"""Start address of the example partition unless the device commits to its flash."""
 
 
 def folder_template_values(deployment: Deployment) -> TemplateValues:
-    """Return the template values of README, build files and sketches, except ``COMMAND``."""
+    """Return the template values that need no generated C, except ``COMMAND``.
+
+    README, build files, sketches, headers and sources contain their words.
+    """
     step, plan = deployment.step, deployment.plan
     has_updates = step.learning_rate is not None
     shared_folder = deployment.shared_kernels or ""
@@ -54,7 +57,7 @@ def _table_rows(sizes: Mapping[str, int]) -> str:
 
 
 def _storage_values(deployment: Deployment) -> TemplateValues:
-    """Return the template values for pages and generations on storage, and an example partition."""
+    """Return the template values for pages, generations and samples, and an example partition."""
     layout, pages = deployment.layout, deployment.page_layout
     reads_in_place = deployment.plan.memory_mapped and not deployment.copies_to_flash
     partition_bytes, device, address = (

@@ -33,8 +33,8 @@ class Indices:
     def implies(self, other: Indices) -> bool:
         """Return whether validity of these indices implies that `other` indices are valid.
 
-        Both must be the same elements of a buffer. The indices that this object permits, `ignored`
-        included, must be permitted by `other`.
+        True only if both are the same elements of a buffer, the range of `other` contains this
+        range, and `ignored` is in this range or equal to that of `other`.
         """
         has_same_elements = (self.ref, self.shape) == (other.ref, other.shape)
         is_inside = other.low <= self.low and self.high <= other.high
@@ -43,7 +43,10 @@ class Indices:
 
 
 def find_index_operands(call: Call) -> Iterator[Indices]:
-    """Yield the index operands of a call; none if the call states no range of indices."""
+    """Yield the index operands of a call that have elements; none if it states no range of indices.
+
+    For embedding bags, these include the start offsets of bags, from 0 to the number of indices.
+    """
     if call.index_range is None:
         return
     arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
@@ -93,8 +96,9 @@ def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> t
 def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Indices:
     """Return the indices of which `indices` are a copy, following ``pm_copy_int`` calls.
 
-    Returns `indices` itself if its elements are no copy. `writers` has, by buffer, the calls that
-    access the buffer in the node that computes it.
+    Returns `indices` itself unless a single call computes their buffer and copies exactly these
+    elements. `writers` has, by buffer, the calls that access the buffer in the node that computes
+    it.
     """
     calls = list(writers.get(indices.ref.buffer, ()))
     match calls:

@@ -37,16 +37,16 @@ CHUNK_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """The frozen first nodes of a step, and the tensors of a stored sample."""
+    """A prefix of the frozen nodes of a step (see `find_front`), and the tensors of a sample."""
 
     nodes: frozenset[int]
     """Indices of the nodes of the front."""
     outputs: tuple[str, ...]
-    """Tensors of the front that later nodes read or the step returns.
+    """Tensors of the front that nodes outside of it read or the step returns.
 
     They are in the order of the graph; `order_outputs` sorts them by their first computation."""
     inputs: tuple[int, ...]
-    """Indices of the inputs of the step that later nodes read or the step returns."""
+    """Indices of the inputs that nodes outside of the front read or the step returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,12 @@ class Replay:
 
     @property
     def chunk_bytes(self) -> int:
-        """Size of one write to a group; its seal fills a separate chunk [B]."""
+        """Maximum size of one write to a group; its seal has a separate chunk [B]."""
         return max(CHUNK_BYTES, self.layout.write_unit_bytes)
 
     @property
     def samples_per_group(self) -> int:
-        """Number of samples of a group: 1 to `max_samples`, as many as fit one erase block."""
+        """Number of samples of a group: as many as fit one erase block, from 1 to `max_samples`."""
         free_bytes = self.layout.erase_block_bytes - HEADER_BYTES - 2 * self.chunk_bytes
         return max(1, min(self.max_samples, free_bytes // self.sample_bytes))
 
@@ -164,8 +164,9 @@ def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
 def find_front(step: LoweredStep) -> Front | None:
     """Return the front with the smallest samples, the longest of several; None if none exists.
 
-    Nodes that depend only on inputs and constants, not on state or random numbers, are frozen. A
-    front is a prefix of the frozen nodes, in the order of the graph.
+    Nodes that depend only on inputs and constants, not on state or random numbers, and replace no
+    state are frozen. A front is a prefix of the frozen nodes, in the order of the graph, with an
+    output that nodes outside of it read or the step returns.
     """
     frozen_nodes = tuple(_find_frozen_nodes(step))
     input_index_of = {value.pieces[0].buffer: k for k, value in enumerate(step.inputs)}
@@ -182,7 +183,10 @@ def find_front(step: LoweredStep) -> Front | None:
 
 
 def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
-    """Yield the indices of nodes that depend only on inputs (at least one) and constants."""
+    """Yield the indices of nodes that depend only on inputs (at least one) and constants.
+
+    Nodes that draw random numbers or replace state are omitted.
+    """
     input_buffers = {value.pieces[0].buffer for value in step.inputs}
     frozen_tensors: set[str] = set()
     for k, (node, calls) in enumerate(zip(step.graph.nodes, step.calls, strict=True)):
@@ -203,8 +207,9 @@ def _make_front(
     node_buffers: Sequence[Collection[str]],
     input_index_of: dict[str, int],
 ) -> Front:
-    """Return the front of `nodes`, with the tensors that later nodes read or the step returns.
+    """Return the front of `nodes`.
 
+    Its outputs and inputs are those that nodes outside of it read or the step returns.
     `node_buffers` has the buffers of each node's calls, `input_index_of` the index of each input
     buffer.
     """

@@ -51,7 +51,10 @@ class StepSource:
     """The generated C of a deployment, as values for the templates."""
 
     def __init__(self, deployment: Deployment, weights: Weights) -> None:
-        """Generate the C lines of step and forward passes, which share lists and kernels."""
+        """Generate the C lines of step and forward passes, which share lists and kernels.
+
+        Raises the errors of `ProgramSource.generate_lines`.
+        """
         self.deployment = deployment
         self.step = deployment.step
         self.weights = weights
@@ -68,7 +71,7 @@ class StepSource:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The kernels that the step and its forward passes call."""
+        """The kernels of the step and its forward passes; see `ProgramSource.kernels`."""
         return tuple(self.program.kernels)
 
     @property
@@ -81,7 +84,10 @@ class StepSource:
         return bool(RANDOM_KERNELS.intersection(self.kernels))
 
     def template_values(self) -> TemplateValues:
-        """Return the template values of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``."""
+        """Return the template values of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``.
+
+        These templates also contain words of `folder_template_values`.
+        """
         return {**self._header_values(), **self._program_values(), **self._weight_values()}
 
     def _header_values(self) -> TemplateValues:
@@ -172,7 +178,7 @@ class StepSource:
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
         """Yield a macro for the index of each input, state tensor and gradient.
 
-        A comment states type, shape, size and, for state, the home.
+        A comment states type, shape, size and, for state, the home of the first piece.
 
         Adds the names of the macros to `used_names`.
         """
@@ -192,7 +198,10 @@ class StepSource:
                 yield f"#define PM_{name} {k} /* {tensor.type.c_name}{shape}, {size} B{home} */"
 
     def _weight_values(self) -> TemplateValues:
-        """Return the template value of the weights: 32-bit numbers in C, or a binary file's 0."""
+        """Return the template value of the weights: 32-bit numbers in C.
+
+        The value is 0 without weights, or if they are in a binary file.
+        """
         is_binary = self.deployment.weights is WeightsFormat.BINARY
         numbers = np.frombuffer(b"" if is_binary else self.weights.data, "<u4")
         lines = [
@@ -204,7 +213,7 @@ class StepSource:
     def _program_values(self) -> TemplateValues:
         """Return the template values of ``pm_step.c``: arena map, tables, lists and programs.
 
-        Adds lists for the table of gradients to `program`.
+        Adds shapes and strides of gradients that are not dense to `program.lists`.
         """
         # Tables are generated first, because they add lists.
         tables = "\n\n".join(self._generate_tables())
@@ -232,10 +241,10 @@ class StepSource:
         }
 
     def _describe_arena(self) -> Iterator[str]:
-        """Yield a comment line for each copy of a tensor and each workspace in the arena.
+        """Yield a comment line for each copy of a tensor and each workspace of the step.
 
-        A line has the offset, the size, and the first and last node of the lifetime; ``-`` means
-        before or after the program.
+        Those of 0 bytes are omitted. A line has the offset, the size, and the first and last node
+        of the lifetime; ``-`` means before or after the program.
         """
         graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
@@ -265,9 +274,9 @@ class StepSource:
     # -- tables ------------------------------------------------------------------------------------
 
     def _generate_tables(self) -> Iterator[str]:
-        """Yield the C tables of slots, buffers, state, samples, migrated state and gradients.
+        """Yield the C tables of slots, buffers, tensors, samples, migrated state and gradients.
 
-        Adds lists for the table of gradients to `program`.
+        Adds shapes and strides of gradients that are not dense to `program.lists`.
         """
         slot_bytes = self.deployment.page_bytes
         if self.deployment.generation_names:
@@ -352,7 +361,7 @@ class StepSource:
     def _gradient_table(self) -> Iterator[str]:
         """Yield the table of returned gradients, if any.
 
-        Adds lists of shapes and strides of gradients that are not dense to `program`.
+        Adds shapes and strides of gradients that are not dense to `program.lists`.
         """
         slots = self.deployment.slots
         rows = []
@@ -375,13 +384,16 @@ class StepSource:
 
 
 def _template_macro_names() -> set[str]:
-    """Return the names of the macros in the templates, which no macro of a tensor may have."""
+    """Return the names, without ``PM_``, of macros that no macro of a tensor may have.
+
+    They are those of the headers ``pm.h``, ``pm_driver.h`` and ``pm_state.h``.
+    """
     texts = map(read_template, ("generated/include/pm.h", "pm_driver.h", "src/pm_state.h"))
     return {name for text in texts for name in _DEFINED_MACRO.findall(text)}
 
 
 def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
-    """Return a C expression for the storage of slots: a term ``n*PM_<unit>_BYTES(size)`` per size.
+    """Return a C expression for the storage of slots: ``n*PM_<unit>_BYTES(size)`` for each size.
 
     The expression is broken into lines of a macro.
     """
@@ -390,7 +402,7 @@ def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
 
 
 def _declare_input_pointers(step: LoweredStep, array: str) -> Iterator[str]:
-    """Yield a C declaration of a pointer to each input, and statements against unused names."""
+    """Yield a C declaration of a pointer to each input, and casts against unused-name warnings."""
     for k, tensor in enumerate(step.inputs):
         yield f"const {tensor.type.c_name} *const x{k} = {array}[{k}];"
     yield from (f"(void)x{k};" for k in range(len(step.inputs)))
@@ -407,11 +419,13 @@ def _indent_lines(lines: Iterable[str]) -> str:
 
 
 def _make_info_row(tensor: NamedTensor) -> str:
+    """Return the row of a tensor: its elements, and bytes of an element, 0 for reals."""
     integer_bytes = 0 if tensor.type is DataType.REAL else tensor.type.itemsize
     return f"{{{tensor.elements}, {integer_bytes}}}"
 
 
 def _define_table(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
+    """Return the C definition of a table; without rows, its only row is `empty`."""
     row_texts: Sequence[str] = list(rows)
     row_lines = "".join(f"    {row},\n" for row in row_texts or (empty,))
     return f"{declaration} = {{\n{row_lines}}};"
@@ -422,7 +436,7 @@ def _latest_nonempty(earlier_label: str, label: str) -> str:
 
 
 def _make_macro_name(kind: str, name: str, used_names: set[str]) -> str:
-    """Return a unique macro name for a tensor, and add it to `used_names`."""
+    """Return a unique macro name, without ``PM_``, for a tensor; add it to `used_names`."""
     name_parts = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(name_parts) > 1 and name_parts[0] == "inputs":
         del name_parts[0]

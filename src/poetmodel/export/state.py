@@ -95,7 +95,8 @@ def _parse_tensor(entry: Mapping[str, Any]) -> ExportedTensor:
 def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path]:
     """Return (state file, exported folder) for the path of a state file or of an exported folder.
 
-    The folder of a state file is `folder`, by default the one that contains the file.
+    The folder of a state file is `folder`, by default the one that contains the file. For the path
+    of a folder, `folder` is ignored.
     """
     path = Path(path)
     if path.is_dir():
@@ -111,7 +112,7 @@ def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.nd
     Raises
     ------
     InputError
-        If the file cannot be read, or its size is not that of the tensors.
+        If the file cannot be read, or its size is that of the tensors in neither precision.
     """
     data = read_bytes(path)
     real_bytes = sum(tensor.bytes for tensor in tensors if tensor.dtype == "float32")

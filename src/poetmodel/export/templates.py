@@ -1,8 +1,8 @@
-"""The template syntax of ``export/c``, from which all files of an exported folder are made.
+"""The syntax of the templates in ``export/c``, from which files of exported folders are made.
 
 ``@WORD@`` is replaced by the value of a word. ``@IF WORD@ ... @END WORD@`` retains the enclosed
-text if the value is true, ``@UNLESS WORD@ ... @END WORD@`` if it is false. A mark that is alone on
-a line is removed with the line.
+text if the value is true, ``@UNLESS WORD@ ... @END WORD@`` if it is false. A mark of a block that
+is alone on a line is removed with the line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fill_template(text: str, values: TemplateValues) -> str:
     Raises
     ------
     KeyError
-        If a word has no value.
+        If a word or condition outside of removed blocks has no value.
     """
     resolved = _resolve_blocks(text, values)
     return _WORD_PATTERN.sub(lambda match: _format_value(values[match[1]]), resolved)
