@@ -153,7 +153,9 @@ def test_bytes_are_written_and_read_as_they_are(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.bin"]
     with pytest.raises(InputError, match="at most 2 bytes"):
         files.read_bytes(path, limit_bytes=2)
-    with pytest.raises(InputError, match=r"x\.bin: expected UTF-8 text, found a binary file"):
+    with pytest.raises(
+        InputError, match=r"x\.bin: expected UTF-8 text, got another encoding or a binary file"
+    ):
         files.decode_text(files.read_bytes(path), source=str(path))
 
 

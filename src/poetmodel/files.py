@@ -26,7 +26,7 @@ def shipped_folder(kind: str) -> Path:
     """Return the folder of shipped files of one kind, ``graphs`` or ``devices``.
 
     The folder is inside the installed package, or in the checkout of an editable install. Raises
-    `InputError` if it is missing.
+    `InputError` if it is missing, and for any other kind.
     """
     package = Path(str(files("poetmodel")))
     for folder in (package / "_data" / kind, package.parents[1] / kind):
@@ -64,7 +64,7 @@ def licence(package: str) -> str:
 def processor_line(*keys: str) -> str:
     """Return the first line of ``/proc/cpuinfo`` that starts with one of the keys.
 
-    Falls back to the processor name of the `platform` module.
+    Falls back to the processor name of the `platform` module, which may be empty.
     """
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
@@ -101,17 +101,24 @@ def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) ->
 
 
 def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
-    """Return the text of a UTF-8 file of at most `limit_bytes`; raise `InputError` on failure."""
+    """Return the text of a UTF-8 file, without a byte order mark.
+
+    Raises `InputError` if the file cannot be read, is not UTF-8, or exceeds `limit_bytes`.
+    """
     return decode_text(read_bytes(path, limit_bytes=limit_bytes), source=str(path))
 
 
 def decode_text(content: bytes, *, source: str) -> str:
-    """Decode UTF-8 bytes; raise `InputError` for other bytes. `source` names the file in errors."""
+    """Decode UTF-8 bytes, without a byte order mark; raise `InputError` for other bytes.
+
+    `source` names the file in errors.
+    """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{source}: expected UTF-8 text, found a binary file (byte {error.start})"
+            f"{source}: expected UTF-8 text, got another encoding or a binary file "
+            f"(byte {error.start})"
         ) from None
 
 
@@ -119,15 +126,16 @@ def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> 
     """Parse JSON; NaN and infinities become floats, which the validation of each key refuses.
 
     `expected` names the format in messages. Adds an error to `faults` for each key that occurs
-    twice in one object; without `faults`, raises `InputError` with these errors. Also raises
-    `InputError` for a text that is not JSON.
+    repeatedly in one object, whose last value is returned; without `faults`, raises `InputError`
+    with these errors. Also raises `InputError` for an empty text, for a text that is not JSON, and
+    for too deep nesting or too many digits.
     """
     if not text.strip():
         raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
     repeated_keys: list[str] = []
 
     def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Return the dict of an object's pairs; add keys that occur twice to `repeated_keys`."""
+        """Return the dict of an object's pairs; add keys that occur again to `repeated_keys`."""
         values = dict(pairs)
         if len(values) < len(pairs):
             counts = Counter(key for key, _ in pairs)
@@ -172,7 +180,7 @@ def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
 def format_location(path: Sequence[str | int], document: object = None) -> str:
     """Format a path into a document for messages: ``nodes[3] ('conv1').inputs[0]``.
 
-    With `document`, the location includes the name of an item of a top-level list.
+    With `document`, the location includes the name of an item of a top-level list, if it has one.
     """
     location = ""
     value: Any = document
@@ -199,17 +207,21 @@ def unknown_key_message(key: object, known_keys: Iterable[str]) -> str:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise `InputError` if no file can be written at `path`; an existing file is not changed."""
+    """Raise `InputError` if no file can be written at `path`; an existing file is not changed.
+
+    Creates and removes a temporary file in the same folder. Does not check devices and pipes.
+    """
     path = _resolve_target(path)
     if not _is_special(path):
         _create_temporary(path).unlink()
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file atomically: other programs read either the old or the new content.
+    """Write a UTF-8 file atomically: other programs read either the old or the new content.
 
-    The target of a link is written; a device or pipe (``/dev/stdout``) is written directly. Raises
-    `InputError` if the file cannot be written.
+    The target of a link is written; a device or pipe (``/dev/stdout``) is written directly. The
+    file has the permissions of a new file. Raises `InputError` if the file cannot be written, or
+    the text contains a character that UTF-8 cannot encode.
     """
     try:
         content = text.encode("utf-8")
@@ -222,7 +234,10 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write bytes to a file atomically; see `write_text` for links, devices and errors."""
+    """Write bytes to a file atomically; see `write_text` for links, devices and permissions.
+
+    Raises `InputError` if the file cannot be written.
+    """
     path = _resolve_target(path)
     with raise_write_errors(path):
         if _is_special(path):
@@ -252,7 +267,7 @@ def raise_write_errors(path: Path, failure: str = "cannot be written") -> Iterat
 
 
 def _resolve_target(path: str | Path) -> Path:
-    """Return the path to write to, following links to files.
+    """Return the path to write to, following links except to devices and pipes.
 
     Raises `InputError` for a folder, and for a path that cannot be resolved.
     """

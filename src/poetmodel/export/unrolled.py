@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 def unroll_weight_gradients(step: LoweredStep) -> LoweredStep:
     """Return a step that sums gradients of weights by time step, without stacks of all time steps.
 
+    A stack remains if its division saves no memory or is impossible, or if a node reads it whole.
     Operators on all time steps at once (gates from inputs, gradients of inputs) are divided into
     one per time step if time steps read their results. A product that is added to the gradient of a
     shared weight is summed in the memory of that gradient. Returns `step` itself if unchanged.
@@ -69,7 +70,8 @@ class _Pieces:
     def find_only_piece(self, loops: Loops, index: int) -> tuple[int, Loops] | None:
         """Return (piece index, loops over the piece) if loops access one piece of tensor `index`.
 
-        Returns None if they access several pieces, or elements that no constant strides reach.
+        The loops retain the name of the buffer; their offsets are relative to the piece. Returns
+        None if they access several pieces, or elements of it that no constant strides reach.
         """
         indices = loops.element_indices(index)
         inner_rows = indices // self.inner
@@ -111,23 +113,23 @@ class _PieceCall:
     loops: Loops | None = None
     """Loops of the call; None if it accesses no pieces."""
     piece_of: Mapping[str, int] = field(default_factory=dict)
-    """Index of the accessed piece, by tensor."""
+    """Index of the accessed piece, by name of the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DividedCall:
-    """A call that accesses pieces, as one call or one call for each piece."""
+    """A call of a node, undivided or as one call for each piece."""
 
     piece_calls: tuple[_PieceCall, ...]
     is_sum: bool = False
-    """Whether the results of the calls are summed up."""
+    """Whether the results of the calls for the pieces are summed up."""
 
 
 def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCall | None:
     """Return the call of loops that access one piece of each divided tensor.
 
     `pieces` has the division of tensors by name. Returns None if the loops access several pieces of
-    a tensor, or if the kernel does not support the loops over a piece.
+    a tensor, or if no strides or no kernel support the loops over a piece.
     """
     piece_of: dict[str, int] = {}
     for index, ref in enumerate(loops.refs):
@@ -189,9 +191,11 @@ class _Division:
         self.undivided_stacks: set[str] = set()
         """Divided stacks of copies that some nodes also need undivided."""
         self.consumer_calls: dict[int, list[_DividedCall]] = {}
-        """Divided calls of each node that accesses a divided tensor and has an undivided result."""
+        """Calls that compute the undivided results of each node that uses a divided tensor.
+
+        Includes nodes of stacks in `undivided_stacks`."""
         self.producer_calls: dict[int, list[_DividedCall]] = {}
-        """Divided calls of each node with a divided result."""
+        """Calls that compute the pieces of each divided result, by its node."""
         self._division_cache: dict[
             tuple[int, tuple[tuple[str, _Pieces], ...]], list[_DividedCall] | None
         ] = {}
@@ -200,7 +204,7 @@ class _Division:
             pass
 
     def is_copy(self, k: int) -> bool:
-        """Return whether node `k` only copies, so that the pieces of its result exist before it."""
+        """Return whether all calls of node `k` copy: pieces of its result exist before it."""
         return all(call.kernel == "pm_copy" for call in self.step.calls[k])
 
     # -- tensors to divide -----------------------------------------------------------------------
@@ -216,8 +220,9 @@ class _Division:
     def _propose_stacks(self) -> None:
         """Add stacks to `pieces`, then tensors that are read in as many slices as a stack.
 
-        A stack is the result of a node that copies equal pieces one after the other; it is added
-        only if sums over its pieces need less memory.
+        Only the first reader of a tensor counts. Divisible tensors in the same loops are added,
+        too. A stack is the result of a node that copies equal pieces one after the other; it is
+        added only if sums over its pieces need less memory.
         """
         for k in range(len(self.graph.nodes)):
             name, pieces = self._parse_stack(k)
@@ -230,7 +235,10 @@ class _Division:
                     self._propose_tensor(tensor.name, pieces)
 
     def _parse_stack(self, k: int) -> tuple[str, _Pieces | None]:
-        """Return (result, pieces) of a node that stacks equal pieces; otherwise pieces is None."""
+        """Return (result, pieces) of a node that stacks equal pieces in a divisible result.
+
+        Otherwise, `pieces` is None.
+        """
         node, calls = self.graph.nodes[k], self.step.calls[k]
         if len(calls) <= 1 or len(node.outputs) != 1 or not self.is_copy(k):
             return "", None
@@ -246,7 +254,7 @@ class _Division:
         return name, pieces if piece_order == list(range(len(calls))) else None
 
     def _saves_memory(self, name: str, pieces: _Pieces) -> bool:
-        """Return whether a stack uses more memory than the sums over its pieces."""
+        """Return whether a stack is read by sums over its pieces that need less memory."""
         sums = {
             call.arguments[0]
             for k in self._users[name]
@@ -268,7 +276,7 @@ class _Division:
         )
 
     def _propose_tensor(self, name: str, pieces: _Pieces) -> None:
-        """Add to `pieces` a tensor and, transitively, tensors in the same loops."""
+        """Add to `pieces` a tensor and, transitively, divisible tensors in the same loops."""
         pieces_of_tensors = {name: pieces}
         while pieces_of_tensors:
             name, pieces = pieces_of_tensors.popitem()
@@ -284,7 +292,8 @@ class _Division:
     def _find_sliced_pieces(self, name: str, counts: set[int]) -> list[_Pieces]:
         """Return, in a list, the division of a tensor by the slice that its first reader accesses.
 
-        Returns [] if the tensor has no reader, or if the number of slices is not in `counts`.
+        Returns [] if the tensor has no reader or the reader no loops over it, if the slices do not
+        repeat evenly, or if their number is not in `counts`.
         """
         elements = self.step.buffers[name].elements
         readers = [k for k in self._users[name] if k != self._find_producer(name)]
@@ -331,8 +340,8 @@ class _Division:
     ) -> bool:
         """Add the divided calls of node `k` to `divided_calls`; return whether they can be divided.
 
-        `outputs` are the divided results of the node. Stacks of copies may remain undivided inputs;
-        they are then added to `undivided_stacks`.
+        `outputs` are the results to compute in pieces. Stacks of copies may remain undivided
+        inputs; they are then added to `undivided_stacks`.
         """
         other_outputs = {tensor.name for tensor in self.graph.nodes[k].outputs} - outputs
         accessed_names = [
@@ -363,7 +372,7 @@ class _Division:
         }
 
     def find_readers(self, name: str) -> list[list[_PieceCall]]:
-        """Return the calls that read each piece of a tensor."""
+        """Return, for each piece of a tensor, the calls that read it."""
         readers: list[list[_PieceCall]] = [[] for _ in range(self.pieces[name].count)]
         producer_index = self._find_producer(name)
         for k in self._users[name]:
@@ -400,8 +409,9 @@ class _Division:
     def _can_divide(self, k: int, piece_calls: list[_DividedCall]) -> bool:
         """Return whether a node with an undivided result can use divided calls.
 
-        Each call must access one piece of each tensor, or sum pieces. A call that stacks pieces
-        needs all pieces at once, which is permitted only for copies.
+        A node with divided calls must be recomputable, with one output and no workspace. It must
+        be one plain sum of pieces, or its divided calls access only stacks of copies, since they
+        need all pieces at once.
         """
         divided_calls = [call for call in piece_calls if len(call.piece_calls) > 1]
         if not divided_calls:
@@ -420,6 +430,7 @@ class _Division:
 
 
 def _is_plain_sum(call: Call) -> bool:
+    """Return whether a call is a sum or product that does not add to earlier values."""
     return call.kernel == "pm_sum" or (call.kernel == "pm_mm" and call.arguments[-1] == 0)
 
 
@@ -472,7 +483,7 @@ def _find_tensors_in_same_loop(
 
 
 def _measure_piece_distance(piece_loops: Sequence[Loops], name: str) -> int:
-    """Return the distance between the first two pieces of tensor `name` [elements]."""
+    """Return the distance of tensor `name` between the loops of the first two pieces [elements]."""
     first, second = (
         next(ref.offset for ref in loops.refs if ref.buffer == name) for loops in piece_loops[:2]
     )
@@ -482,7 +493,7 @@ def _measure_piece_distance(piece_loops: Sequence[Loops], name: str) -> int:
 def _writes_each_piece(
     piece_calls: Sequence[_DividedCall], pieces: Mapping[str, _Pieces], outputs: set[str]
 ) -> bool:
-    """Return whether divided calls write each piece of their only output, without sums."""
+    """Return whether `outputs` is one tensor whose pieces the calls all write, without sums."""
     if len(outputs) != 1:
         return False
     (name,) = outputs
@@ -520,13 +531,15 @@ class _Rewriter:
             if name not in division.pieces or name in division.undivided_stacks
         }
         self.aliases: dict[str, tuple[str, np.ndarray]] = {}
-        """(buffer, element indices) of each piece that equals elements of another buffer."""
+        """(buffer, element indices) that replace a copied piece, by name of the piece."""
         self.early_nodes: list[_NewNode] = []
         """Nodes to execute as soon as their inputs are computed, in the order of this list."""
         self.late_nodes: dict[str, _NewNode] = {}
-        """Nodes to execute right before the first reader of their result, by result."""
+        """Nodes to execute right before the first reader of their result, by result.
+
+        A node that reads state precedes the replacement of that state, too."""
         self.fixed_nodes: dict[int, _NewNode] = {}
-        """Nodes that retain their position in the old step, by position."""
+        """Nodes that retain the order of the old step, by their position in it."""
         self.ready_after: dict[str, int] = {}
         """Position in the old step after which each tensor can be computed; -1 if at once."""
 
@@ -548,7 +561,10 @@ class _Rewriter:
         )
 
     def _add_piece_nodes(self, k: int) -> None:
-        """Add a node for each piece of the result of node `k`, or add the piece to `aliases`."""
+        """Add a node and buffer for each piece of the result of node `k`, or an alias instead.
+
+        The node is early if it is of the backward pass and reads another piece; otherwise late.
+        """
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         pieces = self.division.pieces[result.name]
         piece_calls = [
@@ -601,7 +617,8 @@ class _Rewriter:
         """Return the (buffer, element indices) that a piece copies; None if they cannot replace it.
 
         State cannot, because updates overwrite it, nor can a tensor of another size than the piece.
-        Inputs of the step and constants can: they stay in memory until its end.
+        Inputs of the step and constants of any size can: they stay in memory until its end. None,
+        too, unless one copy writes the whole piece.
         """
         if len(piece_calls) != 1 or piece_calls[0].call.kernel != "pm_copy":
             return None
@@ -653,10 +670,10 @@ class _Rewriter:
         return loops
 
     def _find_in_place_pair(self, out: str, calls: Sequence[Call]) -> tuple[tuple[str, str], ...]:
-        """Return the (output, input) pair if the only call may overwrite an input, otherwise ().
+        """Return ((output, input),) if the only call may overwrite an input, otherwise ().
 
-        The input must not be state, must have equal size and type, and be accessed in the same
-        order.
+        The call must be elementwise. The input must be a tensor of the graph other than state, with
+        equal size and type, accessed once and in the same order.
         """
         loops = call_to_loops(calls[0]) if len(calls) == 1 and is_elementwise(calls[0]) else None
         if loops is None or loops.refs[0] != Ref(out):
@@ -710,7 +727,10 @@ class _Rewriter:
         )
 
     def _add_sum_chain(self, k: int, piece_calls: Sequence[_PieceCall]) -> None:
-        """Replace node `k` by a chain of nodes, each for the pieces that are ready at one time."""
+        """Replace node `k` by a chain of nodes, each for pieces that are ready at one position.
+
+        Each node adds its pieces to the sum of the node before it.
+        """
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         terms = []
         for index, piece_call in enumerate(piece_calls):
@@ -763,7 +783,8 @@ class _Rewriter:
     def _make_addition_calls(self, call: Call, result_name: str, out: str) -> list[Call]:
         """Return calls that add the result of `call` to buffer `out`.
 
-        `result_name` is the undivided result. Some sums need a workspace of its size.
+        `result_name` is the undivided result. Some calls of ``pm_sum`` need a workspace of the size
+        of that result.
         """
         if call.kernel == "pm_mm":
             return [
@@ -788,7 +809,8 @@ class _Rewriter:
     def _order_nodes(self) -> Iterator[_NewNode]:
         """Yield the nodes in an order that respects inputs and replacements of state.
 
-        Removes the yielded nodes from `late_nodes`, and omits late nodes without a reader.
+        Removes the yielded nodes from `late_nodes`. Omits late nodes without a reader, unless they
+        read state that is replaced.
         """
         computed: set[str] = set()
         pending_nodes = list(self.early_nodes)
@@ -830,7 +852,10 @@ def _rename_buffer(loops: Loops | None, name: str, new: str) -> Loops | None:
 
 
 def _resolve_alias(loops: Loops | None, name: str, alias: tuple[str, np.ndarray]) -> Loops | None:
-    """Return loops that access a piece in the buffer of its alias; None if the kernel cannot."""
+    """Return loops that access a piece in the buffer of its alias.
+
+    None if `loops` is None, or if the kernel cannot access these elements.
+    """
     for index, ref in enumerate(loops.refs if loops else ()):
         if loops is not None and ref.buffer == name:
             loops = loops.with_elements(index, alias[0], alias[1][loops.element_indices(index)])
@@ -853,10 +878,10 @@ def _redirect_output(call: Call, out: str) -> Call:
 
 
 def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
-    """Fuse products with their addition to the gradient of the same weight, in place.
+    """Fuse products with their addition to an earlier gradient, in the memory of that gradient.
 
-    The gradients of two time steps are an example. The fused node is at the position of the
-    product, where the other gradient is already computed. Returns `step` itself if unchanged.
+    The gradients of a weight in two time steps are an example. The fused node is at the position of
+    the product, if only the addition reads the product. Returns `step` itself if unchanged.
     """
     graph = step.graph
     returned_names = step.returned_buffers

@@ -33,7 +33,7 @@ def check_values(step: LoweredStep) -> None:
 
 
 def require_all_finite(step_name: str, nonfinite_names: Iterable[str]) -> None:
-    """Raise `InputError` if a step has tensors that are not finite, `nonfinite_names`."""
+    """Raise `InputError` if there are `nonfinite_names`: tensors of a step that are not finite."""
     unique_names = [*dict.fromkeys(nonfinite_names)]
     if unique_names:
         verb = "hold" if len(unique_names) > 1 else "holds"

@@ -63,7 +63,7 @@ class InputShape:
 
     @property
     def overrides(self) -> dict[str, int | str]:
-        """Settings that differ from the network's defaults, by field name."""
+        """Settings that are set, by field name, also if they equal the network's default."""
         return {name: value for name, value in asdict(self).items() if value not in _UNSET}
 
     def label(self, model: str) -> str:
@@ -88,7 +88,7 @@ class InputShape:
 
 
 _UNSET: Final = (None, False)
-"""Values of settings that leave the network's default."""
+"""Values of settings that leave the network's default; 0 does so, too, since it equals False."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,8 @@ def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Load a built-in network or published graph from ``graphs/``.
 
     `shape` may be a `Variant`. A built-in network with overrides is generated. Raises `GraphError`
-    if no network has this name, or if the network lacks a setting or refuses its value.
+    if no network has this name, if the network lacks a setting or refuses its value, or for any
+    override of a published graph.
     """
     from poetmodel.graph.structure import Graph
 
@@ -145,8 +146,8 @@ def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Load the built-in network or published graph of this name, or else a graph file.
 
-    Any other `name` is a path if it contains a separator, ends in ``.json`` or names an existing
-    file. Raises the errors of `load_model` or `load_file`.
+    Any other `name` is a path if it ends in ``.json``, names an existing file, or contains a
+    separator and does not begin with ``paper/``. Raises the errors of `load_model` or `load_file`.
     """
     has_separator = os.sep in name and not name.startswith(_PUBLISHED)
     is_file = has_separator or name.endswith(".json") or Path(name).exists()
@@ -191,7 +192,7 @@ def _build_zoo_model(name: str, shape: InputShape) -> Graph:
     ]
     if shape.overrides.keys() & _PARAMETER_OF_FIELD.keys() - set(accepted_fields):
         raise GraphError(
-            f"{subject}: this network only accepts "
+            f"{subject}: of the sizes, this network only accepts "
             f"{' and '.join(f'--{key}' for key in accepted_fields)}"
         )
     try:

@@ -68,9 +68,10 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
     ----------
     digraph : networkx.DiGraph
         Each node needs ``output_bytes`` or ``outputs``; all other keys of a graph file are optional
-        attributes. A node's name is its key as text. A node without ``inputs`` reads from its
-        predecessors, in the order in which their edges were added: the ``tensors`` of the edge, or
-        else every output of the predecessor.
+        attributes. Defaults of ``op``, ``phase`` and the digraph's ``name`` are ``op``, ``forward``
+        and ``graph``. A node's name is its attribute ``name``, or else its key as text. A node
+        without ``inputs`` reads from its predecessors, in the order in which their edges were
+        added: the ``tensors`` of the edge, or else every output of the predecessor.
 
     Returns
     -------
@@ -139,8 +140,9 @@ def _is_integer(value: object) -> bool:
 
 
 def _output_names(item: Mapping[str, Any]) -> list[object]:
-    """Return the tensor names in a node's file entry, skipping malformed outputs.
+    """Return the names of the outputs in a node's file entry, skipping malformed outputs.
 
+    Without a list of outputs, the only tensor has the node's name.
     `Graph` reports malformed outputs later.
     """
     outputs = item.get("outputs")

@@ -55,7 +55,8 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     Returns
     -------
     document : object
-        Content of the graph file; for a step file, its graph. Not validated.
+        Content of the graph file; for a step file, its graph, or None if it has none. Not
+        validated.
     source : str
         Path, and key within a step file, for error messages.
     faults : list of str
@@ -77,7 +78,7 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
 
 
 def write_document(document: Mapping[str, Any], path: str | Path) -> None:
-    """Write the content of a graph file (`Graph.to_dict`), one node per line."""
+    """Write the content of a graph file (`Graph.to_dict`), one node per line; see `write_text`."""
     nodes = document["nodes"]
     head_items = ((key, value) for key, value in document.items() if key != "nodes")
     head = [f"{_to_json(key)}: {_to_json(value)}" for key, value in head_items]
@@ -86,7 +87,7 @@ def write_document(document: Mapping[str, Any], path: str | Path) -> None:
 
 
 def node_to_dict(node: object, *, defaults: bool = False) -> object:
-    """Return a node's entry in a graph file; see `Graph.to_dict`.
+    """Return a node's entry in a graph file; see `Graph.to_dict` for `defaults`.
 
     Values of wrong types have invalid values in the entry, so that `value_faults` reports them.
     """
@@ -172,7 +173,7 @@ def parse_graph_fields(document: object, *, source: str, faults: Iterable[str]) 
     ------
     GraphError
         If `document` is no object, or format or version is wrong: with these errors only. Else with
-        `faults` and every error in a value or, if there are none, every error between nodes.
+        `faults` and every invalid key and value or, if there are none, every error between nodes.
     """
     if not isinstance(document, dict):
         raise GraphError(

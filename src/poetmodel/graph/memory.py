@@ -18,7 +18,9 @@ class Floor:
     """Minimum RAM of a graph: the largest working set of one step. No schedule needs less."""
 
     bytes: int
-    """Inputs, outputs and workspace of that step, and all resident state, together [B]."""
+    """Inputs, outputs and workspace of that step together [B].
+
+    Includes all state if `floor` was called with `resident`; excludes it with `memory_mapped`."""
     node: int
     """Index of the node with the largest working set (the first, if several are equal)."""
 
@@ -60,7 +62,7 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
     """Return the RAM in use at each node under keep-all [B]: live tensors, outputs and workspace.
 
     Keep-all computes each node once and keeps each tensor until its last use. All state is in RAM
-    throughout.
+    throughout. An output that may overwrite an input shares its memory at the input's last use.
     """
     return _keep_all_profile(graph, range(len(graph.nodes)))
 
@@ -68,7 +70,8 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
 def _keep_all_profile(graph: Graph, node_indices: Sequence[int]) -> tuple[int, ...]:
     """Return the RAM in use at each of the `node_indices` nodes under keep-all [B].
 
-    Only these nodes are computed, in the order given; other readers of a tensor are ignored.
+    Only these nodes are computed, in the order given; other readers of a tensor are ignored. State
+    whose node is among them is in RAM throughout.
     """
     sizes, computed_nodes = graph.tensor_bytes, frozenset(node_indices)
     state = frozenset(graph.state_tensors)
@@ -100,8 +103,9 @@ def inference_profile(graph: Graph) -> dict[int, int] | None:
 
     Inference computes every ``forward`` node and the nodes whose outputs these read, directly or
     indirectly. Labels, which only the loss reads, do not count. Each tensor is freed after its last
-    use in inference. Returns None if phases do not separate the forward pass from the rest of the
-    training step: there is no ``forward`` node, or there are only ``input`` and ``forward`` nodes.
+    use in inference, except state that inference reads. Returns None if phases do not separate the
+    forward pass from the rest of the training step: there is no ``forward`` node, or there are only
+    ``input`` and ``forward`` nodes.
     """
     forward = {k for k, node in enumerate(graph.nodes) if node.phase == Phase.FORWARD}
     if not forward or all(node.phase in (Phase.INPUT, Phase.FORWARD) for node in graph.nodes):

@@ -23,7 +23,7 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     """Backward pass: computes gradients of inputs or weights."""
     UPDATE = "update"
-    """Optimizer step."""
+    """Updates parameters, optimizer state or buffers, such as running statistics."""
     STATE = "state"
     """Holds a state tensor, whose value outlives the step; computes nothing."""
 
@@ -43,7 +43,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One execution of an operator."""
+    """One execution of an operator; `Graph` validates its fields."""
 
     name: str
     """Unique among all nodes of the graph."""

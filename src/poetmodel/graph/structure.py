@@ -58,8 +58,8 @@ class Graph:
     Raises
     ------
     GraphError
-        Lists every error found: duplicate names, inputs that are unknown or made later, sizes
-        outside 0..2^53, and so on.
+        Lists every invalid value, such as a size outside 0..2^53, or, if there is none, every error
+        between nodes: duplicate names, inputs that are unknown or made later, and so on.
 
     Examples
     --------
@@ -232,14 +232,14 @@ class Graph:
     def starts_on_storage(self) -> tuple[bool, ...]:
         """Whether each tensor is on storage when the training step begins.
 
-        True for samples with `Node.on_aux` and for all state, also state that a schedule makes
-        resident.
+        True for tensors of nodes with `Node.on_aux` and for all state, also state that a schedule
+        makes resident.
         """
         return tuple(self.nodes[k].on_aux or self.nodes[k].is_state for k in self.node_of)
 
     @cached_property
     def on_aux(self) -> frozenset[int]:
-        """Indices of the samples on storage: tensors of nodes with `Node.on_aux`."""
+        """Indices of the tensors of nodes with `Node.on_aux`, such as samples on storage."""
         return frozenset(i for i, k in enumerate(self.node_of) if self.nodes[k].on_aux)
 
     @cached_property
@@ -261,8 +261,8 @@ class Graph:
     def last_stages(self) -> tuple[int, ...]:
         """Last stage in which each node may be computed, by node.
 
-        For nodes that read or hold state, the first stage in which any of it is replaced; for all
-        other nodes, the last stage of the training step.
+        For nodes that read or hold state with a replacement, the first stage in which any of it is
+        replaced; for all other nodes, the last stage of the training step.
         """
         last_stages = [len(self.nodes) - 1] * len(self.nodes)
         for old, new in self.replacement_of.items():
@@ -295,7 +295,10 @@ class Graph:
 
     @cached_property
     def allocated_bytes(self) -> tuple[int, ...]:
-        """Memory that each node's outputs allocate [B]: replacements allocate none."""
+        """Memory that each node's outputs allocate [B]: replacements allocate none.
+
+        Outputs that may overwrite an input count in full; see `shared_bytes_of`.
+        """
         return tuple(
             sum(tensor.bytes for tensor in node.outputs if tensor.replaces is None)
             for node in self.nodes
@@ -353,8 +356,8 @@ class Graph:
         Raises
         ------
         GraphError
-            If the file is missing or has another format. Lists every error in the file with its
-            location.
+            If the file is missing or has another format. Otherwise lists, with locations, every
+            invalid key and value or, if there is none, every error between nodes.
         """
         document, source, faults = read_document(path)
         return cls.from_dict(document, source=source, faults=faults)
@@ -377,7 +380,8 @@ class Graph:
         Raises
         ------
         GraphError
-            With every error found.
+            If the content has another format or version. Otherwise with `faults` and every invalid
+            key and value or, if there are none, every error between nodes.
         """
         graph_values = parse_graph_fields(document, source=source, faults=faults)
         return cls.from_valid(**{**graph_defaults(cls), **graph_values})
@@ -385,8 +389,8 @@ class Graph:
     def to_dict(self, *, defaults: bool = False) -> dict[str, Any]:
         """Return the content of a graph file.
 
-        With `defaults`, include keys with default values other than None. The content has only
-        JSON types and shares no object with the graph.
+        With `defaults`, include keys with default values other than None, except in nodes that hold
+        state. The content has only JSON types and shares no mutable object with the graph.
         """
         nodes: tuple[object, ...] = self.nodes  # Not validated yet if called by __post_init__.
         needs_version_2 = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
@@ -422,7 +426,7 @@ class Graph:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the canonical JSON (UTF-8), hexadecimal."""
+        """SHA-256 of the canonical JSON (UTF-8), hexadecimal; see `canonical_json`."""
         return hashlib.sha256(
             canonical_json(self.to_dict(defaults=True)).encode("utf-8")
         ).hexdigest()

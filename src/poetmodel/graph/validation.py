@@ -86,7 +86,9 @@ _GRAPH_KEYS: Final = {
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 """Characters that UTF-8 cannot encode."""
 _REQUIRED: Final = frozenset({"name", "bytes", "op", "phase", "inputs", "nodes"})
-"""Keys without a default, of all objects of a graph file."""
+"""Keys without a default, of all objects of a graph file.
+
+`parse_graph_fields` checks that ``format`` and ``version`` are present."""
 
 
 def value_faults(document: Mapping[str, Any]) -> list[str]:
@@ -160,7 +162,7 @@ def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
 
 
 def _order_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a message for each input that no earlier node makes, and for one cycle.
+    """Yield a message for each input that no earlier node makes, and for one cycle if there is any.
 
     `maker_of` maps tensor names to the index of the node that makes the tensor.
     """
@@ -187,6 +189,7 @@ def _order_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterato
 def _repeated_name_faults(nodes: Sequence[Node], maker_of: dict[str, int]) -> Iterator[str]:
     """Yield a message for each duplicate name of a node or tensor.
 
+    A node and its output that repeat the same name have one message.
     Adds to `maker_of` the index of the first node that makes each tensor, by tensor name.
     """
     first_node_of: dict[str, int] = {}

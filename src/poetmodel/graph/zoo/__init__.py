@@ -14,14 +14,16 @@ Work, memory traffic and memory are counted as follows:
   counted once.
 - Workspace is 0: kernels are assumed to be direct ones, which exist for every operator here.
 - Without `state`, weights, their gradients and the optimizer's state are resident bytes, not
-  tensors. A weight gradient has a node that outputs 0 bytes and writes the resident buffer. Running
+  tensors. A weight gradient counts 0 bytes, since its node writes the resident buffer. Running
   statistics of batch norm are not counted.
 - A flatten, reshape, or split into heads is a view: the same tensor with another shape, without a
   node. No operator works in place without `in_place`.
-- Masks have 1 byte per element, positions in a pooling window 1 byte, labels and token ids 4 bytes;
-  statistics and the loss are single precision for every element type.
+- Dropout masks have 1 byte per element, labels and token ids 4 bytes. Positions in a pooling window
+  have 1 byte, or 4 in windows of more than 256 elements. Statistics and the loss are single
+  precision for every element type.
 - The order is forward pass, loss, backward pass from the last operator to the first. For each
-  operator, the weight gradient precedes the input gradient, so that the input can be freed.
+  operator, the weight gradient precedes the input gradient, so that the input can be freed. With
+  `fused_backward`, one node computes both.
 - Samples and labels are provided once: their nodes are not recomputable. Labels are provided right
   before the loss.
 
@@ -39,7 +41,8 @@ Differences with `state`:
 - A batch norm whose weight is not trained normalizes with its running statistics, as in
   evaluation. With ``state="frozen"`` the graph is the forward pass and the loss.
 - ``train="last-N"`` counts operators with weights except norms; a norm belongs to the operator
-  before it.
+  before it. If `train` is not ``"all"``, dropout masks are packed to 1 bit per element, and some
+  results of ReLU and ReLU6 are saved as such masks (`poetmodel.graph.zoo.masks`).
 - Tiles split only weights, their gradients and moments. The forward pass and the input gradient
   read all tiles of a layer in one node, so the whole weight is in RAM at that step, unless the core
   can read it from storage. Learning rate and step count are not tensors.

@@ -59,11 +59,11 @@ def bert_base(
 
     Embeddings, encoder and pooler have 109,482,240 parameters. The classification head adds
     ``769 * classes``. The MLM head has no pooler, but a transform and a decoder whose weight is the
-    word embedding: 109,514,298 parameters in all.
+    word embedding: 109,514,298 parameters in all. It does not use `classes`.
 
     Every token attends to all tokens, so there is no attention mask. Dropout is in embeddings,
     attention, both residual branches and the classification head. Raises `InputError` for more than
-    512 tokens per sample.
+    512 tokens per sample, and for an unknown `head`.
 
     J. Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
     understanding", NAACL 2019, doi:10.18653/v1/N19-1423.

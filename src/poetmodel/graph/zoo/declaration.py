@@ -84,7 +84,7 @@ class Weight(Array):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value(Array):
-    """A tensor of the graph with a shape: batch first, channels before height and width.
+    """A tensor of the graph with a shape; images are (batch, channels, height, width).
 
     A view has the name of the tensor that it views.
     """
@@ -129,9 +129,9 @@ class Gradient:
     """
 
     suffix: str
-    """``input``, ``weight``, ``left``, ...: end of the names of the node and of its operator.
+    """``input``, ``weight``, ``left``, ...: end of the name of a node that computes only this part.
 
-    For a tile, it ends in the tile's number: ``weight.2``."""
+    For a tile, it ends in the tile's number: ``weight.2``. The operator's name ends in `kind`."""
     target: Value | Weight | None
     """Input or weight that has this gradient; None for all weights of the operator together."""
     saved: tuple[Value, ...] = ()
@@ -141,11 +141,13 @@ class Gradient:
     flops: int = 0
     """Work [FLOP]."""
     shared_flops: tuple[tuple[str, int], ...] = ()
-    """FLOP saved if one node also computes another part, as pairs (suffix of that part, FLOP)."""
+    """FLOP saved if one node also computes another part, as pairs (`kind` of that part, FLOP)."""
     workspace_bytes: int = 0
     """Memory needed only during its execution [B]."""
     accumulation_bytes_moved: int | None = None
-    """Traffic of adding the gradient to its buffer [B]; None if the gradient is written once."""
+    """Traffic of adding the gradient to its buffer [B]; None if the gradient is written once.
+
+    For all weights together, the sum of `weight_bytes_moved`."""
     in_place: bool = False
     """Whether this part may overwrite the first tensor that it reads.
 
@@ -188,15 +190,19 @@ class Declaration:
     weight_bytes_moved: int | None = None
     """Traffic of the forward node to its weights [B]; None if each is read once."""
     parts: tuple[Gradient, ...] = ()
-    """The parts of the backward pass, one for each input and weight that has a gradient."""
+    """The parts of the backward pass, one for each input and weight that has a gradient, except
+    inputs in `same_gradient_inputs`."""
     is_one_kernel: bool = False
-    """Whether one kernel computes all parts, because they need the same sums."""
+    """Whether the operator is a norm: with state in the graph, one node computes all parts, because
+    they need the same sums."""
     same_gradient_inputs: tuple[Value, ...] = ()
     """Inputs whose gradient equals that of the result: no node, no copy."""
     in_place: Value | None = None
     """The output that may overwrite the first input; None if no output may."""
     running_statistics: tuple[Weight, ...] = ()
-    """Running statistics, updated from the batch statistics (all outputs except the result)."""
+    """Running statistics, updated from the batch statistics (all outputs except the result).
+
+    Empty for operators without them."""
     untrained_variant: Declaration | None = None
     """Declaration that replaces this one if the graph contains state and the first weight is not
     trained; None for operators that stay the same."""

@@ -168,7 +168,8 @@ def _build_resnet(
 ) -> Graph:
     """Build a residual network of `depths` blocks per stage, with `convolutions` in each block.
 
-    `is_small` omits the first stride and the first pooling, for small images.
+    For small images, `is_small` makes the first convolution 3 x 3 with stride 1 instead of 7 x 7
+    with stride 2, and omits the pooling after it.
     """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
@@ -244,7 +245,7 @@ def mobilenetv2_035(
     """Return `mobilenetv2` of width 0.35, by default on 48 x 48 images with 10 classes.
 
     It has 408,938 parameters with 10 classes, and 1,677,128 with 1000. Channels are multiples of 8,
-    as in the published code; the last layer has 1280 channels at any width.
+    as in the published code; the last convolution has 1280 channels at any width.
     """
     return _build_mobilenetv2("mobilenetv2-035", 0.35, image_size, classes, dropout, **options)
 
@@ -257,7 +258,7 @@ def _build_mobilenetv2(
     dropout: float,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Build a MobileNetV2 with all channels times `width`, except the last layer's 1280."""
+    """Build a MobileNetV2 with all channels times `width`, except the last convolution's 1280."""
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
     x = _record_conv_bn_relu6(
@@ -297,7 +298,8 @@ def _record_inverted_residual(
 ) -> Value:
     """Record an inverted residual and return its result.
 
-    Convolutions expand the channels, filter each channel, and project without activation.
+    Convolutions expand the channels if `expansion` exceeds 1, filter each channel, and project
+    without activation. The input is added if it has the shape of the projection.
     """
     inner_channels = expansion * x.shape[1]
     y = x

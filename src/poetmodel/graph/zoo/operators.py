@@ -48,7 +48,8 @@ def conv2d(
     incoming gradient and the weights. A bias costs no FLOP forward (sums start from it) and one
     FLOP per element of the incoming gradient backward. The workspace is 0, since the kernel is
     assumed to be direct. A kernel that unfolds windows (im2col) would need ``kernel**2`` times the
-    input of a group. `kernel` is the side of a square window or a pair of height and width.
+    input of a group. `kernel` is the side of a square window or a pair of height and width; for
+    `padding` ``"same"``, see `window_output_size`.
     """
     batch, channels_in = x.shape[:2]
     if channels % groups or channels_in % groups:
@@ -111,7 +112,8 @@ def _declare_affine(
 def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = False) -> Declaration:
     """Declare a batched product of two computed matrices, (..., n, k) and (..., k, m).
 
-    The gradient of each side reads the other side. Operands and result may have any strides, so
+    With `transpose_right`, the right matrix has the shape (..., m, k). The gradient of each side
+    reads the incoming gradient and the other side. Operands and result may have any strides, so
     splitting and merging attention heads are views.
     """
     *batch, n, k = left.shape
@@ -190,7 +192,10 @@ def max_pool(
 def avg_pool(
     name: str, x: Value, *, kernel: int, stride: int | None = None, padding: int = 0
 ) -> Declaration:
-    """Declare average pooling; its backward pass reads only the incoming gradient."""
+    """Declare average pooling; `stride` defaults to `kernel`.
+
+    The backward pass reads only the incoming gradient.
+    """
     output_size = window_output_size(
         name, x, kernel=kernel, stride=stride or kernel, padding=padding
     )
@@ -232,7 +237,7 @@ def activation(name: str, x: Value, *, kind: str) -> Declaration:
 
     The backward pass of GELU reads the function's input. That of the other functions reads the
     result, which is saved for the next layer anyway. The forward node may overwrite its input, the
-    backward node the incoming gradient.
+    backward node the incoming gradient. Raises `InputError` for another `kind`.
     """
     if kind not in _ACTIVATIONS:
         raise InputError(f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {kind!r}")
@@ -247,9 +252,9 @@ def activation(name: str, x: Value, *, kind: str) -> Declaration:
 def add(name: str, *terms: Value) -> Declaration:
     """Declare a sum, such as that of a residual connection.
 
-    The first term has the shape of the result. The incoming gradient equals the gradient of every
-    term of that shape, so the backward pass needs no node and no copy. A term that lacks leading
-    dimensions is broadcast along them; a node sums its gradient over them.
+    The first term has the shape of the result, which may overwrite it. The incoming gradient equals
+    the gradient of every term of that shape, so the backward pass needs no node and no copy. A term
+    that lacks leading dimensions is broadcast along them; a node sums its gradient over them.
     """
     first_term = terms[0]
     for term in terms[1:]:
@@ -275,7 +280,10 @@ def add(name: str, *terms: Value) -> Declaration:
 
 
 def scale(name: str, x: Value) -> Declaration:
-    """Declare a product with a constant; its backward pass reads only the incoming gradient."""
+    """Declare a product with a constant; its backward pass reads only the incoming gradient.
+
+    The result may overwrite `x`, and the gradient of `x` the incoming gradient.
+    """
     y = x.new_value(name, *x.shape)
     return _declare_unary("scale", x, y, flops=x.size, gradient_flops=x.size, in_place=y)
 
@@ -297,7 +305,8 @@ def dropout(name: str, x: Value, mask: Value) -> Declaration:
     A mask is drawn only once, since with another mask the backward pass would not differentiate the
     computed loss. So `dropout_mask` is not recomputable: its mask (1 byte per element) is kept or
     paged until the backward pass has read it. Applying the mask is deterministic, so this node,
-    whose result is larger, is recomputable. One node with both outputs could not be recomputed.
+    whose result is larger, is recomputable. One node with both outputs could not be recomputed. The
+    result may overwrite `x`, and the gradient of `x` the incoming gradient.
     """
     y, flops = x.new_value(name, *x.shape), 2 * x.size
     return _declare_unary(
@@ -317,7 +326,10 @@ _SOFTMAX_FLOPS = 5
 
 
 def softmax(name: str, x: Value) -> Declaration:
-    """Declare softmax over the last dimension; its backward pass reads its result."""
+    """Declare softmax over the last dimension; its backward pass also reads its result.
+
+    The result may overwrite `x`, and the gradient of `x` the incoming gradient.
+    """
     y = x.new_value(name, *x.shape)
     # Backward, per element: times the result, row sum, subtract, times the result.
     return _declare_unary(
@@ -335,7 +347,8 @@ def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
     """Declare the mean cross entropy of softmax over the last dimension.
 
     Outputs are the loss, a single number, and the logarithms of the probabilities. The backward
-    pass reads these logarithms and the labels. The gradient of the loss is 1 and has no tensor.
+    pass reads these logarithms and the labels. The gradient of the loss is 1 and has no tensor. The
+    logarithms may overwrite the scores, and the gradient of the scores the logarithms.
     """
     loss = logits.new_value(name, item_bytes=FLOAT_BYTES)
     log_probabilities = logits.new_value(f"{name}.log_probabilities", *logits.shape)
@@ -357,8 +370,8 @@ def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
 def mean_squared_error(name: str, x: Value, target: Value) -> Declaration:
     """Declare the mean of squared differences; its backward pass reads `x` and `target`.
 
-    The forward pass subtracts, squares and adds; the backward pass subtracts and scales. Raises
-    `InputError` if the shapes differ.
+    The forward pass subtracts, squares and adds; the backward pass subtracts and scales, and may
+    overwrite `x`. `target` has no gradient. Raises `InputError` if the shapes differ.
     """
     if x.shape != target.shape:
         raise InputError(f"{name}: shapes {x.shape} and {target.shape} cannot be compared")
@@ -426,13 +439,14 @@ def batch_norm(name: str, x: Value) -> Declaration:
     """Declare batch normalization in training, with batch statistics per channel.
 
     Outputs are the result and, in single precision, mean and inverse deviation. The gradients of
-    input and weight read these two, the input and the incoming gradient; that of the bias reads
-    only the incoming gradient.
+    input and weight read these two, the input and the incoming gradient; that of the input also
+    reads the weight. The gradient of the bias reads only the incoming gradient.
 
     Running statistics are tensors only in graphs with state. A separate node updates them from mean
-    and inverse deviation, so that the batch norm itself is recomputable. A batch norm
-    whose weight is not trained normalizes with running statistics, as in evaluation: it makes no
-    batch statistics, and its backward pass scales the incoming gradient without reading the input.
+    and inverse deviation, so that the batch norm itself is recomputable. In graphs with state, a
+    batch norm whose weight is not trained normalizes with running statistics, as in evaluation: it
+    makes no batch statistics, and its backward pass scales the incoming gradient without reading
+    the input.
     """
     channels = x.shape[1]
     declaration = _declare_normalization(
