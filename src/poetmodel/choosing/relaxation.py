@@ -518,9 +518,9 @@ class _Program:
     ) -> float:
         """Add the costs of committing the state of each layer to a row, except `excluded_layers`.
 
-        Returns the costs of committing the state that belongs to no layer of the relaxation; 0.0
-        without commits. All costs are lower bounds: a generation erases at least the blocks that
-        its bytes fill. `read_cost` selects time or energy.
+        Returns the costs of committing the state that every step replaces; 0.0 without commits. All
+        costs are lower bounds: a generation erases at least the blocks that its bytes fill.
+        `read_cost` selects time or energy.
         """
         commit = self.problem.table.commit
         if commit is None:
