@@ -47,14 +47,18 @@ MAX_SEGMENTS: Final = 256
 FIRST_SEGMENTS_LOG2: Final = 4
 """Binary logarithm of the first number of segments."""
 START_RANGE_RATIO: Final = 0.25
-"""Maximum distance of a segment's start from equal segments, as a fraction of a segment's size."""
+"""Maximum distance of a segment's start from equal segments, as a fraction of a segment's size.
+
+If no node begins within this distance, the segment begins at the next node, if there is one."""
 
 
 def checkpoint_segments(problem: Problem) -> Schedule | None:
-    """Return the best repaired schedule with checkpoints between segments that meets every limit.
+    """Return the schedule of lowest `Score` that checkpoints between segments and repair find.
 
-    Return None if none was found, if the graph is small, or if keep-all fits and RAM is not
-    minimized. Raises `TimeLimitError` if time runs out before the first schedule.
+    It meets the RAM budget and all limits on sums (`Problem.linear_limits`); per-stage constraints
+    and makespans are not checked. Return None if none was found, if the graph has fewer than
+    `MIN_NODES` nodes, or if keep-all fits in RAM and RAM is not minimized. Raises `TimeLimitError`
+    if time runs out before a schedule is complete.
     """
     keep_all_bytes = checkpoint_all_peak_bytes(problem.graph)
     keep_all_fits = keep_all_bytes <= problem.usable_ram_bytes and problem.objective.is_sum
@@ -83,12 +87,14 @@ class _SegmentSearch:
         """Restorations of the partial schedule with the smallest peak; empty for keep-all."""
         self.min_peak_bytes = keep_all_bytes
         self.until_s = math.inf
-        """Time at which repairs end, on the clock of `now_s` [s]."""
+        """Time at which repairs end, on the clock of `now_s` [s]; set by `find_best`."""
 
     def find_best(self) -> None:
-        """Evaluate all segmentations, and repair the best, or the one with the smallest peak.
+        """Evaluate all segmentations, and store the best schedule within the limits in `best`.
 
-        The best schedule within all limits is stored in `best`.
+        Repair this schedule or, if there is none, the one with the smallest peak. If RAM is
+        minimized, repair for smaller peaks instead. Repair none if no peak is below the keep-all
+        peak. Raises `TimeLimitError`.
         """
         started_s = now_s()
         for restorations in _segmentations(self.problem):
@@ -104,7 +110,7 @@ class _SegmentSearch:
             self._repair(start, self.problem.usable_ram_bytes)
 
     def _store_if_best(self, partial: PartialSchedule) -> None:
-        """Store a schedule if it is the best within all limits, or has the smallest peak."""
+        """Store a schedule if it has the best score within the limits, or the smallest peak."""
         peak_bytes, score = int(partial.peaks().max()), self.objective.score(partial)
         if peak_bytes < self.min_peak_bytes:
             self.min_peak_restorations, self.min_peak_bytes = partial.restorations(), peak_bytes
@@ -113,9 +119,10 @@ class _SegmentSearch:
             self.best, self.best_score = partial, score
 
     def _repair(self, start: list[Restoration], limit_bytes: int) -> bool:
-        """Repair a schedule to fit `limit_bytes`, and store it if it is the best.
+        """Repair a schedule to fit `limit_bytes`; if that succeeds, call `_store_if_best`.
 
-        Return whether it fits before the time ends.
+        `start` has the restorations of the schedule. Return whether the repair succeeds before
+        `until_s`.
         """
         partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)
@@ -128,7 +135,10 @@ class _SegmentSearch:
         return is_fit
 
     def _minimize_peak(self) -> None:
-        """Repair schedules to bisect for the smallest peak."""
+        """Bisect for the smallest peak, by at most `MAX_PEAKS` repairs.
+
+        Each starts from the schedule with the smallest peak so far.
+        """
         low = self.problem.floor.bytes
         for _ in range(MAX_PEAKS):
             if low >= self.min_peak_bytes or now_s() > self.until_s:
@@ -142,7 +152,8 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
     """Yield the recomputations of 16, 8, 32, 4, ... segments.
 
     They obey the rules of execution, but may exceed limits. The numbers of segments that are best
-    most often are first. Yields none if recomputation is forbidden or there is no backward pass.
+    most often are first. Yields none if recomputation is forbidden, there is no backward pass, or
+    fewer than two nodes precede it. Raises `TimeLimitError`.
     """
     graph = problem.graph
     forward_count = next(
@@ -197,7 +208,8 @@ def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restora
     """Return the recomputations of all segments except the last one.
 
     `bounds` are the first nodes of the segments and the end of the forward pass. Tensors that later
-    segments read are kept; the other tensors of a segment are recomputed together.
+    segments read are kept. The other tensors of a segment that the backward pass needs are
+    recomputed together at its first read of one of them, where their nodes may be recomputed.
     """
     graph = problem.graph
     segment_of = [
@@ -210,7 +222,7 @@ def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restora
         for k, users in zip(graph.node_of, graph.users_of, strict=True)
     ]
     first_reads: list[int | None] = [None] * last_segment
-    """By segment: the first stage of the backward pass that reads a tensor which is not kept."""
+    """By segment: the first backward stage that reads a tensor to recompute, or None."""
     read_nodes: list[list[int]] = [[] for _ in range(last_segment)]
     for t in range(forward_count, len(graph.nodes)):
         for i in graph.inputs_of[t]:

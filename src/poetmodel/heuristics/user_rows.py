@@ -1,4 +1,4 @@
-"""User-defined constraints of a partial schedule: the amounts that each decision adds to rows."""
+"""User-defined constraints on totals: the amounts that each decision adds to their rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROUNDING: Final = 1e-12
 
 
 class UserRows:
-    """The rows of a problem's user-defined constraints, indexed by decision."""
+    """The rows of a problem's user-defined constraints on totals, indexed by decision."""
 
     def __init__(self, problem: Problem, limits: Sequence[LinearRow]) -> None:
         """Index the terms of `limits` by decision, and collect the rewarded decisions."""
@@ -29,7 +29,7 @@ class UserRows:
         self.has_only_positive: list[bool] = []
         """For each row, whether all of its coefficients are positive."""
         self.counts_one_decision: list[bool] = []
-        """For each row, whether it counts at most one decision."""
+        """For each row, whether at most one decision has a coefficient other than 0."""
         amounts_of: dict[tuple[str, int], list[tuple[int, float]]] = {
             key: [] for key in problem.totals
         }
@@ -47,7 +47,7 @@ class UserRows:
         self.compute, self.page_in, self.page_out, self.storage_home = columns.values()
         """Row amounts of each decision: by node for `compute`, otherwise by tensor."""
         self.rewards: Coefficients | None = None
-        """Reward of each decision by constraints or the objective; None without rewards."""
+        """`Problem.rewards`; None if all are 0."""
         if any(any(column) for column in problem.rewards):
             self.rewards = problem.rewards
         self.rewarded_nodes = [
@@ -55,27 +55,27 @@ class UserRows:
             for k, reward in enumerate(problem.rewards.compute)
             if reward and problem.may_recompute(k)
         ]
-        """Nodes whose recomputation is rewarded."""
+        """Nodes whose recomputation is rewarded and permitted."""
         can_page = problem.can_page
         self.rewarded_page_ins = [
             i for i, reward in enumerate(problem.rewards.page_in) if reward and can_page
         ]
-        """Tensors whose page-in is rewarded."""
+        """Tensors whose page-in is rewarded; empty without paging."""
         self.rewarded_page_outs = [
             i for i, reward in enumerate(problem.rewards.page_out) if reward and can_page
         ]
-        """Tensors whose page-out is rewarded."""
+        """Tensors whose page-out is rewarded; empty without paging."""
         self.rewarded_storage_homes = [
             i for i, reward in enumerate(problem.rewards.storage_home) if reward and can_page
         ]
-        """State whose home on storage is rewarded."""
+        """State whose home on storage is rewarded; empty without paging."""
 
     @classmethod
     def from_problem(cls, problem: Problem) -> Self | None:
         """Return the rows of a problem.
 
-        Return None if the problem has no user-defined constraints and its objective rewards no
-        decision.
+        Return None if the problem has no user-defined constraints on totals, and its objective
+        rewards no decision.
         """
         limits = [limit for limit in problem.linear_limits if limit.name == USER_CONSTRAINTS]
         has_rewards = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
@@ -88,7 +88,11 @@ class UserRows:
     def count_decision(
         self, row_use: list[float], exceeded_rows: set[int], row_amounts: RowAmounts, sign: int
     ) -> None:
-        """Add (`sign` 1) or subtract (-1) the amounts of a decision; update `exceeded_rows`."""
+        """Add (`sign` 1) or subtract (-1) the amounts of a decision in `row_use`.
+
+        Of the rows in `row_amounts`, add those that are then exceeded to `exceeded_rows`, and
+        remove those that are not.
+        """
         for row, amount in row_amounts:
             row_use[row] += sign * amount
             if self.is_exceeded(row, row_use[row]):
@@ -97,7 +101,10 @@ class UserRows:
                 exceeded_rows.discard(row)
 
     def permits(self, row_use: Sequence[float], row_amounts: RowAmounts) -> bool:
-        """Return whether no row with only positive coefficients is exceeded by adding amounts."""
+        """Return whether adding amounts exceeds no row with only positive coefficients.
+
+        Unlike in `is_exceeded`, there is no tolerance. All other rows may be exceeded.
+        """
         return all(
             row_use[row] + amount <= self.slacks[row]
             for row, amount in row_amounts

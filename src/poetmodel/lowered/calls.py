@@ -68,7 +68,9 @@ class ScaledLearningRate:
 
 
 Argument: TypeAlias = Ref | ScaledLearningRate | int | float | tuple[int, ...]
-"""An argument of a kernel: a pointer, a learning rate, a number, or a list of integers."""
+"""An argument of a kernel: a pointer, a learning rate, a number, or a list of integers.
+
+The number 0 is a null pointer if the parameter is a pointer."""
 
 
 class ConvolutionSizes(NamedTuple):
@@ -150,7 +152,7 @@ class Call:
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """The buffers in the arguments and the condition, each once."""
+        """Names of the buffers in arguments and condition, each once; `WORKSPACE` included."""
         argument_buffers = [
             argument.buffer for argument in self.arguments if isinstance(argument, Ref)
         ]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 UPDATE_FLOPS: Final = 2
-"""FLOP of an update per element: the product with the learning rate, and the difference."""
+"""FLOP per element of a plain SGD update: the product with the learning rate and the difference."""
 FUSED_KERNELS: Final = {
     "pm_mm": "pm_mm_sgd",
     "pm_conv2d_dw": "pm_conv2d_dw_sgd",
@@ -29,7 +29,7 @@ FUSED_KERNELS: Final = {
 }
 """Kernels of weight gradients, each with the kernel that also updates the weights."""
 INT8_GRADIENT_KERNELS: Final = ("pm_q8_pointwise_dw", "pm_q8_conv2d_dw", "pm_q8_depthwise_dw")
-"""Kernels of int8 weight gradients, whose gradients have the layout of the weights."""
+"""Kernels of the gradients of int8 weights; gradients have the layout of the weights."""
 INT8_UPDATE_KERNELS: Final = {"pm_q8_sgd": ("w", "residual"), "pm_q8_stochastic": ("w",)}
 """Kernels that update int8 weights by a gradient in memory, with their first parameters: the
 state."""
@@ -38,8 +38,8 @@ FUSED_INT8_KERNELS: Final = {
     for kernel in INT8_GRADIENT_KERNELS
     for update in INT8_UPDATE_KERNELS
 }
-"""Kernels that compute an int8 gradient and update the weights, by the two kernels that they
-replace."""
+"""Kernels that compute the gradient of int8 weights and update these, by the (gradient, update)
+kernels that they replace."""
 _SEPARATE_KERNELS: Final = {fused: kernel for kernel, fused in FUSED_KERNELS.items()}
 _SEPARATE_INT8_KERNELS: Final = {fused: pair for pair, fused in FUSED_INT8_KERNELS.items()}
 _N_NON_SIZE_PARAMETERS: Final = 4
@@ -51,12 +51,13 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
     """Return a step in which each SGD update computes its weight gradient itself, if possible.
 
     That is possible for the weight of a matrix product or a convolution, if one call writes the
-    gradient, only the update reads it, and the state that the call reads is replaced later. The
-    fused node has the position of the update, so the gradient's operands stay in memory until then.
-    Updates of convolutions are fused only if the gradient is at least as large as each operand.
-    Otherwise fusion would only remove a stage, and with the stage an opportunity to recompute,
-    since a stage computes a node once. For int8 weights that is no condition, because their
-    gradients are four times as large as the weights. Returns `step` itself if no update is fused.
+    gradient, only the update reads it, and no state that the call reads is replaced before or by
+    the update. The fused node has the position of the update, so the gradient's operands stay in
+    memory until then. Updates of convolutions are fused only if the gradient is at least as large
+    as each operand. Otherwise fusion would only remove a stage, and with the stage an opportunity
+    to recompute, since a stage computes a node once. For int8 weights that is no condition, because
+    their gradients are four times as large as the weights. Returns `step` itself if no update is
+    fused.
     """
     gradient_nodes = dict(_find_fusible_pairs(step))
     if not gradient_nodes:
@@ -215,7 +216,7 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
 
 
 def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, count: int) -> bool:
-    """Return whether node `k` only computes the whole gradient of a weight, in its layout.
+    """Return whether node `k` only computes the whole gradient of a weight, in the weight's layout.
 
     The node must consist of one call of a supported kernel. The gradient of a float convolution
     must also be at least as large as each operand.

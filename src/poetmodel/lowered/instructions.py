@@ -48,7 +48,10 @@ def load_table() -> dict[str, dict[str, float]]:
 
 
 def with_instructions(nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]]) -> tuple[Node, ...]:
-    """Return the nodes of a step with the estimated instructions of one computation each."""
+    """Return the nodes of a step with the estimated instructions of one computation each.
+
+    Nodes of state are unchanged.
+    """
     return tuple(
         node
         if node.is_state
@@ -68,7 +71,7 @@ def find_computing_calls(node: Node, calls: Iterable[Call]) -> Iterator[Call]:
 
 
 def _copied_buffers(call: Call) -> tuple[str, str] | None:
-    """Return the target and the source of a copy; None for other calls."""
+    """Return the buffers (target, source) of a copy; None for other calls."""
     match call:
         case Call(kernel, (Ref(target), Ref(source), *_)) if kernel.startswith("pm_copy"):
             return target, source
@@ -76,7 +79,10 @@ def _copied_buffers(call: Call) -> tuple[str, str] | None:
 
 
 def estimate_call_instructions(call: Call) -> float:
-    """Return the estimated instructions of a call."""
+    """Return the estimated instructions of a call, as if its condition, if any, were true.
+
+    Units that the table does not have for the kernel count 0.
+    """
     name, counts = count_work(call)
     costs = load_table()
     unit_costs = next(costs[key] for key in (name, call.kernel, OTHER_KERNELS) if key in costs)
@@ -86,7 +92,7 @@ def estimate_call_instructions(call: Call) -> float:
 def count_work(call: Call) -> tuple[str, Counter[str]]:
     """Return the table key of a call, and the number of each repeated unit.
 
-    Updates with weight decay, or that maximize, have a separate key.
+    Updates with weight decay, or that maximize, have a separate key, which the table may lack.
     """
     arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
     counts = Counter({"call": 1})
@@ -99,7 +105,7 @@ def count_work(call: Call) -> tuple[str, Counter[str]]:
 
 
 def _count_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count elements, rows of a shape table, and outputs of reductions."""
+    """Count elements, rows, planes, and outputs of reductions, if arguments state their numbers."""
     if "shape" in arguments:
         sizes = _loop_sizes(arguments["shape"])
         counts.update(element=math.prod(sizes), row=math.prod(sizes[1:]))
@@ -127,7 +133,7 @@ def _count_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _find_inner_sizes(arguments: Mapping[str, Any]) -> list[int]:
-    """Return the sizes of the reduced dimensions, the innermost first."""
+    """Return the sizes of the reduced dimensions that no table states, the innermost first."""
     return [arguments["n"]] if "n" in arguments else [arguments["columns"], arguments["rows"]]
 
 
@@ -138,7 +144,7 @@ def _loop_sizes(shape: tuple[int, ...]) -> list[int]:
 
 
 def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count planes, their elements, and the elements that windows visit."""
+    """Count planes, their rows and elements, and the elements that windows visit."""
     planes = arguments["batch"] * arguments.get("channels", arguments.get("count", 1))
     counts.update(plane=planes)
     if "plane" in arguments:
@@ -176,7 +182,10 @@ def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
 
 
 def _count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the blocks of a matrix product and the steps of each kind of block."""
+    """Count the blocks of a matrix product and the steps of each kind of block.
+
+    For ``k == 1``, count rows and elements of the outer product instead.
+    """
     m, k, n, batch = (arguments.get(name, 1) for name in ("m", "k", "n", "batch"))
     if k == 1:
         name = "outer, added" if arguments.get("accumulate") else "outer"
@@ -195,7 +204,10 @@ def _count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _find_product_order(arguments: Mapping[str, Any]) -> str:
-    """Return the order in which a product reads its factors, as in ``pm_mm.h``."""
+    """Return the order in which a product reads its factors: ``rows``, ``columns`` or ``steps``.
+
+    They combine the cases of ``pm_mm.h``.
+    """
     if arguments["a_column"] == 1 and arguments["b_row"] == 1:
         return "rows"
     if arguments["b_column"] == 1:
@@ -244,7 +256,8 @@ def _count_correlation(
 ) -> None:
     """Count the sums of ``pm_correlate``: of four channels or one, at four positions or one.
 
-    `channels` are summed, `results` computed. With `is_sliding`, the taps are consecutive.
+    `channels` is the number of summed channels, `results` that of computed channels. With
+    `is_sliding`, the taps are consecutive elements.
     """
     n_row_taps, n_positions = sum(down.tap_counts), len(down.tap_counts)
     whole_windows = [taps == across.window for taps in across.tap_counts]
@@ -302,7 +315,7 @@ def _count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> No
 
 
 def _list_group_sizes(first: int, count: int, group_size: int) -> Iterator[int]:
-    """Yield the channels of each group among `count` channels from `first` on."""
+    """Yield the number of the `count` channels from `first` on in each group that has some."""
     n_counted = 0
     while n_counted < count:
         n_channels = min(group_size - (first + n_counted) % group_size, count - n_counted)
@@ -378,7 +391,10 @@ def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
 
 
 def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the blocks of 4x4, 1x4 and 1x1 weights per tap, with their rows and elements."""
+    """Count the blocks of 4x4, 1x4 and 1x1 weights per tap, with their rows and elements.
+
+    A tap that multiplies a single element of each channel counts single weights (``point``).
+    """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     channels = sizes.group_channels
     groups = list(_list_group_sizes(arguments["first"], arguments["count"], sizes.group_results))
@@ -406,7 +422,10 @@ def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -
 
 
 def _count_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the elements that each tap visits; for windows of 3x3 with stride 1, all elements."""
+    """Count the elements that each tap visits.
+
+    For windows of 3x3 with stride, padding and dilation 1, count whole planes.
+    """
     sizes, planes = ConvolutionSizes(*arguments["shape"]), arguments["batch"] * arguments["count"]
     counts.update(cleared=planes * sizes.out_plane)
     if sizes[6:14] == (3, 3, 1, 1, 1, 1, 1, 1):
@@ -464,7 +483,7 @@ def _count_q8_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> No
 def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count output pixels and visited elements, in words of four channels and single channels.
 
-    Means of more than 256 elements are summed by single channels.
+    If the largest window of a mean has more than 256 elements, all channels count as single ones.
     """
     arguments = {"row_step": 1, "column_step": 1, "low": -128, "high": 127, **arguments}
     n_positions = arguments["batch"] * arguments["height"] * arguments["width"]
@@ -511,7 +530,11 @@ def _count_taps_in_image(sizes: ConvolutionSizes) -> list[list[int]]:
 
 
 def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count pairs of outputs: two pixels at once inside the image, single pixels at its edges."""
+    """Count the units of pairs of output channels; an odd last one of a group counts, too.
+
+    ``2x2`` are pairs at two pixels whose windows are inside the image, ``1x2`` are pairs at single
+    pixels at its edges.
+    """
     sizes = ConvolutionSizes(*arguments["shape"])
     n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
     has_dense_rows = sizes.groups == sizes.dilation_across == 1

@@ -149,7 +149,7 @@ _TENSOR_LISTS: Final = ("inputs", "states", "gradients")
 
 
 def _call_to_json(call: Call) -> dict[str, object]:
-    """Return the JSON entry of a call; unused fields are absent."""
+    """Return the JSON entry of a call; condition and index range are absent if None."""
     entry: dict[str, object] = {
         "kernel": call.kernel,
         "arguments": [_argument_to_json(argument) for argument in call.arguments],
@@ -188,7 +188,10 @@ def _tensor_to_json(tensor: NamedTensor) -> dict[str, object]:
 
 
 def load_step(path: str | Path) -> LoweredStep:
-    """Read a ``*.step.json`` file; raise `InputError` if the file is not valid."""
+    """Read a ``*.step.json`` file; raise `InputError` if it cannot be read or is not valid.
+
+    The instructions of nodes are estimated again.
+    """
     text = read_text(path)
     with convert_errors(InputError, str(path)):
         return _step_from_json(parse_file(_StepFile, text, kind="step"))
@@ -197,10 +200,10 @@ def load_step(path: str | Path) -> LoweredStep:
 def _step_from_json(document: _StepFile, outer_values: Collection[str] = ()) -> LoweredStep:
     """Convert a parsed document to a step.
 
-    Raises `InputError` with all contradictions of a step, of the first invalid values, or of the
-    first invalid forward pass.
-
     `outer_values` are the buffers with values in the enclosing step and its earlier passes.
+
+    Raises `InputError` with the errors of the graph, all contradictions of the step, the error of
+    the first invalid values, or the errors of the first invalid forward pass.
     """
     step = LoweredStep(
         graph=Graph.from_dict(document.graph, source="graph"),
@@ -279,9 +282,10 @@ def _tensor_from_json(entry: _TensorEntry) -> NamedTensor:
 def _find_step_errors(
     step: LoweredStep, values: Collection[str], outer_values: Collection[str]
 ) -> Iterator[str]:
-    """Yield an error for each contradiction between the graph, the buffers and the calls of a file.
+    """Yield an error for each contradiction between graph, buffers, values and calls of a file.
 
-    `values` are the buffers with values in this step, `outer_values` those of the enclosing step.
+    `values` are the buffers with values in this step, `outer_values` those with values in the
+    enclosing step and its earlier passes.
     """
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
@@ -354,7 +358,7 @@ def _find_named_tensor_errors(step: LoweredStep, tensor: NamedTensor) -> Iterato
 
 
 def _count_span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return the number of buffer elements from the first to the last element of a tensor."""
+    """Return the number of buffer elements from the first to the last element; 0 if empty."""
     last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
     return last + 1 if math.prod(shape) else 0
 
@@ -412,7 +416,11 @@ def _find_condition_errors(
 
 
 def _is_accepted(step: LoweredStep, parameter_type: str, argument: Argument) -> bool:
-    """Return whether a kernel's parameter accepts an argument."""
+    """Return whether a kernel's parameter accepts an argument.
+
+    A pointer parameter accepts the workspace, and buffers that the step does not have, which
+    `_find_ref_errors` reports.
+    """
     is_pointer = parameter_type.endswith("*")
     if isinstance(argument, Ref):
         buffer = step.buffers.get(argument.buffer)
@@ -457,8 +465,9 @@ def _decode_values(step: LoweredStep, name: str, base64_text: str) -> np.ndarray
 def load_scores(path: Path) -> dict[str, float]:
     """Read a file of scores, a CSV with the columns ``name`` and ``score``.
 
-    Raises `InputError` if the file cannot be read, has other columns, states a name twice, or
-    states a score that is no number.
+    Empty lines are skipped. Raises `InputError` if the file cannot be read or is no CSV, has other
+    columns, states a name twice, or states a score that is no number. Negative scores and those
+    that are not finite are returned.
     """
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     with convert_errors(InputError, str(path)):

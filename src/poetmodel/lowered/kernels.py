@@ -39,7 +39,10 @@ def kernel_names() -> frozenset[str]:
 
 @cache
 def parameter_types(kernel: str) -> tuple[str, ...]:
-    """Return the parameter types of a kernel, such as ``const pm_real *``, in order."""
+    """Return the parameter types of a kernel, such as ``const pm_real *``, in order.
+
+    Raises `FileNotFoundError` for an unknown name.
+    """
     return tuple(
         _LAST_WORD.sub("", declaration).strip() for declaration in _parameter_declarations(kernel)
     )
@@ -57,7 +60,10 @@ def written_refs(call: Call) -> list[Ref]:
 
 @cache
 def parameter_names(kernel: str) -> tuple[str, ...]:
-    """Return the parameter names of a kernel, in order."""
+    """Return the parameter names of a kernel, in order.
+
+    Raises `FileNotFoundError` for an unknown name.
+    """
     return tuple(
         _LAST_WORD.findall(declaration)[0] for declaration in _parameter_declarations(kernel)
     )
@@ -79,5 +85,8 @@ def kernel_source(name: str) -> str:
 
 
 def find_prototypes(source: str) -> list[str]:
-    """Return the prototypes of the functions ``void pm_...`` and ``int pm_...`` of a C source."""
+    """Return the prototypes of the functions ``void pm_...`` and ``int pm_...`` of a C source.
+
+    These are the functions that it defines, without static ones.
+    """
     return _PROTOTYPE.findall(source)

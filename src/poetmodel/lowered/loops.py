@@ -1,7 +1,7 @@
 """Kernel calls as nested loops over their tensors, and calls from modified loops.
 
-This module converts only kernels that accept any offsets, sizes and strides: matrix products, sums,
-fills, copies and elementwise operators.
+This module converts only kernels that accept any offsets and sizes, and nearly any strides: matrix
+products, sums, fills, copies and elementwise operators.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Loops:
 
     call: Call
     sizes: Numbers
-    """Number of iterations of each loop."""
+    """Number of iterations of each loop; loops of a shape table have its order."""
     refs: tuple[Ref, ...]
-    """Pointers to the first element of each tensor."""
+    """Pointers to the first element of each tensor, in the order of the arguments."""
     strides: tuple[Numbers, ...]
-    """Strides of each tensor in each dimension."""
+    """Strides of each tensor for each loop; 0 if the tensor lacks the dimension."""
 
     def element_indices(self, index: int) -> np.ndarray:
         """Return the index of each element that the loops read or write in tensor `index`.
@@ -50,7 +50,8 @@ class Loops:
     def with_elements(self, index: int, buffer: str, element_indices: np.ndarray) -> Loops | None:
         """Return loops in which tensor `index` is replaced by elements of a buffer.
 
-        Returns None if no constant strides reach these elements.
+        `element_indices` has the shape of the result of the method `element_indices`. Returns None
+        if no constant strides reach these elements.
         """
         first, strides = int(element_indices.flat[0]), []
         for dimension, stride in enumerate(self.strides[index]):
@@ -69,7 +70,7 @@ class Loops:
         """Return loops over the iterations with ``(i // group_size) % period == phase``.
 
         Here `i` is the iteration of `dimension`, which becomes two dimensions if several groups of
-        several iterations are selected.
+        several iterations are selected. Its size must be a multiple of ``group_size * period``.
         """
         n_rounds = self.sizes[dimension] // (group_size * period)
         new_dimensions = [(group_size, 1)] if n_rounds == 1 else [(n_rounds, group_size * period)]
@@ -100,18 +101,21 @@ class Loops:
 
 
 def call_to_loops(call: Call) -> Loops | None:
-    """Return a call as loops; None if its kernel is not supported, or if it has a condition."""
+    """Return a call as loops; None if the call is not supported or has a condition."""
     kind = _loop_kind(call)
     return _CONVERTERS[kind][0](call) if kind in _CONVERTERS and call.condition is None else None
 
 
 def is_elementwise(call: Call) -> bool:
-    """Return whether a call is elementwise, so that its result may overwrite an input."""
+    """Return whether a call is elementwise: pointers, one shape table, then only real numbers.
+
+    Its result may overwrite an input that it reads with the strides of the result.
+    """
     return _loop_kind(call) == "each"
 
 
 def _loop_kind(call: Call) -> str:
-    """Return the key in `_CONVERTERS` of a call's kernel; "" if the kernel is not supported."""
+    """Return the key in `_CONVERTERS` of a call; "" if the call is not supported."""
     if call.kernel in _CONVERTERS:
         return call.kernel
     refs = [argument for argument in call.arguments if isinstance(argument, Ref)]
@@ -132,7 +136,7 @@ def _int_arguments(arguments: Iterable[Argument]) -> list[int]:
 
 
 def call_refs(call: Call) -> tuple[Ref, ...]:
-    """Return the pointers of a call, in order."""
+    """Return the pointers of a call that are not null, in order."""
     return tuple(argument for argument in call.arguments if isinstance(argument, Ref))
 
 
@@ -143,7 +147,10 @@ def pointer_names(call: Call) -> list[str]:
 
 
 def with_arguments(loops: Loops, changes: Mapping[str, Argument]) -> Call:
-    """Return the call with the pointers of loops, and other arguments replaced by name."""
+    """Return the call of loops with their pointers, and with other arguments replaced by name.
+
+    `changes` has the new arguments by parameter name; arguments without an entry are unchanged.
+    """
     refs = iter(loops.refs)
     names = parameter_names(loops.call.kernel)
     arguments = tuple(
@@ -159,7 +166,7 @@ def named_arguments(call: Call) -> dict[str, Any]:
 
 
 def make_loops(call: Call, sizes: Numbers, strides: Mapping[str, Numbers]) -> Loops:
-    """Return loops over a call with the given sizes, and the strides of each pointer by name."""
+    """Return loops over a call with the given sizes, and strides by the name of the pointer."""
     pointer_strides = tuple(strides[name] for name in pointer_names(call))
     return Loops(call=call, sizes=sizes, refs=call_refs(call), strides=pointer_strides)
 
@@ -167,7 +174,7 @@ def make_loops(call: Call, sizes: Numbers, strides: Mapping[str, Numbers]) -> Lo
 def table_columns(table: Argument) -> list[Numbers]:
     """Return the sizes, then the strides of each tensor, of a shape table as in ``pm_each.h``.
 
-    Raises `TypeError` if the argument is no shape table.
+    Raises `TypeError` if the argument is no tuple.
     """
     if not isinstance(table, tuple):
         raise TypeError(table)
@@ -181,7 +188,7 @@ def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
 
     `columns` are the sizes, the innermost first, then the strides of each tensor. A row has the
     size and the strides of one dimension. Two dimensions are merged if the outer loop continues the
-    inner loop in all tensors.
+    inner loop in all tensors. Returns [] if all sizes are 1.
     """
     rows: list[list[int]] = []
     for size, *strides in zip(*columns, strict=True):
@@ -195,7 +202,7 @@ def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
 def make_shape_table(columns: Sequence[Numbers]) -> Numbers | None:
     """Return a shape table with merged dimensions; None if more than `MAX_RANK` are left.
 
-    `columns` are the sizes, then the strides of each tensor.
+    `columns` are the sizes, the innermost first, then the strides of each tensor.
     """
     rows = merge_dimensions(columns) or [[1] * len(columns)]
     return (
@@ -229,7 +236,7 @@ def _read_product(call: Call) -> Loops:
 def _write_product(loops: Loops) -> Call | None:
     """Return the call of a product's loops.
 
-    None unless there are three loops, and columns of the output are contiguous.
+    None unless there are three loops, and the output has contiguous columns or a single one.
     """
     if len(loops.sizes) != len(_PRODUCT_DIMENSIONS) or (
         loops.strides[0][2] != 1 and loops.sizes[2] > 1
@@ -272,6 +279,7 @@ def _read_fill(call: Call) -> Loops:
 
 
 def _write_fill(loops: Loops) -> Call | None:
+    """Return the call of a fill's loops; None unless the elements are contiguous."""
     match make_shape_table((loops.sizes, *loops.strides)):
         case (1, count, 1):
             return replace(loops.call, arguments=(*loops.refs, count, *loops.call.arguments[2:]))
@@ -284,6 +292,10 @@ def _read_filled_rows(call: Call) -> Loops:
 
 
 def _write_filled_rows(loops: Loops) -> Call | None:
+    """Return the call of the loops of filled rows.
+
+    None unless there are two loops, and the rows have contiguous elements or a single one.
+    """
     if len(loops.sizes) != len(_FILLED_ROW_DIMENSIONS) or (
         loops.strides[0][1] != 1 and loops.sizes[1] > 1
     ):

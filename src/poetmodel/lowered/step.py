@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 class LoweredStep:
     """A training step that can be exported.
 
-    Tensors of the graph are buffers with the same names. A replacement is written to the buffer of
-    the state that it replaces, and calls refer to that buffer. The caller owns the inputs.
+    Tensors of the graph, except replacements, are buffers with the same names. A replacement is
+    written to the buffer of the state that it replaces, and calls refer to that buffer. The caller
+    owns the inputs.
     Constants are values that no step changes: they are read from the program's storage and, like
     inputs, are no tensors of the graph.
     """
 
     graph: Graph
     calls: tuple[tuple[Call, ...], ...]
-    """The calls of each node; empty for nodes of state."""
+    """The calls of each node; empty for nodes that hold state."""
     buffers: Mapping[str, Buffer]
     """All buffers except workspaces."""
     inputs: tuple[NamedTensor, ...]
@@ -42,11 +43,12 @@ class LoweredStep:
     """Parameters and buffers in the order of the model, then optimizer state; includes those that
     no step changes."""
     gradients: tuple[NamedTensor, ...]
-    """Returned gradients, in the order of the parameters; empty if the step updates them."""
+    """Returned gradients, in the order of the parameters; empty if the step updates parameters."""
     loss: Ref
-    """The loss; in an inference, the output."""
+    """The loss; in a forward pass in evaluation mode, the output."""
     values: Mapping[str, np.ndarray] = field(repr=False)
-    """Elements of each state tensor and constant before the first step, flat, by buffer."""
+    """Elements of each state tensor and constant before the first step, flat, by buffer; a forward
+    pass in evaluation mode omits those that it shares with the training step or an earlier pass."""
     learning_rate: float | None = None
     """Present learning rate of the optimizer's first group of trained parameters; None without
     updates."""
@@ -55,8 +57,8 @@ class LoweredStep:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the packages that captured the step."""
     output: NamedTensor | None = None
-    """The tensor that an inference writes for the caller. Like inputs, it is no tensor of the
-    graph."""
+    """The tensor that a forward pass in evaluation mode writes for the caller; None in the
+    training step. Like inputs, it is no tensor of the graph."""
     inference: LoweredStep | None = None
     """The forward pass in evaluation mode, if requested. Its calls read the state of this step by
     name; its own graph has no state, and it has no gradients."""
@@ -101,9 +103,9 @@ def defer_updates(
 ) -> list[tuple[Node, tuple[Call, ...]]]:
     """Move nodes that replace state behind the node of the loss; return (node, calls) pairs.
 
-    Such a node stays before the loss in two cases. First, the loss, or a node that stays before the
-    loss, reads an output of the node. Second, a node that stays before the loss replaces state
-    that the node reads.
+    Such a node stays in two cases. First, it makes the loss, or a later node that stays reads one
+    of its outputs. Second, a later node that stays replaces state that the node reads. Pairs behind
+    the node of the loss do not move; without that node, none moves.
     """
     all_pairs = list(pairs)
     loss_nodes = (k for k, (node, _) in enumerate(all_pairs) if loss in _output_names(node))
@@ -138,7 +140,7 @@ class Weights:
     """Constants and initial values of state as the content of one file.
 
     Elements have the types `DataType.file_dtype`. All reals are first, so that one index can
-    address them. State tensors of the graph are omitted if all of their bytes are 0.
+    address them. State tensors of the training graph are omitted if all of their bytes are 0.
     """
 
     data: bytes = field(repr=False)
@@ -178,9 +180,9 @@ class Weights:
 def with_stored_state(forward_pass: LoweredStep, stored_names: Collection[str]) -> LoweredStep:
     """Return a forward pass in evaluation mode whose graph can page some state tensors.
 
-    Each tensor in `stored_names` that a call reads becomes the output of a node whose tensors begin
-    on storage (`Node.on_aux`), in front of its first reader. All other state is read from its home,
-    like constants.
+    Each tensor in `stored_names` that is an argument of a call becomes the output of a node whose
+    tensors begin on storage (`Node.on_aux`), in front of the first reader of the tensor. All other
+    state is read from its home, like constants.
     """
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []

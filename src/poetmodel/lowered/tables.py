@@ -36,7 +36,10 @@ _TYPES: Final = {str(kind): kind for kind in (DataType.UINT8, DataType.INT8)}
 
 
 def find_tables(step: LoweredStep, tensor: NamedTensor) -> tuple[str, ...]:
-    """Return the buffers of the tables that convert an input, in the order of their first use."""
+    """Return the buffers of the tables that convert an input, in the order of their first use.
+
+    Empty if no call of `step` converts the input by a table. Forward passes are not searched.
+    """
     tables: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
         if call.kernel in (LOOKUP_KERNEL, INT8_LOOKUP_KERNEL):
@@ -62,7 +65,7 @@ class ByteInput:
     def parse(cls, text: str, *, field: str) -> ByteInput:
         """Parse ``TYPE[:SCALE[:OFFSET]]``.
 
-        SCALE and OFFSET are each one number, or one number for each channel, separated by commas.
+        SCALE and OFFSET are each one finite number, or one for each channel, separated by commas.
 
         Raises `InputError` for other texts.
         """
@@ -112,13 +115,15 @@ def parse_byte_inputs(texts: Mapping[str, str]) -> dict[str, ByteInput]:
 
 
 def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep:
-    """Return a step in which the inputs named in `texts` are bytes, also in forward passes.
+    """Return a step in which the inputs named in `texts` are bytes, also in its forward passes.
+
+    Each table is a new constant of the step. Returns `step` itself if `texts` is empty.
 
     Raises
     ------
     InputError
-        If an input does not exist or has no real numbers, or a text does not have the format
-        ``TYPE[:SCALE[:OFFSET]]`` or does not fit the channels of the input.
+        If `texts` is no mapping, an input does not exist or has no real numbers, or a text does not
+        have the format ``TYPE[:SCALE[:OFFSET]]`` or does not fit the channels of the input.
     """
     for name, byte_input in parse_byte_inputs(texts).items():
         field = f"byte_inputs: {name}"
@@ -203,8 +208,9 @@ def _make_lookup_loops(name: str, shape: Numbers, channels: int) -> Numbers:
     """Return the loops of a lookup, as `poetmodel.lowered.loops.make_shape_table` does.
 
     They are the number of loops, then for each loop its size and its strides of output, input and
-    lookup table. `name` and `shape` are those of the input. Raises `InputError` if the channel
-    dimension does not have `channels` elements.
+    lookup table. `name` and `shape` are those of the input. The channel dimension is the
+    first of a vector, the first or second of three dimensions, and otherwise the second. Raises
+    `InputError` if `channels` is neither 1 nor the size of such a dimension.
     """
     candidate_dimensions = {1: (0,), _IMAGE_RANK: (0, 1)}.get(len(shape), (1,))
     fitting_dimensions = (

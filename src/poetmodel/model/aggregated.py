@@ -38,13 +38,15 @@ def _add_extra_count_variables(m: Model) -> None:
     for each node or tensor that a limit or the objective rewards, an integer variable counts the
     additional recomputations or page-ins in all groups::
 
-        extra_recomputed[k] <= stages after k - groups that decide on k
-        extra_paged_in[i]   <= stages after node(i) - groups that decide on i
+        extra_recomputed[k] <= stages that may recompute k - groups that decide on k
+        extra_paged_in[i]   <= stages that may page in i - groups that decide on i
 
     They are added to `Model.decisions`: limits and the objective include them, memory rows do not.
-    With groups of one stage, there are none. Only tensors that were paged out are paged in::
+    With groups of one stage, there are none. Only tensors that were paged out are paged in, and
+    state whose home is storage::
 
-        extra_paged_in[i] <= upper bound * paged_out[i]    i is not on storage from the start
+        extra_paged_in[i] <= upper bound * paged_out[i]       i is not on storage from the start
+        extra_paged_in[i] <= upper bound * storage_home[i]    i is state
     """
     problem, events = m.problem, m.events
     rewards, node_of = problem.rewards, problem.graph.node_of
@@ -85,8 +87,8 @@ def _add_extra_count_variables(m: Model) -> None:
 def _fix_keeps(m: Model) -> None:
     """Fix free keeps to 1 and dominated keeps to 0.
 
-    The tensor of a free keep can be in RAM in every solution, and no enforced row counts it. A
-    schedule without the dominated keeps is as good::
+    The tensor of a free keep can be in RAM in every solution, and keeping it adds to no enforced
+    memory row. A schedule without the dominated keeps is as good::
 
         kept[i,a] = 1    for each free keep
         kept[i,a] = 0    for each dominated keep
@@ -129,7 +131,8 @@ def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequenc
 
     The optimum of the relaxation is a lower bound for the problem. It equals the problem's optimum
     if the solution, disaggregated to stages, satisfies every row. `recomputable` is the result of
-    `poetmodel.model.events.recomputable_nodes`.
+    `poetmodel.model.events.recomputable_nodes`. `Model.relations` is not set. Raises
+    `TimeLimitError`.
     """
     m = Model(problem, LAZY, exact=True)
     m.grouping = grouping

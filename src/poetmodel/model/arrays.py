@@ -52,7 +52,7 @@ class RelationColumns(Protocol):
     """The relations of the paper, in terms of the columns of a model."""
 
     def entry(self, name: str, t: int, k: int) -> int:
-        """Return the column of entry ``name[t,k]``, or the placeholder of a constant entry."""
+        """Return the column of entry ``name[t,k]``; `ZERO` or `ONE` for a constant entry."""
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
         """Yield (relation, stage, index) of each entry that is 1.
@@ -99,15 +99,16 @@ class Model:
         self.exact = exact
         """Whether a bound of the model is valid for the problem."""
         self.events: Events
-        """Events of ``compact`` and its relaxations."""
+        """Events of ``compact`` and its relaxations; unset in models over triangles."""
         self.grouping: Grouping
-        """Enforced memory rows, and groups of stages with common decisions."""
+        """Enforced memory rows, and groups of stages with common decisions; set as `events` is."""
         self.recomputable: tuple[bool, ...] = ()
         """Whether each node may be recomputed; set only in relaxations."""
         self.decisions: Decisions
         """The columns that limits and the objective count."""
         self.relations: RelationColumns
-        """The paper's relations in terms of columns; set after all components are built."""
+        """The paper's relations in terms of columns; set after all components are built, and unset
+        in relaxations."""
         self.families: dict[str, Family] = {}
         """Columns of each family of variables, by name and key."""
         self.lower: list[float] = []
@@ -121,7 +122,7 @@ class Model:
         self.peak: int | None = None
         """Column of the peak RAM if the objective is the peak RAM, else None."""
         self.live_bounds: tuple[LivenessBounds, ...] = ()
-        """Lower bounds on each column of `live`."""
+        """Lower bounds on each column of `live`, in its order."""
         self.limits: dict[Label, LinearRow] = {}
         """Limits over columns before scaling, in units of the problem, by the label of their scaled
         row."""
@@ -130,7 +131,7 @@ class Model:
         self.costs: list[tuple[float, int]] = []
         """(cost, column) of the objective, in units of `objective_unit`."""
         self.offset = 0.0
-        """Constant of the objective."""
+        """Constant of the objective, in units of `objective_unit`."""
         self.objective_unit = 1.0
         """Unit of the costs, in the unit of the problem's objective."""
         self.keys: list[Any] = []
@@ -199,7 +200,8 @@ class Model:
     def begin_rows(self, family: str) -> None:
         """Make `family` the family of all rows that are added next.
 
-        No effect if it already is.
+        No effect if it already is. Rows of a family are consecutive, so callers must not begin a
+        family again after another one.
         """
         if not self._first_rows or next(reversed(self._first_rows)) != family:
             self._first_rows[family] = len(self.keys)
@@ -227,7 +229,10 @@ class Model:
         *,
         upper: float,
     ) -> None:
-        """Add the row ``sum of values * columns <= upper``, faster for thousands of terms."""
+        """Add the row ``sum of values * columns <= upper``; columns must be distinct.
+
+        This is faster than `add_row` for thousands of terms.
+        """
         check_time_limit()
         self._columns.frombytes(columns.astype(np.intc).tobytes())
         self._values.frombytes(values.astype(np.float64).tobytes())
@@ -252,7 +257,7 @@ class Model:
     def add_infeasible_row(self, key: Any = None) -> None:
         """Add a row that no solution satisfies: a variable with upper bound 0 is at least 1.
 
-        Every solver proves such a row infeasible.
+        Every solver proves such a row infeasible. The first call adds the variable ``always_zero``.
         """
         families = self.families
         zero = families["always_zero"][None] if "always_zero" in families else None

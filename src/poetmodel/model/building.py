@@ -60,8 +60,8 @@ def build(
         dominated recomputations, page-ins that no node needs), so that constraints can use them.
     memory_rows : bool, optional
         Whether the Pyomo model has memory rows, nearly all terms of a large model. Default: True,
-        but raises `TooLargeError` if they have millions of terms. A model without them is only for
-        `poetmodel.solve`, which adds them; other solvers end with an error.
+        but raises `TooLargeError` if they have more than five million terms. A model without them
+        is only for `poetmodel.solve`, which adds them; other solvers end with an error.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def build(
     ModelError
         If ``paper`` cannot state the problem.
     InputError
-        For an unknown formulation.
+        For an unknown formulation, or if `problem` is no `Problem`.
     TooLargeError
         If memory rows have more than five million terms and `memory_rows` is None.
 
@@ -105,7 +105,10 @@ def build_arrays(
     *,
     reductions: bool = True,
 ) -> Model:
-    """Build the model of a problem as arrays, without user-defined components; see `build`."""
+    """Build the model of a problem as arrays, without user-defined components; see `build`.
+
+    Raises `ModelError` and `InputError` like `build`, and `TimeLimitError`.
+    """
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {quote(problem)}")
     resolved_formulation = _find_formulation(formulation, reductions=reductions)
@@ -135,7 +138,10 @@ def build_arrays(
 
 
 def user_components(formulation: Formulation) -> list[Component]:
-    """Return the components of a formulation that no shipped formulation has."""
+    """Return the components of a formulation that neither ``compact`` nor ``paper`` has.
+
+    ``compact`` includes its variant without reductions.
+    """
     shipped_components = {*COMPACT.components, *UNREDUCED.components, *PAPER.components}
     return [
         component for component in formulation.components if component not in shipped_components
@@ -150,7 +156,8 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
     m : ConcreteModel
         A solved model from `build`.
     value : callable, optional
-        Returns whether a binary variable is 1. Default: by its Pyomo value.
+        Returns whether a binary variable is 1. Default: by its Pyomo value, rounded; a variable
+        without a value counts as 0.
     """
     import pyomo.core as pyo
 
@@ -195,7 +202,10 @@ def _find_formulation(formulation: str | Formulation, *, reductions: bool) -> Fo
 
 
 def estimate_build_s(problem: Problem, formulation: str) -> float:
-    """Return the approximate time to build a model and convert it for a solver [s]."""
+    """Return the approximate time to build a model and convert it for a solver [s].
+
+    `formulation` is ``compact`` or ``paper``. Raises `TimeLimitError` for ``compact``.
+    """
     graph = problem.graph
     n = len(graph.nodes)
     if formulation == "paper":

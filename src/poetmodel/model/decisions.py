@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from poetmodel.problem import Coefficients
 
 NO_COLUMN: Final = -(2**62)
-"""Placeholder for a missing column."""
+"""Placeholder where there is no column; negative, unlike columns."""
 Term = tuple[float, int]
 """A coefficient and a column."""
 
 
 def merge_terms(terms: Iterable[Term]) -> list[Term]:
-    """Add the coefficients of each column, and drop sums that are 0."""
+    """Return one term for each column, with the sum of its coefficients; omit sums that are 0."""
     sums: dict[int, float] = {}
     for coefficient, column in terms:
         if coefficient:
@@ -33,14 +33,17 @@ def merge_terms(terms: Iterable[Term]) -> list[Term]:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions of a formulation, in addition to the single pass."""
+    """Decisions of a formulation, in addition to the single pass.
+
+    A node or tensor may have several pairs. With Pyomo, variables replace all columns.
+    """
 
     recomputations: Sequence[tuple[int, Any]]
-    """(node, column that counts its recomputations); with Pyomo, variables replace all columns."""
+    """(node, column that counts recomputations of the node)."""
     page_ins: Sequence[tuple[int, Any]]
-    """(tensor, column that counts its page-ins)."""
+    """(tensor, column that counts page-ins of the tensor)."""
     page_outs: Sequence[tuple[int, Any]]
-    """(tensor, column that counts its page-outs)."""
+    """(tensor, column that counts page-outs of the tensor)."""
     storage_homes: Sequence[tuple[int, Any]] = ()
     """(state tensor, column that is 1 if its home is storage)."""
 
@@ -52,7 +55,7 @@ class Decisions:
         )
 
     def row_over_columns(self, row: LinearRow) -> LinearRow:
-        """Convert a limit on totals to a row over the columns of the decisions."""
+        """Convert a limit on totals to a row over columns, with its `upper`, name and key."""
         terms = self.terms(row.coefficients)
         return LinearRow.from_terms(terms, upper=row.upper, name=row.name, key=row.key)
 
@@ -94,7 +97,10 @@ class LivenessBounds(NamedTuple):
     """Column that must be 1 for the bounds to apply."""
 
     def min_value(self, values: Mapping[int, float] | NDArray[np.float64]) -> float:
-        """Return the largest lower bound on the column, given the `values` of other columns."""
+        """Return the largest lower bound on the column, at least 0.
+
+        `values` has the values of the columns in the bounds.
+        """
         bound = max(float(values[column]) for column in self.needs)
         bound -= values[self.waiver] if self.waiver >= 0 else 0.0
         return max(0.0, bound - (1 - values[self.condition] if self.condition >= 0 else 0.0))

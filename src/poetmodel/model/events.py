@@ -20,22 +20,24 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
     IsFree = Callable[[int, int, int], bool]
-    """(tensor, first group, last group) -> whether no memory row counts the tensor from the first
-    group to the beginning of the last."""
+    """(tensor, first group, last group) -> whether keeping the tensor from the first group to the
+    beginning of the last adds to no enforced memory row."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Events:
     """The groups of stages at which each tensor and node has a decision.
 
-    Indices are groups; with one stage per group, they are stages.
+    Indices are groups; with one stage per group, they are stages. Segment ``(i, a)`` of tensor `i`
+    ends at ``event_groups[i][a]``, and begins at the event before it or, for ``a = 0``, in the
+    group of the first computation.
     """
 
     group_of: tuple[int, ...]
     """Group of each stage."""
     use_groups: tuple[tuple[int, ...], ...]
-    """Groups, after that of its first computation, in which a reader of a tensor may be computed;
-    ascending, by tensor."""
+    """Groups in which a reader of a tensor may be computed, after the group of the tensor's first
+    computation; ascending, by tensor."""
     event_groups: tuple[tuple[int, ...], ...]
     """Groups at which keeping a tensor may begin or end, ascending, by tensor: ``T(i)``."""
     recompute_groups: tuple[tuple[int, ...], ...]
@@ -43,7 +45,7 @@ class Events:
     page_in_groups: tuple[tuple[int, ...], ...]
     """Groups in which a tensor may be paged in, ascending, by tensor."""
     present_groups: tuple[frozenset[int], ...] = ()
-    """Groups at whose beginning a tensor can be in RAM in every solution at no cost, by tensor; an
+    """Events at whose beginning a tensor can be in RAM in every solution at no cost, by tensor; an
     empty tuple if unknown."""
     dominated_keeps: frozenset[tuple[int, int]] = frozenset()
     """Segments ``(i, a)`` without which a schedule is as good: `drop_dominated_keeps`."""
@@ -59,10 +61,10 @@ class Events:
         )
 
     def keep_index(self, i: int, first_group: int, group: int) -> int | None:
-        """Return the index `a` of the keep that has tensor `i` in RAM when `group` begins.
+        """Return the index `a` of the segment in which `group` begins; None if there is none.
 
-        None if no keep of the tensor includes that moment. `first_group` is the group of the
-        tensor's first computation.
+        Keeping tensor `i` in this segment has it in RAM when `group` begins. `first_group` is the
+        group of the tensor's first computation.
         """
         events = self.event_groups[i]
         if group <= first_group or not events or group > events[-1]:
@@ -71,9 +73,10 @@ class Events:
 
 
 def is_storage_limiting(problem: Problem) -> bool:
-    """Return whether state and all useful page-outs exceed the storage limit.
+    """Return whether state and all useful page-outs together exceed the storage limit.
 
-    False without a storage limit, and without paging.
+    A page-out is useful if the tensor has readers, or a reward for a page-in or page-out, and does
+    not start on storage. False without a storage limit, and without paging.
     """
     limit = problem.aux_limit_bytes
     graph = problem.graph
@@ -94,7 +97,7 @@ def is_storage_limiting(problem: Problem) -> bool:
 
 
 def paging_dominates(problem: Problem, k: int, *, is_limiting: bool | None = None) -> bool:
-    """Return whether paging the outputs of node `k` is never worse than recomputing it.
+    """Return whether paging the outputs of node `k` is provably never worse than recomputing it.
 
     `is_limiting` is the result of `is_storage_limiting`, computed if None.
 
@@ -184,8 +187,9 @@ def find_events(
 
     Groups of stages (`group_of`) are numbered from 0, in order. `recomputable` is the result of
     `recomputable_nodes`: such a node may be recomputed in every group after that of its first
-    computation, up to the last possible use of its outputs. `is_free` identifies free keeps; by
-    default, there are none. `counted_rows` are the enforced per-stage rows.
+    computation, up to the last possible use of its outputs, unless free keeps make that useless.
+    `is_free` identifies free keeps; by default, there are none. `counted_rows` are the enforced
+    per-stage rows. Raises `TimeLimitError`.
 
     Notes
     -----
@@ -203,10 +207,10 @@ def find_events(
     Page-ins that `counted_rows` count are possible in every group that the rows name, up to the
     last use, because they cannot move to another group.
 
-    *Free keep*: if a tensor is in RAM in every solution at one event, and no memory row counts it
-    up to the next event, the tensor is kept. Then the next event needs no page-in of the tensor,
-    and no recomputation of its node if all its outputs are kept. Each omitted recomputation also
-    removes uses of its inputs.
+    *Free keep*: if a tensor is in RAM in every solution at one event, and keeping it up to the next
+    event adds to no enforced memory row, the tensor is kept. Then the next event needs no page-in
+    of the tensor, and no recomputation of its node if all outputs that are used from then on are
+    kept. Each omitted recomputation also removes uses of its inputs.
     """
     counted_groups: dict[int, set[int]] = {}
     for family, index in {decision for row in counted_rows for decision in row.space}:
@@ -220,11 +224,11 @@ def find_events(
 def drop_dominated_keeps(
     problem: Problem, events: Events, *, allows_moves: Callable[[int], bool]
 ) -> Events:
-    """Return the events without keeps and page-ins that the outputs of an only reader can replace.
+    """Find the keeps and page-ins of tensors that the outputs of an only reader can replace.
 
-    The result has `Events.dominated_keeps` and fewer page-ins. If a makespan is limited or
-    minimized, it is `events` itself. `allows_moves` returns for a group whether no memory row
-    depends on the stage of the group in which a node is recomputed.
+    Return the events without these page-ins, and with these keeps in `Events.dominated_keeps`. If a
+    makespan is limited or minimized, return `events` itself. `allows_moves` returns for a group
+    whether no memory row depends on the stage of the group in which a node is recomputed.
 
     Notes
     -----
@@ -278,7 +282,8 @@ def drop_dominated_keeps(
 def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
     """Yield (tensor, only reader, used outputs) if the outputs are no larger than the tensor.
 
-    Omits state, its replacements, and tensors and nodes with rewards.
+    Omits state, its replacements, tensors of 0 bytes, and pairs with a reward for recomputing the
+    reader, or for paging in the tensor or a used output.
     """
     graph, rewards = problem.working_graph, problem.rewards
     state = {*problem.graph.state_tensors, *problem.graph.state_of}
@@ -294,8 +299,9 @@ def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]
 
 
 def _paging_costs_no_more(problem: Problem, i: int, outputs: Sequence[int]) -> bool:
-    """Return whether paging `outputs` costs no more than paging tensor `i`, in every limited sum.
+    """Return whether paging `outputs` costs no more than paging tensor `i`, in any sum.
 
+    The sums are the objective and all limits on totals; rewards for paging `outputs` do not count.
     False if `i` is on storage from the start. Storage has space for `outputs` in place of `i`,
     because they have no more bytes.
     """
@@ -338,7 +344,7 @@ class _EventFinder:
         self.recompute_groups: list[tuple[int, ...]] = [()] * len(self.graph.nodes)
 
     def find(self) -> Events:
-        """Find the events of all nodes and tensors."""
+        """Return the events of all nodes and tensors. Raises `TimeLimitError`."""
         for k in range(len(self.graph.nodes) - 1, -1, -1):
             check_time_limit()
             self._find_node_events(k)
@@ -451,6 +457,7 @@ class _EventFinder:
 
         A free interval begins in a group whose last stage makes or reads `i`, which is then in RAM.
         A tensor with rewarded page-ins has no such group: it must be absent before each page-in.
+        Without `is_free`, there are none.
         """
         if self.is_free is None or self._rewards_page_in(i):
             return frozenset()

@@ -31,7 +31,7 @@ class Component:
 
     @property
     def statement(self) -> str:
-        """The docstring of the builder, with the inequality."""
+        """The docstring of the builder, with the inequality; "" if it has none."""
         return self.build.__doc__ or ""
 
 
@@ -42,7 +42,7 @@ class Formulation:
     Raises
     ------
     InputError
-        If a component precedes one that it requires, or is repeated.
+        If a component is repeated, or does not follow all components that it requires.
     """
 
     name: str
@@ -67,7 +67,10 @@ class Formulation:
             preceding_names.add(component.name)
 
     def swap(self, component: Component, *, name: str) -> Formulation:
-        """Return a formulation called `name`; `component` replaces the component of its name."""
+        """Return a formulation called `name`; `component` replaces the component of its name.
+
+        Raises `InputError` if there is no such component, or if the new formulation is invalid.
+        """
         self._require_component(component.name, "swap")
         components = (
             component if member.name == component.name else member for member in self.components
@@ -75,7 +78,10 @@ class Formulation:
         return replace(self, name=name, components=tuple(components))
 
     def without(self, component_name: str, *, name: str) -> Formulation:
-        """Return a formulation called `name`, without the component `component_name`."""
+        """Return a formulation called `name`, without the component `component_name`.
+
+        Raises `InputError` if there is no such component, or if another component requires it.
+        """
         self._require_component(component_name, "leave out")
         components = tuple(member for member in self.components if member.name != component_name)
         return replace(self, name=name, components=components)
@@ -93,7 +99,8 @@ class Formulation:
     def populate(self, model: object, *, omitted_names: Collection[str] = ()) -> None:
         """Build all components but those of `omitted_names` into a model, in order.
 
-        A model of a shipped formulation is a `poetmodel.model.arrays.Model`.
+        A model of a shipped formulation is a `poetmodel.model.arrays.Model`. Raises
+        `TimeLimitError`.
         """
         for component in self.components:
             check_time_limit()
