@@ -1,4 +1,4 @@
-"""Limits as rows, scaled so that coefficients are near one."""
+"""Limits as rows, scaled for the tolerances of solvers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 LOOSENING: Final = 5e-7
-"""Fraction of a row's limit that is added to it: five times a solver's tolerance."""
+"""Minimum fraction of a limit that is added to the limit: five times a solver's tolerance."""
 MAX_SCALED_VALUE: Final = 1e3
 """Maximum coefficient of a value above the limit, in multiples of the limit."""
 MAX_ARRAY_SUM: Final = 2.0**62
 """Maximum sum of integers for which an int64 array is summed."""
 MIN_RELATIVE_VALUE: Final = 1e-9
-"""Values below this fraction of a row's largest value are dropped, because solvers ignore them."""
+"""Values below this fraction of the row's largest value within its limit are dropped, because
+solvers ignore them."""
 
 
 def literal_limit(row: LinearRow, upper_bounds: Sequence[float]) -> float:
@@ -44,23 +45,23 @@ def literal_limit(row: LinearRow, upper_bounds: Sequence[float]) -> float:
 def scale_limit(row: LinearRow) -> LinearRow | None:
     """Return the scaled row of a limit, for a solver; None if the limit cannot bind.
 
-    Limit and values are 0 or more, in the unit of the simulator: integer bytes, or times or
-    energies. The returned row has coefficients near one, and excludes no 0/1 point that meets the
-    limit.
+    Limit and values are 0 or more, in the unit of the simulator, such as integer bytes, times or
+    energies. In the returned row, the largest value within the limit has coefficient 1. The row
+    excludes no 0/1 point that meets the limit.
 
     Notes
     -----
     A solver's tolerance is absolute, and its conclusions from a row that a point meets exactly may
     be wrong by this tolerance. So each point that meets the limit must satisfy the row with slack:
-    the right-hand side is raised by five tolerances. Bytes are multiples of their greatest common
-    divisor `g`, so the limit is first rounded down to a multiple and then raised by the maximum of
-    ``g / 2`` and five tolerances; adding ``g / 2`` admits no further point. Points that exceed the
-    limit by less than the slack are excluded by cover cuts (`poetmodel.solver.covers`).
+    the right-hand side is raised by at least five tolerances. Integers are multiples of their
+    greatest common divisor `g`, so the limit is first rounded down to a multiple and then raised by
+    the maximum of ``g / 2`` and five tolerances; adding ``g / 2`` admits no further point. Cover
+    cuts (`poetmodel.solver.covers`) exclude points that exceed the limit by less than the slack.
 
-    A value above the limit forces its variable to 0. It is truncated to a thousand limits, because
-    solvers lose small values beside very large ones. If all other values together meet the limit,
-    the row only states that the variables with values above the limit are 0. Negligible values are
-    dropped, which only loosens the row.
+    A value above the limit forces its variable to 0. It becomes at least two limits, and at most a
+    thousand, because solvers lose small values beside very large ones. If all other values together
+    meet the limit, the row only states that the variables with values above the limit are 0.
+    Negligible values are dropped, which only loosens the row.
     """
     values, limit = np.asarray(row.values), row.upper
     if values.dtype.kind not in "if":  # Python integers beyond 64 bits
@@ -114,9 +115,9 @@ def _exact_sum(values: NDArray[Any]) -> float:
 def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow:
     """Return an equivalent limit whose negative values are at least minus the maximum violation.
 
-    The same decisions meet both limits. Solvers lose fewer small values beside large ones
-    (coefficient reduction: Savelsbergh, ORSA Journal on Computing 6, 1994). `upper_bounds` has the
-    upper bound of each column.
+    The same decisions meet both limits. Returns `row` itself if no violation is possible. Solvers
+    lose fewer small values beside large ones (coefficient reduction: Savelsbergh, ORSA Journal on
+    Computing 6, 1994). `upper_bounds` has the upper bound of each column.
     """
     positive_sum = sum(
         value * round(upper_bounds[column]) for value, column in row.terms if value > 0
@@ -135,9 +136,10 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
     """Return the row of a limit with negative values or counts; see `scale_limit`.
 
     The limit is scaled as a row over literals (`literal_limit`); a count up to `u` is `u` equal
-    literals. Returns None if positive values together do not exceed the limit. A negative value
-    that would be dropped as negligible has a tiny coefficient, so that the row has the variable
-    and covers can count it. `upper_bounds` has the upper bound of each column.
+    literals. `literal_limit` of the row must be 0 or more. Returns None if positive values together
+    do not exceed the limit. A negative value that would be dropped as negligible has a tiny
+    coefficient, so that the row has the variable and covers can count it. `upper_bounds` has the
+    upper bound of each column.
     """
     terms = list(row.terms)
     counts = [round(upper_bounds[column]) for _, column in terms]

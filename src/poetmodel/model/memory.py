@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class StepView:
-    """Map from entries of the paper's relations to columns of ``compact``, for memory rows.
+    """Map from entries of the paper's relations to columns of ``compact``.
 
-    In a relaxation with groups of several stages, results are valid only for steps with enforced
-    rows, where a group ends or is a single stage.
+    In a relaxation, the stages of a group have common columns. Memory rows use them only at steps
+    with enforced rows, where a group ends or is a single stage.
     """
 
     def __init__(self, m: Model) -> None:
@@ -37,7 +37,7 @@ class StepView:
         self.graph: Graph = m.problem.working_graph
 
     def in_ram_column(self, t: int, i: int) -> int | None:
-        """Return the column of ``S_RAM[t,i]``; None if the entry is always 0."""
+        """Return the column of ``S_RAM[t,i]``; None without an entry, or if it is always 0."""
         group_of = self.m.events.group_of
         if t >= len(group_of):
             return None
@@ -64,16 +64,16 @@ implies as implied (`poetmodel.backends.highs`)."""
 _ALWAYS_NEEDED: Final = NO_COLUMN + 1
 """Placeholder column of a tensor that the step of the stage's node reads, so that it always
 counts."""
-_NEEDED_BY_SEVERAL: Final = NO_COLUMN + 2
-"""Placeholder column of a tensor that several decisions need, until its liveness column is
-created."""
+_LIVENESS_PENDING: Final = NO_COLUMN + 2
+"""Placeholder column of a tensor that needs a liveness column, until its placeholder is created:
+several decisions need the tensor, or a recomputation needs state that may be resident."""
 
 
 class MemoryRowGenerator:
     """Generates memory rows of a model, and the liveness columns that they need."""
 
     def __init__(self, view: StepView) -> None:
-        """Collect the state tensors that may be resident, and their columns."""
+        """Collect the state tensors that may be resident and have bytes, and their columns."""
         self.view = view
         self.graph = view.graph
         self.ram_bytes = view.problem.usable_ram_bytes
@@ -89,22 +89,22 @@ class MemoryRowGenerator:
         self.home_nodes = np.array(
             [self.graph.node_of[i] for i, *_ in resident_states], dtype=np.int64
         )
-        """Node of each state tensor that may be resident."""
+        """Node of each state tensor that may be resident and has bytes."""
         self.home_bytes = np.array([size for _, size, _ in resident_states], dtype=np.int64)
         """RAM of each state tensor of `home_nodes` [B]."""
         self.home_columns = np.array([column for *_, column in resident_states], dtype=np.int64)
         """Column that is 1 if the state tensor is resident, for each one of `home_nodes`."""
         self.home_column_of = {i: column for i, _, column in resident_states}
-        """The same columns by tensor."""
+        """Columns of `home_columns`, by tensor."""
 
     def rows(
         self, t: int, steps: Iterable[int], *, only_binding: bool
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64], int]]:
-        """Yield (step, columns, bytes, constant bytes) for each possible step of stage `t`.
+        """Yield (step, columns, bytes, constant bytes) for `steps` of stage `t` that can occur.
 
         `steps` must ascend. A negative column ``-1 - index`` is a placeholder of the liveness
         column with this index; new liveness columns are added to `index_of_bounds`. With
-        `only_binding`, steps whose terms together meet the limit are omitted.
+        `only_binding`, steps whose terms and constant together meet the limit are omitted.
         """
         stage = _StageTerms(self, t)
         for k in steps:
@@ -130,8 +130,9 @@ def _column_or_placeholder(column: int | None) -> int:
 class _StageTerms:
     """Terms of the memory rows of one stage, updated from step to step.
 
-    *Older* tensors are those of nodes before the stage's node; lists are in their order. From one
-    step to a later one, terms change only for tensors that a step between them reads or makes.
+    *Older* tensors are those of nodes before the stage's node, except tensors of 0 bytes; lists of
+    tensors are in their order. From one step to a later one, terms change only for tensors that a
+    step between them reads or makes.
     """
 
     def __init__(self, generator: MemoryRowGenerator, t: int) -> None:
@@ -149,20 +150,23 @@ class _StageTerms:
             _column_or_placeholder(view.recompute_column(t, k)) for k in range(t)
         ]
         self.keep_columns: list[int] = []
-        """Column that keeps each older tensor up to the next stage."""
+        """Column that keeps each older tensor up to the next stage; `NO_COLUMN` if there is none,
+        or if the stage's node reads the tensor."""
         self.need_columns: list[list[int]] = []
-        """Columns of the decisions that need each older tensor, in the order of readers."""
+        """Columns of the decisions that need each older tensor from the current step on: of readers
+        in order, then the keep. Only `_ALWAYS_NEEDED` if the stage's node reads the tensor."""
         self.positions_read_by: dict[int, list[int]] = {}
-        """Positions of the older tensors that the recomputation of each step reads."""
+        """Positions of the older tensors that the recomputation of each step reads, except tensors
+        that the stage's node reads."""
         for p, i in enumerate(tensors):
             self.need_columns.append(self._collect_need_columns(p, i))
         self.home_columns = [generator.home_column_of.get(i, NO_COLUMN) for i in tensors]
-        """Column of the resident home of each older tensor that is state: resident state needs no
-        copy."""
+        """Column of the resident home of each older tensor; `NO_COLUMN` unless it is state that may
+        be resident. Resident state needs no copy."""
         self.live_columns = np.array(
             [self._live_column(p) for p in range(len(tensors))], dtype=np.int64
         )
-        """Column that is 1 if each older tensor counts after its step, or a placeholder."""
+        """Column that is 1 if each older tensor counts at steps after its own, or a placeholder."""
         self.is_home_read = np.isin(
             generator.home_nodes, [graph.node_of[i] for i in graph.inputs_of[t]]
         )
@@ -172,7 +176,8 @@ class _StageTerms:
     def _collect_need_columns(self, p: int, i: int) -> list[int]:
         """Return the columns that need older tensor `i`, at position `p`.
 
-        Appends its keep column, and registers its position with its readers.
+        Appends its keep column, and registers its position with readers that may be recomputed. If
+        the stage's node reads the tensor, appends `NO_COLUMN` and registers no position.
         """
         t, view = self.t, self.generator.view
         readers = self.generator.graph.users_of[i]
@@ -191,7 +196,8 @@ class _StageTerms:
     def _live_column(self, p: int) -> int:
         """Return the column that is 1 if the older tensor at `p` counts, or a placeholder.
 
-        The placeholder is `NO_COLUMN` if no decision needs the tensor.
+        The placeholder is `NO_COLUMN` if no decision needs the tensor, and `_LIVENESS_PENDING` if
+        it needs a liveness column.
         """
         columns = self.need_columns[p]
         if not columns:
@@ -199,7 +205,7 @@ class _StageTerms:
         is_single = len(columns) == 1 and (
             self.home_columns[p] < 0 or columns[0] in (_ALWAYS_NEEDED, self.keep_columns[p])
         )
-        return columns[0] if is_single else _NEEDED_BY_SEVERAL
+        return columns[0] if is_single else _LIVENESS_PENDING
 
     def may_execute(self, k: int) -> bool:
         """Return whether step `k < t` may recompute its node or page in one of its outputs."""
@@ -221,7 +227,7 @@ class _StageTerms:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int] | None:
         """Return columns, bytes and constant bytes of the current step `k`.
 
-        None if all terms together are at most `limit` [B]. Creates liveness columns.
+        None if terms and constant together are at most `limit` [B]. May register liveness columns.
         """
         n_before, first_after = bisect_left(self.nodes, k), bisect_right(self.nodes, k)
         output_terms, constant_bytes = self._output_terms(k)
@@ -236,7 +242,7 @@ class _StageTerms:
         )
         if total_bytes + output_bytes + constant_bytes <= limit:
             return None
-        for p in np.flatnonzero(live_columns == _NEEDED_BY_SEVERAL).tolist():
+        for p in np.flatnonzero(live_columns == _LIVENESS_PENDING).tolist():
             bounds = LivenessBounds(tuple(self.need_columns[p]), waiver=self.home_columns[p])
             self.live_columns[p] = self.generator.liveness_column(bounds)
         output_array = np.array(output_terms, dtype=np.int64).reshape(-1, 2)
@@ -339,8 +345,8 @@ def _add_all_memory_rows(m: Model) -> None:
         apart[t,k,x] >= S_RAM[t+1,x] + R[t,k] - 1,  apart[t,k,x] >= R[t,j] + R[t,k] - 1 for every
         reader j > k of x
 
-    A relaxation has only the rows that it enforces. At step ``(t,t)``, the row is, with `i` over
-    the tensors that node `t` neither reads nor makes::
+    A relaxation has only the rows that it enforces. At step ``(t,t)``, without state and in-place
+    operators, the row is, with `i` over the tensors that node `t` neither reads nor makes::
 
         sum(bytes[i] * kept(i across the end of the stage's group))
         + sum(bytes of in(t) and out(t)) + workspace[t]  <=  budget
@@ -351,8 +357,9 @@ def _add_all_memory_rows(m: Model) -> None:
 def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int]]) -> None:
     """Add the memory rows of the `steps` of each stage, and their liveness columns and rows.
 
-    Registers the limits for cover cuts. Adds the column of the peak if the objective is the peak
-    RAM. If the minimum RAM exceeds the limit, an infeasible row replaces all rows.
+    Registers the limits for cover cuts. Steps that cannot occur have no row. Adds the column of
+    the peak if the objective is the peak RAM; otherwise, omits rows that cannot bind. If the
+    minimum RAM exceeds the limit, an infeasible row replaces all rows.
     """
     problem = m.problem
     limit_bytes = problem.usable_ram_bytes
@@ -421,7 +428,8 @@ def memory_values(
 ) -> Iterator[tuple[int, float]]:
     """Yield (column, value) of the liveness columns and of the peak, for a start solution.
 
-    `values` has the value of each decision's column.
+    `values` has the value of each decision's column. Omits the peak if the model has no column of
+    the peak.
     """
     for bounds, column in zip(m.live_bounds, m.live.values() if m.live_bounds else (), strict=True):
         yield column, bounds.min_value(values)

@@ -21,16 +21,20 @@ if TYPE_CHECKING:
 
 
 MAX_COST_UNITS: Final = 1e6
-"""Maximum cost in units of the objective: solvers lose small costs beside larger ones."""
+"""Maximum absolute cost in units of an objective without a reference: solvers lose small costs
+beside larger ones."""
 
 
 def _add_objective(m: Model) -> None:
     """Minimize the cost of all decisions beyond the single pass.
 
-    The unit is a thousandth of the baseline; the constant is omitted here::
+    The unit is `Objective.unit`, such as a thousandth of the baseline; the constant is omitted
+    here::
 
         sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)
         + sum((1 - resident) * (page_in + page_out of the replacement))
+
+    On memory-mapped storage, state has no page-in. Page-outs that a commit includes cost 0 here.
 
     Coefficients are energies, times, bytes written or user-defined; or the objective is the peak
     RAM variable. If coefficients are negative, a constant makes the objective 0 or more: the
@@ -46,7 +50,9 @@ def _add_objective(m: Model) -> None:
 def objective_terms(m: Model, problem: Problem) -> tuple[list[Term], float]:
     """Return the objective of `problem` in its unit: terms over columns of `m`, and a constant.
 
-    `m` is a model of the problem, or of the stated problem if `problem` is its surrogate.
+    `m` is a model of the problem, or of the stated problem if `problem` is its surrogate. Costs
+    are truncated (see `_add_objective`). For the peak RAM, there are no terms if `m` has no column
+    of the peak.
     """
     objective = problem.objective
     if not objective.is_sum:
@@ -76,8 +82,9 @@ def _add_deadline_rows(m: Model) -> None:
 
         sum(R * compute_time) + sum(M_in * page_in_time) + sum(M_out * page_out_time) <= deadline
 
-    If transfers overlap computations, there are two rows that every plan satisfies: compute time
-    only (in a surrogate, with a fraction of the transfer time), and transfer time only.
+    Homes of state on storage count as in the objective. If transfers overlap computations, there is
+    a row for the compute time only (in a surrogate, with a fraction of the transfer time). A second
+    row limits the transfer time, if plans execute all transfers.
     """
     for limit in m.problem.linear_limits:
         if limit.name in DEADLINE_ROWS:
@@ -85,7 +92,7 @@ def _add_deadline_rows(m: Model) -> None:
 
 
 WRITES_ROW: Final = "fewer_writes"
-"""Name of the limit on bytes written that `poetmodel.solver.extended` adds to a model."""
+"""Name of a limit on bytes written that `poetmodel.solver.extended` adds to a compiled model."""
 
 
 DEADLINE = Component(
@@ -103,6 +110,9 @@ def _add_energy_budget_row(m: Model) -> None:
 
         sum(R * compute_energy) + sum(M_in * page_in_energy) + sum(M_out * page_out_energy)
         <=  budget
+
+    Energies include idle power over the counted time, unless that is a makespan. Homes of state on
+    storage count as in the objective.
     """
     for limit in m.problem.linear_limits:
         if limit.name == ENERGY_BUDGET.name:
@@ -120,8 +130,9 @@ ENERGY_BUDGET = Component(
 def _add_user_constraint_rows(m: Model) -> None:
     """Meet the user-defined constraints on the totals of a schedule.
 
-    Every constraint ``lower <= sum of totals <= upper`` has one or two rows. They have the
-    contribution of each decision; `pass` is the contribution of a single pass::
+    Every constraint ``lower <= sum of totals <= upper`` has a row for each of its bounds that can
+    bind. Rows have the contribution of each decision; `pass` is the contribution of a single pass,
+    and homes of state on storage count as in the objective::
 
         sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)  <=  upper - pass
         - sum(R * compute) - sum(M_in * page_in) - sum(M_out * page_out)  <=  pass - lower
@@ -157,7 +168,8 @@ LIMITS_AND_OBJECTIVE: Final = (DEADLINE, ENERGY_BUDGET, USER_TOTALS, OBJECTIVE)
 def add_limit(m: Model, limit: LinearRow) -> None:
     """Add the scaled row of a limit on totals to the family of its name, unless it cannot bind.
 
-    Adds an infeasible row if no decisions can meet the limit.
+    Registers the limit for cover cuts. If no decisions can meet the limit, instead adds an
+    infeasible row and registers no limit.
     """
     reduced_limit = reduce_coefficients(m.decisions.row_over_columns(limit), m.upper)
     if literal_limit(reduced_limit, m.upper) < 0:

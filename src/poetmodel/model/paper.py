@@ -1,7 +1,8 @@
 """``paper``: Algorithm 1 of POET as published, for comparison and teaching.
 
-The memory recurrence differs from the simulator: the RAM of a page-in counts one stage late, and a
-tensor without readers is never freed. Schedules are verified like those of other formulations.
+The memory recurrence differs from the simulator: the RAM of a page-in counts one stage late,
+workspaces do not count, and a tensor that no step of a stage reads is not freed in that stage.
+Storage is not limited. Schedules are verified like those of other formulations.
 
 ``paper`` supports only nodes with one output. Other graphs are reduced first: see `merge_outputs`.
 """
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def check_supported(problem: Problem) -> None:
-    """Raise `ModelError` with all features of the problem that Algorithm 1 does not support."""
+    """Raise `ModelError` with each feature for which ``paper`` refuses the problem."""
     graph = problem.graph
     errors = []
     stored_nodes = [node.name for node in graph.nodes if node.on_aux]
@@ -122,7 +123,8 @@ def map_to_original_tensors(m: Model, problem: Problem) -> None:
     """Change a model of the merged problem to refer to the tensors of the original `problem`.
 
     Every output with readers has the columns of its node; an output without readers is never in
-    RAM at the beginning of a stage, and never paged. Adds the user-defined constraints.
+    RAM at the beginning of a stage, and never paged. Renames the family of each relation but ``R``
+    to ``..._of_node``. Adds the user-defined constraints, and sets `Model.relations`.
     """
     outputs_of_node = used_outputs(problem.graph)
     node_families = {name: f"{name}_of_node" for name in RELATIONS[1:]}
@@ -229,7 +231,7 @@ def _add_page_out_source_rows(m: Model) -> None:
 
 
 def _add_freeing_rows(m: Model) -> None:
-    """Free a tensor after the last step of a stage that reads it.
+    """Free a tensor after the last step of a stage that reads it, unless it is kept.
 
     For every edge ``(i, k)`` and stage ``t >= k``, `H` is the number of hazards, each of which
     forbids freeing `i` after step `k`, and `h_max` its maximum, the number of summands::
@@ -263,7 +265,7 @@ def _add_freeing_rows(m: Model) -> None:
 
 
 def _add_all_memory_rows(m: Model) -> None:
-    """Compute the RAM in use after each step of a stage, and limit it.
+    """Compute the RAM in use at each step of a stage, without workspaces, and limit it.
 
     In units of the budget, over the steps ``k <= t``::
 
@@ -272,7 +274,7 @@ def _add_all_memory_rows(m: Model) -> None:
         U[t,k]  <= budget
     """
     graph, limit_bytes = m.problem.graph, m.problem.usable_ram_bytes
-    # A budget of 0 bytes or less is infeasible, which U >= 0 with this bound still implies.
+    # With a budget of 0 bytes or less, U is fixed to 0: no tensor with bytes can be in RAM.
     unit_bytes = max(limit_bytes, 1)
     sizes = [size / unit_bytes for size in graph.tensor_bytes]
     index = list(m.R)

@@ -24,7 +24,10 @@ ONE: Final = -2
 
 
 def first_stages(graph: Graph, name: str) -> Sequence[int]:
-    """Return the first stage with an entry of relation `name`, for each node or tensor."""
+    """Return the first stage with an entry of relation `name`, for each node or tensor.
+
+    The number of stages if there is no entry.
+    """
     if name == "R":
         return range(len(graph.nodes))
     return graph.node_of if name == "M_out" else [k + 1 for k in graph.node_of]
@@ -40,8 +43,8 @@ def triangle_indices(graph: Graph, name: str) -> Iterator[tuple[int, int]]:
 class Relation(Mapping[tuple[int, int], Any]):
     """One relation over the triangle of stages and nodes or tensors.
 
-    ``relation[t, k]`` is a Pyomo variable, or an expression (constant if the formulation fixes the
-    entry). All entries can be used in constraints and objectives.
+    ``relation[t, k]`` is a Pyomo variable, or a constant expression if the formulation has no
+    variable for the entry. All entries can be used in constraints and objectives.
     """
 
     def __init__(self, name: str, graph: Graph, entry: Callable[[int, int], Any]) -> None:
@@ -98,10 +101,11 @@ def _declare_relations(m: Model) -> None:
         R[t,t] = 1             M_out[t,i], node(i) <= t
 
     Recomputations of nodes that are not recomputable or after a node's last stage
-    (`Graph.last_stages`), and page-ins and page-outs without paging, are fixed to 0. Tensors on
-    storage from the start have S_AUX = 1. The home of state is RAM (``resident[w]``) or storage.
-    State has no entries after the stage of its replacement. A replacement has only the entry of
-    ``M_out`` in the stage that makes it.
+    (`Graph.last_stages`), and page-ins and page-outs without paging, are fixed to 0. Samples on
+    storage have S_AUX = 1. The home of state is RAM (``resident[w]``) or storage. State has no
+    entries of ``M_out``, and none after the stage of its replacement; on memory-mapped storage, it
+    has only entries of ``S_AUX``. A replacement has only the entry of ``M_out`` in the stage that
+    makes it. Sets `Model.decisions`.
     """
     problem = m.problem
     graph = problem.working_graph
@@ -135,7 +139,7 @@ def _declare_relations(m: Model) -> None:
 
 
 def _fix_impossible_state_entries(m: Model) -> None:
-    """Fix to 0 the entries that state and replacements cannot have."""
+    """Fix to 0 the entries of `_declare_relations` that state and replacements do not have."""
     problem, node_of = m.problem, m.problem.graph.node_of
     state = frozenset(problem.graph.state_tensors)
     mapped_state = state if problem.reads_in_place else frozenset()
@@ -193,9 +197,9 @@ class TriangleRelations(StepView):
                     yield name, t, k
 
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) of all columns whose value follows from a schedule.
+        """Yield (column, value) of the columns of ``compact-unreduced``, for a schedule.
 
-        These are decisions, liveness columns and the peak.
+        These are entries, `stored`, homes, liveness columns and the peak. Not for ``paper``.
         """
         values: dict[int, float] = {}
         for name in RELATIONS:
@@ -278,7 +282,7 @@ class CompactRelations(StepView):
                     yield "M_out", last_stage, replacement
 
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
-        """Yield (column, value) of all columns whose value follows from a schedule.
+        """Yield (column, value) of the columns of ``compact``, for a schedule.
 
         These are decisions, liveness columns and the peak. Decisions without a column are ignored.
         """

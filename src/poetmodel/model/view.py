@@ -27,8 +27,8 @@ MAX_TERMS: Final = 5_000_000
 MEMORY_FAMILY: Final = "memory"
 """Name of the family of memory rows, which have nearly all terms of a model."""
 OMITTED_ROWS: Final = "memory_rows_left_out__build_with_memory_rows_True"
-"""Name of a parameter without a value that replaces omitted memory rows. Solvers report the name in
-their error."""
+"""Name of a parameter without a value, in the row that replaces omitted memory rows. Solvers report
+the name in their error."""
 
 
 def to_pyomo(
@@ -38,10 +38,11 @@ def to_pyomo(
 
     The result has the attributes `arrays`, which is `model`; `variables`, the Pyomo variable of
     each column; `stated_rows`, the expressions of the rows of each constraint, by key; and
-    `stated_objective`, the expression of the objective.
+    `stated_objective`, the expression of the objective, if there is one. Constraints and variables
+    are attributes by the name of their family, and relations by theirs.
 
-    If `memory_rows` is False, a row that solvers reject replaces the memory rows; if `memory_rows`
-    is None, raises `TooLargeError` if the memory rows have more than `MAX_TERMS` terms.
+    If `memory_rows` is False, a row that solvers reject replaces memory rows with terms. If it is
+    None, raises `TooLargeError` if the memory rows have more than `MAX_TERMS` terms.
     """
     m = pyo.ConcreteModel(name=model.name)
     for name in ("problem", "formulation", "exact", "events"):
@@ -151,8 +152,8 @@ def _make_relation(lower: float, body: Any, upper: float) -> Any:
 def linear_expression(terms: Iterable[tuple[float, Any]], constant: float = 0.0) -> Any:
     """Return ``sum of coefficient * variable + constant`` as a Pyomo expression.
 
-    Builds the expression from monomials, which takes a third of the time of summing. Checks the
-    time limit, since models have thousands of expressions.
+    Builds the expression from monomials, which takes a third of the time of summing. Raises
+    `TimeLimitError` once the time limit has passed, since models have thousands of expressions.
     """
     check_time_limit()
     summands: list[Any] = [MonomialTermExpression(term) for term in terms]
@@ -162,7 +163,10 @@ def linear_expression(terms: Iterable[tuple[float, Any]], constant: float = 0.0)
 
 
 def _add_relations(m: pyo.ConcreteModel, model: Model) -> None:
-    """Add the relations of the paper that are not families of variables, as `Relation`."""
+    """Add the relations of the paper that are not families of variables, as `Relation`.
+
+    Adds the constants `zero` and `one` as expressions.
+    """
     m.zero = pyo.Expression(expr=0.0)
     m.one = pyo.Expression(expr=1.0)
     relations = _RelationEntries(m)

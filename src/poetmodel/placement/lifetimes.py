@@ -30,7 +30,7 @@ class Span(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """Memory at one offset: a workspace, or a copy and all copies made in place of it."""
+    """Memory at one offset: a workspace, or a copy and the chain of copies made in place of it."""
 
     spans: list[Span] = field(default_factory=list)
     """Spans of all copies, or of the workspace; two spans overlap if one copy is made in place of
@@ -45,7 +45,7 @@ class Block:
 
 
 def list_blocks(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
-    """Return all blocks of a valid plan, in the order of their first copies.
+    """Return all blocks of a valid plan, in the order of their first copies or workspaces.
 
     Raises `PlanError` if the plan is for another graph.
     """
@@ -69,7 +69,7 @@ def lower_bound_bytes(blocks: Iterable[Block], length: int) -> int:
     """Return a lower bound on the size of the arena: the maximum RAM at a position [B].
 
     `length` is the number of instructions of the program. If spans of a block overlap, the largest
-    one counts.
+    one counts. 0 without blocks.
     """
     return max(ram_by_position(blocks, length), default=0)
 

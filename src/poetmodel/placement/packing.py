@@ -23,14 +23,14 @@ UNPLACED: Final = 2**60
 """Offset of a block that is not placed: above all placed blocks, so that it conflicts with none
 [B]."""
 MAX_PLACEMENTS: Final = 300_000
-"""Maximum number of placements of single blocks in the search."""
+"""Number of placements of single blocks, after the greedy ones, at which the search stops."""
 MAX_SHORT_SEARCH_PAIRS: Final = 30
 """Number of conflicting pairs of blocks up to which a tenth of `MAX_PLACEMENTS` suffices."""
 MAX_FRUITLESS_MOVES: Final = 1000
 """Maximum number of moves without a smaller arena; then the search restarts."""
 LIFETIME_POWERS: Final = (0.0, 0.25, 0.5)
 """Exponents of initial orders: blocks are sorted by height times lifetime to this power, largest
-first. Each restart uses the next exponent; the greedy order uses the first one."""
+first. Each restart uses the next exponent, in a cycle; the greedy order uses the first one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,8 @@ class PackingProblem:
     def from_blocks(cls, blocks: Sequence[Block]) -> Self:
         """Return the problem of packing blocks.
 
-        One sweep over the positions of the program finds all pairs that are in RAM at once.
+        One sweep over the positions of the program finds all pairs that are in RAM at once. Spans
+        of 0 bytes cause no conflict.
         """
         spans = sorted(
             (begin, end, size, index)
@@ -130,14 +131,15 @@ def search_offsets(
     until_s: float,
     seed: int = 0,
 ) -> Integers:
-    """Return offsets of `blocks` with a small arena.
+    """Return offsets of `blocks` with the smallest arena found; `problem` is their packing problem.
 
-    The search stops if the arena has `bound` bytes, a lower bound, or at `until_s` of the monotonic
-    clock [s].
+    The search stops if the arena has `bound` bytes, a lower bound, at `until_s` of the monotonic
+    clock [s], or at the maximum number of placements.
 
     Blocks are placed one by one at the lowest offset where they fit: first in the greedy order,
-    then with smaller and smaller target sizes. A block that does not fit below the target moves to
-    a random earlier position in the order, and the blocks from that position on are placed again.
+    then within a target size, halfway between the bound and the smallest arena so far. A block that
+    does not fit within the target moves to a random earlier position in the order, and the blocks
+    from that position on are placed again.
     """
     search = _OrderSearch(blocks, problem, bound, Random(seed))  # noqa: S311 - reproducible
     return search.find_offsets(until_s)
@@ -167,7 +169,7 @@ class _OrderSearch:
         """Number of placements of single blocks so far."""
 
     def find_offsets(self, until_s: float) -> Integers:
-        """Place greedily, then search for a smaller arena; return the best offsets.
+        """Place greedily, then search for a smaller arena; return the offsets of the smallest one.
 
         Stops at the bound, at `until_s` [s], or after the maximum number of placements.
         """
@@ -223,7 +225,7 @@ class _OrderSearch:
         return arena_bytes, (self.bound + arena_bytes) // 2
 
     def _initial_order(self) -> list[int]:
-        """Return the blocks sorted by the next exponent of `LIFETIME_POWERS`."""
+        """Return the block indices in the order of the next exponent of `LIFETIME_POWERS`."""
         power, heights = next(self.powers), self.problem.heights
         return sorted(
             range(len(heights)), key=lambda index: -heights[index] * self.lifetimes[index] ** power

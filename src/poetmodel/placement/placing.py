@@ -39,7 +39,7 @@ def place(
     alignment : int
         Offsets are multiples of this power of two [B].
     time_limit : float
-        Maximum wall time of the search, which returns its best offsets [s].
+        Maximum wall time of the search, which returns the offsets of its smallest arena [s].
     seed : int
         Seed of the search. Equal seeds return equal offsets unless the time limit stops the search.
 
@@ -52,7 +52,8 @@ def place(
     Raises
     ------
     PlanError
-        If the plan is not valid, or the alignment is not a power of two.
+        If the plan is not valid (limits are not checked) or is for another graph, or if the
+        alignment is not a power of two.
     """
     check_alignment(alignment)
     check = check_plan(graph, None, plan, ram_budget_bytes=MAX_BYTES)

@@ -38,8 +38,8 @@ def align_sizes(graph: Graph, alignment: int) -> Graph:
 def device_alignment(device: Device | None) -> int:
     """Return the alignment of offsets on a device [B].
 
-    It is at least a cache line if DMA moves memory behind a data cache: a cache line with both DMA
-    and other data could be neither cleaned nor invalidated.
+    It is `ALIGNMENT`, or a longer cache line if DMA moves memory behind a data cache: a cache line
+    with both DMA and other data could be neither cleaned nor invalidated.
     """
     return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
 

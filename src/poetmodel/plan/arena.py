@@ -40,6 +40,8 @@ class Arena:
     ------
     PlanError
         If the alignment is no power of two, or an offset or a size is negative.
+    ValueError
+        If an offset has an unknown kind of content.
     """
 
     bytes: int
@@ -82,7 +84,7 @@ class Arena:
     def fragmentation(self) -> float:
         """Excess of the block over the lower bound, as a fraction of the bound.
 
-        If the bound is 0, 1 for any excess.
+        If the bound is 0, 1 for any excess and 0 without excess.
         """
         excess = self.bytes - self.lower_bound_bytes
         return excess / self.lower_bound_bytes if self.lower_bound_bytes else float(excess > 0)
@@ -103,7 +105,7 @@ class Arena:
     def load(path: str | Path) -> Arena:
         """Read the arena of a ``*.plan.json`` file.
 
-        Raises `PlanError` if the file is invalid or has no arena.
+        Raises `PlanError` if the file cannot be read, is invalid or has no arena.
         """
         from poetmodel.plan.io import load_file
 

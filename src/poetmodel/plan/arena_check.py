@@ -27,7 +27,7 @@ class Rectangle(NamedTuple):
     begin: int
     """Position of the instruction that makes the copy; `BEFORE` for resident state."""
     end: int
-    """Position of the free, or one past the last position that uses the copy."""
+    """Position of the free, or one past the last position at which the copy is in RAM."""
     offset: int | None
     """Offset of the first byte [B]; None if the arena has no offset for the copy."""
     bytes: int
@@ -45,7 +45,7 @@ class ArenaCheck:
     violations: tuple[str, ...]
     """A message for every violated rule."""
     bytes: int
-    """Highest end of a copy, rounded up to the alignment [B]."""
+    """Highest end of a copy or workspace with an offset, rounded up to the alignment [B]."""
     lower_bound_bytes: int
     """Maximum sum of sizes in RAM at once, each rounded up to the alignment [B]."""
     rectangles: tuple[Rectangle, ...] = field(repr=False)
@@ -121,7 +121,10 @@ class _ArenaChecker:
             self.unused_offsets[key] = offset
 
     def check_copies(self, copies: Sequence[Stay]) -> None:
-        """Add the copies that an instruction makes; check their offsets against live copies."""
+        """Add the copies made at one position; check their offsets against live copies.
+
+        Drops live rectangles that end at or before the position, and raises `lower_bound_bytes`.
+        """
         position = copies[0].begin
         self.live_rectangles = [
             live_rectangle
@@ -163,8 +166,8 @@ class _ArenaChecker:
     def _pop_offset(self, copy: Stay) -> int | None:
         """Return the offset of a copy, and remove it from `unused_offsets`.
 
-        Adds violations of the alignment and of the size of the block. If the arena has no offset
-        for the copy, adds a violation and returns None.
+        Adds violations of the alignment and of the size of the block, and raises `end_bytes`. If
+        the arena has no offset for the copy, adds a violation and returns None.
         """
         key = (copy.begin, copy.content, copy.index)
         offset = self.unused_offsets.pop(key, None)
@@ -185,20 +188,20 @@ class _ArenaChecker:
         if begin_offset is None or not size:
             return
         end_offset = begin_offset + size
-        for block in live_rectangles:
-            block_begin = block.offset
+        for live_copy in live_rectangles:
+            live_begin = live_copy.offset
             if (
-                block_begin is None
-                or block_begin >= end_offset
-                or block_begin + block.bytes <= begin_offset
-                or not block.bytes
+                live_begin is None
+                or live_begin >= end_offset
+                or live_begin + live_copy.bytes <= begin_offset
+                or not live_copy.bytes
             ):
                 continue
             self._add_violation(
                 (rectangle.begin, rectangle.content, rectangle.index),
                 f"is at {begin_offset:,} to {end_offset:,} and overlaps "
-                f"{self._describe(block.content, block.index)} at {block_begin:,} to "
-                f"{block_begin + block.bytes:,}",
+                f"{self._describe(live_copy.content, live_copy.index)} at {live_begin:,} to "
+                f"{live_begin + live_copy.bytes:,}",
             )
 
     def _check_in_place(self, rectangle: Rectangle, overwritten: Rectangle) -> None:

@@ -1,7 +1,8 @@
 """Binary plans of a few hundred bytes, for a device that has the graph.
 
 ``docs/reference/formats.md`` specifies the format bit by bit. First computations in graph order are
-not stored, nor are waits and frees that can be derived from the other instructions.
+not stored. Waits and frees that `add_waits_and_frees` derives are not stored, unless it cannot
+restore the program: then all are stored.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ CHECKSUM_BYTES: Final = 4
 DMA: Final = 1
 """Flag: transfers run in parallel with the core."""
 LITERAL: Final = 2
-"""Flag: every wait and free is stored, because they cannot be derived."""
+"""Flag: every wait and free is stored, because the program waits or frees at positions that cannot
+be derived."""
 HAS_BUDGET: Final = 4
 """Flag: the RAM budget is stored."""
 HAS_DEVICE: Final = 8
@@ -80,19 +82,21 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
     plan : Plan
         A valid plan.
     graph : Graph, optional
-        The graph of the plan. Default: the planner's graph, or the built-in network of this name
-        and SHA-256 with a common batch size.
+        The graph of the plan. Default: ``plan.graph``, or the built-in network with the name and
+        SHA-256 of the plan, at a default or common batch size, or with state or in-place operators.
 
     Returns
     -------
     bytes
-        `decode` restores an equal plan.
+        The binary plan, from which `decode` restores an equal plan.
 
     Raises
     ------
     PlanError
-        If the graph is neither given nor found, or is not the graph of the plan, or if the program
-        lacks nodes of the graph or has indices that the graph lacks.
+        If the graph is neither given nor found, or is not the graph of the plan; if `decode` would
+        not restore the program, for example because it lacks nodes of the graph; if the program has
+        indices that the graph lacks; if resident tensors are not state; if a number is negative or
+        has more than 63 bits; or if `memory_mapped` or `commit` is set without `resident`.
     """
     graph = graph or plan.graph or _find_built_in_graph(plan)
     check_identity(graph, plan)
@@ -121,13 +125,16 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
     body = bytes(header) + _encode_steps(homes, steps)
     version = VERSION if plan.resident is None else VERSION_WITH_STATE
     if flags & ~_FLAGS[version]:
-        raise PlanError("memory_mapped and commit: expected only in plans of graphs with state")
+        raise PlanError("memory_mapped and commit: expected only in plans that list resident state")
     prefix = MAGIC + bytes((version, flags)) + _fingerprint(graph)
     content = prefix + _encode_number(len(body)) + body
     encoded_plan = content + _checksum(content)
     decoded = decode(encoded_plan, graph)
     if decoded.program != plan.program:
-        raise PlanError("the program does not compute every node of the graph; see check_plan")
+        raise PlanError(
+            "the program does not compute every node of the graph, or violates another rule; see "
+            "check_plan"
+        )
     if decoded.resident != plan.resident:
         raise PlanError("the plan lists resident tensors that are not state of the graph")
     return encoded_plan
@@ -151,8 +158,8 @@ def decode(data: bytes, graph: Graph) -> Plan:
     Raises
     ------
     PlanError
-        If the bytes are no binary plan, are truncated or corrupt, have a newer version, or belong
-        to another graph.
+        If the bytes are no binary plan, are truncated or corrupt, have an unknown version or flag,
+        or belong to another graph.
     """
     version, flags, body = _parse_body(data, graph)
     reader = _ByteReader(body)
@@ -183,11 +190,15 @@ def is_binary(data: bytes) -> bool:
 
 
 def stored_fingerprint(data: bytes) -> bytes:
-    """Return the stored prefix of the graph's SHA-256; raise `PlanError` for corrupt bytes."""
+    """Return the stored prefix of the graph's SHA-256.
+
+    Raises `PlanError` for corrupt bytes, and for an unknown version or flag.
+    """
     return _parse_header(data)[2]
 
 
 def _find_built_in_graph(plan: Plan) -> Graph:
+    """Return the built-in network that `encode` finds; raise `PlanError` if it finds none."""
     identity = plan.identity
     graph_and_shape = (
         None if identity is None else find_model_by_hash(identity.name, identity.sha256)
@@ -198,6 +209,7 @@ def _find_built_in_graph(plan: Plan) -> Graph:
 
 
 def _check_indices(graph: Graph, program: Program) -> None:
+    """Raise `PlanError` for the first index of the program that the graph lacks."""
     indices_of_op = dict.fromkeys(_OPS_BY_CODE, range(len(graph.tensors)))
     indices_of_op[Op.COMPUTE] = range(len(graph.nodes))
     for position, (op, index) in enumerate(program):
@@ -215,9 +227,9 @@ class _IndexPredictor:
         """Set the state before the first instruction."""
         self.node_of = homes.graph.node_of
         self.new_nodes = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
-        """Nodes in the order of their first computations."""
+        """Nodes in the order of their first computations, except nodes of first reads."""
         self.n_computed = 0
-        """Number of nodes of `new_nodes` that were computed."""
+        """Number of nodes of `new_nodes` that were computed without a record."""
         self._last_index_of = dict.fromkeys(_OPS_BY_CODE, 0)
         self._last_index_of[Op.COMPUTE] = -1
         self._last_computed = 0
@@ -253,7 +265,7 @@ class _IndexPredictor:
 
 
 def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
-    """Return the bytes of a record for each step; first computations in graph order have none."""
+    """Return the records of steps, as bytes; first computations in graph order have no record."""
     encoded = bytearray()
     predictor = _IndexPredictor(homes)
     n_first = 0
@@ -270,7 +282,7 @@ def _encode_steps(homes: Homes, steps: Iterable[Instruction]) -> bytes:
 
 
 def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
-    """Yield the steps of all records, with the first computations between them.
+    """Yield the steps of all records, and the first computations before, between and after them.
 
     Raises `PlanError` for a record that does not fit the graph.
     """
@@ -298,7 +310,7 @@ def _decode_steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
 
 
 def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
-    """Yield the state tensors whose home is RAM, from the next bits of a binary plan."""
+    """Yield the state tensors whose home is RAM, ascending, from the next bits of a binary plan."""
     state = graph.state_tensors
     mask = reader.read_bytes(-(-len(state) // _HOMES_PER_BYTE))
     for position, i in enumerate(state):
@@ -310,9 +322,9 @@ def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
 
 
 def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
-    """Return version, flags, fingerprint, and the bytes from the length of the body to its end.
+    """Return version, flags, fingerprint, and the bytes of the length of the body and of the body.
 
-    Raises `PlanError` if start, version, flags or checksum are wrong.
+    Raises `PlanError` if start, version, flags or checksum are wrong, or if bytes are missing.
     """
     if not data.startswith(MAGIC):
         start = "no bytes" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
@@ -385,7 +397,7 @@ def _encode_number(number: int) -> bytes:
     Raises `PlanError` for a negative number, or one of more than `_MAX_BITS` bits.
     """
     if not 0 <= number < 1 << _MAX_BITS:
-        raise PlanError(f"expected a number from 0 to 2^{_MAX_BITS} in a binary plan, got {number}")
+        raise PlanError(f"expected 0 or more, below 2^{_MAX_BITS}, in a binary plan, got {number}")
     groups = bytearray()
     while number > _GROUP_MASK:
         groups.append(number & _GROUP_MASK | _CONTINUATION_BIT)
@@ -413,7 +425,7 @@ def _decode_signed(number: int) -> int:
 class _ByteReader:
     """Reads numbers and texts from bytes, sequentially.
 
-    Each method raises `PlanError` if the bytes end too early.
+    Methods that read raise `PlanError` if the bytes end too early or encode no valid value.
     """
 
     def __init__(self, data: bytes) -> None:

@@ -20,7 +20,7 @@ class PlanCheck:
     records: tuple[InstructionRecord, ...] = field(repr=False)
     """The record of each instruction of the program; without costs, all times are 0."""
     peak_ram_bytes: int
-    """Maximum RAM use [B]."""
+    """Maximum RAM use [B]; 0 for an empty program."""
     peak_position: int | None
     """Position of the first instruction with the maximum RAM use; None for an empty program."""
     aux_used_bytes: int
@@ -30,19 +30,21 @@ class PlanCheck:
     written_bytes: int
     """Bytes that page-outs and commits write, on average per step [B].
 
-    If the costs include commits, replacements of committed state count in these only."""
+    Commits count only if the costs include them; then the replacements that commits write do not
+    count as paged out."""
     read_bytes: int
     """Bytes paged in, once per page-in, including first reads of state [B]."""
     compute_s: float | None = None
     """Compute time [s]; None without costs."""
     transfer_s: float | None = None
-    """Transfer time [s]; None without costs."""
+    """Transfer time, including commits [s]; None without costs."""
     stall_s: float | None = None
-    """Time that the core waits for the bus [s]; None without costs."""
+    """Time that the core stalls in waits [s]: 0 for ``blocking`` transfers; None without costs."""
     makespan_s: float | None = None
-    """Time at which the later of core and bus is finished [s]; None without costs."""
+    """Time until core and bus are finished, plus the time of commits [s]; None without costs."""
     energy_j: float | None = None
-    """Energy of the step, including idle power over the makespan [J]; None without costs."""
+    """Energy of the step, including commits and idle power over the makespan [J]; None without
+    costs."""
 
     def __repr__(self) -> str:
         faults = f"violations: {'; '.join(self.violations)}"

@@ -22,7 +22,7 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
     `steps` are in program order, with first reads of state as page-ins. For ``dma`` they include
     the ``wait i`` of a page-out whose tensor must be freed later than right after its last use, or
     whose transfer must be complete before that; they include no other waits and no frees. For
-    ``blocking``, given waits are removed.
+    ``blocking``, given waits are removed and no waits are added.
 
     A copy of a tensor lives from the instruction that makes it (a computation, a page-in) to the
     last step that touches it (a computation or page-out that reads it, a given ``wait``) before the
@@ -79,7 +79,7 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
 def _order_frees(
     homes: Homes, step: Instruction, tensors: list[int], transferring_tensors: Collection[int]
 ) -> list[int]:
-    """Return the order in which tensors are freed after a step.
+    """Return `tensors` in the order in which they are freed after a step.
 
     After a node that may operate in place, tensors with a pending transfer come last; otherwise the
     order is unchanged.
@@ -119,7 +119,7 @@ class Copy:
 
 
 def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
-    """Return all copies of tensors that steps make, in order."""
+    """Return all copies of tensors that steps make, in order; `steps` must have no frees."""
     copies: list[Copy] = []
     latest_copy_of: dict[int, Copy] = {}
     for position, (op, index) in enumerate(steps):
@@ -140,9 +140,10 @@ def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
 
 
 def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
-    """Return the tensors whose copy each step is the last to use, by the position of the step.
+    """Return the tensors whose copy each step uses last, or makes without a use, by position.
 
-    Copies of state that are replaced are omitted, since they are not freed.
+    Copies of state that are replaced are omitted, since they are not freed. `steps` must have no
+    frees; positions without such tensors are omitted.
     """
     tensors_by_position: dict[int, list[int]] = {}
     for copy in find_copies(homes, steps):
@@ -156,8 +157,9 @@ def strip_derived_instructions(
 ) -> tuple[Instruction, ...] | None:
     """Return the steps from which `add_waits_and_frees` derives a program; its inverse.
 
-    The steps are computations, transfers, and waits for page-outs that cannot be derived. Returns
-    None if the program has waits or frees at other positions than the rules require.
+    The steps are computations, transfers (also first reads of state), and waits for page-outs that
+    cannot be derived. Returns None if these rules do not restore the program: it waits or frees
+    elsewhere, or is not valid.
     """
     original = tuple(program)
     steps = _remove_derived_instructions(homes, homes.to_steps(original))
@@ -167,10 +169,10 @@ def strip_derived_instructions(
 def _remove_derived_instructions(
     homes: Homes, program: Sequence[Instruction]
 ) -> tuple[Instruction, ...]:
-    """Return a program without frees, waits for page-ins, and waits that page-outs do not require.
+    """Return a program without frees, waits for page-ins, and derivable waits for page-outs.
 
-    A wait for a page-out is removed if it directly follows the last use of the tensor, and the next
-    instruction frees the tensor or pages it out.
+    A wait for a page-out is removed if it follows the last use of the tensor, with no retained step
+    between, and the next instruction frees the tensor or pages it out.
     """
     steps: list[Instruction] = []
     n_steps_at_last_use: dict[int, int] = {}

@@ -23,20 +23,20 @@ class PlanDocument:
     plan: Plan
     """The program, with the identity of its graph."""
     stated_metrics: dict[str, float | None]
-    """The stated metrics, by key."""
+    """The stated metrics, by key; None for a metric that the file lacks."""
     arena: Arena | None = None
     """The arena; None if the file has none."""
 
 
 def load_document(path: str | Path) -> PlanDocument:
-    """Read a plan file; raise `PlanError` with all errors of the file."""
+    """Read a plan file; raise `PlanError` with its errors, as `load_file` does."""
     return _to_document(load_file(path))
 
 
 def parse_document(text: str, *, source: str) -> PlanDocument:
     """Parse the text of a plan file; `source` names the file in errors.
 
-    Raises `PlanError` with all errors of the text.
+    Raises `PlanError` with the errors of the text, as `parse_plan` does.
     """
     return _to_document(parse_plan(text, source=source))
 

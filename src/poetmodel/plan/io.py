@@ -87,7 +87,7 @@ def _make_plan_file_type(metrics: tuple[Metric, ...]) -> type[PlanFile]:
 
 
 def load_file(path: str | Path) -> PlanFile:
-    """Read a plan file; raise `PlanError` with all errors of the file."""
+    """Read a plan file; raise `PlanError` if it cannot be read, or with its errors."""
     with convert_errors(PlanError):
         text = read_text(path)
     return parse_plan(text, source=str(path))
@@ -96,7 +96,8 @@ def load_file(path: str | Path) -> PlanFile:
 def parse_plan(text: str, *, source: str) -> PlanFile:
     """Parse and validate the text of a plan file; `source` names the file in errors.
 
-    Raises `PlanError` with all errors of the text.
+    Raises `PlanError` with up to `poetmodel.schedule.io.MAX_FAULTS` errors of keys and values and a
+    count of further ones; without such errors, with all contradictions between keys.
     """
     with convert_errors(PlanError, source):
         file = parse_file(_make_plan_file_type(metrics_at(Display.PLAN_FILE)), text, kind="plan")

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 MAX_ALIGNED_NAME_LENGTH: Final = 48
 """Maximum length of names that are padded to a common width."""
 STALL_MARK: Final = "!"
-"""Prefix of lines at which the core stalls."""
+"""Mark in the lines of instructions at which the core stalls."""
 
 
 def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None = None) -> str:
-    """Return a plan as text; `check` is the result of `check_plan` with costs.
+    """Return a plan as text; `check` is the result of `check_plan`.
 
-    After the metrics of the plan, there is one line per instruction: its position, the core's clock
-    when it is issued, RAM after it, its action and object, its duration, and its delay on the bus.
-    Lines at which the core stalls begin with ``!``. With an arena, the lines state the offsets of
-    new copies.
+    Without costs, all times are 0. After the metrics of the plan, there is one line per
+    instruction: its position, the core's clock when it is issued, RAM after it, its action and
+    object, its duration, and its delay on the bus. ``!`` marks lines at which the core stalls. With
+    an arena, the lines state the offsets of new copies. Violations follow at the end.
     """
     lines = [
         *_heading_lines(graph, plan, check, arena),
@@ -134,9 +134,10 @@ class _OffsetRemarks:
             self.copies_of_position.setdefault(copy.position, []).append(copy)
 
     def format_offsets(self, position: int, step: Instruction) -> str:
-        """Return the offsets of the copies that an instruction makes, or of resident state.
+        """Return a remark on the offsets of the copies that an instruction makes.
 
-        Returns "" if the instruction makes no copy.
+        The instruction of a node with resident state has the offset of this state. Returns ""
+        without an arena, or if the instruction makes no copy.
         """
         copies = self.copies_of_position.get(position, [])
         if step.op == Op.COMPUTE and step.index in self.resident_nodes:
@@ -185,7 +186,10 @@ class InstructionText:
         return "wait for" if op == Op.WAIT else op.replace("_", " ")
 
     def format_name(self, step: Instruction) -> str:
-        """Return the name of the node or tensor of an instruction."""
+        """Return the name of the node or tensor of an instruction.
+
+        Returns ``number`` and the index if the graph lacks the index.
+        """
         items = self.graph.nodes if step.op == Op.COMPUTE else self.graph.tensors
         if 0 <= step.index < len(items):
             return items[step.index].name
@@ -194,7 +198,8 @@ class InstructionText:
     def format_remark(self, step: Instruction, record: InstructionRecord) -> str:
         """Return the remark on an instruction: duration, bytes, home of state, in-place outputs.
 
-        ``?`` for a transfer or free of a tensor that the graph lacks.
+        For a wait, whether the core stalls; ``?`` for a transfer or free of a tensor that the graph
+        lacks.
         """
         op, index = step
         duration_text = format_seconds(record.end_s - record.start_s)

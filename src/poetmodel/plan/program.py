@@ -53,7 +53,7 @@ class Plan:
     commit: int | None = None
     """Number of steps between writes of all replaced state to storage; None for no commits."""
     graph: Graph | None = field(default=None, compare=False, repr=False)
-    """The graph itself; None for plans read from a file."""
+    """The graph itself; None if unknown, as for plans of `load`."""
 
     def __post_init__(self) -> None:
         program = tuple(Instruction(Op(op), int(index)) for op, index in self.program)
@@ -72,13 +72,17 @@ class Plan:
         return Homes.from_resident(graph, self.resident or (), is_mapped=self.memory_mapped)
 
     def first_reads(self, graph: Graph) -> Mapping[int, int]:
-        """Return each state tensor on storage, by the node whose ``compute`` is its first read."""
+        """Return each state tensor on storage, by the node whose ``compute`` is its first read.
+
+        Empty if storage is memory-mapped, where the core reads state in place.
+        """
         return self.homes(graph).first_reads
 
     def to_dict(self, check: PlanCheck | None = None, arena: Arena | None = None) -> dict[str, Any]:
         """Return the content of a plan file.
 
-        With `check`, the result of `check_plan`, it includes metrics; with `arena`, the offsets.
+        With `check`, the result of `check_plan`, it includes metrics; with `arena`, its sizes and
+        offsets.
         """
         identity = self.identity
         document: dict[str, Any] = {
@@ -124,9 +128,9 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan from a ``*.plan.json`` file; metrics and arena are ignored.
+        """Read a plan from a ``*.plan.json`` file, without its metrics and arena.
 
-        Raises `PlanError` if the file is invalid.
+        Raises `PlanError` if the file cannot be read or is invalid.
         """
         from poetmodel.plan.io import load_file
 
