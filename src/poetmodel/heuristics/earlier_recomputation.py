@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_STAGES: Final = 8
 """Maximum number of stages by which a recomputation is moved."""
 MAX_ATTEMPTS: Final = 4
-"""Maximum number of attempts to move one recomputation."""
+"""Maximum number of failed attempts to move one recomputation."""
 MAX_RECOMPUTATIONS: Final = 16
 """Maximum number of recomputations in a stage whose recomputations are moved. Each attempt updates
 all stages from its target to that stage."""
@@ -43,9 +43,11 @@ class EarlierRecomputation:
     """Recomputations that earlier moves added. No move adds one of them again, so the moves end."""
 
     def relieve(self, t: int) -> bool:
-        """Move one recomputation of stage `t` to an earlier stage if that lowers the excess.
+        """Move one recomputation of stage `t` to an earlier stage if that lowers the total excess.
 
-        Return whether a recomputation was moved.
+        Return whether a recomputation was moved. The excess is that of all stages over the RAM
+        limit. Moves none if the last step of the stage has its peak, or beyond
+        `MAX_RECOMPUTATIONS` and `MAX_ATTEMPTS`.
         """
         partial, excess_bytes = self.partial, self._excess_bytes()
         if not 0 < len(partial.recomputed[t]) <= MAX_RECOMPUTATIONS or not partial.extra_bytes[t]:
@@ -64,8 +66,10 @@ class EarlierRecomputation:
         """Move a recomputation to the last earlier stage that lowers the total excess.
 
         The excess over all stages must fall below `max_excess_bytes`. Restorations that serve only
-        the recomputation are moved, too. Tries at most `MAX_STAGES` stages. Return whether there is
-        such a stage; if not, the caller must undo the removal.
+        the recomputation are moved, too. Restorations that `fits_limits` refuses are left out.
+        Tries at most `MAX_STAGES` stages, as long as the RAM rows between have room for the
+        restored tensors. Return whether there is such a stage; if not, the caller must undo the
+        removal.
         """
         partial, (t, k, _) = self.partial, original
         peak = partial.peak(t)

@@ -50,7 +50,7 @@ _OVERWRITE_PERMISSION: Final[ContextVar[_OverwritePermission | None]] = ContextV
 def may_overwrite_inputs() -> bool:
     """Return whether a method may evict an input by overwriting it; register the request.
 
-    Return False outside of `retry_with_overwrites`.
+    Return False outside of `retry_with_overwrites` and in its first attempt.
     """
     permission = _OVERWRITE_PERMISSION.get()
     if permission is None:
@@ -67,7 +67,7 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
     permission, because a method would use it to keep more state in RAM, at a higher cost. The
     method is not repeated in a call inside of another one, or without in-place operators.
 
-    Raises the first `MethodNotApplicableError` if both attempts fail.
+    Raises the `MethodNotApplicableError` of the first attempt if no attempt succeeds.
     """
     permission = _OVERWRITE_PERMISSION.get()
     if permission is not None or not any(graph.shared_bytes_of):
@@ -91,13 +91,13 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
 class Execution:
     """The execution of a training step; records computations, kept tensors and page-ins by stage.
 
-    Tensors and workspaces may use `limit_bytes` [B].
+    Tensors and workspaces may use `limit_bytes` [B]; `compute` and `page_in` do not check this.
 
     First computations are in graph order, each in its own stage. Within a stage, a schedule has the
     order of the nodes. A node that a stage computes twice is computed once in the schedule, and its
-    outputs stay in RAM between their uses in the stage. A tensor that a stage frees before any use
-    is not in RAM when the stage begins. A tensor that is paged in is paged out right after its
-    first computation.
+    outputs stay in RAM between their uses in the stage. In the schedule, a tensor that a stage
+    frees or computes before any use is not in RAM when the stage begins. A tensor that is paged in
+    is paged out right after its first computation, unless it starts on storage.
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
@@ -143,7 +143,11 @@ class Execution:
         self._add_to_ram(outputs)
 
     def page_in(self, i: int) -> None:
-        """Page in tensor `i`, in the next stage if the current one has computed its own node."""
+        """Page in tensor `i`, in the next stage if the current one has computed its own node.
+
+        Records no page-in if the schedule keeps the tensor into the stage or the stage has computed
+        it: then it stays in RAM.
+        """
         if self._is_stage_over:
             self.begin_stage()
         if (
@@ -154,7 +158,10 @@ class Execution:
         self._add_to_ram((i,))
 
     def free(self, i: int) -> None:
-        """Remove tensor `i` from RAM."""
+        """Remove tensor `i` from RAM.
+
+        If the stage has not used the tensor, the schedule does not keep it into the stage.
+        """
         self.ram.remove(i)
         self.ram_bytes -= self.sizes[i]
         if i not in self._used_tensors:
@@ -165,13 +172,16 @@ class Execution:
         self.free(i)
 
     def choose_victim(self, k: int) -> int | None:  # noqa: ARG002 - subclasses use `k`
-        """Return the tensor to evict so that node `k` fits; None if no tensor may be evicted."""
+        """Return the tensor to evict so that node `k` fits; None if no tensor may be evicted.
+
+        By default, no tensor may be evicted.
+        """
         return None
 
     def evict_until_fits(self, needed_bytes: int, k: int) -> None:
         """Evict tensors until `needed_bytes` more fit at node `k`.
 
-        Raises `MethodNotApplicableError` if no tensor may be evicted.
+        Raises `MethodNotApplicableError` if they do not fit and no tensor may be evicted.
         """
         while self.ram_bytes + needed_bytes > self.limit_bytes:
             check_time_limit()
@@ -212,7 +222,7 @@ class StagedExecution(Execution):
     """An execution that computes or pages in, stage by stage, the tensors that are not in RAM.
 
     A stage computes in graph order, each node at most once, as in a schedule. So a tensor that a
-    later step of the stage reads is never evicted before that step.
+    later step of the stage reads must not be evicted before that step: see `evictable_candidates`.
     """
 
     def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
@@ -221,9 +231,10 @@ class StagedExecution(Execution):
         self._last_read: dict[int, int] = {}
         """The last step of the stage that reads each tensor."""
         self._overwritten_inputs: set[int] = set()
-        """Inputs that the current step overwrites, although a later stage reads them."""
+        """Inputs that the current step overwrites, although `retains` would keep them."""
         self._replaceable_inputs: frozenset[int] = frozenset()
-        """Inputs that the current step could overwrite, while a victim is chosen."""
+        """Inputs that the current step could overwrite, while a victim is chosen among them;
+        otherwise empty."""
 
     # -- decisions of methods -------------------------------------------------------------------
 
@@ -235,14 +246,14 @@ class StagedExecution(Execution):
         return False
 
     def retains(self, i: int) -> bool:
-        """Return whether tensor `i` stays in RAM after its last reader in the stage.
+        """Return whether tensor `i` stays in RAM after its last use in the stage.
 
         By default the tensor stays if the node of a later stage reads it.
         """
         return self.is_awaited(i)
 
     def demanded_tensors(self) -> Iterable[int]:
-        """Return the tensors that the stage needs in RAM besides the inputs of its node.
+        """Return tensors that the stage restores if they are missing, like the inputs of its node.
 
         By default there are none.
         """
@@ -294,7 +305,7 @@ class StagedExecution(Execution):
             if page_ins:
                 self._used_tensors.update(
                     graph.outputs_of[k]
-                )  # a schedule keeps them up to this step
+                )  # a schedule keeps these outputs up to this step
             if k in computations:
                 self._evict_for_step(k)
                 self.compute(k)
@@ -306,7 +317,7 @@ class StagedExecution(Execution):
     def _evict_for_step(self, k: int) -> None:
         """Evict tensors until node `k` fits.
 
-        Without another victim, the node overwrites an input that a later stage reads, if that is
+        Without another victim, the node overwrites an input that `retains` would keep, if that is
         permitted: the input is evicted after the step. The bytes of the step are computed again
         after each eviction. Raises `MethodNotApplicableError` if the node cannot fit.
         """
@@ -321,7 +332,7 @@ class StagedExecution(Execution):
                 self.evict_until_fits(needed_bytes, k)  # raises the error
 
     def _overwritten_victim(self, k: int) -> int | None:
-        """Choose the input of node `k` to evict by overwriting it.
+        """Choose the input of node `k` to evict by overwriting it; register the request.
 
         Return None if there is no such input, or overwriting is not permitted.
         """
@@ -337,7 +348,7 @@ class StagedExecution(Execution):
         return victim
 
     def _step_bytes(self, k: int) -> int:
-        """Return the size of outputs and workspace of node `k`, minus overwritten inputs [B]."""
+        """Return the size of outputs and workspace of node `k`, minus overwritten bytes [B]."""
         node, shared_bytes = self.graph.nodes[k], self.graph.shared_bytes_of[k]
         overwritten_bytes = sum(size for i, size in shared_bytes.items() if self._can_evict(i, k))
         return node.output_bytes + node.workspace_bytes - overwritten_bytes
@@ -349,7 +360,7 @@ class StagedExecution(Execution):
         return is_unneeded and (i in self._overwritten_inputs or not self.retains(i))
 
     def _find_missing(self) -> tuple[set[int], set[int]]:
-        """Return the nodes to compute in the stage, and the tensors to page in."""
+        """Return the nodes to compute in the stage (its own included), and tensors to page in."""
         graph = self.graph
         computations, page_ins = {self.stage}, set[int]()
         requested_tensors = [*graph.inputs_of[self.stage], *self.demanded_tensors()]
@@ -379,10 +390,11 @@ def retain_tensors(
     """Return the schedule that keeps tensors by a rule, and restores missing tensors when read.
 
     `is_kept` is called with a stage and one of the `evictable_tensors`, and returns whether the
-    tensor stays in RAM after the stage. Other tensors stay while they may be needed.
-    `list_demanded` returns the tensors that a stage needs besides the inputs of its node. Missing
-    tensors are recomputed, except `stored_tensors`, which are paged out after their first
-    computation and paged in. Unneeded decisions are removed.
+    tensor stays in RAM after the stage. Each tensor is freed after the last stage that may read it;
+    tensors that are not evictable stay until then. RAM is not limited. `list_demanded` returns the
+    tensors that a stage needs besides the inputs of its node. Missing tensors are recomputed,
+    except `stored_tensors`, which are paged out after their first computation and paged in.
+    Unneeded decisions are removed.
     """
     unreduced_schedule = _Retention(graph, is_kept, list_demanded, stored_tensors).execute_stages()
     return PartialSchedule.from_schedule(graph, unreduced_schedule).schedule()
@@ -432,11 +444,12 @@ class _Retention(StagedExecution):
 def recompute_once(
     graph: Graph, saved_tensors: Collection[int], groups: Collection[Collection[int]] = ()
 ) -> Schedule:
-    """Return the schedule that keeps `saved_tensors` and recomputes other tensors when read.
+    """Return the schedule that keeps `saved_tensors` and recomputes the rest in the backward pass.
 
-    Every node is recomputed at most once: saved and recomputed tensors stay while a later node may
-    need them. `groups` are sets of nodes that are recomputed together: if the backward pass reads a
-    tensor of a group that is not saved, all tensors of the group with later readers are recomputed.
+    Tensors that are not `evictable_tensors` are kept, too. Every node is recomputed at most once:
+    saved and recomputed tensors stay while a later node may need them. `groups` are sets of nodes
+    that are recomputed together: if the backward pass reads a tensor of a group that is not saved,
+    all missing tensors of the group that this node or a later one reads are recomputed.
     """
     first_backward, last_forward_use = first_backward_node(graph), last_forward_uses(graph)
     last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
@@ -483,7 +496,10 @@ def last_forward_uses(graph: Graph) -> tuple[int, ...]:
 
 
 def first_backward_node(graph: Graph) -> int:
-    """Return the first node after the forward pass; the number of nodes if there is none."""
+    """Return the first node whose phase is not in `FORWARD`; the number of nodes without one.
+
+    In a graph without state, this is the first node after the forward pass.
+    """
     backward_nodes = (k for k, node in enumerate(graph.nodes) if node.phase not in FORWARD)
     return next(backward_nodes, len(graph.nodes))
 

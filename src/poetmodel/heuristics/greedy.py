@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 
 N_PENALTIES: Final = 3
-"""Number of penalties tried by bisection if the limits can be met with an infinite penalty."""
+"""Maximum number of finite penalties tried by bisection, if the limits are met with an infinite
+penalty only."""
 MAX_PENALTY_LOG2: Final = 10.0
-"""Binary logarithm of the largest penalty; its negative is that of the smallest."""
+"""Binary logarithm of the upper limit of the bisection; its negative is that of the lower limit."""
 N_PEAKS: Final = 8
-"""Number of peaks tried by bisection if RAM is minimized."""
+"""Maximum number of peaks tried by bisection if RAM is minimized."""
 DROP_TIME_RATIO: Final = 0.1
 """Minimum time to drop unneeded restorations from the first schedule, as a fraction of the time to
 construct it."""
@@ -39,17 +40,19 @@ construct it."""
 def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
     """Construct a greedy schedule that meets every limit; None if none was found.
 
-    Returns the best schedule found within `max_s` [s]. The first schedule is always completed, and
-    unneeded restorations are dropped from it for at least `DROP_TIME_RATIO` of its time.
+    Per-stage constraints are not checked. Returns the schedule with the lowest objective found
+    within `max_s` [s]. Until a schedule meets the limits, each schedule is made to fit in RAM
+    without a time limit, and unneeded restorations are dropped for at least `DROP_TIME_RATIO` of
+    that time.
 
     Notes
     -----
     Tensors kept across stages above the limit are evicted and restored at their next need, those
     with the most freed bytes per price first. Prices are those of the objective. If the schedule
     then exceeds a limit, a penalty for the use of the limits is added to the prices, and bisection
-    finds the smallest sufficient penalty. If tensors may be paged, storage is unlimited and there
-    is no deadline, a schedule is found whenever the budget is at least the minimum RAM: every
-    tensor can be paged out and in for each use, and state has its home on storage.
+    searches for the smallest sufficient penalty. If tensors may be paged, storage is unlimited and
+    RAM is the only limit, a schedule is found whenever the budget is at least the minimum RAM:
+    every tensor can be paged out and in for each use, and state has its home on storage.
     """
     greedy = _Greedy(problem, now_s() + max_s)
     greedy.find_best()
@@ -61,8 +64,9 @@ def add_rewarded_decisions(
 ) -> Schedule:
     """Return a copy of a schedule with decisions added that constraints or the objective reward.
 
-    Decisions in `rewarded` are added first if they fit, then those that user-defined constraints
-    still require. Decisions that exceed such constraints may be dropped.
+    Decisions in `rewarded` are added first if they fit, then those that lower the excess over
+    user-defined constraints or have negative prices. Decisions that exceed constraints may be
+    dropped.
     """
     problem = objective.problem
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
@@ -76,7 +80,8 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
     """Repair a schedule so that it fits in the RAM of a problem with less RAM; return the result.
 
     Return None if the repair fails or `max_s` [s] run out before it fits. The result may exceed
-    other limits, such as the deadline. The graph of the schedule has the same nodes and tensors;
+    other limits, such as the deadline. While time is left, rewarded decisions are added, and
+    unneeded restorations are dropped. The graph of the schedule has the same nodes and tensors;
     sizes may differ.
     """
     objective = PenalizedObjective(problem)
@@ -91,11 +96,13 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
 
 
 def page_everything(problem: Problem) -> Schedule | None:
-    """Return the schedule that pages out every tensor after its computation, and in for each use.
+    """Return the schedule that pages in each tensor for every use, unless the stage before uses it.
 
-    Every stage has only its own working set in RAM, so the schedule fits in the minimum RAM, and is
-    constructed without a search. It may exceed other limits. All state has its home on storage.
-    Return None if the problem permits no paging.
+    Tensors that the stage before may overwrite are paged in, too. Paged-in tensors are paged out
+    right after their first computation, unless they start on storage. Every stage has only its own
+    working set in RAM, so the schedule fits in the minimum RAM, and is constructed without a
+    search. It may exceed other limits. All state has its home on storage. Return None if the
+    problem permits no paging.
     """
     if not problem.can_page:
         return None
@@ -111,8 +118,9 @@ def page_everything(problem: Problem) -> Schedule | None:
 def keep_all_if_valid(problem: Problem) -> Schedule | None:
     """Return keep-all if it meets RAM, time and energy limits; None otherwise.
 
-    Also returns None if some user-defined constraint evidently has no schedule. If keep-all is
-    valid, a better schedule exists only if RAM is minimized or the problem rewards decisions.
+    Also returns None if some user-defined constraint evidently has no schedule; the result may
+    still violate such constraints. If keep-all is valid, a better schedule exists only if RAM is
+    minimized or the problem rewards decisions.
     """
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
@@ -122,7 +130,7 @@ def keep_all_if_valid(problem: Problem) -> Schedule | None:
 class _Greedy:
     """Bisection over penalties, and over peaks if RAM is minimized.
 
-    Stores the best partial schedule.
+    Stores the partial schedule with the lowest score among those that meet all limits.
     """
 
     def __init__(self, problem: Problem, until_s: float) -> None:
@@ -134,9 +142,10 @@ class _Greedy:
         self.best_score = WORST
 
     def find_best(self) -> None:
-        """Construct schedules to find the smallest sufficient penalty, then the smallest peak.
+        """Construct schedules to find the smallest sufficient penalty.
 
-        The best partial schedule is stored in `best`.
+        Then find the smallest peak if RAM is minimized. The best partial schedule is stored in
+        `best`, which stays None if none meets all limits.
         """
         usable_bytes = self.problem.usable_ram_bytes
         penalty = 0.0
@@ -151,7 +160,7 @@ class _Greedy:
     def _find_min_penalty(self, limit_bytes: int) -> float:
         """Bisect for the smallest penalty with which all limits are met; return it.
 
-        Return infinity if no finite penalty suffices.
+        Return infinity if no tried finite penalty suffices.
         """
         low, high = -MAX_PENALTY_LOG2, MAX_PENALTY_LOG2
         penalty = math.inf
@@ -166,7 +175,10 @@ class _Greedy:
         return penalty
 
     def _minimize_peak(self, penalty: float) -> None:
-        """Bisect for the smallest peak by constructing schedules; the peak is the score's value."""
+        """Bisect for the smallest peak by constructing schedules; the best one is stored.
+
+        The peak is the score's value.
+        """
         low = self.problem.floor.bytes
         for _ in range(N_PEAKS):
             high = int(self.best_score.value)
@@ -179,7 +191,7 @@ class _Greedy:
     def _try_repair(self, penalty: float, limit_bytes: int) -> bool:
         """Repair keep-all within `limit_bytes`; return whether the result meets all limits.
 
-        Stores the result if it is the best.
+        Stores the result if it meets them and is the best. Returns False if it does not fit in RAM.
         """
         partial = self.objective.make_partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)

@@ -26,18 +26,19 @@ STYLES: Final = (
     RepairStyle(candidates_per_relief=60),
     RepairStyle(may_page=False),
 )
-"""Repair style of each trajectory. Only the first is used if a problem permits only paging or only
+"""Repair style of each trajectory. Only the first is used unless a problem permits both paging and
 recomputation."""
 MAX_DESTROYED: Final = 12
-"""Maximum number of restorations destroyed in one iteration."""
+"""Maximum number of restorations destroyed in one iteration, plus those that serve only them."""
 MAX_RISE_RATIO: Final = 2e-3
-"""Maximum relative rise of the score from one partial schedule of a trajectory to the next."""
+"""Maximum relative rise of a score's value, or of its excess while limits are exceeded, from one
+partial schedule of a trajectory to the next."""
 MAX_DISTANCE_RATIO: Final = 1e-2
-"""Maximum relative distance of a score above the best score of the trajectory. A trajectory is
-behind if its best score is farther above the overall best score."""
+"""Maximum relative distance of a score above the best score of the trajectory. A trajectory that
+meets all limits is behind if its best score is farther above the overall best score."""
 RESTART_ITERATIONS: Final = 100
 """Iterations without a better score after which a trajectory that is behind restarts from the
-overall best. A failed repair counts as half of these iterations."""
+overall best. A failed repair adds half of these iterations."""
 MAX_IDLE_ITERATIONS: Final = 10 * RESTART_ITERATIONS
 """Iterations without a better schedule after which `improve_schedule` ends."""
 PENALTY_FACTOR: Final = 1.1
@@ -46,7 +47,7 @@ PENALTY_FACTOR: Final = 1.1
 
 @dataclass(slots=True)
 class _Trajectory:
-    """A sequence of partial schedules, each a modification of the one before."""
+    """The latest of a sequence of partial schedules, each a modification of the one before."""
 
     partial: PartialSchedule
     style: RepairStyle
@@ -61,7 +62,8 @@ class _Trajectory:
     def accepts(self, score: Score) -> bool:
         """Return whether to continue from a partial schedule with `score`.
 
-        This is so if the score is at most slightly above the current and the best score.
+        This is so if the score is at most slightly above the trajectory's current and best score.
+        Scores are compared by excess until the best score has none, then by value.
         """
         if score <= self.current_score:
             return True
@@ -83,7 +85,10 @@ class _Trajectory:
         )
 
     def is_behind(self, overall_best: Score) -> bool:
-        """Return whether the trajectory's best score is far above the overall best score."""
+        """Return whether the trajectory's best score is behind the overall best score.
+
+        It is behind if its excess is larger or, without excess in both, its value is far above.
+        """
         if overall_best.excess > 0 or self.best_score.excess > 0:
             return self.best_score.excess > overall_best.excess
         return self.best_score.value > overall_best.value * (1 + MAX_DISTANCE_RATIO)
@@ -95,7 +100,8 @@ def improve_schedule(
     """Search from a schedule that was made for the same RAM or more; return the best schedule.
 
     Return None if no schedule was found that meets all limits. The search ends after `max_s` [s],
-    or after `MAX_IDLE_ITERATIONS` iterations without a better schedule.
+    or after `MAX_IDLE_ITERATIONS` iterations without a better schedule. It does not begin if no
+    first repair fits in RAM.
     """
     search, n_idle = LargeNeighbourhoodSearch(problem, seed=seed), 0
     search.until_s = now_s() + max_s
@@ -152,16 +158,19 @@ class LargeNeighbourhoodSearch:
         self._limit_bytes = problem.usable_ram_bytes
 
     def schedule(self) -> Schedule | None:
-        """Return the best schedule that meets all limits; None without one."""
+        """Return the best schedule that meets all limits; None without one.
+
+        Per-stage constraints are not checked.
+        """
         if self.best_score.excess > 0:
             return None
         return self.objective.make_partial(self._best_restorations).schedule()
 
     def consider(self, restorations: Iterable[Restoration]) -> bool:
-        """Repair a partial schedule of `restorations`; continue from the result if it is the best.
+        """Repair a partial schedule of `restorations`; continue from the result if best or first.
 
-        Return whether the result is the best so far. Until a first result is accepted, a call also
-        repairs the other trajectories, which begin with keep-all, and sets the penalty.
+        Return whether a result is the best so far. Until a first result is accepted, a call also
+        sets the penalty, and repairs the further trajectories, which begin with keep-all.
         """
         first_trajectory, *other_trajectories = self._trajectories
         partial_before, score_before = first_trajectory.partial, first_trajectory.current_score
@@ -204,7 +213,10 @@ class LargeNeighbourhoodSearch:
         return is_best
 
     def _select_trajectory(self) -> _Trajectory:
-        """Return the trajectory of the next iteration, which may restart from the overall best."""
+        """Return the trajectory of the next iteration.
+
+        Restart it from the overall best if it is behind after `RESTART_ITERATIONS` idle iterations.
+        """
         trajectory = self._trajectories[self._n_iterations % len(self._trajectories)]
         self._n_iterations += 1
         may_continue = trajectory.n_idle <= RESTART_ITERATIONS
@@ -215,7 +227,10 @@ class LargeNeighbourhoodSearch:
         return trajectory
 
     def _destroy(self, partial: PartialSchedule) -> bool:
-        """Remove random restorations close to each other; return False if there are none."""
+        """Remove random restorations close to each other, and those that serve only them.
+
+        Return False if there are none.
+        """
         restorations = partial.restorations()
         if not restorations:
             return False
@@ -245,8 +260,9 @@ class LargeNeighbourhoodSearch:
     def _repair(self, trajectory: _Trajectory, penalty: float, rng: Random | None = None) -> Score:
         """Repair the partial schedule of a trajectory and return its score.
 
-        The score is `WORST` if the schedule does not fit in RAM, which counts as half of
-        `RESTART_ITERATIONS`. `rng` adds noise to prices. Stores whether the result exceeds limits.
+        The score is `WORST` if the schedule does not fit in RAM or time runs out, which adds half
+        of `RESTART_ITERATIONS` idle iterations. `rng` adds noise to prices. If the result
+        fits, stores whether it exceeds limits.
         """
         partial = trajectory.partial
         repair = Repair(
@@ -261,7 +277,7 @@ class LargeNeighbourhoodSearch:
         )
         is_fit = repair.fit()
         if not is_fit and self.objective.rows is not None and trajectory.current_score.excess > 0:
-            # No schedule of this trajectory meets all limits yet, so rows may be exceeded.
+            # The last accepted schedule, if any, exceeds limits, so rows may be exceeded.
             repair.respects_rows = False
             is_fit = repair.fit()
         if not is_fit:
@@ -276,8 +292,8 @@ class LargeNeighbourhoodSearch:
     def _accept_or_undo(self, trajectory: _Trajectory, score: Score) -> bool:
         """Accept a repaired partial schedule, or undo all changes since the last accepted one.
 
-        Returns whether `score` is the best so far. If RAM is minimized, a new best peak lowers the
-        RAM limit of further repairs.
+        Returns whether `score` is the best so far. If RAM is minimized, a new best peak within the
+        limits lowers the RAM limit of further repairs. Counts idle iterations.
         """
         partial, is_best = trajectory.partial, score < self.best_score
         trajectory.n_idle += 1

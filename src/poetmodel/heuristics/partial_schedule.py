@@ -4,8 +4,9 @@ A partial schedule is a set of *restorations*: recomputations and page-ins, each
 other decisions follow from them, except page-outs without page-ins, which user-defined constraints
 may require, and homes of state. Both are restorations, too. A step reads a tensor from its latest
 restoration, or from its first computation. The tensor stays in RAM from a restoration to the last
-reader before the next one. So every partial schedule obeys the rules of execution and may only
-violate limits. The RAM of every step is updated after each change, which affects few tensors.
+reader before the next one. So a partial schedule of permitted restorations obeys the rules of
+execution and may only violate limits. Callers check whether a node may be recomputed, and the rules
+for replaced state. The RAM is updated after each change, which affects few tensors.
 
 A state tensor has its home in RAM unless a restoration assigns it a home on storage, from which the
 step of its node reads it first. A resident state tensor is like a tensor that is computed before
@@ -61,10 +62,10 @@ class PartialSchedule:
     -----
     RAM changes with the *links* of tensors. A link starts at the last stage that has a tensor in
     RAM because the stage computes, restores or reads it. It ends at the next stage that reads the
-    tensor without a restoration. A restoration changes one or two links of each tensor that it
-    supplies or reads. The RAM rows (last steps of stages) that count a link are updated with each
-    change. The other steps of a stage are evaluated when its peak is read, if its restorations or
-    the links that start there have changed since.
+    tensor without a restoration. A restoration changes at most three links of each tensor that it
+    supplies or reads; a home changes all links of the state. The RAM rows (last steps of stages)
+    that count a link are updated with each change. The other steps of a stage are evaluated when
+    its peak is read, if its restorations or the links that start there have changed since.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class PartialSchedule:
             if working_graph is None
             else working_graph
         )
-        """The working graph of the problem, in which state tensors are inputs on storage."""
+        """The working graph of the problem, in which state tensors are inputs on storage. By
+        default, state is not read in place."""
         self.rows = rows
         self.row_use: list[float] = [] if rows is None else [0] * len(rows.limits)
         """For each row of user-defined constraints, the sum over the present decisions."""
@@ -110,18 +112,20 @@ class PartialSchedule:
         """Storage used by page-outs and by state with a home there [B]."""
         self.intervals: list[list[tuple[int, int]]] = [[] for _ in self.sizes]
         """For each tensor, (first, need) pairs: the rows of the stages ``first <= t < need`` count
-        the tensor although these stages do not use it, and stage `need` reads it next. An exception
-        is a first stage whose node reads the tensor and could overwrite it if `need` did not read
-        it: the row of that stage counts the bytes that overwriting would save."""
+        the tensor although their nodes, in the working graph, do not use it. Stage `need` reads it
+        next; the last `need` of resident state is the number of stages. An exception is a first
+        stage whose node reads the tensor and could overwrite it if `need` did not read it: the row
+        of that stage counts the bytes that overwriting would save."""
         self._needs = [list(users) for users in self.working_graph.users_of]
         """For each tensor, the stages with steps that read it, ascending; one entry for each such
-        step."""
+        step. The last entry of resident state is the number of stages."""
         self._sources = [[k] for k in graph.node_of]
-        """For each tensor, the stages that compute or restore it, ascending."""
+        """For each tensor, the stages that compute or restore it, ascending; -1 for resident
+        state."""
         self._always_counting = [
             frozenset((k, *users)) for k, users in zip(graph.node_of, self._needs, strict=True)
         ]
-        """For each tensor, the stages whose rows always count it."""
+        """For each tensor, the stages whose rows always count it; for state also -1."""
         self._overwritable_bytes: dict[int, dict[int, int]] = {}
         """For tensors that nodes may overwrite, the bytes that this saves, by node [B]."""
         for k, shared_bytes in enumerate(self.working_graph.shared_bytes_of):
@@ -149,7 +153,7 @@ class PartialSchedule:
         ]
         """For each node, a mapping from the tensors that it reads and computes to the node."""
         self._changes: list[tuple[Restoration, bool]] = []
-        """Changed restorations, and whether they were added."""
+        """Restorations changed since the last commit, and whether they were added."""
         self._peak_changes: list[tuple[int, int]] = []
         """Stages with their previous `_extra_bytes`; -1 if the stage became stale."""
         self._add_initial(restorations)
@@ -181,8 +185,8 @@ class PartialSchedule:
         `working_graph` is the working graph of the problem.
 
         Stages are visited backwards, so that restorations are removed, too, if they serve only
-        unneeded ones. A recomputation is also removed if all of its outputs that are read from it
-        are in RAM when its stage begins.
+        unneeded ones. An unrewarded recomputation is also removed if `schedule` has all outputs
+        that are read from it in RAM when its stage begins.
         """
         partial = cls(graph, list_restorations(graph, schedule), working_graph=working_graph)
         coefficients = Coefficients((), (), (), ()) if rewards is None else rewards
@@ -219,7 +223,7 @@ class PartialSchedule:
         return restoration.item in items[restoration.stage]
 
     def restorations(self) -> list[Restoration]:
-        """Return all restorations: by stage, homes on storage, then page-outs without page-ins."""
+        """Return all restorations: by stage, then homes on storage, then `paged_out`."""
         restorations = [
             Restoration(t, item, kind)
             for t in range(len(self.recomputed))
@@ -247,7 +251,10 @@ class PartialSchedule:
         )
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (i, first, last) ranges: tensor `i` is in RAM when stages first..last begin."""
+        """Yield (i, first, last) ranges: tensor `i` is in RAM when stages first..last begin.
+
+        A range is empty if ``last < first``.
+        """
         needs, sources = self._needs[i], self._sources[i]
         for a, source in enumerate(sources):
             end = sources[a + 1] if a + 1 < len(sources) else len(self.recomputed)
@@ -264,7 +271,7 @@ class PartialSchedule:
         return n_sources_before > 0 and self._next_is_need(i, t, n_sources_before)
 
     def is_read_from(self, i: int, t: int) -> bool:
-        """Return whether a later step reads tensor `i` from a source in stage `t`.
+        """Return whether a step of stage `t` or later reads tensor `i` from its source in `t`.
 
         A source is the first computation or a restoration.
         """
@@ -288,7 +295,7 @@ class PartialSchedule:
         return next_source_index == len(sources) or needs[position] < sources[next_source_index]
 
     def first_keeping_stage(self, i: int, t: int) -> int:
-        """Return the first stage whose RAM row counts tensor `i` if it is kept for stage `t`.
+        """Return the first stage whose RAM row counts tensor `i` only if it is kept for stage `t`.
 
         The tensor is then kept from its last source, or from its last reader before `t`.
         """
@@ -300,11 +307,14 @@ class PartialSchedule:
         return last + (last in self._always_counting[i])
 
     def sources_and_needs(self, i: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the stages that compute or restore tensor `i`, and those that read it."""
+        """Return the stages that compute or restore tensor `i`, and those that read it, ascending.
+
+        For resident state, the source is -1 and the last need is the number of stages.
+        """
         return self._sources[i], self._needs[i]
 
     def first_counting_stage(self, i: int, last: int) -> tuple[int, int | None]:
-        """Return the first stage whose RAM row counts tensor `i` if it is kept from stage `last`.
+        """Return the first stage whose RAM row counts tensor `i` only if kept from stage `last`.
 
         The second value is the number of bytes that this row counts if the node of the stage could
         overwrite the tensor [B]; None if the row counts the whole tensor.
@@ -314,10 +324,10 @@ class PartialSchedule:
         return first, None if saved_bytes_by_stage is None else saved_bytes_by_stage.get(first)
 
     def row_bytes_with(self, i: int, t: int) -> int:
-        """Return the highest row that counts tensor `i` if the tensor is kept for stage `t` [B].
+        """Return the highest row that counts tensor `i` only if it is kept for stage `t` [B].
 
-        A *row* is the RAM use at the last step of a stage. The size of the tensor is included.
-        Return 0 if no row would count the tensor.
+        A *row* is the RAM use at the last step of a stage. The bytes of the tensor are added to it.
+        Return 0 if there is no such row.
         """
         first, size = self.first_keeping_stage(i, t), self.sizes[i]
         row_bytes = self.row_bytes[first:t]
@@ -334,7 +344,7 @@ class PartialSchedule:
         """Return the highest row in stages that count state `i` only if the state is resident [B].
 
         These are the stages before the node of the state and after the last reader. The size of the
-        state is included. Return 0 if there is no such stage.
+        state is added to the row. Return 0 if there is no such stage.
         """
         k, needs = self.graph.node_of[i], self._needs[i]
         last_need = needs[-1] if needs else k - (k not in self._always_counting[i])
@@ -342,10 +352,10 @@ class PartialSchedule:
         return int(row_bytes.max()) + self.sizes[i] if row_bytes.size else 0
 
     def tensors_kept_across(self, stage: int) -> list[tuple[int, int, int]]:
-        """Return (tensor, first, need) of each tensor that a stage keeps in RAM without using it.
+        """Return (tensor, first, need) for each of `intervals` that contains a stage.
 
-        `first` is the first stage that keeps the tensor without using it, `need` the next stage
-        that reads the tensor. Tensors of 0 bytes are omitted.
+        These are the tensors that the stage keeps in RAM although its node does not use them.
+        Tensors of 0 bytes are omitted.
         """
         sizes = self.sizes
         return [
@@ -358,7 +368,8 @@ class PartialSchedule:
     def source(self, i: int, t: int) -> Restoration | None:
         """Return the restoration from which stage `t` reads tensor `i`.
 
-        Return None for a first computation and for resident state.
+        Return None for a first computation, for resident state, and for state that is still in RAM
+        from the first read at its node.
         """
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
@@ -371,7 +382,7 @@ class PartialSchedule:
     # -- changes ---------------------------------------------------------------------------------
 
     def add(self, restoration: Restoration) -> None:
-        """Add a restoration that is not present, and log the change."""
+        """Add a restoration that is not present, and log the change. Limits are not checked."""
         check_time_limit()
         self._apply(restoration, is_added=True)
         self._changes.append((restoration, True))
@@ -401,7 +412,10 @@ class PartialSchedule:
         return [change for change, _ in self._changes[n_changes_before:]]
 
     def is_useless(self, restoration: Restoration) -> bool:
-        """Return whether no step reads a tensor from a restoration; True for a page-out."""
+        """Return whether no step reads a tensor from a restoration; True for a page-out.
+
+        Also True for a page-in in a stage that recomputes the tensor.
+        """
         t, item, kind = restoration
         if kind == RECOMPUTE:
             return not self._read_outputs(item, t)
@@ -419,7 +433,7 @@ class PartialSchedule:
         return Mark(len(self._changes), len(self._peak_changes))
 
     def undo(self, mark: Mark) -> None:
-        """Undo all changes after a mark, and restore the peaks that were known then."""
+        """Undo all changes after a mark, newest first, and restore the peaks known at the mark."""
         while len(self._changes) > mark.changes:
             restoration, was_added = self._changes.pop()
             self._apply(restoration, is_added=not was_added)
@@ -437,7 +451,10 @@ class PartialSchedule:
         self._peak_changes.clear()
 
     def _apply(self, restoration: Restoration, *, is_added: bool) -> None:
-        """Add or remove a restoration, and update the links of its tensors, without a log entry."""
+        """Add or remove a restoration, and update the links of its tensors.
+
+        Stale peaks are logged, but not the restoration.
+        """
         t, item, kind = restoration
         graph, is_recomputation = self.working_graph, kind == RECOMPUTE
         if kind == STORAGE_HOME:
@@ -481,7 +498,10 @@ class PartialSchedule:
         return is_page_out
 
     def _apply_home(self, i: int, *, is_added: bool) -> None:
-        """Move the home of state `i` to storage if `is_added`, otherwise to RAM."""
+        """Move the home of state `i` to storage if `is_added`, otherwise to RAM.
+
+        Updates its links, the storage used, and the user-defined rows.
+        """
         k, n_stages = self.graph.node_of[i], len(self.recomputed)
         sources, needs = self._sources[i], self._needs[i]
         fixed_needs = (k, n_stages) if k in self._always_counting[i] else (n_stages,)
@@ -522,7 +542,10 @@ class PartialSchedule:
     # -- links -----------------------------------------------------------------------------------
 
     def _links(self, i: int) -> Iterator[tuple[int, int]]:
-        """Yield the links of tensor `i` as (start, need): the stages of its two ends."""
+        """Yield the links of tensor `i` as (start, need): the stages of its two ends.
+
+        For resident state, the first start is -1 and the last need is the number of stages.
+        """
         sources = self._sources[i]
         previous_need = -1
         source = next_source = sources[0]
@@ -592,7 +615,10 @@ class PartialSchedule:
             self._count_link(i, last, t, 1 if is_added else -1)
 
     def _count_link(self, i: int, last: int, need: int, sign: int) -> None:
-        """Add the bytes of a link of tensor `i` to the rows (sign 1), or subtract them (-1)."""
+        """Add a link of tensor `i` from stage `last` to reader `need` (sign 1), or remove it (-1).
+
+        Updates the RAM rows, the intervals and the links of stage `last`, whose peak becomes stale.
+        """
         first = last + 1 if last in self._always_counting[i] else last
         if first < need:
             size, rows = sign * self.sizes[i], self.row_bytes
@@ -608,7 +634,10 @@ class PartialSchedule:
             self._mark_stale(last)
 
     def _split_link(self, i: int, whole_link: tuple[int, int], t: int, sign: int) -> None:
-        """Split a link of tensor `i` at stage `t` (sign 1), or merge its two halves (-1)."""
+        """Split a link of tensor `i` at stage `t` (sign 1), or merge its two halves (-1).
+
+        Updates the RAM row, the intervals and the links of stage `t`, whose peak becomes stale.
+        """
         always_counting, intervals, (last, need) = (
             self._always_counting[i],
             self.intervals[i],
@@ -635,7 +664,7 @@ class PartialSchedule:
         self._mark_stale(t)
 
     def _mark_stale(self, t: int) -> None:
-        """Mark the peak of stage `t` as stale."""
+        """Mark the peak of stage `t` as stale, and log this for `undo`."""
         if t not in self._stale_stages:
             self._stale_stages.add(t)
             self._peak_changes.append((t, -1))
@@ -670,7 +699,7 @@ class PartialSchedule:
     def _step_excess(self, t: int) -> int:
         """Return the excess of the highest step of stage `t` over the last step [B].
 
-        The RAM use of both steps is computed from the tensors in RAM when the stage begins.
+        The RAM use of both steps is counted relative to its value when the stage begins.
         """
         recomputed, paged_in = self.recomputed[t], self.paged_in[t]
         if not recomputed and not paged_in:
@@ -715,11 +744,11 @@ class PartialSchedule:
         return max_bytes - step_bytes
 
     def fits(self, limit_bytes: int) -> bool:
-        """Return whether every step is within a limit."""
+        """Return whether the RAM use of every step is within a limit."""
         return self.find_excess(limit_bytes) is None
 
     def find_excess(self, limit_bytes: int) -> tuple[int, int] | None:
-        """Return (stage, RAM use) of a stage above a limit; None if no stage is above the limit.
+        """Return (stage, RAM use) of some stage above a limit; None if no stage is above the limit.
 
         The RAM use is that of one step of the stage [B]; another step may use more.
         """

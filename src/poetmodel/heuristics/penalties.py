@@ -1,4 +1,4 @@
-"""Scores of partial schedules: the minimized quantity, and the excess over limits."""
+"""Prices of decisions, and scores of partial schedules: minimized quantity, excess over limits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from poetmodel.heuristics.restorations import Restoration
 
 TIE_WEIGHT: Final = 1e-4
-"""Weight of energy added to another objective, which breaks ties."""
+"""Weight of energy added to another objective, and of the objective added to an infinite penalty.
+Both break ties."""
 MIN_SLACK_RATIO: Final = 1e-9
 """Fraction of a limit's baseline that replaces a smaller slack as divisor; also the smallest
 divisor."""
 
 
 def total_price(coefficients: Coefficients, partial: PartialSchedule) -> float:
-    """Return the sum of the coefficients of all decisions of a partial schedule."""
+    """Return the sum of the coefficients of the decisions that a partial schedule adds to keep-all.
+
+    Includes the page-outs that follow from page-ins.
+    """
     recompute_price = sum(
         coefficients.compute[k] for recomputed in partial.recomputed for k in recomputed
     )
@@ -46,9 +50,11 @@ class Score(NamedTuple):
     """Score of a partial schedule; lower is better."""
 
     excess: float
-    """Sum of the excesses over limits, as fractions of their slacks; 0 if all limits are met."""
+    """Sum of the excesses over `Problem.linear_limits`, relative to slacks or units of rows; 0 if
+    all of them are met."""
     value: float
-    """The minimized quantity minus its baseline, in the unit of the quantity; the peak for RAM."""
+    """The minimized quantity minus its baseline and `PenalizedObjective.rewards`, in the unit of
+    the quantity; the peak for RAM."""
 
 
 WORST: Final = Score(float("inf"), float("inf"))
@@ -127,7 +133,8 @@ class PenalizedObjective:
     def score(self, partial: PartialSchedule) -> Score:
         """Return the score of a partial schedule.
 
-        The excess counts user-defined constraints, but not the RAM budget.
+        The excess counts deadline, energy budget and user-defined constraints, but not the RAM
+        budget, storage and per-stage constraints.
         """
         excess = 0.0
         for prices, slack in self.limits:
@@ -141,7 +148,7 @@ class PenalizedObjective:
         return Score(excess, total_price(self.objective, partial) - self.rewards)
 
     def make_partial(self, restorations: Iterable[Restoration] = ()) -> PartialSchedule:
-        """Return a partial schedule that tracks its use of user-defined constraints."""
+        """Return the partial schedule of `restorations`, with its use of user-defined rows."""
         problem = self.problem
         return PartialSchedule(
             problem.graph, restorations, working_graph=problem.working_graph, rows=self.rows

@@ -24,7 +24,9 @@ class Recovery(NamedTuple):
     """Restorations that return a tensor to RAM, with the sum of their prices."""
 
     price: float
+    """Sum of prices. A restoration that several inputs need counts once for each."""
     restorations: tuple[Restoration, ...]
+    """The restorations, each after those of its inputs, without duplicates."""
 
 
 class RecoveryRules(Protocol):
@@ -34,7 +36,7 @@ class RecoveryRules(Protocol):
     limit_bytes: int
     """RAM limit of every step [B]."""
     paging_only_stages: set[int]
-    """Stages to which no recomputation may be added."""
+    """Stages in which recoveries recompute no node, except the node of `plan_recomputation`."""
 
     @property
     def recompute_prices(self) -> Sequence[float]:
@@ -51,7 +53,7 @@ class RecoveryRules(Protocol):
 
 
 class Recoveries:
-    """The cheapest recoveries in a fixed partial schedule, cached.
+    """Searches for the cheapest recoveries in a fixed partial schedule, and caches them.
 
     Parameters
     ----------
@@ -75,8 +77,8 @@ class Recoveries:
         self._has_limits = self.partial.rows is not None
         self._peaks = self.partial.peaks()
         self._cache: dict[tuple[int, int], tuple[Recovery | None, float]] = {}
-        """By (tensor, stage): the cheapest recovery, or None if there is none below the price that
-        follows."""
+        """By (tensor, stage): the cheapest recovery, or None if there is none; and the price limit
+        of the search."""
         self._page_ins: dict[int, tuple[float, int]] = {}
         """By tensor: the price of a page-in and its last possible stage; -1 for none."""
         self._readable: dict[tuple[int, int], bool] = {}
@@ -88,7 +90,7 @@ class Recoveries:
         """Return the cheapest recovery of tensor `i` for stage `t`, and cache it.
 
         Return None if no recovery with at most `max_chain` nested recomputations costs less than
-        `max_price`. The cache ignores `max_chain`.
+        `max_price`. The cache ignores `max_chain`, so a result may be that of another `max_chain`.
         """
         recovery, failed_price = self._cache.get((i, t), (None, -1.0))
         if recovery is None and failed_price < max_price:
@@ -99,8 +101,9 @@ class Recoveries:
     def price_range(self, i: int, t: int) -> tuple[float, float]:
         """Return a lower and an upper bound on the price of recovering tensor `i` for stage `t`.
 
-        The upper bound is the price of a page-in, infinite if none is possible. Both are infinite
-        if neither a page-in nor a recomputation is possible.
+        The upper bound is the price of a page-in, infinite if none is possible. The lower bound is
+        that price or, if less, the price of recomputing the node alone. Both are infinite if
+        neither a page-in nor a recomputation is possible.
         """
         page_in_price, last_page_in_stage = self._page_in(i)
         max_price = math.inf if t > last_page_in_stage else page_in_price
@@ -141,7 +144,8 @@ class Recoveries:
         """Return the last stage before `t` in which tensor `i` can be recomputed and kept for `t`.
 
         This is needed if the state that the tensor's node reads is replaced before `t`. Return -1
-        if there is no such stage.
+        if the stage is not after the relieved one or precedes the interval of the tensor, or if RAM
+        does not suffice until `t`.
         """
         partial = self.partial
         last_stage = self._last_stages[self._node_of[i]]
@@ -157,8 +161,9 @@ class Recoveries:
     ) -> Recovery | None:
         """Return the recovery that recomputes node `k` in stage `t` and restores missing inputs.
 
-        Return None if limits forbid the recomputation, or the inputs cannot be restored with at
-        most ``max_chain - 1`` nested recomputations and a total price below `max_price`.
+        Return None if user-defined constraints forbid the recomputation, or the inputs cannot be
+        restored with at most ``max_chain - 1`` nested recomputations and a total price below
+        `max_price`.
         """
         recomputation = Restoration(t, k, RECOMPUTE)
         if self._has_limits and not self.rules.fits_limits(recomputation):

@@ -44,10 +44,10 @@ class RepairStyle(NamedTuple):
     """Options of repair."""
 
     may_page: bool = True
-    """Whether tensors may be paged, if the problem permits it."""
+    """Whether tensors other than state may be paged to save RAM, if the problem permits paging."""
     max_chain: int = MAX_CHAIN
-    """Maximum number of nested recomputations for one tensor if tensors may be paged; a small
-    number prefers page-ins."""
+    """Maximum number of nested recomputations for one tensor if tensors may be paged, otherwise
+    `MAX_CHAIN`. A small number prefers page-ins."""
     candidates_per_relief: int = 20
     """Number of tensors that could be evicted from a stage for each one that is evicted before all
     are ranked again. Fewer are evicted if the stage then fits."""
@@ -58,13 +58,13 @@ DEFAULT_STYLE: Final = RepairStyle()
 
 
 class Obstacle(NamedTuple):
-    """A stage that exceeded the limit when a restoration was dropped: the drop was undone."""
+    """A stage that exceeded the RAM limit when a restoration was dropped: the drop was undone."""
 
     stage: int
     rise_bytes: int
     """Rise of the RAM use of the stage without the restoration [B]."""
     intervals: tuple[tuple[tuple[int, int], ...], ...]
-    """For each restored tensor, the intervals in which it was kept unused at that time."""
+    """For each restored tensor, its `PartialSchedule.intervals` at that time."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,8 @@ class Repair:
     """Obstacles to dropping restorations. Repairs of one partial schedule share them, so that
     dropping a restoration is tried again only if its obstacle no longer exists."""
     paging_only_stages: set[int] = field(default_factory=set)
-    """Stages to which no recomputation is added any more, because recomputations did not fit."""
+    """Stages in which recoveries recompute no node any more, because recomputations did not fit;
+    see `RecoveryRules`."""
     _can_page: bool = field(init=False)
     _recompute_prices: list[float] | None = None
 
@@ -105,7 +106,8 @@ class Repair:
         moved to an earlier stage at no cost. Otherwise tensors kept across the stage are evicted
         and restored at their next need. Those that free most bytes in stages above the limit for
         their price are first. If no tensor can be evicted, the recomputations of the stage are
-        replaced by page-ins. Fails if time runs out.
+        replaced by page-ins. Fails if this is impossible, too, or time runs out; changes then
+        remain.
         """
         earlier_recomputation = EarlierRecomputation(
             partial=self.partial,
@@ -130,12 +132,12 @@ class Repair:
         return False
 
     def _find_best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
-        """Return the recoveries that relieve a stage most for their price, the best first.
+        """Return recoveries of tensors kept across a stage; those with most relief per price first.
 
-        There is one for each `candidates_per_relief` tensors that could be evicted, at least one if
-        any recovery is possible. The recovery of a tensor is searched only if the tensor's minimum
-        price could make the recovery one of the best. If only one is returned, the search has an
-        upper bound on the price.
+        The relief is that of all stages above the limit. There is at most one recovery for each
+        `candidates_per_relief` tensors that could be evicted, at least one if any is possible. The
+        recovery of a tensor is searched only if the tensor's minimum price could make the recovery
+        one of the best. If only one is returned, the search has an upper bound on the price.
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
@@ -222,7 +224,8 @@ class Repair:
     def price_page_in(self, i: int) -> tuple[float, int]:
         """Return the price of a page-in of tensor `i`, and the last stage that permits a page-in.
 
-        Return an infinite price and stage -1 if no page-in is possible.
+        The price includes a page-out that the page-in needs. Return an infinite price and stage -1
+        if no page-in is possible. State may be paged in even if `style` forbids paging.
         """
         graph = self.problem.graph
         k = graph.node_of[i]
@@ -251,7 +254,8 @@ class Repair:
     def fits_limits(self, restoration: Restoration) -> bool:
         """Return whether user-defined constraints, storage and state permit a restoration.
 
-        Constraints are ignored unless `respects_rows`.
+        Only constraints with only positive coefficients are checked, and none unless
+        `respects_rows`.
         """
         partial, i = self.partial, restoration.item
         rows = partial.rows if self.respects_rows else None
@@ -272,8 +276,8 @@ class Repair:
         """Replace the recomputations of stage `t` by page-ins; return whether any was replaced.
 
         A recomputation stays if its page-ins exceed limits. Returns False at once if the stage has
-        no recomputation or paging is forbidden. Otherwise no recomputation is added to the stage
-        later.
+        no recomputation or paging is forbidden. Otherwise the stage becomes one of the
+        `paging_only_stages`.
         """
         partial, graph = self.partial, self.problem.graph
         if not self._can_page or not partial.recomputed[t]:
@@ -301,8 +305,9 @@ class Repair:
         """Add decisions that constraints or the objective reward, and drop excessive ones.
 
         Each move adds or drops the decision that lowers the excess over user-defined constraints
-        most for its price and fits. When no constraint is exceeded, decisions with negative prices
-        are added if they raise no excess. Without rewards, no decision changes.
+        most for its price and fits. An addition is repeated while it lowers the excess. When no
+        constraint is exceeded, decisions with negative prices are added if they raise no excess.
+        Without rewards, no decision changes.
         """
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.rewards is None:
@@ -327,15 +332,18 @@ class Repair:
                     break
 
     def add_rewarded(self, rewarded: Iterable[Restoration]) -> None:
-        """Add each of the `rewarded` decisions that fits, in the best stage.
+        """Add each of the `rewarded` decisions that fits, by `_add_in_best_stage`.
 
-        The stages of recomputations and page-ins are ignored.
+        The given stages of recomputations and page-ins are ignored.
         """
         for restoration in rewarded:
             self._add_in_best_stage(restoration)
 
     def _lower_excess(self, rows: UserRows) -> bool:
-        """Apply the best move that lowers the excess; return whether a move was applied."""
+        """Apply the move that lowers the excess most for its price; return whether one was applied.
+
+        If that fails, try the next one. An addition is repeated while it lowers the excess.
+        """
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
         """(rank, 1 to add or 0 to drop, decision) of each move."""
@@ -385,8 +393,8 @@ class Repair:
     ) -> RowAmounts:
         """Return the row amounts of adding `restoration`, or of dropping it if not `is_added`.
 
-        The first page-in of a tensor includes the page-out. If a home on storage is dropped, the
-        page-ins of the state are included; other restorations that serve only `restoration` are
+        A page-out that a page-in adds or drops is included. If a home on storage is dropped, the
+        page-ins of the state are included; further restorations that serve only `restoration` are
         not.
         """
         item = restoration.item
@@ -435,7 +443,8 @@ class Repair:
         """Add a rewarded decision in the best stage in which it fits; return whether it was added.
 
         Stages in which the fewest inputs of a recomputation are missing are tried first; among
-        these, stages with the smallest RAM use.
+        these, stages with the smallest RAM use. At most `MAX_TRIED_STAGES` stages are tried. A
+        page-out or home has one stage, and only `fits_limits` is checked.
         """
         partial, graph, item = self.partial, self.problem.graph, restoration.item
         if restoration.kind in (PAGE_OUT, STORAGE_HOME):
@@ -479,7 +488,8 @@ class Repair:
     def _add_with_inputs(self, restoration: Restoration) -> bool:
         """Add a restoration, and restorations of its missing inputs.
 
-        Return whether the restoration was added: limits other than RAM permit it.
+        Return whether the restoration is present then. It is not added if limits other than RAM
+        forbid it or its inputs cannot be restored.
         """
         recovery: Recovery | None = Recovery(0.0, (restoration,))
         if restoration.kind == RECOMPUTE:
@@ -494,8 +504,9 @@ class Repair:
     def drop_unneeded(self) -> None:
         """Drop restorations whose tensors can be kept, the most expensive for their bytes first.
 
-        A page-in may be expensive although it is small, so dropping many small page-ins can save
-        more than dropping a large one.
+        Ends when none can be dropped or time runs out. Restorations with negative prices stay. A
+        page-in may be expensive although it is small, so dropping many small page-ins can save more
+        than dropping a large one.
         """
         has_dropped = True
         while has_dropped and now_s() < self.until_s:
@@ -537,8 +548,9 @@ class Repair:
     def _drop(self, restoration: Restoration) -> bool:
         """Drop a restoration and those that serve only it, unless a limit is then violated.
 
-        The limits are the RAM, and the present excess over user-defined constraints. Returns
-        whether the restoration was dropped. If RAM does not suffice, the obstacle is stored.
+        The limits are the RAM and, if decisions are rewarded, the present excess over user-defined
+        constraints. Returns whether the restoration was dropped. If RAM does not suffice, the
+        obstacle is stored.
         """
         partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)
@@ -564,7 +576,7 @@ class Repair:
         return bool(ram_bytes + obstacle.rise_bytes > self.limit_bytes)
 
     def _intervals_of(self, restoration: Restoration) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Return, for each tensor of a restoration, the intervals in which it is kept unused."""
+        """Return, for each restored tensor, its `PartialSchedule.intervals`."""
         item, graph = restoration.item, self.problem.graph
         restored_tensors = graph.outputs_of[item] if restoration.kind == RECOMPUTE else (item,)
         return tuple(tuple(self.partial.intervals[i]) for i in restored_tensors)
@@ -573,7 +585,7 @@ class Repair:
         """Return whether the RAM rows permit keeping the tensors of a restoration in RAM instead.
 
         A row is the RAM use at the last step of a stage. Other steps are not checked. The inputs of
-        a recomputation count as freed.
+        a recomputation count as freed. Return True for a page-out.
         """
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed_bytes = 0
@@ -594,7 +606,10 @@ class Repair:
 
 
 def _rank(gain: float, price: float) -> float:
-    """Return a sort key that is smaller if a change gains more for its price."""
+    """Return a sort key that is smaller if a change gains more for its price.
+
+    It is -infinity if the price is not above 0.
+    """
     return -gain / price if price > 0 else -math.inf
 
 
@@ -602,7 +617,7 @@ class _Relief:
     """The stages above the limit, to sum the bytes by which an eviction relieves these stages."""
 
     def __init__(self, excess: np.ndarray, *, is_limited_by_excess: bool) -> None:
-        """Store the stages whose `excess` over the limit is above 0 [B]."""
+        """Store the stages whose `excess` is above 0; it is 0 for stages within the limit [B]."""
         self.stages: list[int] = np.flatnonzero(excess).tolist()
         self.excess = excess[self.stages]
         self.max_excess = max(self.excess.tolist(), default=0)
@@ -612,7 +627,10 @@ class _Relief:
         which is in RAM in all stages: otherwise the largest state would always be evicted first."""
 
     def total_bytes(self, intervals: Iterable[tuple[int, int]], size_bytes: int) -> int:
-        """Return the total relief of all stages if `size_bytes` are freed in intervals [B]."""
+        """Return the total relief of all stages if `size_bytes` are freed in intervals [B].
+
+        An interval (first, end) excludes stage `end`.
+        """
         total_bytes = 0
         for first, end in intervals:
             first_index, end_index = bisect_left(self.stages, first), bisect_left(self.stages, end)

@@ -16,7 +16,7 @@ class RestorationKind(StrEnum):
     PAGE_IN = "page_in"
     """The tensor is paged in."""
     PAGE_OUT = "page_out"
-    """The tensor is paged out after its first computation, although no page-in reads it."""
+    """The tensor is paged out after its first computation, even if no page-in reads it."""
     STORAGE_HOME = "storage_home"
     """The state tensor has its home on storage; the stage is that of the tensor's node."""
     RECOMPUTE = "recompute"
@@ -29,7 +29,7 @@ PAGE_IN, PAGE_OUT, STORAGE_HOME, RECOMPUTE = RestorationKind
 
 
 class Restoration(NamedTuple):
-    """A recomputation, a page-in, a page-out without page-ins, or a home of state on storage."""
+    """A recomputation, a page-in, a page-out that needs no page-in, or a home on storage."""
 
     stage: int
     item: int

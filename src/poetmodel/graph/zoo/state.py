@@ -1,10 +1,10 @@
 """State in the graph: trained weights, their tiles, and the nodes that hold and update state.
 
 Every weight, every moment of the optimizer and every running statistic is a state tensor, whose
-node precedes its first reader. A separate node makes its replacement and is not recomputable. All
-other nodes, except inputs and dropout masks, are recomputable until state that they read is
-replaced. In graphs without state, one node at the end of the step is the optimizer's update, if an
-optimizer is chosen.
+node precedes its first reader. Separate nodes make the replacements of trained weights, moments and
+running statistics. These nodes, nodes of state, inputs and dropout masks are not recomputable. All
+other nodes are recomputable until state that they read is replaced. In graphs without state, one
+node at the end of the step is the optimizer's update, if an optimizer is chosen.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class UpdateRule:
     flops: int
     """Work per parameter [FLOP]."""
     moments: tuple[str, ...] = ()
-    """Name suffixes of the state tensors of a weight, each one single-precision number per
+    """Name suffixes of the moments of a weight. Each moment has one single-precision number per
     parameter."""
 
     @property
     def state_bytes(self) -> int:
-        """State per parameter [B]."""
+        """Size of all moments per parameter [B]."""
         return FLOAT_BYTES * len(self.moments)
 
     def bytes_moved(self, item_bytes: int) -> int:
@@ -68,7 +68,7 @@ UPDATE_RULES: Final[Mapping[str, UpdateRule]] = {
 """Optimizers of graphs with state, by name."""
 
 OPTIMIZERS: Final = {name: UPDATE_RULES[name] for name in ("sgd", "adam")}
-"""Optimizers of graphs without state."""
+"""Optimizers of graphs without state, by name."""
 
 
 def make_update_node(
@@ -121,7 +121,8 @@ class StateOptions:
     train: str = ALL
     """``all``, ``last-N``, ``biases``, or a pattern of names of weights or layers."""
     tile_bytes: int | None = None
-    """Maximum size of a tile of a weight [B]; None for whole weights."""
+    """Maximum size of a tile of a weight [B], unless one output channel is larger; None for whole
+    weights."""
 
     @classmethod
     def parse(
@@ -129,10 +130,12 @@ class StateOptions:
     ) -> StateOptions | None:
         """Parse the options of a network; None if `state` is None.
 
+        `apply_to` checks whether `train` selects any weight.
+
         Raises
         ------
         InputError
-            If an option is invalid or needs another value of `state`.
+            If an option is invalid (also ``auto`` as `tile`) or needs another value of `state`.
         """
         if state is None:
             for name, value in (("train", train), ("tile", tile)):
@@ -164,8 +167,9 @@ class StateOptions:
     def apply_to(self, declarations: Sequence[Declaration]) -> list[Declaration]:
         """Return the operators with gradients of trained weights only and weights in tiles.
 
-        For each operator, input gradients are first. Raises `InputError` if `train` selects no
-        weight, or if the N of ``last-N`` exceeds the number of layers.
+        For each operator, input gradients are first. A batch norm whose weight is not trained
+        becomes its `untrained_variant`. Raises `InputError` if `train` selects no weight, or if the
+        N of ``last-N`` is 0 or exceeds the number of layers, without norms.
         """
         trained_names = self._trained_weight_names(declarations)
         return [
@@ -174,12 +178,13 @@ class StateOptions:
         ]
 
     def _trained_weight_names(self, declarations: Sequence[Declaration]) -> frozenset[str]:
-        """Return the names of the weights that `train` selects.
+        """Return the names of the weights that `train` selects; none without an optimizer.
 
         Raises
         ------
         InputError
-            If `train` selects no weight, or the N of ``last-N`` exceeds the number of layers.
+            If `train` selects no weight, or the N of ``last-N`` is 0 or exceeds the number of
+            layers, without norms.
         """
         layers = [declaration for declaration in declarations if declaration.weights]
         if self.rule is None:
@@ -205,12 +210,12 @@ class StateOptions:
         if not names:
             raise InputError(
                 f"train: expected all, biases, last-N, or a pattern of parameters or layers such "
-                f"as '{layers[-1].name}*', got {self.train!r}, which matches nothing"
+                f"as '{layers[-1].name}*', got {self.train!r}, which matches none of them"
             )
         return names
 
     def _split_into_tiles(self, declaration: Declaration) -> Declaration:
-        """Return the operator with its weights and their gradients in tiles."""
+        """Return the operator with its weights and their gradients in tiles, if there are tiles."""
         if self.tile_bytes is None:
             return declaration
         return replace(
@@ -225,7 +230,10 @@ class StateOptions:
         return (weight,) if self.tile_bytes is None else weight.split_into_tiles(self.tile_bytes)
 
     def _gradient_tiles(self, part: Gradient) -> list[Gradient]:
-        """Divide a part of a backward pass into one part per tile of its target."""
+        """Divide a part of a backward pass into one part per tile of its weight.
+
+        The gradient of a value stays whole. All returned parts read all tiles of the weights read.
+        """
         reads = tuple(tile for weight in part.reads for tile in self._weight_tiles(weight))
         if not isinstance(part.target, Weight):
             return [replace(part, reads=reads)]
@@ -335,7 +343,7 @@ class StateNodeBuilder:
         return [*self.make_missing_nodes(*moments, op="moment"), update]
 
     def make_statistics_nodes(self, declaration: Declaration) -> list[Node]:
-        """Return new nodes of missing running statistics, then the node that updates these.
+        """Return new nodes of missing running statistics, then the node that updates all of them.
 
         Records the missing statistics. Returns [] if the operator has no running statistics.
         """

@@ -1,6 +1,6 @@
 """The tape: records a forward pass operator by operator and builds its training graph.
 
-The backward pass is reverse-mode differentiation of the operators in recorded order.
+The backward pass is reverse-mode differentiation: it visits the operators in reverse order.
 """
 
 from __future__ import annotations
@@ -45,28 +45,30 @@ class TapeOptions(TypedDict, total=False):
     dtype: Literal["float32", "float16", "int8"]
     """Element type of activations, parameters and gradients; ``"float32"`` by default."""
     fused_backward: bool
-    """One backward node per operator, as in POET, instead of one per gradient."""
+    """One backward node per operator, as in POET, instead of separate nodes for gradients."""
     optimizer: Literal["sgd", "adam"] | None
-    """Append an update node of this optimizer; None (the default) ends the graph with the
-    gradients."""
+    """Append an update node of this optimizer to a graph without `state`; None (the default)
+    appends none."""
     input_on_aux: bool
     """Whether samples and labels are on auxiliary storage when the step begins."""
     state: str | None
-    """One of `STATES`: add weights and the moments of this optimizer to the graph; None omits
-    them."""
+    """One of `STATES`: add weights, running statistics, and moments and updates of this optimizer
+    to the graph; None (the default) omits them."""
     in_place: bool
     """Mark operators that may overwrite an input."""
     tile: str | int | None
-    """Maximum size of a tile, in bytes or with a unit; larger weights are split along output
-    channels."""
+    """Maximum size of a tile, in bytes or with a unit, with `state` only. Larger weights are split
+    along output channels; one channel may exceed the maximum."""
     train: str | None
-    """Weights to train: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of names."""
+    """Weights to train, with `state` only: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of
+    names."""
 
 
 class Tape:
     """Records operators in execution order, then adds their backward pass.
 
-    Its options are the keys of `TapeOptions`; an invalid value raises `InputError`.
+    Its options are the keys of `TapeOptions`; an invalid value raises `InputError`. A `train`
+    that selects no weight raises it only in `differentiate`.
 
     Examples
     --------
@@ -118,8 +120,9 @@ class Tape:
     def add_input(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
         """Add a node that provides samples and return its tensor.
 
-        `item_bytes` defaults to the tape's element size. The node is not recomputable, since a
-        sample is provided once: schedules keep it or page it.
+        The node precedes the operator that is recorded next. `item_bytes` defaults to the tape's
+        element size. The node is not recomputable, since a sample is provided once: schedules keep
+        it or page it.
         """
         value = Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
         node = Node(
@@ -142,7 +145,8 @@ class Tape:
         for weight in declaration.weights:
             if self._weights.setdefault(weight.name, weight) != weight:
                 raise InputError(
-                    f"{declaration.name}: the weight {weight.name!r} is shared in two shapes"
+                    f"{declaration.name}: an earlier weight {weight.name!r} differs in shape, "
+                    "item_bytes or trainable"
                 )
         self._declarations.append(declaration)
         return declaration.outputs[0]
@@ -185,7 +189,10 @@ class Tape:
         return self.record(operators.dropout(name, x, mask))
 
     def classify(self, name: str, x: Value, *, classes: int) -> Graph:
-        """Record the last linear layer, labels and loss; return the training graph."""
+        """Record the last linear layer, labels and loss; return the training graph.
+
+        Raises `InputError` like `differentiate`.
+        """
         logits = self.record(operators.linear(name, x, features=classes))
         labels = self.add_indices("labels", *logits.shape[:-1])
         return self.differentiate(operators.cross_entropy("loss", logits, labels))
@@ -193,8 +200,9 @@ class Tape:
     def differentiate(self, loss: Declaration) -> Graph:
         """Record the loss, add the backward pass in reverse order, and return the training graph.
 
-        With an optimizer, the graph ends with the update. Raises `InputError` if `loss` is no loss,
-        or if `train` selects no weight or too many layers.
+        With the option `optimizer`, the graph ends with the update. Raises `InputError` if `loss`
+        is no loss, if `train` selects no weight or an impossible number of layers, or if the graph
+        is invalid (for example, if two nodes have one name).
         """
         if loss.phase is not Phase.LOSS:
             raise InputError(f"{loss.name}: expected a loss, got phase {loss.phase.value!r}")
@@ -250,7 +258,10 @@ class Tape:
         return nodes
 
     def _nodes_with_state(self, options: StateOptions) -> list[Node]:
-        """Return the nodes of a step in which every parameter and moment is a state tensor."""
+        """Return the nodes of a step in which every parameter and moment is a state tensor.
+
+        Unless `train` is ``all``, the backward pass reads bit masks where these suffice.
+        """
         declarations = options.apply_to(self._declarations)
         if options.rule is not None and options.train != ALL:
             declarations = save_bit_masks(declarations)
@@ -312,7 +323,9 @@ def _require_option(setting: str, value: str, options: Mapping[str, object]) -> 
 
 
 class BackwardPass:
-    """Backward nodes of a recorded forward pass: one per gradient, or one per operator if `fused`.
+    """Backward nodes of a forward pass: one per `Gradient`, or one per operator if `fused`.
+
+    With state in the graph, an operator whose gradients one kernel computes also has a single node.
 
     Without state in the graph, a weight gradient is written to the resident buffer, so its node
     outputs 0 bytes and can be recomputed. A node with further outputs has this 0-byte tensor only
@@ -320,11 +333,11 @@ class BackwardPass:
     buffer, so their nodes are not recomputable.
 
     With state in the graph (`builder` makes its nodes), a weight gradient is a tensor with its
-    bytes, and the update of a weight directly follows its last gradient. The input gradient comes
+    bytes, and a weight is updated as soon as its gradient is complete. The input gradient comes
     first, since it reads the weight.
 
-    If a gradient has several contributions (several readers of a value, several uses of a weight),
-    one node sums them once all exist.
+    If a gradient has several contributions (several readers of a value or, with state in the graph,
+    several uses of a weight), one node sums them once all exist.
     """
 
     def __init__(
@@ -339,7 +352,8 @@ class BackwardPass:
         self.nodes: list[Node] = []
         """The backward nodes, in execution order."""
         self.weight_gradients: list[str] = []
-        """Names of the 0-byte tensors of nodes that write weight gradients to their buffers."""
+        """Names of the 0-byte tensors of nodes that write weight gradients to their buffers; empty
+        with state in the graph."""
         self._fused = fused
         self._has_update = has_update
         self._builder = builder
@@ -361,7 +375,8 @@ class BackwardPass:
     def _add_backward(self, declaration: Declaration) -> None:
         """Add the backward nodes of one operator, and updates whose last gradient they make.
 
-        If the result has no gradient, add only updates that waited for this operator.
+        If the result of an operator other than a loss has no gradient, add only updates that waited
+        for this operator.
         """
         gradient = self._incoming_gradient(declaration.outputs[0])
         if gradient is None and declaration.phase is not Phase.LOSS:
@@ -385,7 +400,10 @@ class BackwardPass:
     def _add_node(
         self, declaration: Declaration, parts: tuple[Gradient, ...], gradient: Value | None
     ) -> None:
-        """Add one backward node that computes `parts` from the incoming gradient."""
+        """Add one backward node that computes `parts` from the incoming gradient; None for a loss.
+
+        Registers the gradients that the node makes.
+        """
         is_joint = self._fused or len(parts) > 1
         name = declaration.name + (".backward" if is_joint else f".grad_{parts[0].suffix}")
         read_values = {value.name: value for part in parts for value in part.saved}
@@ -428,7 +446,10 @@ class BackwardPass:
         return tuple(dict.fromkeys(weight.name for part in parts for weight in part.reads))
 
     def _weight_bytes_moved(self, part: Gradient) -> int:
-        """Return the traffic of a part to weights, and to buffers that are not outputs [B]."""
+        """Return the traffic of a part to weights, and to buffers of weight gradients [B].
+
+        With state in the graph, the single write of an output is excluded.
+        """
         if self._builder is None:
             return part.weight_bytes_moved
         return sum(weight.bytes for weight in part.reads) + (part.accumulation_bytes_moved or 0)
@@ -438,7 +459,7 @@ class BackwardPass:
     ) -> dict[str, Tensor]:
         """Return the output tensors of a backward node by suffix of the part; register gradients.
 
-        Without an update, omits the part of all weights, unless it is the only one.
+        Without an update node, omits the part of all weights, unless it is the only one.
         """
         output_parts = [
             part for part in parts if part.target is not None or self._has_update or len(parts) == 1
@@ -458,6 +479,7 @@ class BackwardPass:
         return outputs
 
     def _register_gradient(self, value: Value, gradient: Value) -> None:
+        """Register a contribution to the gradient of a value, if the value needs a gradient."""
         if value.name in self._differentiable_names:
             self._gradients_of_value.setdefault(value.name, []).append(gradient)
 
@@ -494,9 +516,10 @@ class BackwardPass:
         return name
 
     def _add_updates(self, declaration: Declaration, parts: tuple[Gradient, ...]) -> None:
-        """Count weight gradients of `parts` as made; add the updates whose gradients are all made.
+        """Count weight gradients of `parts` as made; update weights whose gradients are all made.
 
-        Sums several gradients of one weight first. Has no effect without state in the graph.
+        One node updates these weights; nodes that sum several gradients of one weight precede it.
+        Has no effect without state in the graph.
         """
         if self._builder is None:
             return

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def resnet8(*, image_size: int = 32, classes: int = 10, **options: Unpack[TapeOptions]) -> Graph:
-    """Return ResNet-8 for CIFAR-10: three stages of one block, with 16, 32 and 64 channels.
+    """Return ResNet-8 for CIFAR-10: three residual blocks with 16, 32 and 64 channels.
 
     It has 78,186 parameters with 10 classes. The skip connections of the second and third block are
     convolutions without a batch norm.
@@ -139,7 +139,7 @@ def autoencoder(*, features: int = 640, **options: Unpack[TapeOptions]) -> Graph
 def _record_separable(tape: Tape, name: str, x: Value, *, channels: int, stride: int) -> Value:
     """Record a depthwise separable convolution (filter each channel, then mix channels).
 
-    Returns its result.
+    Batch norm and ReLU follow both convolutions. Returns the result.
     """
     channels_in = x.shape[1]
     x = _record_conv_bn_relu(
