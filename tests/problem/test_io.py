@@ -222,7 +222,7 @@ FAULTS = {
     "limit without a unit": (
         one('sum = {"page_ins:*" = 1}\nat_most = "3kB"'),
         f"{PLACE}.at_most: expected a number, got '3kB': a sum has a unit only if all "
-        "its terms are bytes, times or energies",
+        "its terms are bytes, all are times, or all are energies",
     ),
     "wrong unit": (
         one('sum = {energy_j = 1}\nat_most = "3kB"'),

@@ -41,10 +41,10 @@ def check_plan(
     plan : Plan
         The program.
     ram_budget_bytes : int, optional
-        RAM for tensors and workspaces [B]. Default: the plan's budget, if it has one.
+        RAM for tensors and workspaces [B]. Default: the plan's budget, else no limit.
     aux_bytes : int, optional
-        Storage for paged-out tensors [B]. Default: that of the device of the costs, if it is
-        limited.
+        Storage for paged-out tensors and state on storage [B]. Default: that of the device of the
+        costs, else no limit.
 
     Returns
     -------
@@ -54,19 +54,22 @@ def check_plan(
     Raises
     ------
     PlanError
-        If the plan is for another graph.
+        If the plan is for another graph; a plan without an identity is not checked.
+    CostError
+        If the costs do not match the graph.
 
     Notes
     -----
-    Inputs of a computation must be in RAM without a pending transfer. A page-in allocates its RAM
-    when it starts. A transfer is pending until a wait for it, and its tensor must not be freed
-    before. A blocking program has one clock: its makespan is compute plus transfer time, summed by
-    kind as for schedules. A ``dma`` program executes transfers one at a time, in program order, in
-    parallel with computations.
+    Inputs of a computation must be in RAM without a pending page-in, unless the core reads them
+    on storage in place. A page-in allocates its RAM when it is issued. A ``dma`` transfer is
+    pending until a wait for it, and its tensor must not be freed before. A blocking program has one
+    clock: its makespan is compute plus transfer time, summed by kind as for schedules. A ``dma``
+    program executes transfers one at a time, in program order, in parallel with computations.
 
-    The ``compute`` of state on storage is its first read, a page-in. Resident state occupies RAM
-    during the whole step. A computation writes a replacement over its state tensor, and overwrites
-    in place an input without a pending transfer that is freed right after the computation.
+    The ``compute`` of state on storage is its first read, a page-in, unless the core reads state in
+    place. Resident state occupies RAM during the whole step. A computation writes a replacement
+    over its state tensor. An in-place operator overwrites an input that has no pending transfer and
+    is freed right after the computation.
     """
     check_identity(graph, plan)
     device = costs.device if costs is not None else None
@@ -100,7 +103,7 @@ def check_plan(
 
 
 def check_identity(graph: Graph, plan: Plan) -> None:
-    """Raise `PlanError` if the plan is for another graph."""
+    """Raise `PlanError` if the plan is for another graph; accept a plan without an identity."""
     if plan.identity is not None:
         plan.identity.check(graph, kind="plan", error=PlanError)
 
@@ -124,7 +127,8 @@ def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterat
 def _home_faults(plan: Plan, homes: Homes, device: Device | None) -> Iterator[str]:
     """Yield errors in a plan's list of resident state.
 
-    Also yields an error if the storage is memory-mapped only in the plan or only on the device.
+    If state is on storage, also yields an error if that storage is memory-mapped only in the plan
+    or only on the device.
     """
     yield from homes.resident_faults
     if device is not None and homes.on_storage and homes.is_mapped != device.is_memory_mapped:
@@ -153,7 +157,7 @@ def _limit_violations(
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
     """Return the bytes that page-outs and, per step, commits write [B].
 
-    Page-outs of committed state count as a part of the commits.
+    Page-outs of `Commit.replacements` count only in the commits.
     """
     commit = None if machine.table is None else machine.table.commit
     replacements, committed_bytes = (
@@ -172,7 +176,7 @@ def _time_and_energy_metrics(machine: Machine, idle_power_w: float) -> dict[str,
         return {}
     compute_cost = table.compute_totals(counts[Op.COMPUTE])
     transfer_cost = table.transfer_totals(counts[Op.PAGE_IN], counts[Op.PAGE_OUT])
-    # Resident state is written after all other actions, then the record of the commit.
+    # Replacements of resident state are written after all other actions, then the commit's record.
     commit_cost = table.commit_totals(counts[Op.PAGE_OUT])
     transfer_s = transfer_cost.time_s + commit_cost.time_s
     serial_s = compute_cost.time_s + transfer_s

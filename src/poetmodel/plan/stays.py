@@ -20,9 +20,9 @@ __all__ = ["Origin", "Stay", "list_stays", "ram_in_use"]
 def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
     """Return all copies and workspaces of a valid plan, in the order in which they are made.
 
-    An output in place shares memory with its input, as does a replacement with its state. Each byte
-    counts for only one of the two, so that the sum at each instruction is the RAM that `check_plan`
-    returns.
+    Resident state comes first. An output in place shares memory with its input. Each byte counts
+    for only one of the two, so that the sum at each instruction is the RAM that `check_plan`
+    returns. A replacement has no stay of its own: its memory is the stay of its state tensor.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
 
 
 def ram_in_use(stays: Iterable[Stay], n_instructions: int) -> tuple[tuple[int, int], ...]:
-    """Return the RAM (during, after) each instruction of a program that `stays` use [B].
+    """Return the RAM that `stays` use: one pair (during, after) per instruction of a program [B].
 
     `n_instructions` is the length of the program.
     """

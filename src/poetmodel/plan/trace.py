@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poetmodel.plan.program import Plan
 
 Event = dict[str, Any]
-"""A trace event, by the keys of the format."""
+"""A trace event: values by the keys of the Chrome trace format."""
 
 PROCESS: Final = 1
 """Process id of all events."""
@@ -48,13 +48,18 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     dict
         The content of a JSON file: computations and stalls on the core's track, transfers on the
         bus's track, flows from a page-out to the page-ins of its tensor, the peak, and counters of
-        RAM by kind and in total.
+        RAM by kind and in total, and of the budget.
+
+    Raises
+    ------
+    PlanError
+        If the plan is for another graph.
 
     Notes
     -----
     Times come from the simulator, rounded to nanoseconds. A counter changes when the simulated RAM
     does: during an instruction, the counter is the record's ``peak_bytes``, afterwards its
-    ``ram_bytes``.
+    ``ram_bytes``. Writes of commits after the last instruction have no events.
     """
     events = [*_TrackEvents(graph, plan, check).events(), *_counter_events(graph, plan, check)]
     events.sort(key=lambda event: event["ts"])  # stable: simultaneous events stay in order
@@ -121,7 +126,7 @@ class _TrackEvents:
         self.text = InstructionText(graph, plan)
 
     def events(self) -> Iterator[Event]:
-        """Yield the events of each instruction, in order."""
+        """Yield the events of each instruction in program order, with the peak and the flows."""
         executed_steps: set[Instruction] = set()
         latest_page_out: dict[int, tuple[int, InstructionRecord]] = {}
         n_flows = 0
@@ -149,7 +154,8 @@ class _TrackEvents:
     ) -> Event | None:
         """Return the event of an instruction on its track.
 
-        None for frees, holds and waits without a stall.
+        None for frees, for state nodes whose ``compute`` moves no bytes, and for waits without a
+        stall.
         """
         op, index = step
         text = self.text
@@ -241,7 +247,10 @@ class _TrackEvents:
 
 
 def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
-    """Yield counter events of RAM, in total and by kind, at each change, and of the budget."""
+    """Yield counter events of RAM, in total and by kind, and of the budget, if there is one.
+
+    RAM has events at each change and at the end of the program, the budget at both ends.
+    """
     times_s = [record.issued_s for record in check.records]
     times_s += [record.end_s for record in check.records[-1:]]
     last_kind_bytes = None

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule.homes import Homes
 
 _BISECTION_STEPS: Final = 12
-"""Number of bisection steps in the search for the minimum RAM of a plan."""
+"""Maximum number of bisection steps in the search for the minimum RAM of a plan."""
 _MAX_DELAY_PASSES: Final = 4
 """Maximum number of passes that delay page-ins; delaying one page-in can allow a later start of
 another one."""
@@ -67,10 +67,10 @@ def make_plan(
         Whether transfers block the core, or overlap computations by DMA.
     ram_budget_bytes : int, optional
         RAM budget of ``dma`` plans, without resident bytes [B]. Default, and minimum: the peak of
-        the schedule.
+        the schedule. Plans of both modes store the argument as given.
     time_limit : float, optional
-        Wall time after which ``dma`` plans are no longer improved [s]. In a plan without any
-        improvement, each page-in begins right before its use.
+        Time after which ``dma`` plans are no longer improved [s]. In a plan without any
+        improvement, each page-in begins right before its first use.
 
     Returns
     -------
@@ -78,14 +78,16 @@ def make_plan(
         A ``blocking`` plan has the energy, the peak and the serial time of the schedule. A ``dma``
         plan has the computations and page-ins of the schedule, and only those page-outs that a
         page-in reads or that write back state. Its transfers overlap computations. Page-ins,
-        including first reads of state, start as late as possible without a stall.
+        including first reads of state, are moved later where that delays no computation.
 
     Raises
     ------
     PlanError
         If the schedule is not valid.
     CostError
-        If the costs do not fit the graph.
+        If the costs do not match the graph.
+    ValueError
+        If `mode` is no storage mode.
     """
     simulation = simulate(graph, costs, schedule)
     if simulation.violations:
@@ -105,7 +107,7 @@ def _make_unchecked_plan(
     peak_bytes: int,
     limit_s: float | None = None,
 ) -> Plan:
-    """Make the plan of a schedule, which is not checked.
+    """Make the plan of a schedule without checking the schedule.
 
     `peak_bytes` is the peak of the schedule [B]; `limit_s` is the `time_limit` of `make_plan` [s].
     """
@@ -134,7 +136,10 @@ def _make_unchecked_plan(
 def _make_dma_program(
     homes: Homes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
 ) -> Program:
-    """Return the fastest program for a device with DMA that is found within `limit_s` [s]."""
+    """Return a program for a device with DMA, with the improvements found within `limit_s` [s].
+
+    Without an improvement, each page-in begins right before its first use.
+    """
     from poetmodel.plan.derivation import add_waits_and_frees
     from poetmodel.planner.sequence import extract_actions, move_page_ins_to_readers
     from poetmodel.planner.timing import Timing
@@ -155,10 +160,10 @@ def _make_dma_program(
 def _improve_timing(
     homes: Homes, table: CostTable, actions: Sequence[Instruction], budget: int, best_timing: Timing
 ) -> Iterator[Timing]:
-    """Yield improvements of `best_timing`, none slower than the one before.
+    """Yield improvements of `best_timing`, none slower than the one before, within the tolerance.
 
-    First a search chooses the transfers' intervals. Then passes delay page-ins as long as the
-    makespan stays the same.
+    First a search chooses the transfers' intervals; its result is yielded if it fits in the budget
+    and is faster. Then up to `_MAX_DELAY_PASSES` passes delay page-ins.
     """
     from poetmodel.planner.search import choose_transfers
     from poetmodel.planner.timing import Timing, delay_page_ins
@@ -189,7 +194,7 @@ def checked_plan(
     mode: StorageMode,
     ram_budget_bytes: int,
 ) -> tuple[Plan, PlanCheck]:
-    """Make the plan of a verified schedule, check the plan with its simulator, and return both.
+    """Make the plan of a verified schedule and check it; return the plan and its check.
 
     Parameters
     ----------
@@ -198,7 +203,7 @@ def checked_plan(
     costs : Costs
         Costs of the graph's nodes and transfers.
     schedule : Schedule
-        A schedule that meets the budget.
+        A schedule that meets the budget and the storage limit of the costs' device.
     mode : StorageMode
         Whether the core waits during transfers.
     ram_budget_bytes : int
@@ -208,8 +213,10 @@ def checked_plan(
     ------
     PlanError
         If the schedule is not valid.
+    CostError
+        If the costs do not match the graph.
     VerificationError
-        If the plan is invalid, which is a bug of this package.
+        If the plan is invalid; for a schedule within the limits, this is a bug of this package.
     """
     from poetmodel.plan import check_plan
 
@@ -238,12 +245,14 @@ def verify(
         The schedule to verify.
     stated : mapping of str to number, optional
         Metrics stated in a file, such as ``energy_j`` and ``peak_ram_bytes``. Each is compared with
-        the simulator's. A stated makespan above that of the default plan counts as the time, up to
-        the time without any overlap, because another plan may be slower, such as one whose
-        addresses fit. If RAM is minimized, a larger stated RAM counts likewise, up to the budget.
+        the simulator's. Without `plan`, a stated makespan above that of the default plan counts as
+        the time, up to the time without any overlap, because another plan may be slower, such as
+        one whose addresses fit. If RAM is minimized, a larger stated RAM counts likewise, up to the
+        budget.
     plan : Plan, optional
-        The plan to verify if the time of the problem is a makespan. Default: the plan that
-        `make_plan` makes for DMA and the budget of the problem.
+        The plan to verify if the time of the problem is a makespan; its peak is compared with its
+        own budget. Default: the plan that `make_plan` makes for DMA and the budget of the problem.
+        If RAM is minimized, the default is made for the smallest budget that is found to suffice.
     planning_s : float, optional
         Wall time for making and checking a plan [s]. If it does not suffice, the time is that of a
         plan without overlap: the sum of all computations and transfers. Default: no limit.
@@ -252,12 +261,15 @@ def verify(
     -------
     Verdict
         Metrics and all violations. For a makespan, ``makespan_s`` and the time that counts are
-        those of `check_plan`, and the violations of the plan are listed, too.
+        those of `check_plan` or `stated`, and the violations of the plan are listed, too. An
+        invalid schedule has no plan: its makespan is the time without any overlap.
 
     Raises
     ------
     ScheduleError
-        If the schedule was made for another graph.
+        If `schedule` is no `Schedule`, or was made for another graph.
+    PlanError
+        If `plan` was made for another graph.
     """
     if not problem.is_overlapping:
         return check_schedule(problem, schedule, stated=stated)
@@ -267,7 +279,10 @@ def verify(
     plan_violations: list[str] = []
 
     def make_and_check(peak_bytes: int, budget: int) -> PlanCheck:
-        """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it."""
+        """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it.
+
+        If the schedule's peak exceeds the budget, the plan has no budget.
+        """
         plan_budget_bytes = budget if peak_bytes <= budget else None
         candidate = plan or _make_unchecked_plan(
             graph, costs, schedule, StorageMode.DMA, plan_budget_bytes, peak_bytes
@@ -277,8 +292,9 @@ def verify(
     def plan_metrics(simulation: Simulation) -> PlanMetrics:
         """Return the makespan of the checked plan, and its RAM if RAM is minimized.
 
-        Adds violations of the plan to `plan_violations`. Without a valid schedule or enough time,
-        the makespan is that of a plan without overlap, and the RAM is None.
+        Adds violations of the plan to `plan_violations`. Without `plan`, raises both metrics to the
+        values in `stated`. Without a valid schedule or enough time, the makespan is that of a plan
+        without overlap, and the RAM is None.
         """
         blocking_metrics = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule
@@ -337,12 +353,12 @@ def _min_ram_bytes(
     """Bisect for the smallest RAM budget whose plan meets all limits [B], approximately.
 
     The result is at least the peak of the schedule; it is larger if page-ins must begin early.
-    `make_and_check` makes the plan within a budget [B] and checks it. Returns the usable RAM if no
-    plan meets the limits.
+    `make_and_check` makes the plan within a budget [B] and checks it. Returns the peak without a
+    check if it is at least the usable RAM, and the usable RAM if no plan meets the limits.
     """
 
     def peak_if_valid(ram_bytes: int) -> int | None:
-        """Return the peak of the plan within a budget [B]; None if it violates a limit."""
+        """Return the peak of the plan within a budget [B]; None if it violates a rule or limit."""
         check = make_and_check(ram_bytes)
         timed_simulation = replace_makespan(
             simulation,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchParameters:
-    """Effort of the search; raises `InputError` unless each number is at least 1."""
+    """Effort of the search; raises `InputError` for a number below 1 or without a round."""
 
     rounds: tuple[tuple[int, int], ...] = (
         *((3, 1), (12, 1), (32, 1)),
@@ -35,11 +35,13 @@ class SearchParameters:
     max_labels: int = 6_000
     """Approximate maximum number of labels created by all rounds after the first."""
     max_continuations: int = 6
-    """Maximum continuations of one label in one interval, for each transfer that is tried next."""
+    """Maximum continuations of one label in one interval, divided by the second number of the
+    round."""
     max_page_ins: int = 8
-    """Maximum page-ins per interval that are checked for free RAM."""
+    """Maximum page-ins that are considered as the next transfer of a label."""
     lookahead: int = 24
-    """Number of next transfers that an estimate simulates one by one; later ones are summed."""
+    """Number of next transfers that an estimate simulates one by one; a precomputed time stands for
+    later ones."""
 
     def __post_init__(self) -> None:
         limits = (self.max_labels, self.max_continuations, self.max_page_ins, self.lookahead)
@@ -79,7 +81,8 @@ class _Label(NamedTuple):
     pending_ins: tuple[tuple[int, float], ...]
     """(index, end) of each page-in that has begun and whose reader has not, sorted by index."""
     pending_outs: tuple[tuple[int, float], ...]
-    """(index, end) of each page-out that no computation has waited for, in bus order."""
+    """(index, end) of each page-out that has begun, in bus order, until the core waits for it or
+    finds it finished."""
     trail: _Trail | None
     """Transfers that have begun, latest first."""
     transfer_s: float
@@ -94,7 +97,7 @@ class BestTransfers(NamedTuple):
     transfers: tuple[tuple[int, Instruction], ...]
     """(interval, transfer) pairs in bus order."""
     is_exhaustive: bool
-    """Whether the search skipped no label, so that the makespan is optimal."""
+    """Whether no limit on the round that found the transfers skipped a label."""
 
 
 def choose_transfers(
@@ -107,16 +110,16 @@ def choose_transfers(
     transfer begins only if the bus would otherwise idle before the next interval, because otherwise
     a later begin costs no time. A label is discarded if another label dominates it (`_dominates`).
     Of the remaining labels, those with the smallest estimates are retained, up to the beam width.
-    If the width discarded a label, the next round has a larger width. Rounds that would probably
-    exceed `max_labels` are skipped.
+    If a limit of the round skipped a label and the makespan exceeds a lower bound, the next round
+    follows. Rounds that would probably exceed `max_labels` are omitted.
     """
     search = _BeamSearch(windows, parameters)
     bound = max(windows.remaining_s[0], search.estimates.preceding_s[-1]) * (1 + RELATIVE_TOLERANCE)
     remaining_labels = parameters.max_labels
-    (width, max_choices), *wider_rounds = parameters.rounds
+    (width, max_choices), *later_rounds = parameters.rounds
     best_choice = search.search_round(width, max_choices)
     labels_per_width = search.n_labels / width
-    for width, max_choices in wider_rounds:
+    for width, max_choices in later_rounds:
         if best_choice.is_exhaustive or best_choice.makespan_s <= bound:
             break
         if labels_per_width * width > remaining_labels:
@@ -168,9 +171,10 @@ class _BeamSearch:
         """Whether the round has skipped no label so far."""
 
     def search_round(self, width: int, max_choices: int) -> BestTransfers:
-        """Search all intervals with a beam width.
+        """Search all intervals with a beam width; return the transfers with the smallest makespan.
 
-        After each transfer, at most `max_choices` transfers of each kind are tried next.
+        After each transfer, at most `max_choices` transfers of each kind are tried next. Resets the
+        attributes that describe the round.
         """
         self.n_labels = 0
         self.max_choices = max_choices
@@ -211,7 +215,10 @@ class _BeamSearch:
     # -- one interval ------------------------------------------------------------------------
 
     def _extend_label(self, label: _Label, interval: int) -> Iterator[_Label]:
-        """Yield labels of the next interval: each choice of transfers, then the computation."""
+        """Yield labels of the next interval: each choice of transfers, then the computation.
+
+        Sets `is_exhaustive` to False if `max_continuations` stops the enumeration.
+        """
         # Drop the page-outs that have finished.
         if label.pending_outs and label.pending_outs[0][1] <= label.core_s:
             label = label._replace(
@@ -252,8 +259,8 @@ class _BeamSearch:
     def _labels_after_transfer(self, label: _Label, interval: int) -> Iterator[_Label]:
         """Yield the labels after one more transfer: page-ins first, each kind in index order.
 
-        A transfer must have a higher index than the previous transfer if both are of the same kind
-        and interval; this avoids permutations.
+        Yields at most `max_choices` labels for each kind. A transfer must have a higher index than
+        the previous transfer if both are of the same kind and interval; this avoids permutations.
         """
         last_page_in = last_page_out = -1
         if label.trail is not None and label.trail.interval == interval:
@@ -278,7 +285,8 @@ class _BeamSearch:
     def _find_possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
         """Yield the page-ins that can begin in an interval, by last interval.
 
-        The tensor must be on storage, or its page-out must have begun, and RAM must suffice.
+        The tensor must be on storage, or its page-out must have begun, and RAM must suffice. Sets
+        `is_exhaustive` to False if there are more than `max_page_ins` candidates.
         """
         for n_candidates, page_in in enumerate(
             _bit_indices(self.open_page_ins[interval] & ~label.begun_ins)
@@ -304,7 +312,7 @@ class _BeamSearch:
             yield index
 
     def _execute_computation(self, label: _Label, interval: int) -> _Label:
-        """Execute the computation after an interval, with the necessary waits; return the label."""
+        """Execute the computation after an interval and the waits it needs; return a new label."""
         page_ins = self.windows.page_ins
         core_s, pending_ins, pending_outs = label.core_s, label.pending_ins, label.pending_outs
         if pending_ins and page_ins[pending_ins[0][0]].last_interval <= interval:
@@ -383,7 +391,8 @@ class _BeamSearch:
     def _page_in_fits(self, label: _Label, index: int, interval: int) -> bool:
         """Return whether a page-in that begins now fits in RAM until its use.
 
-        RAM must also hold all page-ins that have begun and whose reader has not been executed.
+        RAM must also hold all page-ins that have begun and whose reader has not been executed. RAM
+        that unfinished page-outs hold is not counted.
         """
         if not label.pending_ins:
             return True  # the window of the page-in ensures that it fits alone
@@ -486,7 +495,7 @@ class _Estimates:
             for number, times in enumerate(transfers)
         )
         self.preceding_s = [0.0, *accumulate(transfer.time_s for transfer in self.transfers)]
-        """Total duration of the transfers before each one in due order [s]."""
+        """Total duration of the transfers before each one in due order, then of all [s]."""
         self.remaining_s = [0.0] * (len(self.transfers) + 1)
         """Time from the start of each transfer to the end of the program, one by one in due order
         [s]."""

@@ -28,11 +28,11 @@ _ROUNDING: Final = 1e-12
 class Timing:
     """Start times of computations and transfers, in program order, on a core and a DMA channel.
 
-    The core waits for a page-out of a dead tensor when the budget needs its RAM, or once the
-    page-out has finished. For the given order no other choice of waits is faster: transfers end in
-    the order in which they begin, so if RAM is needed, the core waits for the earliest page-outs
-    until the RAM suffices. A computation in place overwrites an input whose page-out the core has
-    waited for.
+    The core waits for a page-out of a dead tensor when the budget needs its RAM or the tensor is
+    made again, or once the page-out has finished. For the given order no other choice of waits is
+    faster: transfers end in the order in which they begin, so if RAM is needed, the core waits for
+    the earliest page-outs until the RAM suffices. A computation in place overwrites an input whose
+    page-out the core has waited for.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Timing:
         self.stall_s = 0.0
         """Time that the core waits for the bus [s]."""
         self.peak_ram_bytes = 0
-        """Peak RAM [B]."""
+        """Peak RAM [B]; above the budget if waits cannot free enough RAM."""
         self._budget_bytes = ram_budget_bytes
         self._sizes = homes.sizes
         self._now_s = self._bus_free_s = 0.0
@@ -141,7 +141,10 @@ class Timing:
         self._now_s += self.table.compute_time_s[k]
 
     def _begin_transfer(self, op: Op, i: int) -> None:
-        """Begin a transfer of tensor `i` on the bus, after the end of its pending transfers."""
+        """Begin a transfer of tensor `i` on the bus, after the end of its pending transfers.
+
+        Before a page-in, also waits for page-outs until the tensor fits in RAM.
+        """
         if i in self._dead_tensors:
             self._free_dead(i)
         for transfer_ends in (self._page_in_ends, self._page_out_ends):
@@ -159,7 +162,7 @@ class Timing:
             self._bus_free_s = self._page_out_ends[i] = begin + self.table.page_out_time_s[i]
 
     def _wait_for_ram(self, size_bytes: int) -> None:
-        """Wait for page-outs until `size_bytes` fit in RAM, and update the peak."""
+        """Wait for page-outs until `size_bytes` fit or no tensor is dead, and update the peak."""
         while self._ram_bytes + size_bytes > self._budget_bytes and self._dead_tensors:
             self._free_dead(min(self._dead_tensors, key=self._page_out_ends.__getitem__))
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram_bytes + size_bytes)
@@ -180,7 +183,10 @@ class Timing:
         self._ram_bytes -= self._sizes[i]
 
     def _wait_before_use(self, i: int) -> None:
-        """Wait for the page-out of a tensor that a later step reads; append the wait to `steps`."""
+        """Wait for the page-out of an input before the next computation; add the wait to `steps`.
+
+        That computation overwrites the input in place.
+        """
         self._wait(i, self._page_out_ends)
         self.steps.append(Instruction(Op.WAIT, i))
 
@@ -212,8 +218,8 @@ class _BusTransfer:
     max_end_s: float
     """Latest end time that delays no step [s]."""
     reader: int
-    """For a page-in that is read, the position of the computation that waits for it: its last
-    possible `new_position`. Otherwise `position`."""
+    """For a page-in that is read, the position of the step that waits for it: its last possible
+    `new_position`. Otherwise `position`."""
 
 
 def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
@@ -267,7 +273,7 @@ def _delay_page_in(
 ) -> None:
     """Move a page-in as late as possible, in bus order and then among the steps.
 
-    Updates `transfers`; leaves them unchanged if no move meets the limits.
+    Updates `transfers`; leaves them unchanged if no move keeps all ends within `max_end_s`.
     """
     old_index = last_index = transfers.index(transfer)
     # If two page-ins compete for the bus, the one that is used first begins first.

@@ -48,14 +48,17 @@ class PageOut(_Transfer):
     first_dead_interval: int = 0
     """First interval after the last read of this copy."""
     due_interval: int = 0
-    """First interval that waits for the page-out, because RAM is short or a page-in reads the
-    tensor."""
+    """First interval that waits for the page-out, because RAM is short, a page-in reads the tensor,
+    or the tensor is computed again; the number of computations if none waits."""
     overwritable_bytes: int = 0
     """Bytes of this copy that its last reader, in interval ``first_dead_interval - 1``, may
     overwrite once the page-out has finished [B]."""
 
     def held_bytes(self, interval: int) -> int:
-        """Return the RAM that the copy occupies in an interval until the page-out finishes [B]."""
+        """Return the RAM that an unfinished page-out adds to the minimum in an interval [B].
+
+        The interval must be at least `first_held_interval`.
+        """
         return self.bytes if interval >= self.first_dead_interval else self.overwritable_bytes
 
     @property

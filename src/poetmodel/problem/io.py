@@ -1,7 +1,7 @@
 """Read files of user-defined constraints and objectives, ``*.toml``, for the graph of a problem.
 
-A name in a sum may be a shell pattern, which stands for every node or tensor that it matches. A
-name that exists in the graph is not a pattern, whatever its characters.
+A name in ``sum`` or ``each`` may be a shell pattern, which stands for every node or tensor that it
+matches. A name that exists in the graph is not a pattern, whatever its characters.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def load_constraints(path: str | Path, problem: Problem) -> Problem:
     Raises
     ------
     InputError
-        If the file cannot be read or has errors; lists all errors.
+        If the file cannot be read or is not valid TOML, if it has invalid entries (lists all), or
+        if the problem refuses a sum.
     """
     return parse_constraints(read_text(path), problem, source=str(path))
 
@@ -69,7 +70,7 @@ def load_constraints(path: str | Path, problem: Problem) -> Problem:
 def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
     """Add the constraints of a file's text to a problem; see `load_constraints`.
 
-    `source` names the text in errors. Raises `InputError` with all errors.
+    `source` is the prefix of errors, which are raised as `InputError`.
     """
     with convert_errors(InputError, source):
         reader = _ConstraintReader(problem)
@@ -199,8 +200,9 @@ class _ConstraintReader:
     def _parse_sum(self, value: object, label: str, *, allows_constant: bool = False) -> Terms:
         """Return the terms of a sum, with one term per match of each pattern.
 
-        With `allows_constant`, the sum may have a constant. Adds an error for each invalid term to
-        `faults`.
+        Terms with equal keys are added; terms that cancel out are omitted. With `allows_constant`,
+        the sum may have a constant. Adds an error to `faults` for each invalid term, or for a value
+        that is empty or no table.
         """
         if not isinstance(value, dict) or not value:
             actual_text = "an empty table" if value == {} else quote(value)
@@ -229,7 +231,7 @@ class _ConstraintReader:
     def _parse_each(self, value: object, label: str) -> list[str]:
         """Return the keys of totals that the pattern of ``each`` matches.
 
-        Adds a fault and returns [] if the pattern is invalid.
+        Adds a fault and returns [] if the pattern is invalid or matches no name.
         """
         if not isinstance(value, str):
             self.faults.append(f"{label}: expected {_EACH_EXAMPLE}, got {quote(value)}")
@@ -284,7 +286,8 @@ class _ConstraintReader:
         """Return the bounds of a constraint by field of `Constraint`.
 
         `unit` is the unit of the constraint's sum; `is_unit_known` is False if that sum has errors.
-        Adds a fault for each invalid bound, which is then 0.
+        Adds a fault for each invalid bound, which is then 0, and one if there is no bound, or
+        a bound in addition to ``equals``.
         """
         keys = [key for key in _BOUNDS_OF_KEY if key in table]
         if not keys or ("equals" in keys and len(keys) > 1):
@@ -319,7 +322,7 @@ class _ConstraintReader:
         if isinstance(value, str):
             self.faults.append(
                 f"{label}: expected a number, got {quote(value)}: a sum has a unit only if all its "
-                "terms are bytes, times or energies"
+                "terms are bytes, all are times, or all are energies"
             )
         elif not is_number(value):
             self.faults.append(f"{label}: expected a finite number, got {quote(value)}")

@@ -30,7 +30,7 @@ class Job:
     Raises
     ------
     BudgetError
-        If a value is invalid.
+        If a value is invalid; lists all errors.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class Job:
         return None if self.battery is None else parse_energy(self.battery, field="battery")
 
     def steps(self, graph: Graph) -> int:
-        """Return the number of steps for all samples, with the graph's batch size."""
+        """Return the number of steps for all samples, with the graph's batch size, rounded up."""
         return -(-self.samples // graph.batch_size)
 
     def deadline_s(self, graph: Graph) -> float | None:

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 USER_OBJECTIVE: Final = "own"
 """Value of `minimize` for a user-defined objective."""
 USER_CONSTRAINTS: Final = "constraints"
-"""Name of the rows of user-defined constraints in a model; their key is (name, side)."""
+"""Name of the rows of user-defined constraints in a model, except per-stage ones; their key is
+(name, ``upper`` or ``lower``)."""
 DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
-"""Names of the rows of a deadline: of the core; of the bus, if transfers overlap computations; of
-the surrogate that a model contains."""
+"""Names of the rows of a deadline: of the counted time (for a makespan, the time of the core); of
+the bus, if transfers overlap computations; of the surrogate that a model contains."""
 LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", USER_CONSTRAINTS})
-"""Names of all rows of `linear_limits`."""
+"""Names of the rows that models make of `linear_limits`."""
 
 
 class Quantity(StrEnum):
@@ -62,7 +63,10 @@ class DeadlineCounts(StrEnum):
 
 
 def transfer_mode(device: Device | None, deadline_counts: str | None) -> StorageMode:
-    """Return the transfer mode of the device's storage, else the mode that the deadline implies."""
+    """Return the transfer mode of the device's storage.
+
+    Without storage, ``dma`` if the deadline counts ``overlap``, else ``blocking``.
+    """
     if device is not None and device.storage is not None:
         return device.storage.mode
     overlaps = deadline_counts == DeadlineCounts.OVERLAP
@@ -83,7 +87,10 @@ class TimeSum(NamedTuple):
 
 
 class SimulatedMetrics(Protocol):
-    """The metrics of a simulated schedule that objectives and limits read."""
+    """The metrics of a simulated schedule that objectives and limits read.
+
+    Times are None without costs.
+    """
 
     @property
     def compute_s(self) -> float | None:
@@ -117,7 +124,10 @@ class UserSum:
         return simulation.total(self.graph, self.terms)
 
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
-        """Return the excess of the sum over its baseline: a single pass plus `rewards`."""
+        """Return the excess of the sum over its baseline, 0 or more.
+
+        The baseline is the value of a single pass plus `rewards`.
+        """
         excess = simulation.total(self.graph, self.terms, only_excess=True)
         overhead = excess - self.rewards
         scale = max(abs(excess), abs(self.rewards))
@@ -140,19 +150,23 @@ class Objective:
     """Name of the attribute of `Simulation` that is the excess, which is summed separately; empty
     for a user-defined sum."""
     coefficients: Coefficients
-    """Contribution of each decision; all 0 for peak RAM, which is no sum over decisions."""
+    """Contribution of each decision; all 0 for peak RAM, which is no sum over decisions.
+
+    For a makespan, transfer times and idle power are omitted, so that sums are lower bounds."""
     baseline: float = 0.0
     """Lower bound on every schedule: the value of a single pass, for a user-defined sum minus its
-    largest rewards. A gap is relative to the excess over the baseline."""
+    largest rewards; 0 for peak RAM. A gap is relative to the excess over the baseline."""
     known_bound: float = 0.0
     """Lower bound on the excess that needs no solver: the minimum RAM, else 0."""
     scale: float = 0.0
-    """Scale of objectives without a baseline: useful RAM, or bytes of all tensors [B]."""
+    """Scale of objectives whose baseline may be 0: useful RAM, bytes of all tensors [B], or the sum
+    of the absolute coefficients of a user-defined sum; 0 for energy and time."""
     reference: float | None = None
     """Excess of a known schedule over the baseline, above 0; only better schedules matter. None if
     no schedule is known."""
     time_sum: TimeSum | None = field(default=None, compare=False)
-    """Time that replaces a makespan in a surrogate; `baseline` is then that of a single pass."""
+    """Time that replaces a makespan in a surrogate; `baseline` is then that of a single pass. None
+    for other objectives."""
     user_sum: UserSum | None = None
     """The user-defined sum; None for other objectives."""
 
@@ -160,9 +174,10 @@ class Objective:
     def unit(self) -> float:
         """Divisor of the objective in models.
 
-        One thousandth of the reference, else of the baseline or the scale, so that relevant gaps
-        are far above a solver's absolute tolerances. If all of these are 0, the cost of the most
-        expensive transfer, or 1 if transfers cost 0 too.
+        One thousandth of the reference, so that relevant gaps are far above a solver's absolute
+        tolerances. Without a reference, one thousandth of the scale for peak RAM and user-defined
+        sums, else of the baseline. If that is 0, the cost of the most expensive transfer, or 1 if
+        transfers cost 0 too.
         """
         typical_value = (
             self.scale if self.user_sum is not None or not self.is_sum else self.baseline
@@ -173,7 +188,7 @@ class Objective:
 
     @property
     def is_in_bytes(self) -> bool:
-        """Whether values are whole bytes: a bound less than 1 B below one proves the optimum."""
+        """Whether values are whole bytes: a bound less than 1 B below a value proves it optimal."""
         return self.quantity in (Quantity.RAM, Quantity.WRITES)
 
     @property
@@ -189,7 +204,10 @@ class Objective:
         return 0.0 if value is None else value
 
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
-        """Return the excess of a simulated schedule over the baseline; searches minimize it."""
+        """Return the excess of a simulated schedule over the baseline; searches minimize it.
+
+        0 or more; 0 for an energy or time without costs.
+        """
         if self.user_sum is not None:
             return self.user_sum.overhead_of(simulation)
         if self.time_sum is None:
@@ -202,8 +220,9 @@ class Objective:
 def linear_limits(problem: Problem) -> Iterator[LinearRow]:
     """Yield a row for each limit on a sum: deadline, energy budget, user constraints.
 
-    A deadline has two rows if transfers overlap computations. A lower bound becomes an upper bound
-    with all signs reversed. Per-stage constraints are those of `stage_limits` instead.
+    A deadline has a row for each of `Problem.deadline_sums`, a user constraint one for each bound.
+    A lower bound becomes an upper bound with all signs reversed. Per-stage constraints are those of
+    `stage_limits` instead.
     """
     if problem.deadline_s is not None:
         for name, time_sum in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
@@ -233,8 +252,9 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
 def stage_limits(problem: Problem) -> Iterator[LinearRow]:
     """Yield a row over (stage, item) decisions for each per-stage user constraint.
 
-    A row lists every stage in which a counted decision is possible, if necessary with coefficient
-    0. Impossible decisions, such as page-ins of a tensor before its computation, are omitted.
+    Each row has the upper bound, with the tolerance unless all coefficients are ints. It lists
+    every stage in which a counted decision is possible, if necessary with coefficient 0. Impossible
+    decisions, such as page-ins of a tensor before its computation, are omitted.
     """
     graph = problem.graph
     unread_tensors = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
@@ -275,8 +295,9 @@ def row_over_totals(problem: Problem, coefficients: Coefficients, **fields: Any)
 def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
     """Yield one row per bound of a user constraint.
 
-    The `upper` of a row is the bound minus the value of a single pass, plus the tolerance. It is
-    negative if a single pass violates the bound.
+    The `upper` of a row is the bound minus the value of a single pass, plus the tolerance unless
+    all coefficients are ints. For a lower bound, all signs are reversed first. `upper` is negative
+    if a single pass violates the bound.
     """
     coefficients, baseline = expand_totals(problem, constraint.terms.items())
     # Terms of a single pass that cancel out leave their rounding errors.
@@ -320,7 +341,7 @@ def expand_totals(
 ) -> tuple[Coefficients, float]:
     """Return the coefficients of decisions in a weighted sum of totals, and a constant.
 
-    The constant is the value of the sum for a single pass.
+    The constant is the value of the sum for a single pass. Terms must not count by stage.
     """
     graph, table = problem.graph, problem.table
     zeros = (0,) * len(graph.tensors)
@@ -381,7 +402,10 @@ def expand_totals(
 
 
 def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
-    """Yield (coefficients, weight): energies with weight 1, then times with the idle power [W]."""
+    """Yield (coefficients, weight): energies with weight 1, then times with the idle power [W].
+
+    Only counted times are included, for a makespan none.
+    """
     table = problem.table
     compute_idle_w = (
         0.0 if problem.deadline_counts == DeadlineCounts.OVERLAP else problem.idle_power_w
@@ -397,7 +421,10 @@ def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
 
 
 def _energy_objective(problem: Problem) -> Objective:
-    """Return the energy: POET (ICML 2022), equation 2, plus idle power times the counted time."""
+    """Return the energy: POET (ICML 2022), equation 2, plus idle power times the counted time.
+
+    For a makespan, the coefficients omit the idle power.
+    """
     return Objective(
         quantity=Quantity.ENERGY,
         format=format_joules,
@@ -449,7 +476,7 @@ def _writes_objective(problem: Problem) -> Objective:
 
 
 def _user_objective(problem: Problem) -> Objective:
-    """Return the objective of a weighted sum of totals, with its baseline and lower bound."""
+    """Return the objective of the user's weighted sum of totals."""
     coefficients, baseline = expand_totals(problem, problem.user_objective)
     rewards = min_negative_sum(problem.graph, coefficients)
     return Objective(
@@ -466,7 +493,7 @@ def _user_objective(problem: Problem) -> Objective:
 
 
 def committed_bytes(problem: Problem) -> int:
-    """Return the bytes that commits write per step [B]."""
+    """Return the bytes that commits write per step [B]; 0 without commits."""
     commit = problem.table.commit
     return 0 if commit is None else commit.written_bytes
 
@@ -474,7 +501,8 @@ def committed_bytes(problem: Problem) -> int:
 def may_reward_page_outs(problem: Problem) -> bool:
     """Return whether a user constraint or objective may reward page-outs that no page-in needs.
 
-    Page-outs of replacements do not count, since homes of state decide them.
+    Page-outs of state and replacements do not count: the former are forbidden, homes of state
+    decide the latter.
     """
     state_and_replacements = {*problem.graph.state_tensors, *problem.graph.state_of}
     sums = [expand_totals(problem, problem.user_objective)[0]]
@@ -492,7 +520,8 @@ def may_reward_page_outs(problem: Problem) -> bool:
 def min_negative_sum(graph: Graph, coefficients: Coefficients) -> float:
     """Return a lower bound on the sum of the terms with negative coefficients, 0 or less.
 
-    A count is at most the number of stages after the first computation; a tensor is paged out once.
+    Recomputations and page-ins are at most as many as stages after the first computation; page-outs
+    and homes on storage count at most once.
     """
     n = len(graph.nodes)
     max_counts = Coefficients(

@@ -1,4 +1,4 @@
-"""Parse and validate the limits and options of a problem; report all errors at once."""
+"""Parse and validate the limits and options of a problem, and report their errors together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poetmodel.problem.problem import Problem
 
 COMMIT_CONSTRAINT: Final = "replaced state stays in RAM between commits"
-"""Name of the constraint of problems that commit, but not in every training step."""
+"""Name of the constraint that `_constraints_with_commits` adds."""
 Limit = TypeVar("Limit")
 """Type of a parsed limit."""
 MIN_POSITIVE_COST: Final = 1e-300
@@ -38,7 +38,7 @@ class ResolvedProblem:
     single_pass: SinglePass
     """Time and energy of computing every node once."""
     constraints: tuple[Constraint, ...]
-    """Constraints, including the one that commits need."""
+    """Constraints, including `COMMIT_CONSTRAINT` if commits need it."""
     minimize: str
     """A member of `Quantity`, or `USER_OBJECTIVE`."""
     deadline_counts: DeadlineCounts
@@ -48,7 +48,7 @@ class ResolvedProblem:
     deadline_s: float | None
     """Deadline [s]; None for none."""
     aux_limit_bytes: int | None
-    """Storage for paged-out tensors [B]; None for unlimited."""
+    """Storage for paged-out tensors and state on storage [B]; None for unlimited."""
     energy_budget_j: float | None
     """Energy budget [J]; None for none."""
 
@@ -56,14 +56,17 @@ class ResolvedProblem:
 def resolve_problem(problem: Problem) -> ResolvedProblem:
     """Parse and validate the fields of a problem.
 
+    Types are checked first, then options, costs and sums, then limits. Only errors of one of these
+    groups are raised together.
+
     Raises
     ------
     InputError
-        If an option, a cost or a user-defined sum is invalid; lists all errors.
+        If a type, an option, a cost or a user-defined sum is invalid.
     BudgetError
-        If limits are invalid; lists all errors.
+        If limits are invalid.
     CostError
-        If the costs do not match the graph.
+        If the costs do not match the graph; raised without other errors.
     """
     faults = list(_type_faults(problem))
     if faults:
@@ -98,9 +101,10 @@ def resolve_problem(problem: Problem) -> ResolvedProblem:
 
 
 def _parse_objective(problem: Problem, faults: list[str]) -> str:
-    """Return the problem's `minimize` as an enum member.
+    """Return the problem's `minimize` as a member of `Quantity`, or `USER_OBJECTIVE`.
 
-    If `minimize` is invalid, adds an error to `faults` and returns ``Quantity.ENERGY``.
+    If `minimize` is invalid, or `USER_OBJECTIVE` without an objective, adds an error to `faults`
+    and returns ``Quantity.ENERGY``.
     """
     value = problem.minimize
     if value == USER_OBJECTIVE and problem.user_objective:
@@ -115,8 +119,8 @@ def _parse_objective(problem: Problem, faults: list[str]) -> str:
 def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCounts:
     """Return the time that the deadline counts as an enum member.
 
-    By default, the storage mode of the device decides. If the value is invalid, adds an error to
-    `faults` and returns ``serial``.
+    The default is ``overlap`` for a device whose storage has DMA, else ``serial``. If the value is
+    invalid, adds an error to `faults` and returns ``serial``.
     """
     value, device = problem.deadline_counts, problem.costs.device
     if value is None:
@@ -147,7 +151,7 @@ def _switch_faults(problem: Problem) -> Iterator[str]:
 
 
 def _costs_with_commits(problem: Problem) -> Costs:
-    """Return the costs of a problem, with the commits that the problem states."""
+    """Return the costs of a problem, with the `commit` of the problem instead of their own."""
     if problem.costs.commit == problem.commit:
         return problem.costs
     return replace(problem.costs, commit=problem.commit)
@@ -174,7 +178,7 @@ def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def _type_faults(problem: Problem) -> Iterator[str]:
-    """Yield an error for each field of the wrong type."""
+    """Yield an error for each wrong type or value of graph, costs, commit and constraints."""
     graph: Any = problem.graph
     costs: Any = problem.costs
     if not isinstance(graph, Graph):
@@ -201,7 +205,7 @@ def _type_faults(problem: Problem) -> Iterator[str]:
 def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -> Iterator[str]:
     """Yield an error for each user sum that rewards energy, if idle power counts over a makespan.
 
-    Models contain only a lower bound on the makespan, so they would overestimate such rewards.
+    Models contain only a lower bound on the makespan, so they would underestimate such rewards.
     """
     sums = [("objective", dict(objective), 1)]
     for row in constraints:
@@ -232,7 +236,10 @@ def check_limits(
     aux_bytes: str | int | None = None,
     energy_budget: str | float | None = None,
 ) -> None:
-    """Raise `BudgetError` for limits that are invalid for every graph, such as an unknown unit."""
+    """Raise `BudgetError` with all errors of limits that cannot be parsed, such as unknown units.
+
+    Limits of 0 are accepted, although problems may refuse them.
+    """
     base = 1.0
     values_and_parsers: tuple[tuple[Any, Callable[[Any], float]], ...] = (
         (ram, lambda value: Budget.parse(value).resolve(1)),
@@ -257,7 +264,10 @@ def check_limits(
 def user_sum_faults(
     graph: Graph, constraints: Iterable[Constraint], objective: Terms
 ) -> Iterator[str]:
-    """Yield an error for each invalid user-defined constraint and objective."""
+    """Yield an error for each invalid term of user-defined constraints and the objective.
+
+    Also yields an error for each repeated name, and each objective term that counts by stage.
+    """
     names: set[str] = set()
     for row in constraints:
         label = f"constraint {quote(row.name)}"
@@ -275,7 +285,10 @@ def user_sum_faults(
 
 
 def _parse_ram(problem: Problem) -> int:
-    """Return the RAM budget [B], by default the device's RAM."""
+    """Return the RAM budget [B], by default the device's RAM.
+
+    Raises `BudgetError` if the budget is invalid or 0 bytes, or if budget and device are None.
+    """
     value, device = problem.ram, problem.costs.device
     if value is None:
         if device is None:
@@ -318,7 +331,10 @@ def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | N
 
 
 def _cost_range_faults(single_pass: SinglePass) -> Iterator[str]:
-    """Yield an error for costs too small to divide and for costs whose sum may overflow."""
+    """Yield an error for the first cost too small to divide, and for costs whose sum may overflow.
+
+    Times and energies are checked separately.
+    """
     table, n_stages = single_pass.table, len(single_pass.graph.nodes)
     source = f"{single_pass.costs.source}: " * bool(single_pass.costs.source)
     nodes = [node.name for node in single_pass.graph.nodes]

@@ -54,10 +54,11 @@ class SurrogateOptions:
 
     transfer_weight: float | None = None
     """Weight of the transfer time in the counted time, 0 to 1, if time is a makespan. The counted
-    time is ``compute + weight * transfer``; the deadline limits this time and the transfer time,
-    and idle power beyond one pass is omitted. With 0 the surrogate is a relaxation: its bounds are
-    valid for the problem. With 1 it is a restriction: a plan that computes and transfers one after
-    the other meets the deadline. None for a problem that counts the makespan itself."""
+    time is ``compute + weight * transfer``; the deadline limits this time and, if plans execute all
+    transfers, the transfer time. Idle power beyond one pass is omitted. With 0 the surrogate is a
+    relaxation: its bounds are valid for the problem. With 1 it is a restriction: a plan that
+    computes and transfers one after the other meets the deadline. None for a problem that is no
+    surrogate of a makespan."""
     reference_value: float | None = None
     """Excess of a valid schedule over the baseline, above 0; None if no schedule is known. Models
     scale the objective to thousandths of this value, and truncate costs above twice the value: only
@@ -85,14 +86,15 @@ class Problem:
         Time limit of a step: seconds, a time such as ``20ms``, or a percentage of the time of a
         single pass. Default: none.
     deadline_counts : {'compute', 'serial', 'overlap'}, optional
-        The time that counts. Default: by the storage mode of the device, else ``serial``.
+        The time that counts. Default: ``overlap`` for a device whose storage has DMA, else
+        ``serial``.
     aux_bytes : str or int, optional
-        Auxiliary storage for paged-out tensors: bytes, a size such as ``1MiB``, or a percentage of
-        the keep-all peak. Default: the device's, else unlimited.
+        Auxiliary storage for paged-out tensors and state on storage: bytes, a size such as
+        ``1MiB``, or a percentage of the keep-all peak. Default: the device's, else unlimited.
     recompute, paging : bool
         Whether tensors may be recomputed, and paged.
     minimize : {'energy', 'time', 'ram', 'writes', 'own'}
-        The objective; limits on the other quantities remain. ``own`` is set by `minimizing`.
+        The objective; all limits remain. ``own`` is set by `minimizing`.
     energy_budget : str or float, optional
         Energy limit of a step: joules, an energy such as ``1.2Wh``, or a percentage of the
         baseline. Default: none.
@@ -100,8 +102,8 @@ class Problem:
         Whether the RAM budget includes parameters, gradients and optimizer state.
     commit : int, optional
         Number of steps between writes of all replaced state to storage. The costs of a step include
-        its fraction of these writes. With more than 1, replaced state has its home in RAM. Default:
-        no writes.
+        its fraction of these writes. With more than 1, replaced state has its home in RAM, unless
+        storage is volatile. Default: no writes. Replaces the `commit` of the costs.
     constraints : tuple of Constraint
         User-defined constraints on the totals of a schedule; `subject_to` adds to them.
     user_objective : tuple of (str, float)
@@ -111,8 +113,9 @@ class Problem:
 
     Notes
     -----
-    Fields are stored as given: ``dataclasses.replace`` with another graph applies a percentage to
-    the new graph. `resolved` converts them to numbers.
+    Limits are stored as given: ``dataclasses.replace`` with another graph applies a percentage to
+    the new graph. `resolved` converts them to numbers. The fields `costs`, `constraints`,
+    `minimize` and `deadline_counts` are stored as parsed, defaults included.
 
     Raises
     ------
@@ -121,8 +124,8 @@ class Problem:
     CostError
         If the costs do not match the graph.
     InputError
-        If an option or a user-defined sum is invalid, a cost is too small or too large, or for
-        `count_parameters` of a graph with state tensors, which always count.
+        If an option, a type or a user-defined sum is invalid, a cost is too small or too large, or
+        for `count_parameters` of a graph with state tensors, which always count.
 
     Examples
     --------
@@ -157,12 +160,12 @@ class Problem:
     deadline_s: float | None = field(init=False)
     """The deadline [s]; None for none."""
     aux_limit_bytes: int | None = field(init=False)
-    """Storage for paged-out tensors [B]; None for unlimited."""
+    """Storage for paged-out tensors and state on storage [B]; None for unlimited."""
     energy_budget_j: float | None = field(init=False)
     """The energy limit [J]; None for none."""
 
     def __post_init__(self) -> None:
-        """Parse and validate the fields, and set the derived fields."""
+        """Parse and validate the fields; replace options by parsed ones, set derived fields."""
         resolved = resolve_problem(self)
         assign = partial(object.__setattr__, self)  # The class is frozen.
         assign("costs", resolved.costs)
@@ -195,19 +198,21 @@ class Problem:
         ----------
         **rules
             Functions by name of the constraint. Each receives a Pyomo block ``v`` of totals and
-            returns a linear relation, or a list of them. ``v.recomputations[k]`` is the number of
-            computations of node `k` after the first, ``v.page_ins[i]`` and ``v.page_outs[i]`` the
-            number of page-ins and page-outs of tensor `i`, ``v.resident[i]`` is 1 if the home of
-            state `i` is RAM; `k` and `i` are indices or names. ``v.recomputations[t, k]`` is 1 if
-            `k` is recomputed in stage `t`, ``v.page_ins[t, i]`` if `i` is paged in there; `t` is an
-            index or the name of the stage's node. Sums of these two have only upper limits.
-            ``v.bytes_written``, ``v.bytes_read`` [B], ``v.energy_j`` [J], ``v.compute_s`` and
-            ``v.transfer_s`` [s] are those of a whole training step.
+            returns a linear relation, or a list of them, which get the names ``name[0]`` and so on.
+            ``v.recomputations[k]`` is the number of computations of node `k` after the first,
+            ``v.page_ins[i]`` and ``v.page_outs[i]`` the number of page-ins and page-outs of tensor
+            `i`, ``v.resident[i]`` is 1 if the home of state `i` is RAM; `k` and `i` are indices or
+            names. ``v.recomputations[t, k]`` is 1 if `k` is recomputed in stage `t`,
+            ``v.page_ins[t, i]`` if `i` is paged in there; `t` is an index or the name of the
+            stage's node. A constraint on these two has an upper limit, no negative coefficients and
+            no other totals. ``v.bytes_written``, ``v.bytes_read`` [B], ``v.energy_j`` [J],
+            ``v.compute_s`` and ``v.transfer_s`` [s] are those of a whole training step.
 
         Raises
         ------
         InputError
-            If a function returns no linear relation, or a name exists already.
+            If a function uses an unknown total, returns no linear relation or one that no
+            `Constraint` can state, or if a name exists already.
 
         Examples
         --------
@@ -237,7 +242,7 @@ class Problem:
         Raises
         ------
         InputError
-            If the function returns no linear expression of totals.
+            If the function returns no linear expression of totals, or one that counts by stage.
         """
         terms = TotalsBlock(self.graph).expression(rule, "objective")
         return replace(self, minimize=USER_OBJECTIVE, user_objective=terms)
@@ -301,12 +306,12 @@ class Problem:
 
     @cached_property
     def floor(self) -> Floor:
-        """The largest working set of a step: no schedule needs less RAM for tensors."""
+        """The largest working set of one node: no schedule needs less RAM for tensors."""
         return floor(self.graph, memory_mapped=self.reads_in_place, resident=not self.can_page)
 
     @property
     def useful_ram_bytes(self) -> int:
-        """RAM for tensors that schedules can use: at most the keep-all peak [B]; above 0."""
+        """The smaller of usable RAM and keep-all peak [B]; at least 1."""
         return max(1, min(self.usable_ram_bytes, checkpoint_all_peak_bytes(self.graph)))
 
     @cached_property
@@ -317,12 +322,12 @@ class Problem:
 
     @property
     def table(self) -> CostTable:
-        """The costs, indexed by node and tensor."""
+        """The costs of the problem, with its commits, indexed by node and tensor."""
         return self.single_pass.table
 
     @property
     def idle_power_w(self) -> float:
-        """Power drawn during the counted time [W]."""
+        """Power drawn during the counted time [W]; 0 without a device."""
         return self.single_pass.idle_power_w
 
     @property
@@ -332,7 +337,7 @@ class Problem:
 
     @property
     def commit_cost(self) -> Cost:
-        """Cost of commits in a single pass, which write all replaced state to storage."""
+        """Cost per step of commits, which write all replaced state; 0 without commits."""
         return self.single_pass.commit_cost
 
     @property
@@ -395,7 +400,8 @@ class Problem:
         """Largest reward of each decision by a limit or the objective; 0 if none rewards it.
 
         A decision is rewarded by a constraint with a lower limit, or by a negative coefficient:
-        then a recomputation or transfer that no other decision needs may help.
+        then a recomputation or transfer that no other decision needs may help. Transfers that state
+        forbids, or that its home decides, have reward 0.
         """
         sums = [self.objective.coefficients, *(limit.coefficients for limit in self.linear_limits)]
         rewards = Coefficients(
@@ -424,7 +430,8 @@ class Problem:
     def make_objective(self, quantity: str) -> Objective:
         """Make the objective that minimizes `quantity`, as this problem counts that quantity.
 
-        If the problem minimizes `quantity`, the objective has the problem's reference value.
+        If the problem minimizes `quantity`, the objective has the problem's reference value, except
+        for peak RAM.
         """
         objective, reference = OBJECTIVES[quantity](self), self.surrogate_options.reference_value
         if quantity == Quantity.TIME and self.surrogate_options.transfer_weight is not None:
@@ -442,13 +449,13 @@ class Problem:
 
     @property
     def is_overlapping(self) -> bool:
-        """Whether the counted time is the makespan of a plan with overlapping transfers."""
+        """Whether the counted time is the makespan of a plan; False for its surrogates."""
         overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
         return overlaps and self.surrogate_options.transfer_weight is None
 
     @property
     def time_sum(self) -> TimeSum:
-        """The time that is minimized, as a sum; for a makespan a lower bound, the compute time."""
+        """The counted time as a weighted sum; for a makespan a lower bound, the compute time."""
         if self.surrogate_options.transfer_weight is not None:
             return TimeSum(1.0, self.surrogate_options.transfer_weight)
         return TimeSum(1.0, 1.0 if self.counts_transfers else 0.0)
@@ -457,8 +464,8 @@ class Problem:
     def plans_all_transfers(self) -> bool:
         """Whether plans execute all transfers of the relevant schedules.
 
-        Plans with overlapping transfers omit page-outs that no page-in needs, since such page-outs
-        take no time.
+        Plans with overlapping transfers omit page-outs that no page-in needs. Schedules with such
+        page-outs are relevant only if a limit, the objective or an added row may reward them.
         """
         may_reward = self.surrogate_options.rewards_page_outs or may_reward_page_outs(self)
         return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward
@@ -468,7 +475,7 @@ class Problem:
         """The sums of times that must each meet the deadline; for a makespan, necessary conditions.
 
         With overlapping transfers, core and bus each need time for all their work, and the makespan
-        is at least either time.
+        is at least either time. The time of the bus is omitted if plans may omit transfers.
         """
         limits_bus = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
@@ -489,8 +496,8 @@ class Problem:
         Parameters
         ----------
         *quantities : Quantity
-            For ``ram`` the budget becomes the maximum that any relevant schedule uses, for
-            ``writes`` the size of all tensors.
+            For ``ram`` the budget becomes the maximum that any relevant schedule uses. For
+            ``writes`` the storage becomes the size of all tensors. User constraints remain.
         **changes
             Changed fields of the problem.
         """
@@ -507,8 +514,8 @@ class Problem:
     def _max_useful_ram_bytes(self) -> int:
         """RAM budget above which no schedule improves [B]; above 0.
 
-        The keep-all peak, since no schedule is better than keep-all. If recomputations or transfers
-        are rewarded, the size of all tensors and of one more computation.
+        The keep-all peak, since no schedule is better than keep-all. If any decision is rewarded,
+        the size of all tensors and of one more computation. Includes resident bytes that count.
         """
         graph = self.graph
         max_bytes = checkpoint_all_peak_bytes(graph)
@@ -521,9 +528,9 @@ class Problem:
     def with_bytes_below(self, value: int) -> Self:
         """Return the problem whose minimized bytes must be below `value`.
 
-        These are written bytes, or the peak RAM without resident bytes. Written bytes of a graph
-        with state become a constraint, since the storage limit also counts state that is not
-        written.
+        These are written bytes, or the peak RAM without resident bytes. The limit on them becomes
+        ``value - 1``. Written bytes of a graph with state become a constraint instead, since the
+        storage limit also counts state that is not written.
         """
         quantity = self.objective.quantity
         if quantity == Quantity.WRITES and self.graph.state_tensors:
@@ -538,7 +545,7 @@ class Problem:
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the limits and choices as JSON values in SI units."""
+        """Return the limits and options as JSON values in SI units."""
         rows = self.constraints
         return {
             "ram_budget_bytes": self.ram_budget_bytes,

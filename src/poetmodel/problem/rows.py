@@ -65,8 +65,8 @@ def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
 class LinearRow:
     """The row ``lower <= sum of value * decision <= upper``, in its own unit.
 
-    Limits, model constraints, user-defined constraints, cuts and heuristics are such rows. Whole
-    numbers are ints of any size, so that their sums are exact.
+    Limits, model constraints, user-defined constraints and cuts are such rows. Whole numbers are
+    ints of any size, so that their sums are exact.
     """
 
     space: Sequence[Any]
@@ -81,11 +81,12 @@ class LinearRow:
     lower: float = -math.inf
     """Lower bound."""
     upper: float = math.inf
-    """Upper bound; an int, compared exactly, if all values are ints."""
+    """Upper bound; for a user constraint whose values are all ints, an int without tolerance."""
     baseline: float = 0.0
-    """Contribution of a single pass, which `lower` and `upper` exclude."""
+    """Contribution of a single pass, which `lower` and `upper` exclude; for the rows of a deadline,
+    `Problem.pass_time_s`."""
     name: str = ""
-    """Name of the model constraint with the row."""
+    """Name of the model constraint with the row; for a per-stage constraint, its own name."""
     key: Any = None
     """Index within that constraint: (name, ``upper`` or ``lower``) for a user constraint, (stage,
     node) for a memory row; None if that constraint has one row."""

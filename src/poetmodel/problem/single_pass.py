@@ -38,7 +38,7 @@ class SinglePass:
 
     @property
     def idle_power_w(self) -> float:
-        """Power drawn during the counted time [W]."""
+        """Power drawn during the counted time [W]; 0 without a device."""
         return self.costs.device.idle_power_w if self.costs.device is not None else 0.0
 
     @property
@@ -48,7 +48,7 @@ class SinglePass:
 
     @cached_property
     def commit_cost(self) -> Cost:
-        """Cost of commits, which write all replaced state to storage."""
+        """Cost per step of commits, which write all replaced state; 0 without commits."""
         return self.table.commit_totals()
 
     @property
@@ -67,6 +67,6 @@ class SinglePass:
 
     @property
     def energy_j(self) -> float:
-        """Energy, including idle power [J]."""
+        """Energy, including commits and idle power over `time_s` [J]."""
         pass_j = sum(self.table.compute_energy_j) + self.commit_cost.energy_j
         return pass_j + self.idle_power_w * self.time_s
