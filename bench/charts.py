@@ -22,7 +22,7 @@ from poetmodel.sweeps.pictures import draw
 from poetmodel.sweeps.summaries import overhead_ratio
 from poetmodel.sweeps.tables import rows
 from poetmodel.units import format_bytes
-from scheme import following_scheme
+from scheme import add_dark_colours
 from solve_tables import BEST, GOALS, OPTIMAL, VARIANTS, overheads, solves, times_least
 from step_tables import equal_peak, named, smallest, training
 
@@ -92,7 +92,7 @@ class Chart:
             figure.savefig(content, format="svg", metadata=metadata)
         whole = content.getvalue().decode()
         drawn = _TAG.sub(lambda tag: _LONG_NUMBER.sub(r"\1", tag[0]), whole)
-        write_text(path, following_scheme(drawn))
+        write_text(path, add_dark_colours(drawn))
 
 
 _SIZES: Final = tuple(2**k for k in range(15, 23))
@@ -356,7 +356,7 @@ class PaperFigure:
     def write(self, path: Path) -> None:
         """Draw the picture into a file."""
         draw(path, self._panels)
-        write_text(path, following_scheme(path.read_text(encoding="utf-8")))
+        write_text(path, add_dark_colours(path.read_text(encoding="utf-8")))
 
 
 # -- all of them -----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Every table of results, and the numbers that pages quote, from ``bench/results/``.
 
 `TABLES` has the tables of pages between ``<!-- begin table NAME -->`` and ``<!-- end table -->``,
-`CSVS` the longer tables in files, and `claims` the quoted numbers. ``scripts/make_pages.py`` writes
-and checks all of them.
+and `CSVS` the longer tables in files. ``scripts/make_pages.py`` writes both, and checks that pages
+quote the numbers of `compute_quoted_numbers`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
 """Function that returns each table that is a file."""
 
 
-def csv(frame: pd.DataFrame) -> str:
+def format_csv(frame: pd.DataFrame) -> str:
     """Format a table as CSV, with six significant digits for numbers that are not integers."""
     text: str = frame.convert_dtypes().to_csv(index=False, float_format="%.6g", lineterminator="\n")
     return text.replace(",columns_", ",columns").replace(",rows_", ",rows")
@@ -186,7 +186,7 @@ def csv(frame: pd.DataFrame) -> str:
 # -- quoted numbers --------------------------------------------------------------------------------
 
 
-def claims() -> dict[str, str]:
+def compute_quoted_numbers() -> dict[str, str]:
     """Return the numbers that pages quote, by name."""
     return {**_of_methods(), **_of_solves(), **_of_training(), **_of_boards()}
 

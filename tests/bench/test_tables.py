@@ -301,18 +301,18 @@ def test_blocks_are_filled_and_nothing_else(monkeypatch):
     """A second time changes nothing; a table that there is not is an error."""
     monkeypatch.setattr(make_pages, "TABLES", {"x": lambda: "| a |"})
     page = "words\n<!-- begin table x -->\nold\n<!-- end table -->\nmore\n"
-    filled = make_pages.filled(page)
+    filled = make_pages.fill_tables(page)
     assert filled == "words\n<!-- begin table x -->\n\n| a |\n\n<!-- end table -->\nmore\n"
-    assert make_pages.filled(filled) == filled
+    assert make_pages.fill_tables(filled) == filled
     with pytest.raises(KeyError, match="y"):
-        make_pages.filled(page.replace("table x", "table y"))
+        make_pages.fill_tables(page.replace("table x", "table y"))
 
 
 def test_tables_of_pages_are_current_used_and_short(monkeypatch):
     """Each table is on a page, the README included, as due, and has at most 25 rows."""
     made = {name: make() for name, make in tables.TABLES.items()}
     monkeypatch.setattr(make_pages, "TABLES", {n: lambda text=t: text for n, t in made.items()})
-    assert update_pages(make_pages.due(), check=True) == 0
+    assert update_pages(make_pages.render_files(), check=True) == 0
     texts = [path.read_text("utf-8") for path in make_pages.DOCS.rglob("*.md")]
     pages = (make_pages.ROOT / "README.md").read_text("utf-8") + "".join(texts)
     assert [name for name in tables.TABLES if f"<!-- begin table {name} -->" not in pages] == []
@@ -323,7 +323,7 @@ def test_tables_of_pages_are_current_used_and_short(monkeypatch):
 def test_charts_and_quotes_are_current():
     """Pictures are those of the newest records, and pages quote their numbers."""
     assert make_pages.update_charts(check=True) == 0
-    assert make_pages.unquoted() == []
+    assert make_pages.find_missing_quotes() == []
 
 
 def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
@@ -339,7 +339,7 @@ def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
         "CSVS": {},
         "CHARTS": {"c.svg": lambda: chart},
         "QUOTES": (("index.md", "of {problems}\nproblems"),),
-        "claims": lambda: {"problems": "8"},
+        "compute_quoted_numbers": lambda: {"problems": "8"},
     }.items():
         monkeypatch.setattr(make_pages, name, value)
     assert make_pages.main(["--check"]) == 1
@@ -348,7 +348,7 @@ def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
     assert said == [f"stale {page}", f"stale {tmp_path / 'c.svg'}", lacks]
     assert "| a |" not in page.read_text()
     (tmp_path / "c.svg").write_text(f"data {chart.digest}")
-    page.write_text(make_pages.filled(page.read_text()).replace("9", "8"))
+    page.write_text(make_pages.fill_tables(page.read_text()).replace("9", "8"))
     assert make_pages.main(["--check"]) == 0
 
 
