@@ -21,7 +21,7 @@ sys.path.append(str(ROOT / "bench"))
 from blocks import update_pages  # noqa: E402
 from charts import CHARTS  # noqa: E402
 from quotes import QUOTES  # noqa: E402
-from tables import CSVS, TABLES, format_csv, compute_quoted_numbers  # noqa: E402
+from tables import CSVS, TABLES, compute_quoted_numbers, format_csv  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ def update_charts(*, check: bool) -> int:
     status = 0
     for name, make_chart in CHARTS.items():
         chart, path = make_chart(), DOCS / name
-        if chart.current(path):
+        if chart.is_current(path):
             continue
         sys.stdout.write(f"{'stale' if check else 'wrote'} {path}\n")
         if check:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from harness import REQUIRED, Cell, Study, record
+from harness import REQUIRED, Cell, Study, make_record
 from mcu.boards import ROOMY, tools
 from mcu.networks import parameters, step_macs
 from mcu.small_networks import NETWORKS, training
@@ -286,7 +286,7 @@ def measure(fields: dict[str, Any], folder: str) -> Record:
             programs[name] = exported_facts(deployment, our_program(at, data))
         found = aifes_program(source, Path(temporary) / "keep_all", made, data)
         programs["aifes"] = program_facts(found)
-    return record(
+    return make_record(
         KIND,
         network,
         cell=fields,
@@ -320,5 +320,5 @@ STUDY: Final = Study(
     smoke_runs=lambda: (),
     measure=measure,
     start_of=lambda _run, _store, settings: settings["source"],
-    alone=False,
+    has_own_process=False,
 )

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import PRELOADED, RecordedRun, Study, record
+from harness import PRELOADED, RecordedRun, Study, make_record
 from poetmodel.device import Device
 from poetmodel.errors import BudgetError, FlashError, NoScheduleError
 from poetmodel.export.board import (
@@ -166,7 +166,7 @@ def measure_board(fields: dict[str, Any], _start: None = None) -> Record:
             facts = _facts(wanted, training, Path(folder))
         except ToolchainError as error:
             facts = {"status": FAILED, "reason": str(error)}
-    return record(
+    return make_record(
         KIND,
         wanted.name,
         cell=fields,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from harness import REQUIRED, Cell, Study, record
+from harness import REQUIRED, Cell, Study, make_record
 from mcu.boards import tools
 from mcu.quantized import INT8, Layers, mobilenet_layers, pool_sizes, square
 from poetmodel.errors import InputError
@@ -283,7 +283,7 @@ def measure(fields: dict[str, Any], folder: str) -> Record:
     begun, source = time.perf_counter(), Path(folder)
     with tempfile.TemporaryDirectory() as temporary:
         found = program(source, Path(temporary), LAYERS)
-    return record(
+    return make_record(
         KIND,
         NAME,
         cell=fields,
@@ -310,5 +310,5 @@ STUDY: Final = Study(
     smoke_runs=lambda: (),
     measure=measure,
     start_of=lambda _run, _store, settings: settings["source"],
-    alone=False,
+    has_own_process=False,
 )

@@ -21,7 +21,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from harness import PRELOADED, RecordedRun, Study, record
+from harness import PRELOADED, RecordedRun, Study, make_record
 from mcu import networks
 from mcu.boards import LEARNING_RATE, LOSS_TOLERANCE, ROOMY, STEPS, tools
 from poetmodel import torch as pmt
@@ -138,7 +138,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     except ToolchainError as error:
         facts = {"status": FAILED, "reason": str(error)}
     seconds = time.perf_counter() - begun
-    return record(KIND, wanted.name, cell=fields, workers=1, seconds=seconds, **facts)
+    return make_record(KIND, wanted.name, cell=fields, workers=1, seconds=seconds, **facts)
 
 
 # -- networks --------------------------------------------------------------------------------------

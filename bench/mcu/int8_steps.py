@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import PRELOADED, RecordedRun, Study, record
+from harness import PRELOADED, RecordedRun, Study, make_record
 from mcu.boards import NO, OPEN, YES
 from poetmodel.errors import BudgetError, FlashError, NoScheduleError
 from poetmodel.export.exporting import export_step
@@ -96,7 +96,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         facts = _facts(wanted, step, Path(folder))
     seconds = time.perf_counter() - begun
-    return record(KIND, wanted.name, cell=fields, workers=1, seconds=seconds, **facts)
+    return make_record(KIND, wanted.name, cell=fields, workers=1, seconds=seconds, **facts)
 
 
 def captured(wanted: Int8StepRun) -> LoweredStep:

@@ -11,7 +11,7 @@ import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import Study, record
+from harness import Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 from pytorch.runs import FUSED as FUSED_METHOD
 from pytorch.runs import STOCK, TrainingRun, fused_runs, library_runs, training_runs
@@ -41,10 +41,12 @@ def measure(fields: dict[str, Any], start: tuple[int | None, str]) -> Record:
     run, (ram_bytes, folder) = TrainingRun(**fields), start
     if ram_bytes is None and (run.peer is not None or run.method == FUSED_METHOD):
         reason = f"{run.peer or STOCK} has no peak on record"
-        return record(KIND, run.name, cell=fields, seconds=0.0, status=FAILED, reason=reason)
+        return make_record(KIND, run.name, cell=fields, seconds=0.0, status=FAILED, reason=reason)
     from pytorch.measurement import measured
 
-    return record(KIND, run.name, cell=fields, **measured(run, folder=folder, ram_bytes=ram_bytes))
+    return make_record(
+        KIND, run.name, cell=fields, **measured(run, folder=folder, ram_bytes=ram_bytes)
+    )
 
 
 def budget_bytes(run: TrainingRun, store: RecordFile) -> int | None:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import RecordedRun, Study, record
+from harness import RecordedRun, Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     """Try a model and return its record."""
     warnings.simplefilter("ignore")  # of the libraries
     run = ModelRun(**fields)
-    return record(KIND, run.name, cell=fields, **tried(run, folder=tempfile.gettempdir()))
+    return make_record(KIND, run.name, cell=fields, **tried(run, folder=tempfile.gettempdir()))
 
 
 def runs(models: tuple[str, ...] = ()) -> Iterator[ModelRun]:

@@ -10,7 +10,7 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import DONE, RecordedRun, Study, record
+from harness import DONE, RecordedRun, Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def measure(fields: dict[str, Any], _: Any) -> Record:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     run = FloorRun(**fields)
-    return record(KIND, run.name, cell=fields, torch=torch.__version__, **_floor(run))
+    return make_record(KIND, run.name, cell=fields, torch=torch.__version__, **_floor(run))
 
 
 def _floor(run: FloorRun) -> dict[str, Any]:

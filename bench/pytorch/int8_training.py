@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import fuse_conv_bn_eval
 
-from harness import PRELOADED, RecordedRun, Study, record
+from harness import PRELOADED, RecordedRun, Study, make_record
 from poetmodel import torch as pmt
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     tried = {rate: _train_and_test(wanted, 0, rate) for rate in wanted.rates}
     rate = max(tried, key=lambda each: tried[each][0])
     found = [tried[rate], *(_train_and_test(wanted, seed, rate) for seed in range(1, wanted.seeds))]
-    return record(
+    return make_record(
         KIND,
         wanted.name,
         cell=fields,
@@ -293,6 +293,6 @@ STUDY: Final = Study(
     runs=runs,
     smoke_runs=smoke_runs,
     measure=measure,
-    alone=False,
+    has_own_process=False,
     preloaded=(*PRELOADED, "torch"),
 )

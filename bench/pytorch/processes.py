@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import DONE, RecordedRun, Study, record
+from harness import DONE, RecordedRun, Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def measure(fields: dict[str, Any], _: Any) -> Record:
             facts = {"status": DONE, "ranks": json.loads(file.read_text(encoding="utf-8"))}
     from torch import __version__
 
-    return record(KIND, run.name, cell=fields, seconds=seconds, torch=__version__, **facts)
+    return make_record(KIND, run.name, cell=fields, seconds=seconds, torch=__version__, **facts)
 
 
 STUDY: Final = Study(
@@ -95,5 +95,5 @@ STUDY: Final = Study(
     runs=wrapper_runs,
     smoke_runs=lambda: [WrapperRun(way="blocks", shares=(0.6,))],
     measure=measure,
-    alone=False,
+    has_own_process=False,
 )

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 
-from harness import record
+from harness import make_record
 
 
 def die(*_, **__):
@@ -20,4 +20,4 @@ def wait(*_, **__):
 def ran(fields, _start, **_):
     """Return the record of a training run that was no trouble."""
     facts = {"cell": fields, "status": "ran", "seconds": 1.0, "heap_peak_bytes": 100}
-    return record("training", fields["method"], **facts)
+    return make_record("training", fields["method"], **facts)
