@@ -47,7 +47,7 @@ class PaperLayer:
 
 
 class Network:
-    """A forward pass that grows by one operator at a time: each method appends one and returns it."""
+    """A forward pass that grows operator by operator; each method appends one and returns it."""
 
     def __init__(self, *shape: int) -> None:
         self.layers: list[PaperLayer] = []
@@ -66,7 +66,7 @@ class Network:
     ) -> PaperLayer:
         """Add a square convolution with bias.
 
-        Its FLOP are ``2 kernel^2 * elements(x) * channels + elements(out)``: the published rule counts
+        Its FLOP are ``2 kernel^2 * elements(x) * channels + elements(out)``: the rule counts
         elements of the input in place of the output, so that a stride of 2 counts four times.
         """
         batch, features, height, width = x.shape
@@ -101,7 +101,7 @@ class Network:
         return self._append(name, "flatten", (x,), (x.shape[0], prod(x.shape[1:])), x.elements)
 
     def linear(self, name: str, x: PaperLayer, features: int, *, relu: bool = False) -> PaperLayer:
-        """Add a fully connected layer with bias, and fuse a rectifier into it if requested.
+        """Add a fully connected layer with bias, with a fused rectifier if `relu`.
 
         Its FLOP are ``2 * parameters + features``: those of one row, for any number of rows. The
         rectifier is counted for every row.
@@ -212,7 +212,7 @@ _VGG16: Final = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 5
 _RESNET18: Final = ((64, 2), (128, 2), (256, 2), (512, 2))
 _RESNET50: Final = ((64, 3), (128, 4), (256, 6), (512, 3))
 _RESNET18_CIFAR: Final = ((16, 2), (32, 2), (64, 2))
-"""Channels and number of blocks of each stage, of `_RESNET18`, `_RESNET50` and of this ResNet."""
+"""Channels and number of blocks of each stage, here and in the two networks above."""
 
 _BERT_BLOCKS: Final = 12
 """Transformer blocks of BERT-base."""
@@ -269,7 +269,7 @@ def resnet18(*, batch_size: int = 1) -> Graph:
 
     A block adds its own first rectifier to its second normalisation; it has no other shortcut.
     """
-    network, x = _add_imagenet_stem(batch_size)
+    network, x = _make_imagenet_stem(batch_size)
     for block, channels, stride in _list_blocks(_RESNET18):
         y = _add_conv_bn_relu(network, block, 1, x, channels, kernel=3, stride=stride)
         x = network.conv2d(f"{block}.conv2", y, channels, kernel=3, padding=1)
@@ -285,7 +285,7 @@ def resnet50(*, batch_size: int = 1) -> Graph:
 
     A block adds its first rectifier, a quarter as wide, to its last normalisation.
     """
-    network, x = _add_imagenet_stem(batch_size)
+    network, x = _make_imagenet_stem(batch_size)
     for block, channels, stride in _list_blocks(_RESNET50):
         y = _add_conv_bn_relu(network, block, 1, x, channels, kernel=1, stride=stride)
         x = _add_conv_bn_relu(network, block, 2, y, channels, kernel=3)
@@ -364,7 +364,7 @@ def _list_blocks(stages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int
             yield f"block{stage}_{block}", channels, 2 if stage > 1 and block == 1 else 1
 
 
-def _add_imagenet_stem(batch_size: int) -> tuple[Network, PaperLayer]:
+def _make_imagenet_stem(batch_size: int) -> tuple[Network, PaperLayer]:
     require_counts(batch_size=batch_size)
     network = Network(batch_size, 3, 224, 224)
     x = network.conv2d("conv", network.input, 64, kernel=7, stride=2, padding=3)

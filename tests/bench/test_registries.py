@@ -246,9 +246,9 @@ def test_peaks_of_peers_become_budgets(tmp_path):
     )
     store.add(record_of(half, 1000))
     store.add(record_of(quarter, 500))
-    assert compare.budget_bytes(own_half, store) == 1010
-    assert compare.budget_bytes(own_quarter, store) == 505
-    assert compare.budget_bytes(half, store) is None
+    assert compare.compute_budget_bytes(own_half, store) == 1010
+    assert compare.compute_budget_bytes(own_quarter, store) == 505
+    assert compare.compute_budget_bytes(half, store) is None
 
 
 def test_fused_kernels_are_compared_with_stock_at_its_peaks(tmp_path):
@@ -260,13 +260,13 @@ def test_fused_kernels_are_compared_with_stock_at_its_peaks(tmp_path):
         stock, own = (f"unet-b8 | {method} | {knob:.0%}" for method in ("stock", "fused@stock"))
         assert names.index(stock) < names.index(own)
     least = runs[f"unet-b8 | fused | {min(FUSED_SHARES):.0%}"]
-    assert compare.budget_bytes(least, store) is None
+    assert compare.compute_budget_bytes(least, store) is None
     without = compare.measure(least.to_dict(), (None, ""))
     assert (without["status"], without["reason"]) == ("failed", "stock has no peak on record")
     store.add(record_of(runs["unet-b8 | stock"], 1000))
     store.add(record_of(runs["unet-b8 | stock | 40%"], 700))
-    assert compare.budget_bytes(least, store) == int(1000 * min(FUSED_SHARES))
-    assert compare.budget_bytes(runs["unet-b8 | fused@stock | 40%"], store) == 700
+    assert compare.compute_budget_bytes(least, store) == int(1000 * min(FUSED_SHARES))
+    assert compare.compute_budget_bytes(runs["unet-b8 | fused@stock | 40%"], store) == 700
 
 
 # -- published graphs ----------------------------------------------------------------------------
