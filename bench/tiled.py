@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
 from harness import PRELOADED, RecordedRun, Study, make_record, warm_up
-from mcu.boards import BOARD, BoardRun, captured, network
+from mcu.boards import BOARD, BoardRun, capture_step, make_training
 from poetmodel.budgets import TileChoice
 from poetmodel.device import Costs, Device
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
@@ -53,13 +53,13 @@ class TiledRun(RecordedRun):
         """Name of the run in records."""
         return f"{self.network} | {self.ram} | {self.seed}"
 
-    def choose_tiles(self) -> tuple[int | None, pm.Problem]:
+    def build_problem(self) -> tuple[int | None, pm.Problem]:
         """Capture the step; return the tile size [B], the largest that fits, and the problem.
 
         The size is None if the step is not divided.
         """
         board_run = BoardRun(part=BOARD, network=self.network, board=DEVICE, ram=self.ram)
-        step, device = captured(board_run, network(board_run)), Device.load(DEVICE)
+        step, device = capture_step(board_run, make_training(board_run)), Device.load(DEVICE)
         budget_bytes = parse_size(self.ram, field="ram") - reserved_bytes(step, STACK_BYTES)
         tile_bytes, step = choose_tiles(
             step, TileChoice.AUTO, device, ram_bytes=budget_bytes, paging=True
@@ -86,7 +86,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     """Solve a whole step; return the record. Capture and tiling are not timed."""
     run = TiledRun(**fields)
     warm_up()
-    tile_bytes, problem = run.choose_tiles()
+    tile_bytes, problem = run.build_problem()
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     result = pm.solve(problem, time_limit=run.limit_s, gap=GAP, threads=1, seed=run.seed)
     return make_record(

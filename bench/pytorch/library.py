@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mcu.networks import images
+from mcu.networks import make_images
 from pytorch.networks import unet
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def make_transformer(kind: str, size: Size) -> Any:
     model = Logits(getattr(transformers, kind + "Model" * kind.endswith("LMHead"))(config))
     if "Image" in kind:
         image_count = 2 * size.batch if family == "ViT" else size.batch
-        return model, functional.cross_entropy, images(image_count, size.side)
+        return model, functional.cross_entropy, make_images(image_count, size.side)
     x = torch.randint(TOKENS, (size.batch, size.length))
     label_count, class_count = (size.batch, _CLASSES) if family == "Bert" else (x.numel(), TOKENS)
     return model, functional.cross_entropy, (x, torch.randint(class_count, (label_count,)))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mcu.networks import Joined, PackedAttention, Residual, bottlenecks, convolution, images
+from mcu.networks import Joined, PackedAttention, Residual, bottlenecks, convolution, make_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,7 @@ def resnet18(batch: int) -> Training:
             layers.append(Block(Residual(body, shortcut), nn.ReLU()))
             into = out
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(into, 10))
-    return nn.Sequential(*layers, *head), functional.cross_entropy, images(batch, 32)
+    return nn.Sequential(*layers, *head), functional.cross_entropy, make_images(batch, 32)
 
 
 class Split(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -119,7 +119,7 @@ def res2net50(batch: int) -> Training:
             layers.append(Block(Residual(body, None if block else shortcut), nn.ReLU()))
             into = out
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, 10))
-    return nn.Sequential(*layers, *head), functional.cross_entropy, images(batch, 64)
+    return nn.Sequential(*layers, *head), functional.cross_entropy, make_images(batch, 64)
 
 
 def vgg16(batch: int) -> Training:
@@ -136,7 +136,7 @@ def vgg16(batch: int) -> Training:
         nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Dropout(), nn.Linear(512, 512), nn.ReLU(),
         nn.Dropout(), nn.Linear(512, 10),
     )  # fmt: skip
-    return nn.Sequential(*layers, *head), functional.cross_entropy, images(batch, 32)
+    return nn.Sequential(*layers, *head), functional.cross_entropy, make_images(batch, 32)
 
 
 def mobilenet_v2(batch: int) -> Training:
@@ -149,7 +149,7 @@ def mobilenet_v2(batch: int) -> Training:
     last = Block(*convolution(320, 1280, size=1), nn.ReLU6())
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, 10))
     model = nn.Sequential(*layers, last, *head)
-    return model, functional.cross_entropy, images(batch, 96)
+    return model, functional.cross_entropy, make_images(batch, 96)
 
 
 def _make_encoder_layer(*, norm_first: bool = False) -> nn.Module:
@@ -194,7 +194,7 @@ def vit(batch: int) -> Training:
     layers = [_make_encoder_layer(norm_first=True) for _ in range(4)]
     patches = (nn.Conv2d(3, WIDTH, 8, 8), nn.Flatten(2), Transposed())
     head = (nn.LayerNorm(WIDTH), nn.Flatten(), nn.Linear(64 * WIDTH, 10))
-    return nn.Sequential(*patches, *layers, *head), functional.cross_entropy, images(batch, 64)
+    return nn.Sequential(*patches, *layers, *head), functional.cross_entropy, make_images(batch, 64)
 
 
 def unet(batch: int, *, width: int = 32, size: int = 64) -> Training:
@@ -211,7 +211,7 @@ def unet(batch: int, *, width: int = 32, size: int = 64) -> Training:
     model = make_level(
         3, width, make_level(width, 2 * width, make_level(2 * width, 4 * width, None))
     )
-    x, _ = images(batch, size)
+    x, _ = make_images(batch, size)
     head = nn.Conv2d(width, 1, 1)
     return nn.Sequential(model, head), functional.mse_loss, (x, torch.randn(batch, 1, size, size))
 
