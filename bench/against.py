@@ -225,7 +225,7 @@ def compare(records: Iterable[Record]) -> Comparison:
 
 
 def _median_cpu_s(records: Sequence[Record]) -> float:
-    return median([float(each["cpu_s"]) for each in records])
+    return median([float(record["cpu_s"]) for record in records])
 
 
 def _is_same_answer(first: Record, second: Record) -> bool:

@@ -32,7 +32,7 @@ from harness import (
     measure_with_cpu_limit,
     warm_up,
 )
-from layered import random_layered
+from layered import make_random_layered
 from poetmodel.baselines import METHODS, method, recompute_once
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.dtr import Runtime
@@ -283,7 +283,7 @@ NUMBER_SEPARATOR: Final = ", "
 def load_layered_graph(model: str) -> Graph:
     """Generate a random layered graph, or read a graph of Moccasin, by its model name; cached."""
     if NUMBER_SEPARATOR in model:
-        return random_layered(*map(int, model.split(NUMBER_SEPARATOR)))
+        return make_random_layered(*map(int, model.split(NUMBER_SEPARATOR)))
     path = Path(os.environ[DATA_VARIABLE]) / f"{model}.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     inputs: dict[int, list[int]] = {node["name"]: [] for node in content["nodes"]}

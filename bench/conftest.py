@@ -45,7 +45,7 @@ def smoke(request: pytest.FixtureRequest) -> bool:
 def store_record(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Return a function that appends a record to the file of ``--record``; see `make_record`.
 
-    Without the option the function does nothing.
+    Without the option the function ignores records.
     """
     path: Any = request.config.getoption("record")
     if path is None:

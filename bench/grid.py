@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import poetmodel as pm
-from harness import RecordedRun, Study, make_record, open_records, peak_memory_bytes, warm_up
+from harness import (
+    RecordedRun,
+    Study,
+    make_record,
+    measure_peak_memory_bytes,
+    open_records,
+    warm_up,
+)
 from poetmodel.device import Costs, Device
 from poetmodel.errors import PoetModelError
 from poetmodel.graph import Graph, floor
@@ -256,7 +263,7 @@ def mix_instances(chosen: Sequence[Instance]) -> tuple[Instance, ...]:
     return tuple(instance for _, _, instance in sorted(positioned, key=lambda entry: entry[:2]))
 
 
-def smoke_instances() -> tuple[Instance, ...]:
+def make_smoke_instances() -> tuple[Instance, ...]:
     """Return an instance on the smallest graph for each goal, method and deadline."""
     traced = Instance(goal=3, model="", device="", ram="", deadline="150%")
     candidates = (*instances((1, 2, 4, 5, *CAPTURED)), traced)
@@ -348,8 +355,8 @@ def measure(
         seconds=seconds,
         stated_s=stated_s,
         cpu_s=time.process_time() - begin_cpu_s,
-        peak_memory_bytes=peak_memory_bytes(),
-        worker_memory_bytes=peak_memory_bytes(resource.RUSAGE_CHILDREN),
+        peak_memory_bytes=measure_peak_memory_bytes(),
+        worker_memory_bytes=measure_peak_memory_bytes(resource.RUSAGE_CHILDREN),
         graph_nodes=len(graph.nodes),
         graph_tensors=len(graph.tensors),
         floor_bytes=floor(graph).bytes,
@@ -437,7 +444,7 @@ STUDY: Final = Study(
     name="grid",
     kind=KIND,
     runs=runs,
-    smoke_runs=smoke_instances,
+    smoke_runs=make_smoke_instances,
     measure=measure_warm,
     settings={"threads": 1},
     start_of=lambda _run, _store, settings: {key: settings[key] for key in ("threads", "workers")},

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from poetmodel.sweeps.measurement import Record
 
 MIN_CORE_FRACTION: Final = 0.8
-"""Minimum ratio of CPU time to its limit for a run that ended at its limit; others are repeated."""
+"""Minimum ratio of CPU time to its limit for a run that ended at its limit."""
 ATTEMPTS: Final = 6
 """Maximum number of attempts at a run that ended at its limit."""
 _POLL_S: Final = 0.5
@@ -66,10 +66,10 @@ def make_record(kind: str, name: str, **facts: Any) -> Record:
 
 def open_records(path: Path) -> RecordFile:
     """Open a file of records whose keys are the fields of their runs."""
-    return RecordFile(path, lambda record: run_key(record["cell"]))
+    return RecordFile(path, lambda record: make_run_key(record["cell"]))
 
 
-def run_key(fields: dict[str, Any]) -> str:
+def make_run_key(fields: dict[str, Any]) -> str:
     """Return the key of a run in a file of records, made of all its fields."""
     return json.dumps(fields, sort_keys=True)
 
@@ -81,7 +81,7 @@ class RecordedRun:
     @property
     def key(self) -> str:
         """Key of the run in records."""
-        return run_key(self.to_dict())
+        return make_run_key(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run's fields."""
@@ -102,7 +102,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Key of the run in records."""
-        return run_key(self.fields)
+        return make_run_key(self.fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run's fields."""
@@ -227,7 +227,7 @@ def measure_core_fraction(work: Callable[[], object]) -> float:
     return min(1.0, max(0.1, fraction))
 
 
-def peak_memory_bytes(process_kind: int = resource.RUSAGE_SELF) -> int:
+def measure_peak_memory_bytes(process_kind: int = resource.RUSAGE_SELF) -> int:
     """Return the peak resident memory of this process, or of the largest of its children [B]."""
     peak = resource.getrusage(process_kind).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
@@ -268,7 +268,7 @@ class Study:
     """Modules loaded in each process before its run."""
     grace_s: float = GRACE_S
     """Time after its limit at which a run is killed [s]."""
-    key_of: Callable[[Record], Any] = lambda record: run_key(record["cell"])
+    key_of: Callable[[Record], Any] = lambda record: make_run_key(record["cell"])
     """Function that returns the key of a record's run."""
     summarize: Callable[[Iterable[Record]], str] | None = None
     """Function that returns the summary of all records, printed at the end."""

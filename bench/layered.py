@@ -30,7 +30,7 @@ UNIT_BYTES: Final = 1024
 """Bytes of one unit of memory [B]."""
 
 
-def random_layered(node_count: int, seed: int) -> Graph:
+def make_random_layered(node_count: int, seed: int) -> Graph:
     """Return a random layered graph: one source, layers of random sizes, one sink.
 
     Adjacent layers are connected at random, and further edges skip layers. Durations are uniform,

@@ -118,7 +118,7 @@ def _overhead_ratios(values: pd.Series, reference: pd.Series) -> pd.Series:
 
 
 def summarize_methods(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each method: the optimum first, `BEST` last, others by fraction solved.
+    """Return a row for each method: the optimum first, `BEST` last, the rest by fraction solved.
 
     Medians and worst values are over the problems that a method solves. `ties` is the number of
     overheads that exceed the lowest by at most `TIE`.
@@ -270,8 +270,8 @@ def load_solves() -> pd.DataFrame:
 
 
 def _model_size(statistics: object, name: str) -> int:
-    known: Any = statistics if isinstance(statistics, dict) else {}
-    return int(known.get(f"max_{name}", known.get(name, 0)))
+    sizes: Any = statistics if isinstance(statistics, dict) else {}
+    return int(sizes.get(f"max_{name}", sizes.get(name, 0)))
 
 
 def _time_to_gap_s(run: Mapping[str, Any], gap: float) -> float:
@@ -282,7 +282,7 @@ def _time_to_gap_s(run: Mapping[str, Any], gap: float) -> float:
     return float(run["seconds"]) if run["gap"] <= gap else math.nan
 
 
-def count_proofs(runs: pd.DataFrame, by: str) -> pd.DataFrame:
+def count_proofs(runs: pd.DataFrame, column: str) -> pd.DataFrame:
     """Count the instances and proofs of each group of runs; return them with their times.
 
     `below` counts budgets below the minimum RAM, `able` instances that are not proved infeasible.
@@ -290,12 +290,12 @@ def count_proofs(runs: pd.DataFrame, by: str) -> pd.DataFrame:
     instances were proved to 1 %.
     """
     lines = []
-    for name, group in runs.groupby(by, sort=False):
+    for name, group in runs.groupby(column, sort=False):
         feasible = group[~group.infeasible]
         median_to_1_s = feasible.to_1.fillna(math.inf).median()
         lines.append(
             {
-                by: name,
+                column: name,
                 "instances": len(group),
                 "below": int(group.below.sum()),
                 "infeasible": int((group.infeasible & ~group.below).sum()),

@@ -25,9 +25,9 @@ ROUNDING: Final = 1e-9
 """Maximum gap that counts as rounding error."""
 
 
-def tabulate_solvers(found: Sequence[Row]) -> Iterable[Summary]:
+def tabulate_solvers(table_rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield a table for each problem, with each solver and formulation in a row; see `NOTE`."""
-    for (model, device, ram), rows in group_rows(found, *INSTANCE).items():
+    for (model, device, ram), rows in group_rows(table_rows, *INSTANCE).items():
         yield Summary(
             title=f"{model} on {device}, {ram} of RAM",
             heads=("solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"),
@@ -81,7 +81,7 @@ def format_seconds(value: float | None) -> str:
 
 
 def align_columns(table: Summary) -> list[str]:
-    """Return the lines of a table: text columns are left-aligned, all others right-aligned."""
+    """Return the lines of a table: texts are left-aligned, numbers right-aligned."""
     widths = [
         max(map(len, column_cells)) for column_cells in zip(table.heads, *table.rows, strict=True)
     ]

@@ -79,12 +79,12 @@ def compare_at_equal_peak(runs: pd.DataFrame) -> pd.DataFrame:
         for peer in peers.itertuples():
             max_peak = int(peer.peak * (1 + peer.slack))
             best = peers[peers.peak <= max_peak].nsmallest(1, "time").iloc[0]
-            own = group[group.own & (group.peak <= max_peak)].nsmallest(1, "time")
+            compiled = group[group.own & (group.peak <= max_peak)].nsmallest(1, "time")
             line = {"network": network, "peer": peer.method, "share": peer.share}
             line |= {"peak": peer.peak, "peer_time": peer.time, "best": best.method}
             line |= {"best_time": best.time, "own": None, "own_peak": None, "own_time": None}
-            if len(own):
-                fastest = own.iloc[0]
+            if len(compiled):
+                fastest = compiled.iloc[0]
                 line |= {"own": fastest.method, "own_peak": fastest.peak, "own_time": fastest.time}
             lines.append(line)
     table = pd.DataFrame(lines)
@@ -97,16 +97,16 @@ def tabulate_compiled() -> str:
     duels = compare_at_equal_peak(runs)
     lines = []
     for network, group in runs.groupby("network", sort=False):
-        own = group[group.own]
-        ran, of_network = own[own.ran], duels[duels.network == network]
+        compiled = group[group.own]
+        timed, of_network = compiled[compiled.ran], duels[duels.network == network]
         ratio = of_network.own_time / of_network.best_time
         lines.append(
             (
                 format_code(str(network)),
                 format_size(group.keep_all_bytes.median()),
-                format_percent(ran.peak.min() / group.keep_all_bytes.median(), 2),
-                f"{int(ran.within.sum())} of {len(ran)}",
-                f"{int(ran.equal.sum())} of {len(ran)}",
+                format_percent(timed.peak.min() / group.keep_all_bytes.median(), 2),
+                f"{int(timed.within.sum())} of {len(timed)}",
+                f"{int(timed.equal.sum())} of {len(timed)}",
                 f"{int(of_network.won.sum())} of {len(of_network)}",
                 f"{ratio.median():.2f}",
                 f"{ratio.max():.2f}",
@@ -142,8 +142,8 @@ def compare_with_stock(runs: pd.DataFrame) -> pd.DataFrame:
     `ratio` is that of their CPU times.
     """
     stock = runs[(runs.method == "stock") & runs.ran].set_index(["network", "share"])
-    own = runs[(runs.method == "fused") & (runs.peer == "stock") & runs.ran]
-    joined = own.join(stock[["processor", "peak"]].add_prefix("stock_"), on=["network", "share"])
+    fused = runs[(runs.method == "fused") & (runs.peer == "stock") & runs.ran]
+    joined = fused.join(stock[["processor", "peak"]].add_prefix("stock_"), on=["network", "share"])
     return joined.assign(ratio=joined.processor / joined.stock_processor)
 
 
@@ -153,14 +153,14 @@ def tabulate_fused() -> str:
     equal = compare_with_stock(runs)
     lines = []
     for network, group in runs.groupby("network", sort=False):
-        own, ratio = group[group.own & group.ran], equal[equal.network == network].ratio
+        fused, ratio = group[group.own & group.ran], equal[equal.network == network].ratio
         lines.append(
             (
                 format_code(str(network)),
                 format_size(group.stock_heap_peak_bytes.median()),
-                format_percent((own.peak / own.stock_heap_peak_bytes).min(), 2),
-                f"{int(own.within.sum())} of {len(own)}",
-                f"{int(own.equal.sum())} of {len(own)}",
+                format_percent((fused.peak / fused.stock_heap_peak_bytes).min(), 2),
+                f"{int(fused.within.sum())} of {len(fused)}",
+                f"{int(fused.equal.sum())} of {len(fused)}",
                 f"{ratio.median():.2f}",
                 f"{ratio.max():.2f}",
             )
@@ -187,12 +187,16 @@ def pair_with_peers() -> list[tuple[Any, Any]]:
     """
     runs = load_training("library")
     key_columns = ["network", "reference", "peer", "share"]
-    own = runs[runs.own].assign(share=lambda own: own.share.fillna(1.0)).set_index(key_columns)
+    compiled = (
+        runs[runs.own]
+        .assign(share=lambda compiled: compiled.share.fillna(1.0))
+        .set_index(key_columns)
+    )
     pairs = []
     for peer in runs[~runs.own & runs.ran].itertuples():
         fraction = 1.0 if pd.isna(peer.share) else peer.share
         key_values = (peer.network, peer.reference, peer.method, fraction)
-        pairs.append((peer, own.loc[key_values] if key_values in own.index else None))
+        pairs.append((peer, compiled.loc[key_values] if key_values in compiled.index else None))
     return pairs
 
 
@@ -202,12 +206,12 @@ def tabulate_library(reference: str = "eager") -> str:
     The reference is eager for PyTorch's kernels, and stock ``torch.compile`` for Inductor's.
     """
     lines = []
-    for peer, own in (each for each in pair_with_peers() if each[0].reference == reference):
+    for peer, compiled in (pair for pair in pair_with_peers() if pair[0].reference == reference):
         share_text = "" if pd.isna(peer.share) else f" {peer.share:g}"
         cells = ("-",) * 4
-        if own is not None:
-            refusal = "not found in time" if "in time" in str(own.reason) else "refused"
-            cells = _format_library_run(own) if own.ran else (refusal, *("-",) * 3)
+        if compiled is not None:
+            refusal = "not found in time" if "in time" in str(compiled.reason) else "refused"
+            cells = _format_library_run(compiled) if compiled.ran else (refusal, *("-",) * 3)
         peer_name = PEER_NAMES[peer.method] + share_text
         lines.append((format_code(peer.network), peer_name, *_format_library_run(peer), *cells))
     heads = ("network", "way", "peak", "step", "first call", "bits",

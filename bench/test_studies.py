@@ -35,7 +35,7 @@ def test_study(benchmark: Any, name: str, tmp_path: Path, *, smoke: bool) -> Non
     if not smoke:
         pytest.skip(f"python -m bench {name} runs it")
     missing_programs = {
-        each for target in TARGETS.get(name, ()) for each in list_missing_programs(target)
+        program for target in TARGETS.get(name, ()) for program in list_missing_programs(target)
     }
     if name == "fused" and not (shutil.which("g++") or shutil.which("clang++")):
         missing_programs.add("g++")
@@ -62,4 +62,4 @@ def _check_records(study: Study, path: Path, run_count: int) -> None:
     assert len({study.key_of(record) for record in records}) == len(records) >= run_count
     failed = [record for record in records if record["status"] == FAILED]
     # Runs with Gurobi may fail: its bundled licence is limited, or it is not installed.
-    assert not [each for each in failed if "urobi" not in each["reason"]], failed
+    assert not [record for record in failed if "urobi" not in record["reason"]], failed

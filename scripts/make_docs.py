@@ -54,9 +54,9 @@ _LITERAL: Final = re.compile(r"^(?P<lead>.*)::\n\n(?P<code>(?:    .*\n|\n)*    .
 def convert_docstring(statement: str) -> str:
     """Return a builder's docstring as Markdown: literal blocks become code blocks."""
 
-    def fence(found: re.Match[str]) -> str:
-        lead = found["lead"].strip()
-        code = textwrap.dedent(found["code"])
+    def fence(match: re.Match[str]) -> str:
+        lead = match["lead"].strip()
+        code = textwrap.dedent(match["code"])
         return f"{lead}:\n\n```text\n{code}\n```" if lead else f"```text\n{code}\n```"
 
     return _LITERAL.sub(fence, inspect.cleandoc(statement))

@@ -30,7 +30,7 @@ PAGES: Final = {
 """Targets of links to files that are not Markdown in ``docs/``: page by path in the repository."""
 
 SOURCES: Final = {page: source for source, page in PAGES.items() if page != "index.md"}
-"""Source of each page that is added to those of ``docs/``, which has an ``index.md`` of its own."""
+"""Source of each page that is added to those of ``docs/``; ``docs/index.md`` is there already."""
 
 COMPONENTS: Final = "<!-- components of all formulations -->"
 """Mark in a page that the site replaces by the text of `make_docs.format_components`."""
@@ -87,7 +87,7 @@ def convert_notebook(notebook: dict[str, Any], name: str) -> str:
             svg = "".join(output.get("data", {}).get("image/svg+xml", ()))
             if svg:
                 encoded = b64encode(add_dark_colours(svg).encode()).decode("ascii")
-                parts.append(f"![What the cell draws](data:image/svg+xml;base64,{encoded})")
+                parts.append(f"![Picture of the cell](data:image/svg+xml;base64,{encoded})")
             else:
                 text = output.get("text") or output["data"]["text/plain"]
                 parts.append(_code_fence("text", "".join(text)))

@@ -215,7 +215,7 @@ def capture_step(run: BoardRun, training: Training) -> LoweredStep:
 def _export_and_execute(run: BoardRun, training: Training, folder: Path) -> dict[str, Any]:
     step = capture_step(run, training)
     keep_all_field = {"keep_all_bytes": checkpoint_all_peak_bytes(step.graph)}
-    deployment, tried = _first_fitting_deployment(run, step, folder)
+    deployment, tried = _export_first_fitting(run, step, folder)
     if deployment is None:
         answers = {outcome["answer"] for outcome in tried}
         answer = NO if answers == {NO} else OPEN
@@ -237,7 +237,7 @@ def _export_and_execute(run: BoardRun, training: Training, folder: Path) -> dict
     }
 
 
-def _first_fitting_deployment(
+def _export_first_fitting(
     run: BoardRun, step: LoweredStep, folder: Path
 ) -> tuple[Deployment | None, list[dict[str, Any]]]:
     """Export the step with one tile size after the other until it fits.

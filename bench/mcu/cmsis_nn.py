@@ -115,7 +115,7 @@ def read_commit(source: Path) -> str:
 # -- layers in CMSIS-NN's notation -----------------------------------------------------------------
 
 
-def kernel_name(kind: str) -> str:
+def choose_kernel(kind: str) -> str:
     """Return the name of the kernel for a kind of layer."""
     return "pm_q8_pointwise" if kind == "linear" else f"pm_q8_{kind}"
 
@@ -218,9 +218,9 @@ def add_layer(layers: Layers, kind: str, sizes: ConvolutionSizes) -> None:
     if kind == "add":
         layers.add_sum(sizes.results * sizes.out_plane, limits=INT8)
     elif kind in CONVOLUTIONS:
-        layers.add_convolution(kernel_name(kind), sizes, limits=INT8)
+        layers.add_convolution(choose_kernel(kind), sizes, limits=INT8)
     else:
-        layers.add_pool(kernel_name(kind), sizes, limits=INT8, same_scale=True)
+        layers.add_pool(choose_kernel(kind), sizes, limits=INT8, same_scale=True)
 
 
 def execute_layers(source: Path, folder: Path, chosen: Sequence[Layer]) -> ProgramResult:
@@ -234,7 +234,7 @@ def execute_layers(source: Path, folder: Path, chosen: Sequence[Layer]) -> Progr
     step = layers.build_step(returns_all=False)
     export_step(step, folder, device=DEVICE, ram="100%", paging=False, time_limit=LIMIT_S, gap=0.5)
     shutil.copytree(source / "Include", folder / "cmsis" / "Include")
-    kernels = sorted(set(map(kernel_name, KINDS)))
+    kernels = sorted(set(map(choose_kernel, KINDS)))
     files = [PROGRAM.name, "host/pm_text.c", *(f"src/{kernel}.c" for kernel in kernels)]
     for folder_name in SOURCES:
         copied_folder = shutil.copytree(

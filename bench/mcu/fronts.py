@@ -323,7 +323,7 @@ def _count_front_instructions(
     return sum(counts[k] for k, node in enumerate(step.graph.nodes) if node.name.startswith("0."))
 
 
-# -- layer by layer, beside PyTorch ----------------------------------------------------------------
+# -- comparison with PyTorch, layer by layer -------------------------------------------------------
 
 
 class _Values(fx.Interpreter):  # type: ignore[misc, unused-ignore]
@@ -476,7 +476,7 @@ def _accuracy_record(run: FrontRun) -> dict[str, Any]:
         accuracies[ENDINGS[2]].append(_train(nn.Sequential(front, own_end), own_end[-1], new_data))
     return {
         "accuracy": accuracies,
-        "mean": {way: statistics.mean(each) for way, each in accuracies.items()},
+        "mean": {way: statistics.mean(values) for way, values in accuracies.items()},
     }
 
 

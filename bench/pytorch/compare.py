@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from harness import Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 from pytorch.runs import FUSED as FUSED_METHOD
-from pytorch.runs import STOCK, TrainingRun, fused_runs, library_runs, training_runs
+from pytorch.runs import STOCK, TrainingRun, make_fused_runs, make_library_runs, make_training_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,19 +85,19 @@ _make_study = partial(
 _SMALL: Final[dict[str, Any]] = {"limit_s": 2.0, "pairs": 1}
 TRAINING: Final = _make_study(
     name="training",
-    runs=training_runs,
+    runs=make_training_runs,
     smoke_runs=partial(
-        training_runs, ("unet-b8",), ("file-hooks", "both@file-hooks"), (0.75,), **_SMALL
+        make_training_runs, ("unet-b8",), ("file-hooks", "both@file-hooks"), (0.75,), **_SMALL
     ),
 )
 FUSED: Final = _make_study(
     name="fused",
-    runs=fused_runs,
+    runs=make_fused_runs,
     smoke_runs=lambda: [TrainingRun(network="mlp8-b16", method=STOCK, reference=STOCK, **_SMALL)],
 )
 LIBRARY: Final = _make_study(
     name="library",
-    runs=library_runs,
+    runs=make_library_runs,
     smoke_runs=lambda: [
         TrainingRun(network="unet/1", method=method, fresh=True, **_SMALL)
         for method in ("checkpoint", "backend@checkpoint")

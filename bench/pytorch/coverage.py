@@ -120,8 +120,8 @@ def _compile_in_less_ram(trial: Any, limit_s: float, folder: str) -> dict[str, A
     """Compile and verify for the smallest budget of `SHARES` with a schedule; None without one."""
     from poetmodel.errors import BudgetError, NoScheduleError
 
-    for share in SHARES:
-        options: dict[str, Any] = {"ram": f"{share:.0%}", "storage": folder}
+    for fraction in SHARES:
+        options: dict[str, Any] = {"ram": f"{fraction:.0%}", "storage": folder}
         try:
             step = _compile_step(trial, limit_s, **options)
         except (NoScheduleError, BudgetError):
@@ -129,7 +129,7 @@ def _compile_in_less_ram(trial: Any, limit_s: float, folder: str) -> dict[str, A
         with step:
             certificate = step.verify()
         facts = {"equal": certificate.equal, "within": certificate.within_budget}
-        return {"share": share, **facts, "written_bytes": certificate.written_bytes}
+        return {"share": fraction, **facts, "written_bytes": certificate.written_bytes}
     return None
 
 
@@ -157,16 +157,16 @@ def _execute_in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
     log_functions = {
         getattr(logging.Logger, name, None) for name in ("warning_once", "warning", "info")
     }
-    for share in (*SHARES, 1.0):
+    for fraction in (*SHARES, 1.0):
         torch.compiler.reset()
-        backend = pmt.backend(f"{share:.0%}", device="rpi4b", time_limit=limit_s)
+        backend = pmt.backend(f"{fraction:.0%}", device="rpi4b", time_limit=limit_s)
         try:
             with dynamo.patch(ignore_logging_functions=log_functions - {None}):
                 results = {
                     _compare_bits(trial, batch, backend) for batch in (trial.inputs, trial.other)
                 }
         except BackendCompilerFailed as error:
-            if isinstance(error.inner_exception, BudgetError) and share < 1:
+            if isinstance(error.inner_exception, BudgetError) and fraction < 1:
                 continue
             return {"status": REFUSED, "reason": _shorten_paths(error.inner_exception)}
         except (TorchDynamoException, RuntimeError) as error:
@@ -174,7 +174,7 @@ def _execute_in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
         plan = backend.plans[0]
         return {
             "status": next(bits for bits in (DIFFERS, AS_CAPTURED, WORKS) if bits in results),
-            "share": share,
+            "share": fraction,
             "within": plan.predicted_peak_bytes <= plan.ram_budget_bytes,
             "recomputed": plan.recomputed,
         }

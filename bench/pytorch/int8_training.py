@@ -158,13 +158,13 @@ def smoke_runs() -> Iterator[TrainingRun]:
 def measure(fields: dict[str, Any], _start: None = None) -> Record:
     """Train all networks of a run; return its record.
 
-    The first network is trained with each learning rate, all others with the rate of the best
-    validation accuracy.
+    The first network is trained with each learning rate, all further networks with the
+    rate of the best validation accuracy.
     """
     run = TrainingRun(**{**fields, "rates": tuple(fields["rates"])})
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     accuracies_by_rate = {rate: _train_and_test(run, 0, rate) for rate in run.rates}
-    rate = max(accuracies_by_rate, key=lambda each: accuracies_by_rate[each][0])
+    rate = max(accuracies_by_rate, key=lambda candidate_rate: accuracies_by_rate[candidate_rate][0])
     accuracies = [
         accuracies_by_rate[rate],
         *(_train_and_test(run, seed, rate) for seed in range(1, run.seeds)),
@@ -177,8 +177,11 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
         seconds=time.perf_counter() - begin_s,
         cpu_s=time.process_time() - begin_cpu_s,
         rate=rate,
-        validated={str(each): accuracy for each, (accuracy, _) in accuracies_by_rate.items()},
-        before=[_pretrained_accuracy(run, seed) for seed in range(run.seeds)],
+        validated={
+            str(candidate_rate): accuracy
+            for candidate_rate, (accuracy, _) in accuracies_by_rate.items()
+        },
+        before=[_measure_pretrained_accuracy(run, seed) for seed in range(run.seeds)],
         accuracy=[accuracy for _, accuracy in accuracies],
         mean=statistics.mean(accuracy for _, accuracy in accuracies),
     )
@@ -202,7 +205,7 @@ def _train_and_test(run: TrainingRun, seed: int, rate: float) -> tuple[float, fl
     return _measure_accuracy(model, validation), _measure_accuracy(model, test)
 
 
-def _pretrained_accuracy(run: TrainingRun, seed: int) -> float:
+def _measure_pretrained_accuracy(run: TrainingRun, seed: int) -> float:
     """Return the pretrained float network's accuracy on the test samples."""
     pretrained, (_, _, test) = _pretrain(run.data, seed, run.pretrained)
     return _measure_accuracy(pretrained, test)

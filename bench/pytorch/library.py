@@ -43,7 +43,7 @@ class Size:
     """Sizes of networks and batches."""
 
     depth: int = 12
-    """Number of blocks; in ConvNeXt of the third stage 3/4, of the others 1/4 of it, at least 1."""
+    """Number of blocks. In ConvNeXt the third stage has 3/4 of it, each other stage 1/4."""
     width: int = 768
     """Width of vectors; in ConvNeXt of the last stage, in the U-Net 12 times the first level."""
     batch: int = 8

@@ -223,7 +223,7 @@ def compile_step(
         If there is no plan, or none was found in time.
     """
     paging, recompute = OURS.get(run.compiled_kind or "", (False, False))
-    ram = ram_bytes if ram_bytes is not None else f"{keep_all_fraction(run):.0%}"
+    ram = ram_bytes if ram_bytes is not None else f"{choose_budget_fraction(run):.0%}"
     try:
         step = pmt.compile(
             *training, ram=ram, storage=folder, paging=paging, recompute=recompute,
@@ -310,7 +310,7 @@ def compile_with_backend(
     return method
 
 
-def keep_all_fraction(run: TrainingRun) -> float:
+def choose_budget_fraction(run: TrainingRun) -> float:
     """Return the budget of a run as a fraction of the keep-all peak."""
     return 1.0 if run.compiled_kind == KEEP_ALL else run.share or 1.0
 
@@ -324,7 +324,9 @@ def _refusal_record(
     """Return the record fields of a run without a plan, minimum RAM and keep-all peak included."""
     traced = pmt.trace(*training)
     keep_all = keep_all_bytes(traced)
-    budget_bytes = ram_bytes if ram_bytes is not None else int(keep_all_fraction(run) * keep_all)
+    budget_bytes = (
+        ram_bytes if ram_bytes is not None else int(choose_budget_fraction(run) * keep_all)
+    )
     traced = divide_convolutions(traced, choose_divisions(traced, budget_bytes=budget_bytes))
     floor = floor_bytes(scheduled_graph(traced, budget_bytes=budget_bytes))
     facts: dict[str, Any] = {

@@ -140,12 +140,12 @@ class Training:
         """
         self._optimizer.zero_grad()
         gc.collect()
-        batches = [self._batch() for _ in range(1 + self._is_accumulated)]
+        batches = [self._make_batch() for _ in range(1 + self._is_accumulated)]
         result = call_passes(partial(self._execute_passes, batches))
         self._optimizer.step()
         return result
 
-    def _batch(self) -> list[torch.Tensor]:
+    def _make_batch(self) -> list[torch.Tensor]:
         shape = (TEXTS, LENGTH)
         return [torch.randint(0, WORDS, shape, generator=self._random) for _ in range(2)]
 
@@ -197,9 +197,9 @@ def measure_training(
 
 
 def _processor_s(training: Training) -> float:
-    begin = time.process_time()
+    begin_s = time.process_time()
     training.step()
-    return time.process_time() - begin
+    return time.process_time() - begin_s
 
 
 def main(way: str, cap_mb: float, shares: list[float], file: str) -> None:
@@ -255,10 +255,10 @@ def _write_records(methods: list[dict[str, Any]], file: str) -> None:
         Path(file).write_text(json.dumps(gathered), encoding="utf-8")
 
 
-def _is_equal(own: Any, expected: Any) -> bool:
-    if isinstance(own, torch.Tensor):
-        return bool(torch.equal(own, expected))
-    return bool(own == expected)
+def _is_equal(value: Any, expected: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(torch.equal(value, expected))
+    return bool(value == expected)
 
 
 if __name__ == "__main__":

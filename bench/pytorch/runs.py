@@ -128,7 +128,7 @@ class TrainingRun(RecordedRun):
         return self.method.partition("@")[2] or None
 
 
-def training_runs(
+def make_training_runs(
     networks: tuple[str, ...] = NETWORKS,
     methods: tuple[str, ...] = METHODS,
     shares: tuple[float, ...] = SHARES,
@@ -147,7 +147,7 @@ def training_runs(
         yield from (replace(run, share=share) for share in (shares if has_budget else (None,)))
 
 
-def fused_runs(
+def make_fused_runs(
     networks: tuple[str, ...] = FUSED_NETWORKS, limit_s: float = LIMIT_S, pairs: int = PAIRS
 ) -> Iterator[TrainingRun]:
     """Yield the runs of the comparison of ``torch.compile`` and the back end, with Inductor."""
@@ -164,7 +164,7 @@ def fused_runs(
         yield from (replace(run, share=share) for share in shares)
 
 
-def library_runs(
+def make_library_runs(
     networks: tuple[str, ...] = LIBRARY,
     knobs: tuple[float, ...] = (0.5, 0.2),
     limit_s: float = LIMIT_S,

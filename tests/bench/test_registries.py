@@ -37,7 +37,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.solver import SolveProgress
 from poetmodel.sweeps.measurement import FAILED
 from pytorch import compare
-from pytorch.runs import AT_PEERS, FUSED_SHARES, KNOBS, SHARES, fused_runs, training_runs
+from pytorch.runs import AT_PEERS, FUSED_SHARES, KNOBS, SHARES, make_fused_runs, make_training_runs
 from pytorch.runs import METHODS as TRAINING_METHODS
 from pytorch.runs import NETWORKS as TRAINING_NETWORKS
 
@@ -224,15 +224,15 @@ def record_of(run, peak_bytes, **changes):
 
 def test_peers_run_before_those_that_need_their_peak():
     """Whatever order is asked for, a peer comes first; all names differ."""
-    names = [run.name for run in training_runs()]
+    names = [run.name for run in make_training_runs()]
     count = len(TRAINING_NETWORKS) * (5 + 5 * len(SHARES) + len(AT_PEERS) - 1)
     assert len(names) == len(set(names)) == count
     asked = ("both@file-hooks", "file-hooks", "both@memory-budget", "memory-budget")
-    found = training_runs(("unet-b8",), asked, (0.5,))
+    found = make_training_runs(("unet-b8",), asked, (0.5,))
     assert [run.method for run in found] == [
         "file-hooks", "memory-budget", "both@file-hooks", "both@memory-budget",
     ]  # fmt: skip
-    for run in training_runs():
+    for run in make_training_runs():
         if run.peer is not None:
             assert TRAINING_METHODS.index(run.peer) < TRAINING_METHODS.index(run.method)
 
@@ -241,7 +241,7 @@ def test_peaks_of_peers_become_budgets(tmp_path):
     """The peak on record, with the slack, is the budget, share by share; peers have none."""
     store = open_records(tmp_path / "x-training.jsonl")
     methods = ("memory-budget", "both@memory-budget")
-    half, quarter, own_half, own_quarter = training_runs(
+    half, quarter, own_half, own_quarter = make_training_runs(
         ("unet-b8",), methods, (0.5, 0.25), slack=0.01
     )
     store.add(record_of(half, 1000))
@@ -254,7 +254,7 @@ def test_peaks_of_peers_become_budgets(tmp_path):
 def test_fused_kernels_are_compared_with_stock_at_its_peaks(tmp_path):
     """Each setting of stock runs before the back end at its peak; a share alone is one of all."""
     store = open_records(tmp_path / "x-fused.jsonl")
-    runs = {run.name: run for run in fused_runs(("unet-b8",))}
+    runs = {run.name: run for run in make_fused_runs(("unet-b8",))}
     names = list(runs)
     for knob in KNOBS:
         stock, own = (f"unet-b8 | {method} | {knob:.0%}" for method in ("stock", "fused@stock"))

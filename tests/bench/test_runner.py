@@ -19,8 +19,8 @@ from harness import (
     Cell,
     ThisProcess,
     make_record,
+    measure_peak_memory_bytes,
     measure_with_cpu_limit,
-    peak_memory_bytes,
     run_study,
 )
 from kit.run_processes import die, wait
@@ -200,7 +200,7 @@ def test_peak_memory_of_another_process_is_told_apart():
     took = 300_000_000
     command = (sys.executable, "-c", f"bytearray({took})[::4096] = bytes(-(-{took} // 4096))")
     subprocess.run(command, check=True)
-    assert peak_memory_bytes(resource.RUSAGE_CHILDREN) >= took
+    assert measure_peak_memory_bytes(resource.RUSAGE_CHILDREN) >= took
 
 
 # -- limits in processor time ----------------------------------------------------------------------

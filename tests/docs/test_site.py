@@ -187,7 +187,7 @@ def test_notebooks_become_pages_with_what_their_cells_print():
         '# Title\n\nWords.\n\n<a href="a.ipynb" download>This page as a notebook</a>\n\n'
         "```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
     )
-    coded = re.fullmatch(r"What the cell draws\]\(data:image/svg\+xml;base64,(.+)\)\n", picture)
+    coded = re.fullmatch(r"Picture of the cell\]\(data:image/svg\+xml;base64,(.+)\)\n", picture)
     drawn = b64decode(coded[1]).decode()
     assert drawn.startswith("<svg>")
     assert "prefers-color-scheme:dark" in drawn

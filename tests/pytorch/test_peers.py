@@ -15,7 +15,7 @@ from pytorch.peers import (
     make_file_hooks,
     make_selective_checkpoint,
 )
-from pytorch.runs import FUSED_NETWORKS, KEEP_ALL, METHODS, TrainingRun, training_runs
+from pytorch.runs import FUSED_NETWORKS, KEEP_ALL, METHODS, TrainingRun, make_training_runs
 from pytorch.runs import NETWORKS as NAMES
 
 nn = torch.nn
@@ -164,7 +164,7 @@ def test_every_method_runs(network, tmp_path, monkeypatch):
     monkeypatch.setitem(NETWORKS, name, SMALLEST[network])
     tried = []
     peaks = {}
-    for run in training_runs((name,), shares=(0.75,), limit_s=2.0, pairs=1):
+    for run in make_training_runs((name,), shares=(0.75,), limit_s=2.0, pairs=1):
         found = measurement.measure_method(run, folder=str(tmp_path), ram_bytes=peaks.get(run.peer))
         assert found["status"] != measurement.FAILED, f"{run.name}: {found['reason']}"
         tried.append(run.method)
