@@ -100,7 +100,7 @@ GREEDY, SELECTIVE = "greedy", "selective"
 
 
 @pm.method(GREEDY, summary="the greedy start of this package's search", source="this package")
-def schedule_greedily(problem: Problem) -> Schedule:
+def greedy(problem: Problem) -> Schedule:
     """Return the greedy schedule of the search; raise `MethodNotApplicableError` if none."""
     schedule = construct(problem)
     if schedule is None:
@@ -127,7 +127,7 @@ _HEAVY_OPERATORS: Final = (
 )
 @put_state_in_ram
 @mark_forward_only
-def save_heavy_outputs(problem: Problem) -> Schedule:
+def selective(problem: Problem) -> Schedule:
     """Return the fastest schedule that fits and saves outputs of heavy operators only.
 
     The outputs of all of them are saved, or of every second, third or fourth one. Raises

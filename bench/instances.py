@@ -35,8 +35,8 @@ MOCCASIN: Final = (
 )
 """Note on graphs under another licence, which are written only if the user has them."""
 PROOFS: Final = {"cell": ("default", "compact"), compared.KIND: (compared.OPTIMAL,)}
-"""Methods whose bounds are valid for the problem, by kind of record. The bound of ``paper`` is valid
-only for its own model."""
+"""Methods whose bounds are valid for the problem, by kind of record. The bound of ``paper`` is only
+valid for its own model."""
 PROGRAM_METHODS: Final = (compared.OWN_ORDER,)
 """Methods whose result is a program that no schedule can represent."""
 
