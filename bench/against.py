@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any, Final
 
-from grid import Instance, InstanceRun, in_running_order, instances
-from harness import REQUIRED, Study, record
+from grid import Instance, InstanceRun, instances, mix_instances
+from harness import REQUIRED, Study, make_record
 from poetmodel.errors import InputError
 from poetmodel.sweeps.measurement import FAILED
 
@@ -35,31 +35,33 @@ KIND: Final = "against"
 HERE, BEFORE = "here", "before"
 """This checkout and the other one, in records."""
 DECIDED: Final = ("optimal", "infeasible")
-"""Statuses with a proof; only runs with one of them are timed."""
+"""Statuses with a proof; times are compared where all runs of an instance have one of them."""
 ROOT: Final = Path(__file__).resolve().parents[1]
 
-DEAR_PAGES: Final = ("nrf52840", "jetson-tx2")
+EXPENSIVE_PAGING: Final = ("nrf52840", "jetson-tx2")
 """Devices on which the energy of a page is a large fraction of that of computations."""
 
-TIGHT: Final = ("15%", "20%", "25%")
+TIGHT_BUDGETS: Final = ("15%", "20%", "25%")
 """Budgets below the minimum RAM of many graphs, which the sample leaves out."""
 
 
-def _sample() -> Iterator[Instance]:
+def _draw_sample() -> Iterator[Instance]:
     """Yield 60 instances: 20 published, 10 of them with deadline, 25 of the zoo, 15 captured."""
     published, zoo, captured = map(instances, ((1,), (2,), (6,)))
-    for number, family in (
+    for count, family in (
         (10, [instance for instance in published if instance.deadline is None]),
         (10, [instance for instance in published if instance.deadline is not None]),
-        (10, [instance for instance in zoo if instance.device in DEAR_PAGES]),
-        (15, [instance for instance in zoo if instance.device not in DEAR_PAGES]),
+        (10, [instance for instance in zoo if instance.device in EXPENSIVE_PAGING]),
+        (15, [instance for instance in zoo if instance.device not in EXPENSIVE_PAGING]),
         (15, captured),
     ):
-        wide = [instance for instance in in_running_order(family) if instance.ram not in TIGHT]
-        yield from wide[:number]
+        candidates = [
+            instance for instance in mix_instances(family) if instance.ram not in TIGHT_BUDGETS
+        ]
+        yield from candidates[:count]
 
 
-SAMPLE: Final = tuple(_sample())
+SAMPLE: Final = tuple(_draw_sample())
 PINNED_FILE: Final = Path(__file__).with_name("pinned.txt")
 """File with the names of sampled instances whose proofs on record took at least 0.075 s of CPU."""
 SAMPLES: Final = ("pinned", "drawn")
@@ -68,11 +70,11 @@ EQUAL_RATIO: Final = 1e-6
 """Maximum relative difference of equal objective values."""
 
 
-def pinned() -> tuple[Instance, ...]:
-    """Return the instances of `PINNED_FILE`, in its order."""
-    known = {instance.name: instance for instance in SAMPLE}
+def load_pinned() -> tuple[Instance, ...]:
+    """Read `PINNED_FILE`; return its instances in the same order."""
+    instances_by_name = {instance.name: instance for instance in SAMPLE}
     names = PINNED_FILE.read_text(encoding="utf-8").splitlines()
-    return tuple(known[name] for name in names)
+    return tuple(instances_by_name[name] for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class CodeRun(InstanceRun):
     code: str
     """`HERE` or `BEFORE`."""
     turn: int = 0
-    """Number of the repetition."""
+    """Number of the repetition, from 0."""
 
     @property
     def name(self) -> str:
@@ -100,7 +102,7 @@ def runs(turns: int = 3, sample: str = SAMPLES[0]) -> Iterator[CodeRun]:
     """
     if sample not in SAMPLES:
         raise InputError(f"sample: expected one of {', '.join(SAMPLES)}, got {sample!r}")
-    chosen = pinned() if sample == SAMPLES[0] else SAMPLE
+    chosen = load_pinned() if sample == SAMPLES[0] else SAMPLE
     for instance in chosen:
         for turn in range(turns):
             for code in (HERE, BEFORE) if turn % 2 else (BEFORE, HERE):
@@ -121,14 +123,18 @@ grid.warm_up()
 for line in sys.stdin:
     print(json.dumps(grid.measure(json.loads(line))), flush=True)
 """
-"""Program that solves the instance in each line of its input, and caches graphs."""
+"""Program of a `CheckoutProcess`: solves the instance in each line of its standard input and prints
+the record as a line of JSON. Graphs are cached."""
 
 
 class CheckoutProcess:
-    """A process that solves instances with the code of a checkout."""
+    """A process, started with this object, that solves instances with the code of a checkout.
+
+    `commit` is the checkout's commit.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
+        self.commit = _run_command("git", "-C", str(root), "rev-parse", "HEAD")
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SERVER],
             cwd=root,
@@ -145,16 +151,16 @@ class CheckoutProcess:
 
     def solve(self, instance: Instance) -> Record:
         """Solve an instance; return its record, with status FAILED if the process ended first."""
-        requests, answers = self._process.stdin, self._process.stdout
-        assert requests is not None
-        assert answers is not None
+        process_input, process_output = self._process.stdin, self._process.stdout
+        assert process_input is not None
+        assert process_output is not None
         with suppress(BrokenPipeError):
-            print(json.dumps(asdict(instance)), file=requests, flush=True)
-        answer = answers.readline()
-        if not answer:
+            print(json.dumps(asdict(instance)), file=process_input, flush=True)
+        line = process_output.readline()
+        if not line:
             reason = f"the process ended with {self._process.wait()}"
             return {"status": FAILED, "seconds": 0.0, "reason": reason}
-        return dict(json.loads(answer))
+        return dict(json.loads(line))
 
 
 _PROCESSES: Final[dict[Path, CheckoutProcess]] = {}
@@ -162,14 +168,17 @@ _PROCESSES: Final[dict[Path, CheckoutProcess]] = {}
 
 
 def measure_code(fields: dict[str, Any], checkout: str) -> Record:
-    """Solve an instance with the code of a checkout; return its record."""
-    run = CodeRun.of(fields)
+    """Solve an instance with this checkout or with the one at `checkout`; return the record.
+
+    Starts a process for the checkout unless one is running.
+    """
+    run = CodeRun.from_fields(fields)
     root = ROOT if run.code == HERE else Path(checkout)
     if root not in _PROCESSES or not _PROCESSES[root].is_running:
         _PROCESSES[root] = CheckoutProcess(root)
     facts = _PROCESSES[root].solve(run.instance)
-    known = {"kind": KIND, "name": run.name, "cell": fields, "commit": _PROCESSES[root].commit}
-    return {**record(KIND, run.name), **facts, **known}
+    identity = {"kind": KIND, "name": run.name, "cell": fields, "commit": _PROCESSES[root].commit}
+    return {**make_record(KIND, run.name), **facts, **identity}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +192,10 @@ class Comparison:
 
     @property
     def mean_ratio(self) -> float:
-        """The geometric mean of `ratios`."""
+        """The geometric mean of `ratios`, of which there must be at least one."""
         return geometric_mean(self.ratios.values())
 
-    def text(self) -> str:
+    def format_text(self) -> str:
         """Format the differences and the mean ratio, in lines."""
         lines = [f"different: {name}" for name in self.different]
         count = len(self.ratios)
@@ -196,41 +205,41 @@ class Comparison:
 
 
 def compare(records: Iterable[Record]) -> Comparison:
-    """Compare the results and the CPU times of two checkouts from their records."""
+    """Compare results and CPU times of instances with records of both checkouts."""
     by_name: dict[str, dict[str, list[Record]]] = {}
-    for each in records:
-        run = CodeRun.of(each["cell"])
-        by_name.setdefault(run.instance.name, {HERE: [], BEFORE: []})[run.code].append(each)
-    whole = {name: codes for name, codes in by_name.items() if all(codes.values())}
+    for record in records:
+        run = CodeRun.from_fields(record["cell"])
+        by_name.setdefault(run.instance.name, {HERE: [], BEFORE: []})[run.code].append(record)
+    complete = {name: codes for name, codes in by_name.items() if all(codes.values())}
     different = [
         name
-        for name, codes in whole.items()
-        if not all(_is_same_answer(codes[BEFORE][0], each) for each in chain(*codes.values()))
+        for name, codes in complete.items()
+        if not all(_is_same_answer(codes[BEFORE][0], record) for record in chain(*codes.values()))
     ]
     ratios = {
         name: _median_cpu_s(codes[HERE]) / _median_cpu_s(codes[BEFORE])
-        for name, codes in whole.items()
-        if all(each["status"] in DECIDED for each in chain(*codes.values()))
+        for name, codes in complete.items()
+        if all(record["status"] in DECIDED for record in chain(*codes.values()))
     }
     return Comparison(different=tuple(different), ratios=ratios)
 
 
 def _median_cpu_s(records: Sequence[Record]) -> float:
-    return median([float(each["cpu_s"]) for each in records])
+    return median([float(record["cpu_s"]) for record in records])
 
 
-def _is_same_answer(one: Record, other: Record) -> bool:
-    if one["status"] != other["status"]:
+def _is_same_answer(first: Record, second: Record) -> bool:
+    if first["status"] != second["status"]:
         return False
-    first, second = one.get("objective_value"), other.get("objective_value")
-    if first is None or second is None:
-        return first is second
-    return isclose(first, second, rel_tol=EQUAL_RATIO)
+    first_value, second_value = first.get("objective_value"), second.get("objective_value")
+    if first_value is None or second_value is None:
+        return first_value is second_value
+    return isclose(first_value, second_value, rel_tol=EQUAL_RATIO)
 
 
-def _output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+def _run_command(*command: str) -> str:
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return process.stdout.strip()
 
 
 STUDY: Final = Study(
@@ -241,6 +250,6 @@ STUDY: Final = Study(
     measure=measure_code,
     settings={"checkout": REQUIRED},
     start_of=lambda _run, _store, settings: str(Path(settings["checkout"] or ROOT).resolve()),
-    alone=False,
-    summarize=lambda records: compare(records).text(),
+    has_own_process=False,
+    summarize=lambda records: compare(records).format_text(),
 )

@@ -1,6 +1,6 @@
 """Comparison of all methods with the optimum on the same problems.
 
-``--set own=FILE.py:FUNCTION --resume`` adds a user-defined method to a record.
+``--set own=FILE.py:FUNCTION --resume`` adds the runs of a user-defined method to a file of records.
 
 The published graphs of Moccasin are not shipped, because their licence differs. They are included
 if the environment variable ``MOCCASIN_DATA`` names the folder ``data`` of a checkout of
@@ -27,12 +27,12 @@ from harness import (
     PRELOADED,
     RecordedRun,
     Study,
-    core_share_of,
-    record,
+    make_record,
+    measure_core_fraction,
+    measure_with_cpu_limit,
     warm_up,
-    within_core,
 )
-from layered import random_layered
+from layered import make_random_layered
 from poetmodel.baselines import METHODS, method, recompute_once
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.dtr import Runtime
@@ -101,14 +101,22 @@ GREEDY, SELECTIVE = "greedy", "selective"
 
 @pm.method(GREEDY, summary="the greedy start of this package's search", source="this package")
 def greedy(problem: Problem) -> Schedule:
-    """Return the greedy start of the search; raise `MethodNotApplicableError` if there is none."""
+    """Return the greedy schedule of the search; raise `MethodNotApplicableError` if none."""
     schedule = construct(problem)
     if schedule is None:
         raise MethodNotApplicableError("it finds no schedule")
     return schedule
 
 
-_HEAVY: Final = ("conv", "linear", "mm", "matmul", "qkv", "attention_scores", "dot_product")
+_HEAVY_OPERATORS: Final = (
+    "conv",
+    "linear",
+    "mm",
+    "matmul",
+    "qkv",
+    "attention_scores",
+    "dot_product",
+)
 """Name fragments of the operators whose outputs selective checkpointing saves."""
 
 
@@ -120,73 +128,84 @@ _HEAVY: Final = ("conv", "linear", "mm", "matmul", "qkv", "attention_scores", "d
 @put_state_in_ram
 @mark_forward_only
 def selective(problem: Problem) -> Schedule:
-    """Save the outputs of all heavy operators, or of every second, third or fourth one.
+    """Return the fastest schedule that fits and saves outputs of heavy operators only.
 
-    Returns the fastest of these schedules that fits.
+    The outputs of all of them are saved, or of every second, third or fourth one. Raises
+    `MethodNotApplicableError` if none of these schedules fits.
     """
     graph = problem.graph
     heavy = [
         i
         for i, k in enumerate(graph.node_of)
         if graph.nodes[k].phase == Phase.FORWARD
-        and any(word in graph.nodes[k].op for word in _HEAVY)
+        and any(operator in graph.nodes[k].op for operator in _HEAVY_OPERATORS)
     ]
     fitting: list[tuple[float, Schedule]] = []
-    for step in range(1, 5):
-        schedule = recompute_once(graph, heavy[::step])
-        found = simulate(graph, problem.costs, schedule)
-        if found.peak_ram_bytes <= problem.usable_ram_bytes:
-            fitting.append((found.compute_s or 0.0, schedule))
+    for stride in range(1, 5):
+        schedule = recompute_once(graph, heavy[::stride])
+        simulation = simulate(graph, problem.costs, schedule)
+        if simulation.peak_ram_bytes <= problem.usable_ram_bytes:
+            fitting.append((simulation.compute_s or 0.0, schedule))
     if not fitting:
         raise MethodNotApplicableError("its saved tensors need more than the budget")
     return min(fitting, key=lambda pair: pair[0])[1]
 
 
 VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr:msps", "dtr:liveness")
-"""Variants of methods: only the published rule of a method that tries several, the best alternative
-scores of DTR's paper, and DTR that knows the inputs of each stage in advance."""
+"""Variants of methods: Capuchin with its published rule alone, the best alternative scores of DTR's
+paper, and DTR to which the inputs of each stage are known in advance."""
 OWN_ORDER: Final = "dtr, own order"
-"""DTR as the program that its runtime executes; a schedule in stages may need more RAM."""
+"""DTR as the program of its runtime; a schedule in stages may need more RAM."""
 
 
-def in_own_order(problem: Problem) -> dict[str, Any]:
-    """Execute DTR's program by the simulator of plans; return the record's fields."""
+def execute_dtr(problem: Problem) -> dict[str, Any]:
+    """Run DTR's runtime and check its program as a plan; return the record's fields.
+
+    Raises `MethodNotApplicableError` if the program violates a rule of plans or the budget.
+    """
     state = problem.graph.state_tensors
-    plain = remove_state(problem, state) if state else problem
-    runtime = Runtime(plain, "full", plain.usable_ram_bytes)
+    plain_problem = remove_state(problem, state) if state else problem
+    runtime = Runtime(plain_problem, "full", plain_problem.usable_ram_bytes)
     runtime.run()
-    at_the_end = (Instruction(Op.FREE, i) for i in sorted(runtime.ram))
-    plan = Plan(program=(*runtime.program, *at_the_end), mode=StorageMode.BLOCKING)
-    check = check_plan(plain.graph, plain.costs, plan, ram_budget_bytes=plain.usable_ram_bytes)
+    final_frees = (Instruction(Op.FREE, i) for i in sorted(runtime.ram))
+    plan = Plan(program=(*runtime.program, *final_frees), mode=StorageMode.BLOCKING)
+    check = check_plan(
+        plain_problem.graph,
+        plain_problem.costs,
+        plan,
+        ram_budget_bytes=plain_problem.usable_ram_bytes,
+    )
     if check.violations:
         raise MethodNotApplicableError(check.violations[0])
     energy_j, time_s = check.energy_j or 0.0, check.makespan_s or 0.0
-    spent = time_s if problem.minimize == Quantity.TIME else energy_j
+    objective_value = time_s if problem.minimize == Quantity.TIME else energy_j
     return {
         "status": str(Status.FEASIBLE),
-        "overhead": max(0.0, spent - problem.objective.baseline),
+        "overhead": max(0.0, objective_value - problem.objective.baseline),
         "overhead_j": max(0.0, energy_j - problem.baseline_energy_j),
-        "peak_ram_bytes": problem.usable_ram_bytes - plain.usable_ram_bytes + check.peak_ram_bytes,
+        "peak_ram_bytes": problem.usable_ram_bytes
+        - plain_problem.usable_ram_bytes
+        + check.peak_ram_bytes,
     }
 
 
-SAME: Final = "recompute-only"
+EQUAL_METHOD: Final = "recompute-only"
 """A method that is left out: it is equal to ``checkmate``, because energy is proportional to time
 in all problems here."""
-OF_STATE: Final = ("resident", "zero-offload")
-"""Methods that only differ from others on graphs with state."""
+STATE_METHODS: Final = ("resident", "zero-offload")
+"""Methods that differ from all other methods only on graphs with state."""
 WITHOUT_BACKWARD: Final = (OPTIMAL, GREEDY, "dtr", "capuchin", "chen-sqrt")
 """Methods for graphs without a backward pass."""
 
 
-def methods_of(kind: str) -> tuple[str, ...]:
+def list_methods(kind: str) -> tuple[str, ...]:
     """Return the methods for a kind of problems, the optimum first."""
     if kind == LAYERED:
         return WITHOUT_BACKWARD
-    left_out = (SAME, *(() if kind == STEPS else OF_STATE))
-    shipped = (name for name in METHODS if name not in left_out)
-    others = (PAPER,) if kind == PUBLISHED else ()
-    return (*shipped, GREEDY, SELECTIVE, *VARIANTS, OWN_ORDER, *others)
+    omitted = (EQUAL_METHOD, *(() if kind == STEPS else STATE_METHODS))
+    shipped = (name for name in METHODS if name not in omitted)
+    published_program = (PAPER,) if kind == PUBLISHED else ()
+    return (*shipped, GREEDY, SELECTIVE, *VARIANTS, OWN_ORDER, *published_program)
 
 
 # -- problems --------------------------------------------------------------------------------------
@@ -197,14 +216,14 @@ class ComparedRun(RecordedRun):
     """One problem, scheduled by one method."""
 
     kind: str
-    """One of `KINDS`."""
+    """Kind of the problem, one of `KINDS`."""
     model: str
     """A model of the grid, a network of the zoo, ``NODES, SEED`` of a layered graph, or
     the name of a file of Moccasin."""
     device: str
     """A shipped device, or `grid.PROFILE` for measured costs."""
     ram: str
-    """RAM budget in the notation of the grid or of `step_problem`."""
+    """RAM budget in the notation of the grid or of `build_step_problem`."""
     method: str = OPTIMAL
     """Name of the method."""
     limit_s: float = LIMIT_S
@@ -220,9 +239,9 @@ class ComparedRun(RecordedRun):
     def problem(self) -> Problem:
         """Build the problem."""
         if self.kind == STEPS:
-            return step_problem(self.model, self.device, self.ram)
+            return build_step_problem(self.model, self.device, self.ram)
         if self.kind == LAYERED:
-            graph = layered_graph(self.model)
+            graph = load_layered_graph(self.model)
             costs = Costs.estimate(graph, Device.load(self.device))
             return pm.Problem(graph, costs, ram=self.ram, paging=False)
         problem = grid.Instance(
@@ -232,41 +251,46 @@ class ComparedRun(RecordedRun):
 
 
 @cache
-def step_graph(network: str) -> Graph:
-    """Return a whole step with plain SGD, in place and in tiles of 32 KiB; cached."""
+def build_step_graph(network: str) -> Graph:
+    """Build a whole step with plain SGD, in place and in tiles of 32 KiB; cached."""
     return MODELS[network](state="sgd", in_place=True, tile="32KiB")
 
 
-def step_problem(network: str, device_name: str, ram: str) -> Problem:
-    """Return the problem of a whole step; ``least+30%`` is 30 % of the way to keep-all."""
-    graph, device = step_graph(network), Device.load(device_name)
-    stated = pm.Problem(graph, Costs.estimate(graph, device), ram="100%")
-    begin, _, share = ram.partition("+")
-    if begin != LEAST_RAM:
-        return replace(stated, ram=ram)
-    least, most = stated.floor.bytes, checkpoint_all_peak_bytes(graph)
-    return replace(stated, ram=least + (most - least) * int(share.rstrip("%")) // 100)
+def build_step_problem(network: str, device_name: str, ram: str) -> Problem:
+    """Build the problem of a whole step.
+
+    The budget ``least+30%`` is 30 % of the way from the minimum RAM to the keep-all peak.
+    """
+    graph, device = build_step_graph(network), Device.load(device_name)
+    problem = pm.Problem(graph, Costs.estimate(graph, device), ram="100%")
+    prefix, _, percentage = ram.partition("+")
+    if prefix != LEAST_RAM:
+        return replace(problem, ram=ram)
+    min_bytes, keep_all_bytes = problem.floor.bytes, checkpoint_all_peak_bytes(graph)
+    return replace(
+        problem, ram=min_bytes + (keep_all_bytes - min_bytes) * int(percentage.rstrip("%")) // 100
+    )
 
 
-DATA: Final = "MOCCASIN_DATA"
+DATA_VARIABLE: Final = "MOCCASIN_DATA"
 """Environment variable: the folder of Moccasin's graphs."""
-_FILES: Final = "random_layered_n*.json"
-NUMBERS: Final = ", "
+_FILE_PATTERN: Final = "random_layered_n*.json"
+NUMBER_SEPARATOR: Final = ", "
 """Separator of the numbers in the model name of a layered graph."""
 
 
 @cache
-def layered_graph(model: str) -> Graph:
-    """Return a random layered graph, or a graph of Moccasin, by its model name."""
-    if NUMBERS in model:
-        return random_layered(*map(int, model.split(NUMBERS)))
-    path = Path(os.environ[DATA]) / f"{model}.json"
-    found = json.loads(path.read_text(encoding="utf-8"))
-    inputs: dict[int, list[int]] = {node["name"]: [] for node in found["nodes"]}
-    for edge in found["links"]:
+def load_layered_graph(model: str) -> Graph:
+    """Generate a random layered graph, or read a graph of Moccasin, by its model name; cached."""
+    if NUMBER_SEPARATOR in model:
+        return make_random_layered(*map(int, model.split(NUMBER_SEPARATOR)))
+    path = Path(os.environ[DATA_VARIABLE]) / f"{model}.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    inputs: dict[int, list[int]] = {node["name"]: [] for node in content["nodes"]}
+    for edge in content["links"]:
         inputs[edge["1"]].append(edge["0"])
-    nodes = {node["name"]: node for node in found["nodes"]}
-    order = found["graph"]["order"]
+    nodes = {node["name"]: node for node in content["nodes"]}
+    order = content["graph"]["order"]
     return pm.Graph(
         name=model,
         nodes=tuple(
@@ -313,7 +337,7 @@ CURVES: Final = (
 """Problems of the chart: a network and a device for each kind, over budgets."""
 
 
-def _problems(kind: str) -> Iterator[ComparedRun]:
+def _list_problems(kind: str) -> Iterator[ComparedRun]:
     if kind == PUBLISHED:
         models = [f"paper/{model}" for model in _PUBLISHED]
         axes = product(models, ("paper-m4", "paper-a72"), (grid.FLOOR, "50%", "70%"))
@@ -332,80 +356,90 @@ def _problems(kind: str) -> Iterator[ComparedRun]:
         axes = product(models, devices, (grid.FLOOR, "50%", "70%"))
     else:
         sizes = {100: range(3), 250: range(3), 500: range(2), 1000: range(1)}
-        models = [f"{n}{NUMBERS}{seed}" for n, seeds in sizes.items() for seed in seeds]
-        if DATA in os.environ:
-            models += sorted(path.stem for path in Path(os.environ[DATA]).glob(_FILES))
+        models = [
+            f"{node_count}{NUMBER_SEPARATOR}{seed}"
+            for node_count, seeds in sizes.items()
+            for seed in seeds
+        ]
+        if DATA_VARIABLE in os.environ:
+            models += sorted(
+                path.stem for path in Path(os.environ[DATA_VARIABLE]).glob(_FILE_PATTERN)
+            )
         axes = product(models, ("paper-m4",), ("90%", "80%"))
     for model, device, ram in axes:
         yield ComparedRun(kind=kind, model=model, device=device, ram=ram)
-    for of_kind, model, device, budgets in CURVES if kind in MAIN else ():
-        for ram in budgets if of_kind == kind else ():
+    for curve_kind, model, device, budgets in CURVES if kind in MAIN else ():
+        for ram in budgets if curve_kind == kind else ():
             yield ComparedRun(kind=kind, model=model, device=device, ram=ram)
 
 
-def problems(kinds: Sequence[str] = KINDS) -> tuple[ComparedRun, ...]:
+def list_problems(kinds: Sequence[str] = KINDS) -> tuple[ComparedRun, ...]:
     """Return the feasible problems as runs of the optimum, in execution order.
 
     Kinds are mixed, so that an interrupted series is a fair sample; layered graphs are last.
     """
-    placed: list[tuple[float, ComparedRun]] = []
+    positioned: list[tuple[float, ComparedRun]] = []
     for number, kind in enumerate(kinds):
-        of_kind = [run for run in dict.fromkeys(_problems(kind)) if _possible(run)]
+        kind_runs = [run for run in dict.fromkeys(_list_problems(kind)) if _has_min_ram(run)]
         if kind != LAYERED:
-            random.Random(ORDER_SEED + number).shuffle(of_kind)  # noqa: S311 (no secret)
-        late = 1.0 if kind == LAYERED else 0.0
-        placed += [(late + (i + 0.5) / len(of_kind), run) for i, run in enumerate(of_kind)]
-    return tuple(run for _, run in sorted(placed, key=lambda pair: pair[0]))
+            random.Random(ORDER_SEED + number).shuffle(kind_runs)  # noqa: S311 (no secret)
+        offset = 1.0 if kind == LAYERED else 0.0
+        positioned += [
+            (offset + (i + 0.5) / len(kind_runs), run) for i, run in enumerate(kind_runs)
+        ]
+    return tuple(run for _, run in sorted(positioned, key=lambda pair: pair[0]))
 
 
-def _possible(run: ComparedRun) -> bool:
+def _has_min_ram(run: ComparedRun) -> bool:
     problem = run.problem()
     return problem.usable_ram_bytes >= problem.floor.bytes
 
 
 def runs(kinds: tuple[str, ...] = KINDS, own: tuple[str, ...] = ()) -> Iterator[ComparedRun]:
-    """Yield the runs of some kinds: for each problem all methods in sequence.
+    """Yield the runs of some kinds: for each problem all methods in sequence, then those of `own`.
 
-    `own` are additional methods. Raises `InputError` for unknown kinds and methods.
+    Raises `InputError` for unknown kinds and methods.
     """
     for name in own:
         method(name)  # fails here rather than in every run
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
+    unknown_kinds = [kind for kind in kinds if kind not in KINDS]
+    if unknown_kinds:
         raise InputError(
-            f"kinds: no kind is called {join_names(unknown)}; known are {', '.join(KINDS)}; "
+            f"kinds: no kind is called {join_names(unknown_kinds)}; known are {', '.join(KINDS)}; "
             "another setting needs a --set of its own"
         )
-    for problem in problems(kinds):
+    for problem in list_problems(kinds):
         limit_s = LAYERED_LIMIT_S if problem.kind == LAYERED else LIMIT_S
-        for name in (*methods_of(problem.kind), *own):
+        for name in (*list_methods(problem.kind), *own):
             yield replace(problem, method=name, limit_s=limit_s)
 
 
 def smoke_runs() -> Iterator[ComparedRun]:
-    """Yield each kind and method with its smallest problem."""
-    small = {
+    """Yield all methods on a small problem of each kind, except `ZOO` and `CAPTURED`."""
+    smallest = {
         PUBLISHED: ("paper/linear", "paper-m4", "70%"),
         STEPS: ("mlp", PAGED, "least+50%"),
         DMA: ("mlp", "stm32h743", "70%"),
         TIME: ("mlp", "stm32h743", "70%"),
         LAYERED: ("20, 0", "paper-m4", "90%"),
     }
-    for kind, (model, device, ram) in small.items():
+    for kind, (model, device, ram) in smallest.items():
         run = ComparedRun(kind=kind, model=model, device=device, ram=ram, limit_s=SMOKE_LIMIT_S)
-        yield from (replace(run, method=name) for name in methods_of(kind))
+        yield from (replace(run, method=name) for name in list_methods(kind))
 
 
 # -- one run ---------------------------------------------------------------------------------------
 
 
 def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
-    """Schedule a problem with a method; return the record. Building the graph is not timed."""
+    """Schedule a problem with a method; return the record. Loading the graph is not timed."""
     run = ComparedRun(**fields)
-    share = core_share_of(warm_up) if _solves(run) else 1.0
+    core_fraction = measure_core_fraction(warm_up) if _uses_solver(run) else 1.0
     problem = run.problem()
-    facts = within_core(run.limit_s, lambda wall_s: _facts_of(run, wall_s), share=share)
-    return record(
+    facts = measure_with_cpu_limit(
+        run.limit_s, lambda wall_s: _execute_method(run, wall_s), core_fraction=core_fraction
+    )
+    return make_record(
         KIND,
         run.name,
         cell=fields,
@@ -421,23 +455,23 @@ def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
     )
 
 
-def _solves(run: ComparedRun) -> bool:
+def _uses_solver(run: ComparedRun) -> bool:
     return run.method == PAPER or (run.method != OWN_ORDER and method(run.method).uses_solver)
 
 
-def _facts_of(run: ComparedRun, wall_s: float) -> dict[str, Any]:
-    """Execute a method within `wall_s`; return the record's fields."""
+def _execute_method(run: ComparedRun, wall_s: float) -> dict[str, Any]:
+    """Execute a method within `wall_s` [s]; return the record's fields. Errors become a status."""
     problem, name, options = run.problem(), run.method, dict[str, Any]()
     if name == PAPER:
         name, options = OPTIMAL, {"formulation": PAPER}
     try:
         if name == OWN_ORDER:
             with time_limit(wall_s):
-                return in_own_order(problem)
+                return execute_dtr(problem)
         result = run_method(problem, name, time_limit=wall_s, gap=GAP, seed=run.seed, **options)
         if result.termination == Termination.INTERRUPTED:
             raise KeyboardInterrupt
-        return _facts(result)
+        return _result_record(result)
     except TimeLimitError:
         return {"status": str(Status.UNKNOWN), "termination": str(Termination.TIME_LIMIT)}
     except MethodNotApplicableError as error:
@@ -446,8 +480,8 @@ def _facts_of(run: ComparedRun, wall_s: float) -> dict[str, Any]:
         return {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
 
 
-def _facts(result: SolveResult) -> dict[str, Any]:
-    valid, baseline = not result.violations, result.problem.objective.baseline
+def _result_record(result: SolveResult) -> dict[str, Any]:
+    is_valid, baseline = not result.violations, result.problem.objective.baseline
     statistics = result.statistics
     return {
         "status": str(result.status),
@@ -455,9 +489,9 @@ def _facts(result: SolveResult) -> dict[str, Any]:
         "reason": result.reason or "; ".join(result.violations[:1]),
         "gap": result.gap,
         "requested_gap": result.requested_gap,
-        "overhead": result.overhead if valid else None,
+        "overhead": result.overhead if is_valid else None,
         "overhead_bound": result.proven_bound - baseline,
-        "overhead_j": result.overhead_j if valid else None,
+        "overhead_j": result.overhead_j if is_valid else None,
         "overhead_bound_j": result.overhead_bound_j,
         "primal_integral_s": result.primal_integral_s,
         "gaps": [(round(at_s, 3), float(f"{gap:.4g}")) for at_s, gap in result.gap_over_time],

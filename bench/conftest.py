@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from harness import record
+from harness import make_record
 from poetmodel.sweeps.store import RecordFile
 from poetmodel.sweeps.tables import rows
-from solver_tables import NOTE, aligned, comparison
+from solver_tables import NOTE, align_columns, tabulate_solvers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SOLVED: Final = pytest.StashKey[list[dict[str, Any]]]()
+SOLVER_RECORDS: Final = pytest.StashKey[list[dict[str, Any]]]()
 """Key under which a pytest session stores the records of the solver comparison."""
 # Collect no doctests: there are none, and importing the modules needs optional packages.
 collect_ignore = [
@@ -42,31 +42,34 @@ def smoke(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def keep(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Return the function that stores a record if an output file is set; see `record`."""
+def store_record(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Return a function that appends a record to the file of ``--record``; see `make_record`.
+
+    Without the option the function ignores records.
+    """
     path: Any = request.config.getoption("record")
     if path is None:
         return lambda *_, **__: None
     store = RecordFile(path, lambda record: (record["kind"], record["name"]))
-    return lambda kind, name, **facts: store.add(record(kind, name, **facts))
+    return lambda kind, name, **facts: store.add(make_record(kind, name, **facts))
 
 
 @pytest.fixture(scope="session")
-def solved(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """Return the list of the solver comparison's records, for the tables at the end."""
-    return request.config.stash.setdefault(SOLVED, [])
+def solver_records(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Return the list to which solver benchmarks append records, for the tables at the end."""
+    return request.config.stash.setdefault(SOLVER_RECORDS, [])
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print a table for each problem of the solver comparison at the end of a session."""
-    solved: list[dict[str, Any]] = config.stash.get(SOLVED, [])
-    found = rows(solved)
-    for table in comparison(found):
+    records: list[dict[str, Any]] = config.stash.get(SOLVER_RECORDS, [])
+    table_rows = rows(records)
+    for table in tabulate_solvers(table_rows):
         terminalreporter.section(table.title, sep="-")
-        for line in aligned(table):
+        for line in align_columns(table):
             terminalreporter.write_line(line)
-    if found:
+    if table_rows:
         terminalreporter.write_line("")
         terminalreporter.write_line(NOTE)
 

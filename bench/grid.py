@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import poetmodel as pm
-from harness import RecordedRun, Study, peak_memory_bytes, record, recorded, warm_up
+from harness import (
+    RecordedRun,
+    Study,
+    make_record,
+    measure_peak_memory_bytes,
+    open_records,
+    warm_up,
+)
 from poetmodel.device import Costs, Device
 from poetmodel.errors import PoetModelError
 from poetmodel.graph import Graph, floor
@@ -42,7 +49,7 @@ GAP: Final = 1e-4
 """Gap of the overhead at which a solve stops."""
 AGAIN_GAP: Final = 0.01
 """Gap above which ``--set again=FILE`` solves an instance again."""
-NOTED_RATIO: Final = 0.9
+RECORDED_RATIO: Final = 0.9
 """Ratio to the last recorded gap below which a new gap is recorded."""
 FLOOR: Final = "floor+2%"
 """Name of the budget of 1.02 times the minimum RAM."""
@@ -53,8 +60,9 @@ TRACED: Final = Path(__file__).resolve().parent / "traced"
 """Folder of graphs captured from PyTorch (``*.graph.json``) and their costs (``*.profile.csv``)."""
 PROFILE: Final = "profile"
 """Device name that stands for the costs measured when a graph was captured."""
-_TRACED: Final = "traced/"
-_BERT: Final = "paper/bert-"
+_TRACED_PREFIX: Final = "traced/"
+_BERT_PREFIX: Final = "paper/bert-"
+"""Prefixes of model names."""
 
 
 METHODS: Final[dict[str, dict[str, str]]] = {
@@ -68,12 +76,12 @@ METHODS: Final[dict[str, dict[str, str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance(RecordedRun):
-    """One problem with a solving method, for one goal."""
+    """One problem with a solving method, for one goal: a group of instances."""
 
     goal: int
     """Number of the goal, 1 to 7."""
     model: str
-    """A shipped model, ``paper/bert-N`` of N blocks, or ``traced/NAME`` of a file there."""
+    """A shipped model, ``paper/bert-N`` of N blocks, or ``traced/NAME`` of a file in `TRACED`."""
     device: str
     """A shipped device, or `PROFILE`."""
     ram: str
@@ -96,11 +104,11 @@ class Instance(RecordedRun):
 
     def problem(self) -> Problem:
         """Build the problem."""
-        graph = graph_of(self.model)
+        graph = load_graph(self.model)
         ram = int(floor(graph).bytes * 1.02) if self.ram == FLOOR else self.ram
         return Problem(
             graph,
-            costs_of(self.model, self.device),
+            load_costs(self.model, self.device),
             ram=ram,
             deadline=self.deadline,
             deadline_counts="serial" if self.deadline else None,
@@ -109,42 +117,44 @@ class Instance(RecordedRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRun(RecordedRun):
-    """An instance with further solving options."""
+    """An instance with further fields, such as solving options."""
 
     instance: Instance
 
     @classmethod
-    def of(cls, cell: dict[str, Any]) -> Self:
-        """Create the run from its fields and its instance's fields in one mapping."""
-        names = {field.name for field in fields(Instance)}
-        instance = Instance(**{name: cell[name] for name in names & cell.keys()})
-        return cls(instance=instance, **{name: cell[name] for name in cell.keys() - names})
+    def from_fields(cls, cell: dict[str, Any]) -> Self:
+        """Create a run from one mapping with its fields and those of its instance."""
+        instance_fields = {field.name for field in fields(Instance)}
+        instance = Instance(**{name: cell[name] for name in instance_fields & cell.keys()})
+        return cls(
+            instance=instance, **{name: cell[name] for name in cell.keys() - instance_fields}
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the run's fields and its instance's fields in one mapping."""
-        own = asdict(self)
-        return {**own.pop("instance"), **own}
+        """Return one mapping with the run's fields and those of its instance."""
+        run_fields = asdict(self)
+        return {**run_fields.pop("instance"), **run_fields}
 
-    def limited(self, limit_s: float) -> Self:
+    def with_limit(self, limit_s: float) -> Self:
         """Return the run with another limit [s]."""
-        return replace(self, instance=self.instance.limited(limit_s))
+        return replace(self, instance=self.instance.with_limit(limit_s))
 
 
 @cache
-def graph_of(model: str) -> Graph:
+def load_graph(model: str) -> Graph:
     """Read or build the graph of a model; cached."""
-    if model.startswith(_TRACED):
-        return Graph.load(TRACED / f"{model.removeprefix(_TRACED)}.graph.json")
-    if model.startswith(_BERT):
-        return bert(blocks=int(model.removeprefix(_BERT)))
+    if model.startswith(_TRACED_PREFIX):
+        return Graph.load(TRACED / f"{model.removeprefix(_TRACED_PREFIX)}.graph.json")
+    if model.startswith(_BERT_PREFIX):
+        return bert(blocks=int(model.removeprefix(_BERT_PREFIX)))
     return load_model(model)
 
 
-def costs_of(model: str, device: str) -> Costs:
+def load_costs(model: str, device: str) -> Costs:
     """Return the costs of a model's graph: estimated for a device, or measured for `PROFILE`."""
     if device == PROFILE:
-        return Costs.load(TRACED / f"{model.removeprefix(_TRACED)}.profile.csv")
-    return Costs.estimate(graph_of(model), Device.load(device))
+        return Costs.load(TRACED / f"{model.removeprefix(_TRACED_PREFIX)}.profile.csv")
+    return Costs.estimate(load_graph(model), Device.load(device))
 
 
 # -- the goals -------------------------------------------------------------------------------------
@@ -158,10 +168,10 @@ _DEADLINES: Final = (None, "105%", "115%", "130%")
 _ZOO: Final = (*_SHARED, "mobilenetv2", "bert-base")
 _DEVICES: Final = ("mkr1000", "nrf52840", "rpi4b", "jetson-tx2")
 
-_SCALE: Final = {24: 60.0, 48: 180.0, 96: 600.0}
+_SCALE_LIMITS_S: Final = {24: 60.0, 48: 180.0, 96: 600.0}
 """Time limits by the number of blocks [s]."""
 
-_COMPARED: Final = {
+_COMPARED_BUDGETS: Final = {
     "paper/linear": ("50%", "70%", "90%"),
     "paper/transformer": (FLOOR, "90%"),
     "paper/vgg16-cifar": ("50%", "70%", "90%"),
@@ -186,28 +196,28 @@ def _zoo_instances() -> Iterator[Instance]:
 
 def _traced_instances() -> Iterator[Instance]:
     for path in sorted(TRACED.glob("*.graph.json")):
-        model = _TRACED + path.name.removesuffix(".graph.json")
+        model = _TRACED_PREFIX + path.name.removesuffix(".graph.json")
         axes = product((PROFILE, "rpi4b"), ("70%", "50%", "35%", "25%"), (None, "150%"))
         for device, ram, deadline in axes:
             yield Instance(goal=3, model=model, device=device, ram=ram, deadline=deadline)
 
 
-def _captures(folder: str, goal: int, limit_s: float) -> Iterator[Instance]:
+def _captured_instances(folder: str, goal: int, limit_s: float) -> Iterator[Instance]:
     for path in sorted((TRACED / folder).glob("*.graph.json")):
-        model = f"{_TRACED}{folder}/{path.name.removesuffix('.graph.json')}"
+        model = f"{_TRACED_PREFIX}{folder}/{path.name.removesuffix('.graph.json')}"
         for ram in ("60%", "40%", "25%", FLOOR):
             yield Instance(goal=goal, model=model, device=PROFILE, ram=ram, limit_s=limit_s)
 
 
-def _scale() -> Iterator[Instance]:
-    for blocks, limit_s in _SCALE.items():
-        model = f"{_BERT}{blocks}"
+def _scale_instances() -> Iterator[Instance]:
+    for blocks, limit_s in _SCALE_LIMITS_S.items():
+        model = f"{_BERT_PREFIX}{blocks}"
         for device, ram in product(("paper-m4", "paper-a72"), ("20%", "40%")):
             yield Instance(goal=4, model=model, device=device, ram=ram, limit_s=limit_s)
 
 
-def _comparison() -> Iterator[Instance]:
-    for model, budgets in _COMPARED.items():
+def _comparison_instances() -> Iterator[Instance]:
+    for model, budgets in _COMPARED_BUDGETS.items():
         for device, ram in product(("paper-m4", "paper-a72"), budgets):
             instance = Instance(goal=5, model=model, device=device, ram=ram)
             yield instance
@@ -221,13 +231,13 @@ _GOALS: Final[dict[int, Callable[[], Iterator[Instance]]]] = {
     1: _published_instances,
     2: _zoo_instances,
     3: _traced_instances,
-    4: _scale,
-    5: _comparison,
-    6: partial(_captures, "models", 6, LIMIT_S),
-    7: partial(_captures, "whole-steps", 7, 2 * LIMIT_S),
+    4: _scale_instances,
+    5: _comparison_instances,
+    6: partial(_captured_instances, "models", 6, LIMIT_S),
+    7: partial(_captured_instances, "whole-steps", 7, 2 * LIMIT_S),
 }
 GOALS: Final = tuple(_GOALS)
-"""Every goal."""
+"""Numbers of all goals."""
 CAPTURED: Final = (6, 7)
 """Goals of captured models, without and with an optimizer, which have separate records."""
 
@@ -237,27 +247,32 @@ def instances(goals: Sequence[int] = GOALS) -> tuple[Instance, ...]:
     return tuple(instance for goal in goals for instance in _GOALS[goal]())
 
 
-def in_running_order(chosen: Sequence[Instance]) -> tuple[Instance, ...]:
-    """Return instances in execution order: mixed, and always the same.
+def mix_instances(chosen: Sequence[Instance]) -> tuple[Instance, ...]:
+    """Return instances in execution order: mixed, equal for equal instances.
 
     The instances of each goal are shuffled by a fixed seed and spread evenly, so that an
     interrupted series has about the same fraction of every goal.
     """
-    placed: list[tuple[float, int, Instance]] = []
+    positioned: list[tuple[float, int, Instance]] = []
     for goal in sorted({instance.goal for instance in chosen}):
         of_goal = [instance for instance in chosen if instance.goal == goal]
         random.Random(ORDER_SEED + goal).shuffle(of_goal)  # noqa: S311 (no secret)
-        placed.extend(((i + 0.5) / len(of_goal), goal, each) for i, each in enumerate(of_goal))
-    return tuple(instance for _, _, instance in sorted(placed, key=lambda entry: entry[:2]))
+        positioned.extend(
+            ((i + 0.5) / len(of_goal), goal, instance) for i, instance in enumerate(of_goal)
+        )
+    return tuple(instance for _, _, instance in sorted(positioned, key=lambda entry: entry[:2]))
 
 
-def smoke_instances() -> tuple[Instance, ...]:
-    """Return each combination of goal, method and deadline, on the smallest graph."""
+def make_smoke_instances() -> tuple[Instance, ...]:
+    """Return an instance on the smallest graph for each goal, method and deadline."""
     traced = Instance(goal=3, model="", device="", ram="", deadline="150%")
-    kinds = (*instances((1, 2, 4, 5, *CAPTURED)), traced)
+    candidates = (*instances((1, 2, 4, 5, *CAPTURED)), traced)
     tiny: dict[str, Any] = {"model": "paper/linear", "device": "paper-m4", "limit_s": SMOKE_LIMIT_S}
-    small = (replace(each, **tiny, ram="70%" if each.goal > 1 else FLOOR) for each in kinds)
-    return tuple(dict.fromkeys(small))
+    smallest = (
+        replace(instance, **tiny, ram="70%" if instance.goal > 1 else FLOOR)
+        for instance in candidates
+    )
+    return tuple(dict.fromkeys(smallest))
 
 
 # -- one instance ----------------------------------------------------------------------------------
@@ -270,19 +285,22 @@ class Course:
     first_schedule_s: float | None = None
     """Time of the first schedule, model construction included [s]."""
     gaps: list[tuple[float, float]] = field(default_factory=list)
-    """Times [s] and gaps reached, each below `NOTED_RATIO` times the previous gap."""
+    """Times [s] and gaps reached; each is 0, or below `RECORDED_RATIO` times the previous gap."""
 
-    def note(self, progress: SolveProgress) -> None:
-        """Progress callback of the solve: record the first schedule and the gap."""
+    def record_progress(self, progress: SolveProgress) -> None:
+        """Record the time of the first schedule and the gap; the progress callback of the solve."""
         if progress.value is None:
             return
         if self.first_schedule_s is None:
             self.first_schedule_s = progress.seconds
-        self.reach(progress.seconds, progress.gap)
+        self.record_gap(progress.seconds, progress.gap)
 
-    def reach(self, seconds: float, gap: float | None) -> None:
-        """Record a gap if it is below `NOTED_RATIO` times the last."""
-        if gap is None or (self.gaps and gap >= NOTED_RATIO * self.gaps[-1][1] and gap > 0.0):
+    def record_gap(self, seconds: float, gap: float | None) -> None:
+        """Append a gap if it is the first, 0, or below `RECORDED_RATIO` times the last.
+
+        None and gaps after 0 are ignored.
+        """
+        if gap is None or (self.gaps and gap >= RECORDED_RATIO * self.gaps[-1][1] and gap > 0.0):
             return
         if self.gaps and self.gaps[-1][1] == 0.0:
             return
@@ -298,19 +316,20 @@ def measure(
     gap: float = GAP,
     stated: Callable[[Problem], Problem | pyo.ConcreteModel] = lambda problem: problem,
 ) -> Record:
-    """Solve an instance; return its record. Reading the graph is not timed.
+    """Solve an instance; return its record. Loading the graph is not timed.
 
     ``seconds`` is wall time for stating, building, solving and verifying; ``stated_s`` is the part
     before `solve` is called. If the package refuses the instance, ``status`` is `FAILED` and
-    ``reason`` has the message. `stated` returns a problem to solve in place of the instance's.
+    ``reason`` contains the message. `stated` returns the problem or model to solve for the
+    instance's problem.
     """
     instance = Instance(**fields)
-    graph, method = graph_of(instance.model), METHODS[instance.method]
+    graph, method = load_graph(instance.model), METHODS[instance.method]
     course = Course()
-    cpu_s, begun, stated_s = time.process_time(), time.perf_counter(), None
+    begin_cpu_s, begin_s, stated_s = time.process_time(), time.perf_counter(), None
     try:
         problem = stated(instance.problem())
-        stated_s = time.perf_counter() - begun
+        stated_s = time.perf_counter() - begin_s
         result = pm.solve(
             problem,
             formulation=method.get("formulation"),
@@ -319,15 +338,15 @@ def measure(
             gap=gap,
             threads=threads,
             seed=instance.seed,
-            on_progress=course.note,
+            on_progress=course.record_progress,
         )
     except PoetModelError as error:
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - begin_s
         facts: dict[str, Any] = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
     else:
-        seconds = time.perf_counter() - begun
-        facts = _facts(result, course, seconds)
-    return record(
+        seconds = time.perf_counter() - begin_s
+        facts = _result_record(result, course, seconds)
+    return make_record(
         KIND,
         instance.name,
         cell=fields,
@@ -335,9 +354,9 @@ def measure(
         threads=threads,
         seconds=seconds,
         stated_s=stated_s,
-        cpu_s=time.process_time() - cpu_s,
-        peak_memory_bytes=peak_memory_bytes(),
-        worker_memory_bytes=peak_memory_bytes(resource.RUSAGE_CHILDREN),
+        cpu_s=time.process_time() - begin_cpu_s,
+        peak_memory_bytes=measure_peak_memory_bytes(),
+        worker_memory_bytes=measure_peak_memory_bytes(resource.RUSAGE_CHILDREN),
         graph_nodes=len(graph.nodes),
         graph_tensors=len(graph.tensors),
         floor_bytes=floor(graph).bytes,
@@ -345,22 +364,22 @@ def measure(
     )
 
 
-_COPIED: Final = (
+_COPIED_PROPERTIES: Final = (
     *("reason", "formulation", "backend", "requested_gap", "overhead_j"),
     *("overhead_bound_j", "build_s", "solve_s", "primal_integral_s"),
 )
 """Properties of a result that its record contains under the same names."""
 
 
-def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any]:
+def _result_record(result: SolveResult, course: Course, seconds: float) -> dict[str, Any]:
     problem, statistics = result.problem, dict(result.statistics)
     gap = model_gap(statistics) if result.formulation == "paper" else result.gap
     if result.schedule is not None:
         if course.first_schedule_s is None:
             course.first_schedule_s = seconds
-        course.reach(seconds, gap)
+        course.record_gap(seconds, gap)
     return {
-        **{name: getattr(result, name) for name in _COPIED},
+        **{name: getattr(result, name) for name in _COPIED_PROPERTIES},
         "status": str(result.status),
         "termination": str(result.termination),
         "gap": gap,
@@ -378,7 +397,7 @@ def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any
 
 
 def measure_warm(fields: dict[str, Any], start: Mapping[str, Any]) -> Record:
-    """Load all modules, then call `measure` with the threads and workers in `start`."""
+    """Load the solver by a small solve, then call `measure` with the keyword arguments `start`."""
     warm_up()
     return measure(fields, None, **start)
 
@@ -386,35 +405,38 @@ def measure_warm(fields: dict[str, Any], start: Mapping[str, Any]) -> Record:
 # -- the study -------------------------------------------------------------------------------------
 
 
-def is_left(record: Record) -> bool:
-    """Return whether an instance, solved by default, ended with a gap above `AGAIN_GAP`.
+def is_open(record: Record) -> bool:
+    """Return whether the default method ended with a gap above `AGAIN_GAP`, or without a result.
 
-    Also True if it ended with neither a schedule nor a proof of infeasibility.
+    Results are schedules and proofs of infeasibility.
     """
     gap = record.get("gap")
-    open_ = record["status"] == "unknown" if gap is None else gap > AGAIN_GAP
-    return bool(record["cell"]["method"] == "default" and open_)
+    is_unsolved = record["status"] == "unknown" if gap is None else gap > AGAIN_GAP
+    return bool(record["cell"]["method"] == "default" and is_unsolved)
 
 
 def runs(
     goals: tuple[int, ...] = (), again: str | None = None, sample: int | None = None
 ) -> tuple[Instance, ...]:
-    """Return instances in execution order: of some goals, or those that a record left open.
+    """Return instances in execution order: of some goals, or those without a proof in a file.
 
     Parameters
     ----------
     goals : tuple of int
-        By default all but captured models, which are solved with two threads.
+        By default all goals. Without `again` those of captured models are left out, because these
+        are solved with two threads.
     again : str, optional
-        A file of records; select its instances for which `is_left` holds.
+        A file of records; select the instances whose record satisfies `is_open`.
     sample : int, optional
         Number of instances to return, the first of the mixed order.
     """
-    whole = GOALS if again else tuple(goal for goal in GOALS if goal not in CAPTURED)
-    chosen = in_running_order(instances(goals or whole))
+    default_goals = GOALS if again else tuple(goal for goal in GOALS if goal not in CAPTURED)
+    chosen = mix_instances(instances(goals or default_goals))
     if again:
-        left = {each["name"] for each in recorded(Path(again)).records() if is_left(each)}
-        chosen = tuple(each for each in chosen if each.name in left)
+        open_names = {
+            record["name"] for record in open_records(Path(again)).records() if is_open(record)
+        }
+        chosen = tuple(instance for instance in chosen if instance.name in open_names)
     return chosen[:sample]
 
 
@@ -422,7 +444,7 @@ STUDY: Final = Study(
     name="grid",
     kind=KIND,
     runs=runs,
-    smoke_runs=smoke_instances,
+    smoke_runs=make_smoke_instances,
     measure=measure_warm,
     settings={"threads": 1},
     start_of=lambda _run, _store, settings: {key: settings[key] for key in ("threads", "workers")},

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from poetmodel.sweeps.measurement import Record
 
-CORE_SHARE: Final = 0.8
-"""Minimum ratio of CPU time to the limit for a run that met its limit; others are repeated."""
+MIN_CORE_FRACTION: Final = 0.8
+"""Minimum ratio of CPU time to its limit for a run that ended at its limit."""
 ATTEMPTS: Final = 6
-"""Maximum number of attempts to give a run its CPU time."""
+"""Maximum number of attempts at a run that ended at its limit."""
 _POLL_S: Final = 0.5
 """Interval between checks of a process' limit [s]."""
 GRACE_S: Final = 120.0
@@ -58,18 +58,18 @@ DONE: Final = "done"
 """Status of measurements without a solver's status."""
 
 
-def record(kind: str, name: str, **facts: Any) -> Record:
-    """Return the record of a measurement: `facts` with time, machine, commit and load."""
-    made = {"load_average": os.getloadavg()[0], "status": DONE}
-    return {**common_fields(kind, name), **made, **facts}
+def make_record(kind: str, name: str, **facts: Any) -> Record:
+    """Return the record of a measurement: `facts`, and date, machine, commit and load of now."""
+    common = {"load_average": os.getloadavg()[0], "status": DONE}
+    return {**common_fields(kind, name), **common, **facts}
 
 
-def recorded(path: Path) -> RecordFile:
-    """Open a file of records that are found by the fields of their runs."""
-    return RecordFile(path, lambda record: run_key(record["cell"]))
+def open_records(path: Path) -> RecordFile:
+    """Open a file of records whose keys are the fields of their runs."""
+    return RecordFile(path, lambda record: make_run_key(record["cell"]))
 
 
-def run_key(fields: dict[str, Any]) -> str:
+def make_run_key(fields: dict[str, Any]) -> str:
     """Return the key of a run in a file of records, made of all its fields."""
     return json.dumps(fields, sort_keys=True)
 
@@ -81,13 +81,13 @@ class RecordedRun:
     @property
     def key(self) -> str:
         """Key of the run in records."""
-        return run_key(self.to_dict())
+        return make_run_key(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run's fields."""
         return asdict(self)
 
-    def limited(self, limit_s: float) -> Self:
+    def with_limit(self, limit_s: float) -> Self:
         """Return the run with another limit [s]."""
         return replace(self, limit_s=limit_s)  # type: ignore[call-arg]
 
@@ -102,13 +102,13 @@ class Cell:
     @property
     def key(self) -> str:
         """Key of the run in records."""
-        return run_key(self.fields)
+        return make_run_key(self.fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run's fields."""
         return self.fields
 
-    def limited(self, limit_s: float) -> Self:
+    def with_limit(self, limit_s: float) -> Self:
         """Return the run with another limit [s]."""
         return replace(self, fields={**self.fields, "limit_s": limit_s})
 
@@ -127,7 +127,8 @@ class ProcessEndedError(Exception):
 class FreshProcesses(Executor):
     """Executor of each run in a process of its own, forked after the libraries are loaded.
 
-    Kills a process `grace_s` after the limit of its run [s].
+    `count` runs are executed at a time. A process is killed `grace_s` [s] after the limit of its
+    run.
     """
 
     def __init__(self, count: int, *, preloaded: Sequence[str], grace_s: float) -> None:
@@ -138,26 +139,29 @@ class FreshProcesses(Executor):
         self._context.set_forkserver_preload(list(preloaded))
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Submit a measurement; its arguments are the run's fields, limit included, and start."""
+        """Submit a measurement with two arguments: the run's fields, with its limit, and its start.
+
+        The future raises `ProcessEndedError` if the process ends without a result.
+        """
         return self._threads.submit(self._run_in_process, measure, *arguments)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as its base class has it
-        """Shut down; running runs are aborted without a record."""
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as in the base class
+        """Shut down; processes of unfinished runs are killed, and these runs have no record."""
         self._stopped.set()
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
 
     def _run_in_process(self, measure: Any, fields: dict[str, Any], start: Any) -> Record:
         receiver, sender = self._context.Pipe(duplex=False)
         process = self._context.Process(
-            target=_answer, args=(sender, measure, fields, start), daemon=True
+            target=_send_result, args=(sender, measure, fields, start), daemon=True
         )
-        begun_s = time.monotonic()
+        begin_s = time.monotonic()
         process.start()
         sender.close()
         try:
             while not receiver.poll(_POLL_S):
-                late = time.monotonic() - begun_s > fields["limit_s"] + self._grace_s
-                if late or self._stopped.is_set():
+                is_late = time.monotonic() - begin_s > fields["limit_s"] + self._grace_s
+                if is_late or self._stopped.is_set():
                     break
             else:
                 return dict(receiver.recv())
@@ -167,7 +171,7 @@ class FreshProcesses(Executor):
             process.kill()
             process.join()
             receiver.close()
-        raise ProcessEndedError(process.exitcode, time.monotonic() - begun_s)
+        raise ProcessEndedError(process.exitcode, time.monotonic() - begin_s)
 
 
 class ThisProcess(Executor):
@@ -175,61 +179,62 @@ class ThisProcess(Executor):
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
         """Call a function immediately; the future has its result or exception."""
-        done: Future[Any] = Future()
+        future: Future[Any] = Future()
         try:
-            done.set_result(measure(*arguments))
-        except Exception as error:  # noqa: BLE001 - as an executor has it
-            done.set_exception(error)
-        return done
+            future.set_result(measure(*arguments))
+        except Exception as error:  # noqa: BLE001 - as in other executors
+            future.set_exception(error)
+        return future
 
 
-def _answer(out: Connection, measure: Callable[..., Record], *arguments: Any) -> None:
+def _send_result(connection: Connection, measure: Callable[..., Record], *arguments: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills this process
-    out.send(measure(*arguments))
-    out.close()
+    connection.send(measure(*arguments))
+    connection.close()
 
 
 # -- limits in processor time ----------------------------------------------------------------------
 
 
-def within_core(
-    limit_s: float, measure: Callable[[float], Record], *, share: float = 1.0
+def measure_with_cpu_limit(
+    limit_s: float, measure: Callable[[float], Record], *, core_fraction: float = 1.0
 ) -> Record:
-    """Measure a run within a limit of CPU time; return its fields and CPU time.
+    """Measure a run within a limit of CPU time; return its record fields, with times and attempts.
 
     The package limits wall time. A run that met its limit is repeated with another wall time until
-    its CPU time is the limit within a factor of `CORE_SHARE`; only the last attempt counts.
-    `share` is the expected fraction of a core.
+    its CPU time is the limit within a factor of `MIN_CORE_FRACTION`; only the last attempt counts.
+    After `ATTEMPTS` attempts its status is `FAILED`. `core_fraction` is the expected fraction of a
+    core, by which the first wall time is divided.
     """
     facts: Record = {}
     for attempt in range(1, ATTEMPTS + 1):
-        begun, begun_cpu_s = time.perf_counter(), time.process_time()
-        facts = measure(limit_s / share)
-        seconds, cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu_s
+        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+        facts = measure(limit_s / core_fraction)
+        seconds, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
         facts = facts | {"seconds": seconds, "cpu_s": cpu_s, "attempts": attempt}
-        met = facts.get("termination") == Termination.TIME_LIMIT
-        if not met or CORE_SHARE <= cpu_s / limit_s <= 1 / CORE_SHARE:
+        is_at_limit = facts.get("termination") == Termination.TIME_LIMIT
+        if not is_at_limit or MIN_CORE_FRACTION <= cpu_s / limit_s <= 1 / MIN_CORE_FRACTION:
             return facts
-        share *= cpu_s / limit_s
+        core_fraction *= cpu_s / limit_s
     return facts | {"status": FAILED, "reason": f"the processor was busy in {ATTEMPTS} attempts"}
 
 
-def core_share_of(work: Callable[[], object]) -> float:
+def measure_core_fraction(work: Callable[[], object]) -> float:
     """Execute `work`; return the fraction of a core that it received, at least 0.1."""
-    begun, cpu_s = time.perf_counter(), time.process_time()
+    begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     work()
-    share = (time.process_time() - cpu_s) / (time.perf_counter() - begun)
-    return min(1.0, max(0.1, share))
+    fraction = (time.process_time() - begin_cpu_s) / (time.perf_counter() - begin_s)
+    return min(1.0, max(0.1, fraction))
 
 
-def peak_memory_bytes(whose: int = resource.RUSAGE_SELF) -> int:
-    """Return the peak resident memory of this process, or of its children [B]."""
-    peak = resource.getrusage(whose).ru_maxrss
+def measure_peak_memory_bytes(process_kind: int = resource.RUSAGE_SELF) -> int:
+    """Return the peak resident memory of this process, or of the largest of its children [B]."""
+    peak = resource.getrusage(process_kind).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def warm_up() -> None:
-    """Load solver and modelling library by a small solve before measurements."""
+    """Load the solver and its modelling library by a small solve, so that measurements do not."""
     graph = load_model("mlp")
     costs = pm.Costs.estimate(graph, pm.Device.load("mkr1000"))
     pm.solve(pm.Problem(graph, costs, ram="70%"), time_limit=5.0)
@@ -251,49 +256,63 @@ class Study:
     smoke_runs: Callable[[], Iterable[Any]]
     """Function that returns each kind of run at its smallest size."""
     measure: Callable[[dict[str, Any], Any], Record]
-    """Function that returns the record of a run from its fields and its start."""
+    """Function that returns the record of a run from its fields and its `start_of`."""
     start_of: Callable[[Any, RecordFile, Mapping[str, Any]], Any] = lambda *_: None
-    """Function that returns a run's start from the records so far or the settings."""
+    """Function that returns the second argument of `measure` from a run, the records so far and the
+    settings, such as the folder of a source; by default None."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings with their defaults."""
-    alone: bool = True
+    has_own_process: bool = True
     """Whether each run has its own process."""
     preloaded: Sequence[str] = PRELOADED
     """Modules loaded in each process before its run."""
     grace_s: float = GRACE_S
     """Time after its limit at which a run is killed [s]."""
-    key_of: Callable[[Record], Any] = lambda record: run_key(record["cell"])
+    key_of: Callable[[Record], Any] = lambda record: make_run_key(record["cell"])
     """Function that returns the key of a record's run."""
     summarize: Callable[[Iterable[Record]], str] | None = None
     """Function that returns the summary of all records, printed at the end."""
 
     def defaults(self) -> dict[str, Any]:
-        """Return all settings with their defaults, `REQUIRED` if there is none."""
-        of_runs = inspect.signature(self.runs).parameters
-        return {name: each.default for name, each in of_runs.items()} | dict(self.settings)
+        """Return the default of each setting, by name; `REQUIRED` if there is none."""
+        parameters = inspect.signature(self.runs).parameters
+        return {name: parameter.default for name, parameter in parameters.items()} | dict(
+            self.settings
+        )
 
-    def chosen(self, settings: Mapping[str, Any]) -> list[Any]:
-        """Return the runs that the settings select."""
-        own = inspect.signature(self.runs).parameters
-        return list(self.runs(**{name: settings[name] for name in own}))
+    def select_runs(self, settings: Mapping[str, Any]) -> list[Any]:
+        """Return the runs for these settings. Raises `InputError` for unknown values."""
+        parameters = inspect.signature(self.runs).parameters
+        return list(self.runs(**{name: settings[name] for name in parameters}))
 
 
-def setting(study: Study, text: str) -> tuple[str, Any]:
-    """Parse ``NAME=VALUE`` with the type of the default; commas separate values of a tuple."""
-    name, _, words = text.partition("=")
+def parse_setting(study: Study, text: str) -> tuple[str, Any]:
+    """Parse ``NAME=VALUE``; commas separate values of a setting whose default is a tuple.
+
+    Raises ValueError for a name that is not a setting of the study.
+    """
+    name, _, value_text = text.partition("=")
     defaults = study.defaults()
     if name not in defaults:
         raise ValueError(f"{name}: expected one of {', '.join(defaults) or 'none'}")
-    several = isinstance(defaults[name], tuple)
+    is_tuple = isinstance(defaults[name], tuple)
     try:
-        value = ast.literal_eval(words)
+        value = ast.literal_eval(value_text)
     except (ValueError, SyntaxError):
-        value = tuple(words.split(",")) if several else words
-    return name, (value,) if several and not isinstance(value, tuple) else value
+        value = tuple(value_text.split(",")) if is_tuple else value_text
+    return name, (value,) if is_tuple and not isinstance(value, tuple) else value
 
 
 def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
-    """Execute the runs of a study without a record; return 130 if interrupted, otherwise 0."""
+    """Execute the runs of a study that have no record, or one of a failure; append their records.
+
+    Prints the summary of the study, if it has one. Exits with status 2 for wrong arguments.
+
+    Returns
+    -------
+    int
+        Exit status: 0; 1 if workers of a cluster were lost; 130 if interrupted.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m bench {study.name}")
     parser.add_argument("--out", type=Path, required=True, help=f"records, *-{study.name}.jsonl")
     parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
@@ -309,19 +328,23 @@ def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scheduler", help="solve on the workers of this Dask scheduler")
     parser.add_argument("--shard", metavar="I/N", help="every N-th run, from the I-th on")
     defaults = study.defaults()
-    named = ", ".join(defaults) or "there are none"
+    setting_names = ", ".join(defaults) or "there are none"
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help=f"settings: {named}"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"settings: {setting_names}",
     )
     options = parser.parse_args(arguments)
     if options.out.exists() and not options.resume:
         parser.error(f"--out: {options.out} exists; --resume goes on with it")
     try:
-        settings = defaults | dict(setting(study, text) for text in options.set)
+        settings = defaults | dict(parse_setting(study, text) for text in options.set)
     except ValueError as error:
         parser.error(f"--set: {error}")
     try:
-        part = shard(options.shard) if options.shard else slice(None)
+        shard_slice = shard(options.shard) if options.shard else slice(None)
     except PoetModelError as error:
         parser.error(f"--shard: {error}")
     missing = [name for name, value in settings.items() if value == REQUIRED]
@@ -329,16 +352,16 @@ def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--set: {missing[0]}=VALUE is missing")
     settings["workers"] = options.workers
     try:
-        runs = list(study.smoke_runs()) if options.smoke else study.chosen(settings)
+        runs = list(study.smoke_runs()) if options.smoke else study.select_runs(settings)
     except PoetModelError as error:
         parser.error(str(error))
     runs = [run for run in runs if options.only in run.name]
     if options.limit is not None:
-        runs = [run.limited(options.limit) for run in runs]
+        runs = [run.with_limit(options.limit) for run in runs]
     store = RecordFile(options.out, study.key_of)
     try:
-        with opened(study, options) as (pool, width):
-            status = run_all(runs[part], study, store, pool, settings, width)
+        with open_executor(study, options) as (pool, max_runs):
+            status = run_all(runs[shard_slice], study, store, pool, settings, max_runs)
             if status == 0 and study.summarize is not None:
                 sys.stdout.write(f"{study.summarize(store.records())}\n")
             return status
@@ -350,48 +373,52 @@ def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def opened(
+def open_executor(
     study: Study, options: argparse.Namespace
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
-    """Yield the executor of a study, and a function that returns its number of parallel runs."""
+    """Open the executor of a study; yield it, and a function that returns its number of workers."""
     if options.scheduler:
         from poetmodel.sweeps.cluster import connect
 
-        isolation = Isolation(grace_s=study.grace_s if study.alone else None)
-        with connect(options.scheduler, isolation) as found:
-            yield found
+        isolation = Isolation(grace_s=study.grace_s if study.has_own_process else None)
+        with connect(options.scheduler, isolation) as executor_and_width:
+            yield executor_and_width
         return
-    here = options.smoke or not study.alone
-    pool = ThisProcess() if here else FreshProcesses(
+    is_in_this_process = options.smoke or not study.has_own_process
+    executor = ThisProcess() if is_in_this_process else FreshProcesses(
         options.workers, preloaded=study.preloaded, grace_s=study.grace_s
     )  # fmt: skip
-    with pool:
-        yield pool, lambda: options.workers
+    with executor:
+        yield executor, lambda: options.workers
 
 
 def run_all(
     runs: Sequence[Any],
     study: Study,
     store: RecordFile,
-    pool: Executor,
+    executor: Executor,
     settings: Mapping[str, Any],
-    width: Callable[[], int],
+    max_runs: Callable[[], int],
 ) -> int:
-    """Execute runs in order in an executor; return 130 if interrupted, otherwise 0."""
+    """Execute runs in order, and store their records; return 130 if interrupted, otherwise 0.
+
+    Errors of the package and ended processes are recorded as failures, on a cluster all exceptions.
+    Other exceptions are raised.
+    """
     workers = settings["workers"]
 
     def failure(run: Any, error: BaseException) -> Record:
-        known = isinstance(error, ProcessEndedError | BrokenExecutor | PoetModelError)
-        if not known and not isinstance(
-            pool, ShippingPool
-        ):  # cluster executors raise other exceptions
+        is_expected = isinstance(error, ProcessEndedError | BrokenExecutor | PoetModelError)
+        if not is_expected and not isinstance(
+            executor, ShippingPool
+        ):  # executors of clusters raise exceptions of their own
             raise error
         seconds = getattr(error, "seconds", 0.0)
         facts = {"seconds": seconds, "status": FAILED, "reason": str(error)}
-        return record(study.kind, run.name, cell=run.to_dict(), workers=workers, **facts)
+        return make_record(study.kind, run.name, cell=run.to_dict(), workers=workers, **facts)
 
     measure = study.measure
-    if isinstance(pool, ShippingPool):  # workers import the function from their own checkout
+    if isinstance(executor, ShippingPool):  # workers import the function from their checkout
         folder = str(Path(__file__).resolve().parent)
         measure = ModuleFunction(folder, measure.__module__, measure.__qualname__)
     queue: RunQueue[Any] = RunQueue(
@@ -400,24 +427,24 @@ def run_all(
         measure=measure,
         failure=failure,
         start_of=lambda run: study.start_of(run, store, settings),
-        on_progress=_show,
+        on_progress=_print_progress,
     )
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        queue.execute(pool, width)
+        queue.execute(executor, max_runs)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; --resume goes on\n")
         return 130
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
     return 0
 
 
-def _show(progress: Progress) -> None:
+def _print_progress(progress: Progress) -> None:
     if progress.last is None:
         return
     name, status = progress.last["name"], progress.last["status"]
     gap, seconds = progress.last.get("gap"), progress.last.get("seconds")
-    shown = status if gap is None else f"{status}, gap {gap:.3%}"
-    took = "" if seconds is None else f" {seconds:.2f} s,"
-    sys.stderr.write(f"{progress.done}/{progress.total} {name}:{took} {shown}\n")
+    result_text = status if gap is None else f"{status}, gap {gap:.3%}"
+    time_text = "" if seconds is None else f" {seconds:.2f} s,"
+    sys.stderr.write(f"{progress.done}/{progress.total} {name}:{time_text} {result_text}\n")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import compared
 import grid
-from measured import records
+from measured import read_records
 from poetmodel.result import Status
 from poetmodel.sweeps.instances import BestResults, Instance, file_name
 
@@ -29,48 +29,49 @@ PUBLISHED_GOAL: Final = 1
 MOCCASIN: Final = (
     "Left out: the graphs of Moccasin, random_layered_n*.json of "
     "github.com/haoming-codes/moccasin, whose licence differs."
-    if compared.DATA not in os.environ
+    if compared.DATA_VARIABLE not in os.environ
     else "Contains the graphs of Moccasin, github.com/haoming-codes/moccasin, whose licence "
     "differs: do not publish this folder."
 )
 """Note on graphs under another licence, which are written only if the user has them."""
 PROOFS: Final = {"cell": ("default", "compact"), compared.KIND: (compared.OPTIMAL,)}
-"""Methods whose bounds are valid for the problem, by kind of record. The bound of `paper` is valid
-only for its own model."""
-NOT_SCHEDULES: Final = (compared.OWN_ORDER,)
+"""Methods whose bounds are valid for the problem, by kind of record. The bound of ``paper`` is only
+valid for its own model."""
+PROGRAM_METHODS: Final = (compared.OWN_ORDER,)
 """Methods whose result is a program that no schedule can represent."""
 
 Key = tuple[Any, ...]
+"""Kind of problem or "", model, device, budget, and deadline or None."""
 
 
 def instances() -> Iterator[Instance]:
     """Yield the problems with a feasible budget, each once, with the best results on record."""
-    results = _results()
-    named: dict[str, Key] = {}
-    for kind, key, problem in _problems():
+    results = _group_records()
+    keys_by_name: dict[str, Key] = {}
+    for kind, key, problem in _list_problems():
         name = file_name(*(word for word in key if word))
-        if name in named:  # a problem of two studies
-            assert named[name] == key, name
+        if name in keys_by_name:  # both studies contain the problem
+            assert keys_by_name[name] == key, name
             continue
-        named[name] = key
-        of_problem = [record for record in results[key] if _is_of(record, problem)]
-        yield Instance(name=name, kind=kind, problem=problem, best=_best(of_problem))
+        keys_by_name[name] = key
+        problem_records = [record for record in results[key] if _is_record_of(record, problem)]
+        yield Instance(name=name, kind=kind, problem=problem, best=_find_best(problem_records))
 
 
-def _is_of(record: Record, problem: Problem) -> bool:
-    """Return whether budget and baseline of a record are the problem's; these may have changed."""
+def _is_record_of(record: Record, problem: Problem) -> bool:
+    """Return whether a record, which may be outdated, has the problem's budget and baseline."""
     same_ram = record.get("ram_budget_bytes") == problem.ram_budget_bytes
-    stated = record.get("baseline_energy_j") or 0.0
-    return same_ram and math.isclose(stated, problem.baseline_energy_j, rel_tol=1e-9)
+    recorded_baseline_j = record.get("baseline_energy_j") or 0.0
+    return same_ram and math.isclose(recorded_baseline_j, problem.baseline_energy_j, rel_tol=1e-9)
 
 
-def _problems() -> Iterator[tuple[str, Key, Problem]]:
+def _list_problems() -> Iterator[tuple[str, Key, Problem]]:
     """Yield kind, key and problem of each problem, the published ones first."""
     for instance in grid.instances((PUBLISHED_GOAL,)):
         problem = instance.problem()
         if problem.usable_ram_bytes >= problem.floor.bytes:
             yield compared.PUBLISHED, _grid_key(instance.to_dict()), problem
-    for run in compared.problems():
+    for run in compared.list_problems():
         yield run.kind, _compared_key(run.to_dict()), run.problem()
 
 
@@ -90,27 +91,33 @@ def _compared_key(cell: Mapping[str, Any]) -> Key:
     return (kind, cell["model"], cell["device"], cell["ram"], None)
 
 
-def _results() -> dict[Key, list[Record]]:
-    """Return the records of both studies by the key of their problem."""
-    found: dict[Key, list[Record]] = defaultdict(list)
-    for record in records("grid"):
+def _group_records() -> dict[Key, list[Record]]:
+    """Return the records of both studies, grouped by the key of their problem."""
+    grouped: dict[Key, list[Record]] = defaultdict(list)
+    for record in read_records("grid"):
         if record["cell"]["goal"] == PUBLISHED_GOAL:
-            found[_grid_key(record["cell"])].append(record)
-    for record in records(compared.KIND):
-        found[_compared_key(record["cell"])].append(record)
-    return found
+            grouped[_grid_key(record["cell"])].append(record)
+    for record in read_records(compared.KIND):
+        grouped[_compared_key(record["cell"])].append(record)
+    return grouped
 
 
-def _best(found: list[Record]) -> BestResults:
-    """Return the best results among the records of a problem."""
+def _find_best(records: list[Record]) -> BestResults:
+    """Return the lowest overhead of a valid schedule and the highest bound among records."""
     best = BestResults()
-    for record in found:
+    for record in records:
         method, overhead = record["cell"]["method"], record.get("overhead")
-        if overhead is None:  # older records, which minimize energy
+        if overhead is None:  # older records, in which energy is minimized
             overhead = record.get("overhead_j")
-        of_paper = method == compared.PAPER and record.get("model_gap") is None
-        valid = method not in NOT_SCHEDULES and not of_paper and not record.get("violations")
-        if valid and overhead is not None and (best.overhead is None or overhead < best.overhead):
+        is_unsolved_paper = method == compared.PAPER and record.get("model_gap") is None
+        is_valid = (
+            method not in PROGRAM_METHODS and not is_unsolved_paper and not record.get("violations")
+        )
+        if (
+            is_valid
+            and overhead is not None
+            and (best.overhead is None or overhead < best.overhead)
+        ):
             best = replace(
                 best,
                 overhead=max(0.0, overhead),

@@ -20,17 +20,17 @@ DENSITY: Final = 0.2
 """Probability of each further edge between nodes of adjacent layers; each node has one edge."""
 SKIPS: Final = 0.14
 """Fraction of edges that skip at least one layer."""
-LONGEST: Final = 1000
+MAX_DURATION: Final = 1000
 """Maximum duration [units]."""
 SIZES: Final = (1900.0, 5500.0)
-"""Mean and upper limit of the exponential distribution of sizes [units]."""
+"""Mean of the exponential distribution of sizes, and the maximum size [units]."""
 UNIT_FLOPS: Final = 1_000_000
 """FLOP of one unit of time."""
 UNIT_BYTES: Final = 1024
 """Bytes of one unit of memory [B]."""
 
 
-def random_layered(n: int, seed: int) -> Graph:
+def make_random_layered(node_count: int, seed: int) -> Graph:
     """Return a random layered graph: one source, layers of random sizes, one sink.
 
     Adjacent layers are connected at random, and further edges skip layers. Durations are uniform,
@@ -44,7 +44,7 @@ def random_layered(n: int, seed: int) -> Graph:
     from these files: a layer has ``2 * width * sqrt(n)`` nodes in the mean; every node reads one of
     the layer before, and each other one with a probability of a fifth; every node is on a path from
     the source to the sink; 14 % of the edges go from a random node to a random later layer. The
-    order is like theirs: each node is drawn from those whose inputs are computed. Times and memory
+    order is drawn as there: each node from those whose inputs are computed. Times and memory
     have no units there. Here they are FLOP and bytes, so that the energy of a recomputation is in
     proportion to its time on a device whose energy depends on FLOP alone.
 
@@ -54,83 +54,87 @@ def random_layered(n: int, seed: int) -> Graph:
     networks, ICML 2023, arXiv:2304.14463; their graphs are made as in Gagrani et al., Neural
     topological ordering for computation graphs, NeurIPS 2022, arXiv:2207.05899, appendix A.
     """
-    chance = random.Random(f"{n} {seed}")  # noqa: S311 (no secret)
-    layers = _layers(chance, n)
-    inputs: list[set[int]] = [set() for _ in range(n)]
+    generator = random.Random(f"{node_count} {seed}")  # noqa: S311 (no secret)
+    layers = _draw_layers(generator, node_count)
+    inputs: list[set[int]] = [set() for _ in range(node_count)]
     for before, after in pairwise(layers):
-        _join(chance, before, after, inputs)
-    _skip(chance, layers, inputs)
-    ordered = _in_random_order(chance, inputs)
-    return Graph(name=f"random-layered-{n}-{seed}", nodes=tuple(_nodes(chance, ordered)))
+        _connect_layers(generator, before, after, inputs)
+    _add_skip_edges(generator, layers, inputs)
+    ordered = _draw_order(generator, inputs)
+    return Graph(
+        name=f"random-layered-{node_count}-{seed}", nodes=tuple(_draw_nodes(generator, ordered))
+    )
 
 
-def _layers(chance: random.Random, n: int) -> list[range]:
-    """Draw the sizes of layers; return the nodes of each layer, from the source to the sink."""
-    mean = 2 * chance.uniform(*WIDTHS) * math.sqrt(n)
+def _draw_layers(generator: random.Random, node_count: int) -> list[range]:
+    """Draw the sizes of layers; return the node numbers of each layer, from source to sink."""
+    mean = 2 * generator.uniform(*WIDTHS) * math.sqrt(node_count)
     sizes = [1]
-    while sum(sizes) < n - 1:
-        size = round(mean * chance.uniform(1 - VARIATION, 1 + VARIATION))
-        sizes.append(min(max(1, size), n - 1 - sum(sizes)))
+    while sum(sizes) < node_count - 1:
+        size = round(mean * generator.uniform(1 - VARIATION, 1 + VARIATION))
+        sizes.append(min(max(1, size), node_count - 1 - sum(sizes)))
     ends = list(accumulate((*sizes, 1), initial=0))
     return [range(*pair) for pair in pairwise(ends)]
 
 
-def _join(
-    chance: random.Random, before: Sequence[int], after: Sequence[int], inputs: list[set[int]]
+def _connect_layers(
+    generator: random.Random, before: Sequence[int], after: Sequence[int], inputs: list[set[int]]
 ) -> None:
-    """Add edges between two adjacent layers to `inputs`.
+    """Add random edges from the nodes `before` to those of the next layer, `after`, to `inputs`.
 
-    Each node of the second reads at least one of the first; each node of the first is read.
+    Each node of `after` reads at least one of `before`, and each node of `before` is read.
     """
-    read: set[int] = set()
+    node_inputs: set[int] = set()
     for k in after:
-        inputs[k].add(chance.choice(before))
-        inputs[k] |= {i for i in before if chance.random() < DENSITY}
-        read |= inputs[k]
+        inputs[k].add(generator.choice(before))
+        inputs[k] |= {i for i in before if generator.random() < DENSITY}
+        node_inputs |= inputs[k]
     for i in before:
-        if i not in read:
-            inputs[chance.choice(after)].add(i)
+        if i not in node_inputs:
+            inputs[generator.choice(after)].add(i)
 
 
-def _skip(chance: random.Random, layers: Sequence[range], inputs: list[set[int]]) -> None:
-    """Add edges that skip layers to `inputs`, from any node to one of a random later layer."""
-    wanted = round(sum(map(len, inputs)) * SKIPS / (1 - SKIPS))
-    begins = [(i, depth) for depth, layer in enumerate(layers[:-2]) for i in layer]
-    for _ in range(wanted):
-        i, depth = chance.choice(begins)
-        inputs[chance.choice(layers[chance.randrange(depth + 2, len(layers))])].add(i)
+def _add_skip_edges(
+    generator: random.Random, layers: Sequence[range], inputs: list[set[int]]
+) -> None:
+    """Add edges from random nodes to random nodes at least two layers later to `inputs`."""
+    edge_count = round(sum(map(len, inputs)) * SKIPS / (1 - SKIPS))
+    sources = [(i, depth) for depth, layer in enumerate(layers[:-2]) for i in layer]
+    for _ in range(edge_count):
+        i, depth = generator.choice(sources)
+        inputs[generator.choice(layers[generator.randrange(depth + 2, len(layers))])].add(i)
 
 
-def _in_random_order(chance: random.Random, inputs: Sequence[set[int]]) -> list[set[int]]:
+def _draw_order(generator: random.Random, inputs: Sequence[set[int]]) -> list[set[int]]:
     """Draw a random execution order; return the inputs of the nodes, renumbered in this order."""
-    missing = [len(read) for read in inputs]
+    missing_inputs = [len(node_inputs) for node_inputs in inputs]
     readers: list[list[int]] = [[] for _ in inputs]
-    for k, read in enumerate(inputs):
-        for i in read:
+    for k, node_inputs in enumerate(inputs):
+        for i in node_inputs:
             readers[i].append(k)
     position: dict[int, int] = {}
     ready = [0]
     while ready:
-        k = ready.pop(chance.randrange(len(ready)))
+        k = ready.pop(generator.randrange(len(ready)))
         position[k] = len(position)
         for reader in readers[k]:
-            missing[reader] -= 1
-            if not missing[reader]:
+            missing_inputs[reader] -= 1
+            if not missing_inputs[reader]:
                 ready.append(reader)
     return [{position[i] for i in inputs[k]} for k in position]
 
 
-def _nodes(chance: random.Random, inputs: Sequence[set[int]]) -> Iterator[Node]:
-    mean, most = SIZES
-    ends = (0, len(inputs) - 1)
-    for k, read in enumerate(inputs):
-        size = chance.expovariate(1 / mean)
-        while size > most:
-            size = chance.expovariate(1 / mean)
+def _draw_nodes(generator: random.Random, inputs: Sequence[set[int]]) -> Iterator[Node]:
+    mean_size, max_size = SIZES
+    end_nodes = (0, len(inputs) - 1)
+    for k, node_inputs in enumerate(inputs):
+        size = generator.expovariate(1 / mean_size)
+        while size > max_size:
+            size = generator.expovariate(1 / mean_size)
         yield operation(
             f"v{k}",
             output_bytes=max(1, round(size)) * UNIT_BYTES,
-            inputs=tuple(f"v{i}" for i in sorted(read)),
-            flops=0 if k in ends else chance.randint(1, LONGEST) * UNIT_FLOPS,
+            inputs=tuple(f"v{i}" for i in sorted(node_inputs)),
+            flops=0 if k in end_nodes else generator.randint(1, MAX_DURATION) * UNIT_FLOPS,
             bytes_moved=0,
         )

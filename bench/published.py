@@ -1,14 +1,14 @@
 """The training graphs of the published POET code, for comparison with the zoo's correct ones.
 
-Facts and figures are those of github.com/ShishirPatil/poet (``poet/architectures``,
-``poet/power_computation.py``, ``poet/power_computation_transformer.py``): its operators, its FLOP
-rules, four bytes per element, and a backward pass that is one reversed chain. They are kept as
-they are, with their faults; ``docs/concepts/deviations.md`` lists those. Time and energy there are
-FLOP over a device's FLOP/s and FLOP/J, and a transfer is latency plus bytes over rate times power,
-so `poetmodel.device.Costs.estimate` with the ``paper-*`` devices gives its costs exactly.
+Operators, FLOP rules, four bytes per element, and a backward pass that is one reversed chain are
+those of github.com/ShishirPatil/poet (``poet/architectures``, ``poet/power_computation.py``,
+``poet/power_computation_transformer.py``), with its faults, which ``docs/concepts/deviations.md``
+lists. There, the time and energy of an operator are its FLOP over a device's FLOP/s and FLOP/J, and
+a transfer takes a latency plus bytes over rate, times a power for its energy, so that
+`poetmodel.device.Costs.estimate` returns the same costs with the ``paper-*`` devices.
 
-Every function takes the samples of a training step as `batch_size`, where the published code has
-one.
+Parameter `batch_size` is the number of samples in a training step; the published code of the
+transformers has none. All functions raise `GraphError` for sizes that are out of range.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ELEMENT_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class PaperLayer:
-    """One forward operator with the figures that the published rules give it."""
+    """One forward operator with its sizes and FLOP by the published rules."""
 
     name: str
     op: str
@@ -42,17 +42,17 @@ class PaperLayer:
 
     @property
     def elements(self) -> int:
-        """Elements of its output."""
+        """Number of elements of its output."""
         return prod(self.shape)
 
 
 class Network:
-    """A forward pass that grows one operator at a time: each method adds one and returns it."""
+    """A forward pass that grows operator by operator; each method appends one and returns it."""
 
     def __init__(self, *shape: int) -> None:
         self.layers: list[PaperLayer] = []
         self.input = self._append("input", "input", (), shape)
-        """The layer that stands for the sample; it costs nothing to make again."""
+        """The layer of the samples, which has no FLOP."""
 
     def conv2d(
         self,
@@ -66,8 +66,8 @@ class Network:
     ) -> PaperLayer:
         """Add a square convolution with bias.
 
-        Its FLOP are ``2 kernel^2 * elements(x) * channels + elements(out)``: the input is counted
-        where the output belongs, so a stride of 2 counts four times.
+        Its FLOP are ``2 kernel^2 * elements(x) * channels + elements(out)``: the rule counts
+        elements of the input in place of the output, so that a stride of 2 counts four times.
         """
         batch, features, height, width = x.shape
         height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
@@ -97,14 +97,14 @@ class Network:
         return self._append(name, op, (x,), shape, 2 * window**2 * prod(shape))
 
     def flatten(self, name: str, x: PaperLayer) -> PaperLayer:
-        """Add a flattening, which costs 1 FLOP and a new tensor per element."""
+        """Add a flattening: 1 FLOP per element, and a new tensor."""
         return self._append(name, "flatten", (x,), (x.shape[0], prod(x.shape[1:])), x.elements)
 
     def linear(self, name: str, x: PaperLayer, features: int, *, relu: bool = False) -> PaperLayer:
-        """Add a fully connected layer with bias, and fuse a rectifier into it if requested.
+        """Add a fully connected layer with bias, with a fused rectifier if `relu`.
 
-        Its FLOP are ``2 * parameters + features``: those of one row, however many rows `x` has.
-        The rectifier is counted for every row.
+        Its FLOP are ``2 * parameters + features``: those of one row, for any number of rows. The
+        rectifier is counted for every row.
         """
         rows, width = x.shape
         parameters = (width + 1) * features
@@ -156,19 +156,19 @@ class Network:
             raise GraphError(
                 f"{name}: expected every side of its output to be at least 1, got shape {shape}"
             )
-        read = tuple(layer.name for layer in inputs)
-        layer = PaperLayer(name, op, shape, flops, parameters, read)
+        input_names = tuple(layer.name for layer in inputs)
+        layer = PaperLayer(name, op, shape, flops, parameters, input_names)
         self.layers.append(layer)
         return layer
 
 
-def _training_graph(network: Network, name: str, *, batch_size: int = 1) -> Graph:
-    """Return a network, which ends in its loss, with the published code's backward pass behind it.
+def _build_training_graph(network: Network, name: str, *, batch_size: int = 1) -> Graph:
+    """Return the graph of a network, which ends in its loss, and of the published backward pass.
 
     Walking back from the last layer but one, the gradient node of each layer reads the layer, the
-    one after it in the list, and the gradient before it (for the first: the loss itself). Its
-    tensor has the shape of the layer after it, and it costs twice the FLOP of the layer itself.
-    Branches are not followed: the backward pass is one chain, whatever the network.
+    next layer in the list, and the previous gradient (the first gradient node: the loss). Its
+    tensor has the shape of the next layer, and its FLOP are twice those of the layer itself.
+    Branches are not followed: the backward pass of every network is one chain.
     """
     layers = network.layers
     phases = {"input": Phase.INPUT, "cross_entropy": Phase.LOSS}
@@ -184,13 +184,13 @@ def _training_graph(network: Network, name: str, *, batch_size: int = 1) -> Grap
         for layer in layers
     ]
     upstream = layers[-1].name
-    for layer, after in zip(layers[-2::-1], layers[:0:-1], strict=True):
+    for layer, next_layer in zip(layers[-2::-1], layers[:0:-1], strict=True):
         node = operation(
             f"grad.{layer.name}",
-            output_bytes=after.elements * ELEMENT_BYTES,
+            output_bytes=next_layer.elements * ELEMENT_BYTES,
             op="gradient",
             phase=Phase.BACKWARD.value,
-            inputs=tuple(dict.fromkeys((layer.name, after.name, upstream))),
+            inputs=tuple(dict.fromkeys((layer.name, next_layer.name, upstream))),
             flops=2 * layer.flops,
         )
         nodes.append(node)
@@ -212,7 +212,7 @@ _VGG16: Final = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 5
 _RESNET18: Final = ((64, 2), (128, 2), (256, 2), (512, 2))
 _RESNET50: Final = ((64, 3), (128, 4), (256, 6), (512, 3))
 _RESNET18_CIFAR: Final = ((16, 2), (32, 2), (64, 2))
-"""Channels and number of blocks, stage by stage."""
+"""Channels and number of blocks of each stage, here and in the two networks above."""
 
 _BERT_BLOCKS: Final = 12
 """Transformer blocks of BERT-base."""
@@ -230,13 +230,13 @@ def linear(*, batch_size: int = 1) -> Graph:
         x = network.linear(f"fc{k}", x, features)
         x = network.relu(f"relu{k}", x)
     network.cross_entropy("loss", x, 10)
-    return _training_graph(network, "paper/linear", batch_size=batch_size)
+    return _build_training_graph(network, "paper/linear", batch_size=batch_size)
 
 
 def vgg16(*, batch_size: int = 1, image_size: int = 224, classes: int = 1000) -> Graph:
-    """Return VGG-16 without batch normalisation, as the published code has it; 81 nodes.
+    """Return the published VGG-16, which has no batch normalisation; 81 nodes.
 
-    The images are square, and their side is a multiple of 32.
+    Images are square. Raises `GraphError` unless their side is a multiple of 32.
     """
     require_counts(batch_size=batch_size, image_size=image_size, classes=classes)
     if image_size % 32:
@@ -255,7 +255,7 @@ def vgg16(*, batch_size: int = 1, image_size: int = 224, classes: int = 1000) ->
         x = network.dropout(f"dropout{k}", x)
     x = network.linear("fc3", x, classes)
     network.cross_entropy("loss", x, classes)
-    return _training_graph(network, "paper/vgg16", batch_size=batch_size)
+    return _build_training_graph(network, "paper/vgg16", batch_size=batch_size)
 
 
 def vgg16_cifar(*, batch_size: int = 1) -> Graph:
@@ -267,17 +267,17 @@ def vgg16_cifar(*, batch_size: int = 1) -> Graph:
 def resnet18(*, batch_size: int = 1) -> Graph:
     """Return the published ResNet-18 for 224 x 224 images and 1,000 classes; 127 nodes.
 
-    A block adds its own first rectifier to its second normalisation; its input goes nowhere else.
+    A block adds its own first rectifier to its second normalisation; it has no other shortcut.
     """
-    network, x = _imagenet_stem(batch_size)
-    for at, channels, stride in _blocks(_RESNET18):
-        y = _conv_bn_relu(network, at, 1, x, channels, kernel=3, stride=stride)
-        x = network.conv2d(f"{at}.conv2", y, channels, kernel=3, padding=1)
-        x = network.batch_norm(f"{at}.bn2", x)
-        x = network.add(f"{at}.add", y, x)
-        x = network.relu(f"{at}.relu2", x)
-    _resnet_head(network, x, window=7, classes=1000)
-    return _training_graph(network, "paper/resnet18", batch_size=batch_size)
+    network, x = _make_imagenet_stem(batch_size)
+    for block, channels, stride in _list_blocks(_RESNET18):
+        y = _add_conv_bn_relu(network, block, 1, x, channels, kernel=3, stride=stride)
+        x = network.conv2d(f"{block}.conv2", y, channels, kernel=3, padding=1)
+        x = network.batch_norm(f"{block}.bn2", x)
+        x = network.add(f"{block}.add", y, x)
+        x = network.relu(f"{block}.relu2", x)
+    _add_resnet_head(network, x, window=7, classes=1000)
+    return _build_training_graph(network, "paper/resnet18", batch_size=batch_size)
 
 
 def resnet50(*, batch_size: int = 1) -> Graph:
@@ -285,20 +285,20 @@ def resnet50(*, batch_size: int = 1) -> Graph:
 
     A block adds its first rectifier, a quarter as wide, to its last normalisation.
     """
-    network, x = _imagenet_stem(batch_size)
-    for at, channels, stride in _blocks(_RESNET50):
-        y = _conv_bn_relu(network, at, 1, x, channels, kernel=1, stride=stride)
-        x = _conv_bn_relu(network, at, 2, y, channels, kernel=3)
-        x = network.conv2d(f"{at}.conv3", x, 4 * channels, kernel=1)
-        x = network.batch_norm(f"{at}.bn3", x)
-        x = network.add(f"{at}.add", x, y)
-        x = network.relu(f"{at}.relu3", x)
-    _resnet_head(network, x, window=7, classes=1000)
-    return _training_graph(network, "paper/resnet50", batch_size=batch_size)
+    network, x = _make_imagenet_stem(batch_size)
+    for block, channels, stride in _list_blocks(_RESNET50):
+        y = _add_conv_bn_relu(network, block, 1, x, channels, kernel=1, stride=stride)
+        x = _add_conv_bn_relu(network, block, 2, y, channels, kernel=3)
+        x = network.conv2d(f"{block}.conv3", x, 4 * channels, kernel=1)
+        x = network.batch_norm(f"{block}.bn3", x)
+        x = network.add(f"{block}.add", x, y)
+        x = network.relu(f"{block}.relu3", x)
+    _add_resnet_head(network, x, window=7, classes=1000)
+    return _build_training_graph(network, "paper/resnet50", batch_size=batch_size)
 
 
 def resnet18_cifar(*, batch_size: int = 1) -> Graph:
-    """Return the published ResNet for CIFAR-10, which it calls ResNet-18; 133 nodes.
+    """Return the ResNet for CIFAR-10 that the published code calls ResNet-18; 133 nodes.
 
     Six blocks of 16, 32 and 64 channels; each has a 3 x 3 convolution with normalisation on its
     shortcut, also where the shape does not change, and a rectifier before the sum.
@@ -307,15 +307,15 @@ def resnet18_cifar(*, batch_size: int = 1) -> Graph:
     network = Network(batch_size, 3, 32, 32)
     x = network.conv2d("conv", network.input, 16, kernel=3, padding=1)
     x = network.batch_norm("bn", x)
-    for at, channels, stride in _blocks(_RESNET18_CIFAR):
-        y = _conv_bn_relu(network, at, 1, x, channels, kernel=3, stride=stride)
-        y = _conv_bn_relu(network, at, 2, y, channels, kernel=3)
-        x = network.conv2d(f"{at}.conv3", x, channels, kernel=3, stride=stride, padding=1)
-        x = network.batch_norm(f"{at}.bn3", x)
-        x = network.add(f"{at}.add", y, x)
-        x = network.relu(f"{at}.relu3", x)
-    _resnet_head(network, x, window=8, classes=10)
-    return _training_graph(network, "paper/resnet18-cifar", batch_size=batch_size)
+    for block, channels, stride in _list_blocks(_RESNET18_CIFAR):
+        y = _add_conv_bn_relu(network, block, 1, x, channels, kernel=3, stride=stride)
+        y = _add_conv_bn_relu(network, block, 2, y, channels, kernel=3)
+        x = network.conv2d(f"{block}.conv3", x, channels, kernel=3, stride=stride, padding=1)
+        x = network.batch_norm(f"{block}.bn3", x)
+        x = network.add(f"{block}.add", y, x)
+        x = network.relu(f"{block}.relu3", x)
+    _add_resnet_head(network, x, window=8, classes=10)
+    return _build_training_graph(network, "paper/resnet18-cifar", batch_size=batch_size)
 
 
 def bert(
@@ -330,7 +330,7 @@ def bert(
 
     The loss has as many classes as there are tokens. The second residual of a block starts at the
     attention's output projection, not at the sum behind it. There is no softmax and no layer
-    normalisation. The published code gives this model no batch size: it is one sample.
+    normalisation. The published model has no batch size: it is one sample.
     """
     require_counts(
         blocks=blocks, seq_len=seq_len, hidden=hidden, heads=heads, head_width=head_width
@@ -338,18 +338,18 @@ def bert(
     network = Network(seq_len, hidden)
     x = network.input
     for block in range(1, blocks + 1):
-        at = f"block{block}"
-        y = network.query_key_value(f"{at}.qkv", x, heads=heads, head_width=head_width)
-        y = network.attention_scores(f"{at}.scores", y)
-        y = network.attention_context(f"{at}.context", y, head_width=head_width)
-        projection = network.linear(f"{at}.projection", y, hidden)
-        y = network.add(f"{at}.add1", x, projection)
-        y = network.linear(f"{at}.ffn1", y, 4 * hidden, relu=True)
-        y = network.linear(f"{at}.ffn2", y, hidden)
-        x = network.add(f"{at}.add2", projection, y)
+        prefix = f"block{block}"
+        y = network.query_key_value(f"{prefix}.qkv", x, heads=heads, head_width=head_width)
+        y = network.attention_scores(f"{prefix}.scores", y)
+        y = network.attention_context(f"{prefix}.context", y, head_width=head_width)
+        projection = network.linear(f"{prefix}.projection", y, hidden)
+        y = network.add(f"{prefix}.add1", x, projection)
+        y = network.linear(f"{prefix}.ffn1", y, 4 * hidden, relu=True)
+        y = network.linear(f"{prefix}.ffn2", y, hidden)
+        x = network.add(f"{prefix}.add2", projection, y)
     network.cross_entropy("loss", x, seq_len)
     name = "paper/bert" if blocks == _BERT_BLOCKS else f"paper/bert-{blocks}"
-    return _training_graph(network, name)
+    return _build_training_graph(network, name)
 
 
 def transformer(*, seq_len: int = 512) -> Graph:
@@ -357,14 +357,14 @@ def transformer(*, seq_len: int = 512) -> Graph:
     return replace(bert(blocks=1, seq_len=seq_len), name="paper/transformer")
 
 
-def _blocks(stages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int, int]]:
-    """Yield name, channels and stride of each residual block; a later stage halves the image."""
+def _list_blocks(stages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int, int]]:
+    """Yield name, channels and stride of each residual block; later stages begin with stride 2."""
     for stage, (channels, blocks) in enumerate(stages, 1):
         for block in range(1, blocks + 1):
             yield f"block{stage}_{block}", channels, 2 if stage > 1 and block == 1 else 1
 
 
-def _imagenet_stem(batch_size: int) -> tuple[Network, PaperLayer]:
+def _make_imagenet_stem(batch_size: int) -> tuple[Network, PaperLayer]:
     require_counts(batch_size=batch_size)
     network = Network(batch_size, 3, 224, 224)
     x = network.conv2d("conv", network.input, 64, kernel=7, stride=2, padding=3)
@@ -372,18 +372,28 @@ def _imagenet_stem(batch_size: int) -> tuple[Network, PaperLayer]:
     return network, network.pool("pool", x, op="max_pool", window=3, stride=2)
 
 
-def _conv_bn_relu(
-    network: Network, at: str, k: int, x: PaperLayer, channels: int, *, kernel: int, stride: int = 1
+def _add_conv_bn_relu(
+    network: Network,
+    block: str,
+    index: int,
+    x: PaperLayer,
+    channels: int,
+    *,
+    kernel: int,
+    stride: int = 1,
 ) -> PaperLayer:
-    """Add the k-th convolution of a block, padded to keep its size, with its two followers."""
+    """Add the k-th convolution of a block, its batch norm and rectifier; return the rectifier.
+
+    With a stride of 1, the padding preserves the size.
+    """
     x = network.conv2d(
-        f"{at}.conv{k}", x, channels, kernel=kernel, stride=stride, padding=kernel // 2
+        f"{block}.conv{index}", x, channels, kernel=kernel, stride=stride, padding=kernel // 2
     )
-    x = network.batch_norm(f"{at}.bn{k}", x)
-    return network.relu(f"{at}.relu{k}", x)
+    x = network.batch_norm(f"{block}.bn{index}", x)
+    return network.relu(f"{block}.relu{index}", x)
 
 
-def _resnet_head(network: Network, x: PaperLayer, *, window: int, classes: int) -> None:
+def _add_resnet_head(network: Network, x: PaperLayer, *, window: int, classes: int) -> None:
     x = network.pool("pool_out", x, op="avg_pool", window=window, stride=1)
     x = network.flatten("flatten", x)
     x = network.linear("fc", x, classes)
@@ -402,4 +412,4 @@ MODELS: Final[Mapping[str, Callable[..., Graph]]] = MappingProxyType(
         "paper/vgg16-cifar": vgg16_cifar,
     }
 )
-"""Every model of the published code, by the name of its graph."""
+"""Function that builds each model of the published code, by the name of its graph."""

@@ -1,6 +1,6 @@
 """Sentences with numbers of the records that hand-written pages must contain, by page.
 
-A name in braces is one of `tables.claims`; spaces and line ends count alike.
+A name in braces is one of `tables.compute_quoted_numbers`; spaces and line ends count alike.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ ROUNDING: Final = 1e-9
 """Maximum gap that counts as rounding error."""
 
 
-def comparison(found: Sequence[Row]) -> Iterable[Summary]:
+def tabulate_solvers(table_rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield a table for each problem, with each solver and formulation in a row; see `NOTE`."""
-    for (model, device, ram), rows in group_rows(found, *INSTANCE).items():
+    for (model, device, ram), rows in group_rows(table_rows, *INSTANCE).items():
         yield Summary(
             title=f"{model} on {device}, {ram} of RAM",
             heads=("solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"),
@@ -37,13 +37,13 @@ def comparison(found: Sequence[Row]) -> Iterable[Summary]:
 
 
 def _result_row(row: Row) -> tuple[str, ...]:
-    words = (row["backend"], row["formulation"] or "lazy", f"{row['time_limit_s']:g} s")
-    own = row["formulation"] == "paper"
-    value = row["model_value" if own else "overhead_j"]
-    bound = row["model_bound" if own else "overhead_bound_j"]
+    labels = (row["backend"], row["formulation"] or "lazy", f"{row['time_limit_s']:g} s")
+    is_paper_model = row["formulation"] == "paper"
+    value = row["model_value" if is_paper_model else "overhead_j"]
+    bound = row["model_bound" if is_paper_model else "overhead_bound_j"]
     status = row["status"]
     if status in (REFUSED, NOT_INSTALLED):
-        return (*words, status_text(row), "-", "-", "-", "-")
+        return (*labels, status_text(row), "-", "-", "-", "-")
     if value is None and status == Status.FEASIBLE:  # the start schedule, not the solver's
         status = Status.UNKNOWN
     if row["termination"] == Termination.TIME_LIMIT:
@@ -51,11 +51,11 @@ def _result_row(row: Row) -> tuple[str, ...]:
     if row["violations"]:
         status = f"{status}, rejected by the verifier"
     return (
-        *words,
+        *labels,
         status,
         *("-" if energy is None else format_joules(max(0.0, energy)) for energy in (value, bound)),
-        gap_words(row) if row["status"] in (Status.OPTIMAL, Status.FEASIBLE) else "-",
-        seconds(row.get("cpu_s") or row["seconds"]),
+        format_gap(row) if row["status"] in (Status.OPTIMAL, Status.FEASIBLE) else "-",
+        format_seconds(row.get("cpu_s") or row["seconds"]),
     )
 
 
@@ -64,7 +64,7 @@ def is_never_begun(row: Row) -> bool:
     return row["termination"] == Termination.TIME_LIMIT and not row["solve_s"]
 
 
-def gap_words(row: Row) -> str:
+def format_gap(row: Row) -> str:
     """Format the gap of the solved model: the problem's, or that of the model of ``paper``.
 
     If the solver was not called there is none, because the schedule is not its result.
@@ -75,18 +75,20 @@ def gap_words(row: Row) -> str:
     return format_fraction(gap if gap > ROUNDING else 0.0)
 
 
-def seconds(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """Format a time with three significant digits; a dash if it is missing."""
     return "-" if value is None else f"{value:.3g} s"
 
 
-def aligned(table: Summary) -> list[str]:
-    """Return the lines of a table with texts left-aligned and numbers right-aligned."""
-    widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
+def align_columns(table: Summary) -> list[str]:
+    """Return the lines of a table: texts are left-aligned, numbers right-aligned."""
+    widths = [
+        max(map(len, column_cells)) for column_cells in zip(table.heads, *table.rows, strict=True)
+    ]
     return [
         "  ".join(
-            cell.ljust(width) if place < table.n_text_columns else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(width) if column < table.n_text_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for line in (table.heads, *table.rows)
+        for row in (table.heads, *table.rows)
     ]

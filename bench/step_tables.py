@@ -1,4 +1,7 @@
-"""Tables of training steps: compiled by PyTorch's back end, exported as C, of built-in graphs."""
+"""Tables of training steps: compiled by the PyTorch back end, exported as C, of other libraries.
+
+Functions ``tabulate_…`` return the Markdown of a table on a page, ``load_…`` frames or records.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 import pandas as pd
 
 from measured import (
-    bytes_text,
-    code,
-    figures,
-    load,
-    missing,
-    percent_text,
-    records,
-    seconds_text,
-    whole,
+    format_code,
+    format_integer,
+    format_percent,
+    format_seconds,
+    format_size,
+    format_table,
+    is_missing,
+    load_frame,
+    read_records,
 )
 from poetmodel.device import Device
 from poetmodel.sweeps.measurement import FAILED
@@ -29,23 +32,24 @@ if TYPE_CHECKING:
 
 # -- compiled steps --------------------------------------------------------------------------------
 
-OWN: Final = ("both", "recompute", "paging", "keep-all", "backend", "fused")
+COMPILED_KINDS: Final = ("both", "recompute", "paging", "keep-all", "backend", "fused")
 """Kinds of compiled steps; all other kinds are peers."""
 
 
-def training(kind: str) -> pd.DataFrame:
-    """Return the runs of a comparison of training methods, with ratios and peaks.
+def load_training(kind: str) -> pd.DataFrame:
+    """Read the runs of a comparison of training methods; return them with ratios and peaks.
 
-    `time` and `processor` are medians, over pairs, of a run's time relative to the reference's.
-    `within` is whether its peak meets the budget.
+    `time` and `processor` are medians, over pairs of steps, of the ratios of wall times and of CPU
+    times to those of the reference. `own` is whether the step is compiled, `ran` whether it was
+    timed, `within` whether its peak meets the budget.
     """
-    runs = load(kind)
-    method = runs.method.str.partition("@")
-    ratios = [_ratios(pairs) for pairs in runs.pairs]
+    runs = load_frame(kind)
+    method_parts = runs.method.str.partition("@")
+    ratios = [_median_ratios(pairs) for pairs in runs.pairs]
     return runs.assign(
-        method=method[0],
-        peer=method[2],
-        own=method[0].isin(OWN),
+        method=method_parts[0],
+        peer=method_parts[2],
+        own=method_parts[0].isin(COMPILED_KINDS),
         ran=runs.pairs.map(lambda pairs: isinstance(pairs, list)),
         peak=runs.heap_peak_bytes,
         within=runs.heap_peak_bytes <= runs.budget_bytes,
@@ -54,49 +58,55 @@ def training(kind: str) -> pd.DataFrame:
     )
 
 
-def _ratios(pairs: object) -> tuple[float, float]:
+def _median_ratios(pairs: object) -> tuple[float, float]:
     if not isinstance(pairs, list):
         return float("nan"), float("nan")
-    clock, processor = (statistics.median(p[k] / p[k + 2] for p in pairs) for k in (0, 1))
-    return clock, processor
+    wall_ratio, cpu_ratio = (
+        statistics.median(pair[column] / pair[column + 2] for pair in pairs) for column in (0, 1)
+    )
+    return wall_ratio, cpu_ratio
 
 
-def equal_peak(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the fastest compiled step beside the fastest peer, at the peak of each peer."""
+def compare_at_equal_peak(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the fastest peer and the fastest compiled step within the peak RAM of each peer.
+
+    `own` is None if no compiled step has so low a peak. `won` is whether the compiled step is at
+    least as fast.
+    """
     lines = []
     for network, group in runs[runs.ran].groupby("network", sort=False):
         peers = group[~group.own & (group.method != "eager") & group.peak.notna()]
         for peer in peers.itertuples():
-            same = int(peer.peak * (1 + peer.slack))
-            best = peers[peers.peak <= same].nsmallest(1, "time").iloc[0]
-            own = group[group.own & (group.peak <= same)].nsmallest(1, "time")
+            max_peak = int(peer.peak * (1 + peer.slack))
+            best = peers[peers.peak <= max_peak].nsmallest(1, "time").iloc[0]
+            compiled = group[group.own & (group.peak <= max_peak)].nsmallest(1, "time")
             line = {"network": network, "peer": peer.method, "share": peer.share}
             line |= {"peak": peer.peak, "peer_time": peer.time, "best": best.method}
             line |= {"best_time": best.time, "own": None, "own_peak": None, "own_time": None}
-            if len(own):
-                found = own.iloc[0]
-                line |= {"own": found.method, "own_peak": found.peak, "own_time": found.time}
+            if len(compiled):
+                fastest = compiled.iloc[0]
+                line |= {"own": fastest.method, "own_peak": fastest.peak, "own_time": fastest.time}
             lines.append(line)
     table = pd.DataFrame(lines)
     return table.assign(won=table.own_time <= table.best_time)
 
 
-def compiled() -> str:
-    """Return a row for each network whose compiled step computes gradients."""
-    runs = training("training")
-    duels = equal_peak(runs)
+def tabulate_compiled() -> str:
+    """Return a row for each network of the comparison with PyTorch's kernels."""
+    runs = load_training("training")
+    duels = compare_at_equal_peak(runs)
     lines = []
     for network, group in runs.groupby("network", sort=False):
-        own = group[group.own]
-        ran, of_network = own[own.ran], duels[duels.network == network]
+        compiled = group[group.own]
+        timed, of_network = compiled[compiled.ran], duels[duels.network == network]
         ratio = of_network.own_time / of_network.best_time
         lines.append(
             (
-                code(str(network)),
-                bytes_text(group.keep_all_bytes.median()),
-                percent_text(ran.peak.min() / group.keep_all_bytes.median(), 2),
-                f"{int(ran.within.sum())} of {len(ran)}",
-                f"{int(ran.equal.sum())} of {len(ran)}",
+                format_code(str(network)),
+                format_size(group.keep_all_bytes.median()),
+                format_percent(timed.peak.min() / group.keep_all_bytes.median(), 2),
+                f"{int(timed.within.sum())} of {len(timed)}",
+                f"{int(timed.equal.sum())} of {len(timed)}",
                 f"{int(of_network.won.sum())} of {len(of_network)}",
                 f"{ratio.median():.2f}",
                 f"{ratio.max():.2f}",
@@ -104,12 +114,12 @@ def compiled() -> str:
         )
     heads = ("network", "keep-all", "least run at", "within budget", "eager's bits",
              "at least as fast", "time over the best peer's", "worst")  # fmt: skip
-    return figures(lines, heads)
+    return format_table(lines, heads)
 
 
-def kept() -> str:
-    """Return times of compiled steps with keep-all budgets, relative to eager steps."""
-    runs = load("training")
+def tabulate_keep_all() -> str:
+    """Return the times of compiled steps with keep-all budgets, relative to eager steps."""
+    runs = load_frame("training")
     lines = []
     for run in runs[runs.method == "keep-all"].to_dict("records"):
         pairs = pd.DataFrame(
@@ -118,46 +128,49 @@ def kept() -> str:
         ratios = (pairs[name] / pairs[f"eager_{name}"] for name in ("time", "processor"))
         lines.append(
             (
-                code(str(run["network"])),
-                seconds_text(pairs.eager_processor.median()),
+                format_code(str(run["network"])),
+                format_seconds(pairs.eager_processor.median()),
                 *(f"{ratio.median():.2f}" for ratio in ratios),
             )
         )
-    return figures(lines, ("network", "eager's step", "time over eager's", "processor time"))
+    return format_table(lines, ("network", "eager's step", "time over eager's", "processor time"))
 
 
-def equal_stock(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return steps with Inductor's kernels at a measured peak of stock, each beside that run."""
+def compare_with_stock(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps with Inductor's kernels at a peak of stock, joined with that run of stock.
+
+    `ratio` is that of their CPU times.
+    """
     stock = runs[(runs.method == "stock") & runs.ran].set_index(["network", "share"])
-    own = runs[(runs.method == "fused") & (runs.peer == "stock") & runs.ran]
-    both = own.join(stock[["processor", "peak"]].add_prefix("stock_"), on=["network", "share"])
-    return both.assign(ratio=both.processor / both.stock_processor)
+    fused = runs[(runs.method == "fused") & (runs.peer == "stock") & runs.ran]
+    joined = fused.join(stock[["processor", "peak"]].add_prefix("stock_"), on=["network", "share"])
+    return joined.assign(ratio=joined.processor / joined.stock_processor)
 
 
-def fused() -> str:
-    """Return a row for each network that was compiled with Inductor's kernels."""
-    runs = training("fused")
-    equal = equal_stock(runs)
+def tabulate_fused() -> str:
+    """Return a row for each network of the comparison with Inductor's kernels."""
+    runs = load_training("fused")
+    equal = compare_with_stock(runs)
     lines = []
     for network, group in runs.groupby("network", sort=False):
-        own, ratio = group[group.own & group.ran], equal[equal.network == network].ratio
+        fused, ratio = group[group.own & group.ran], equal[equal.network == network].ratio
         lines.append(
             (
-                code(str(network)),
-                bytes_text(group.stock_heap_peak_bytes.median()),
-                percent_text((own.peak / own.stock_heap_peak_bytes).min(), 2),
-                f"{int(own.within.sum())} of {len(own)}",
-                f"{int(own.equal.sum())} of {len(own)}",
+                format_code(str(network)),
+                format_size(group.stock_heap_peak_bytes.median()),
+                format_percent((fused.peak / fused.stock_heap_peak_bytes).min(), 2),
+                f"{int(fused.within.sum())} of {len(fused)}",
+                f"{int(fused.equal.sum())} of {len(fused)}",
                 f"{ratio.median():.2f}",
                 f"{ratio.max():.2f}",
             )
         )
     heads = ("network", "stock's peak", "least run at", "within budget", "stock's bits",
              "processor over stock's, equal peak", "worst")  # fmt: skip
-    return figures(lines, heads)
+    return format_table(lines, heads)
 
 
-WAYS: Final = {
+PEER_NAMES: Final = {
     "eager": "eager",
     "checkpoint": "checkpointing of blocks",
     "selective": "selective checkpointing",
@@ -167,39 +180,46 @@ WAYS: Final = {
 """Names of the peers of the back end in tables."""
 
 
-def beside_peers() -> list[tuple[Any, Any]]:
-    """Return the runs of peers on networks of libraries, each with that of the back end if any."""
-    runs = training("library")
-    key = ["network", "reference", "peer", "share"]
-    own = runs[runs.own].assign(share=lambda own: own.share.fillna(1.0)).set_index(key)
-    found = []
+def pair_with_peers() -> list[tuple[Any, Any]]:
+    """Return (peer, back end) for each run of a peer on a network of a library.
+
+    Both are rows of `load_training`; the back end's is None if it has no run at the peer's peak.
+    """
+    runs = load_training("library")
+    key_columns = ["network", "reference", "peer", "share"]
+    compiled = (
+        runs[runs.own]
+        .assign(share=lambda compiled: compiled.share.fillna(1.0))
+        .set_index(key_columns)
+    )
+    pairs = []
     for peer in runs[~runs.own & runs.ran].itertuples():
-        share = 1.0 if pd.isna(peer.share) else peer.share
-        place = (peer.network, peer.reference, peer.method, share)
-        found.append((peer, own.loc[place] if place in own.index else None))
-    return found
+        fraction = 1.0 if pd.isna(peer.share) else peer.share
+        key_values = (peer.network, peer.reference, peer.method, fraction)
+        pairs.append((peer, compiled.loc[key_values] if key_values in compiled.index else None))
+    return pairs
 
 
-def library(reference: str = "eager") -> str:
-    """Return a row for each peer on networks of libraries, and the back end at its peak.
+def tabulate_library(reference: str = "eager") -> str:
+    """Return a row for each peer on networks of libraries, with the back end at the peer's peak.
 
-    With PyTorch's kernels, beside eager, or with Inductor's beside stock ``torch.compile``.
+    The reference is eager for PyTorch's kernels, and stock ``torch.compile`` for Inductor's.
     """
     lines = []
-    for peer, own in (each for each in beside_peers() if each[0].reference == reference):
-        share = "" if pd.isna(peer.share) else f" {peer.share:g}"
+    for peer, compiled in (pair for pair in pair_with_peers() if pair[0].reference == reference):
+        share_text = "" if pd.isna(peer.share) else f" {peer.share:g}"
         cells = ("-",) * 4
-        if own is not None:
-            why = "not found in time" if "in time" in str(own.reason) else "refused"
-            cells = _library_cells(own) if own.ran else (why, *("-",) * 3)
-        way = WAYS[peer.method] + share
-        lines.append((code(peer.network), way, *_library_cells(peer), *cells))
+        if compiled is not None:
+            refusal = "not found in time" if "in time" in str(compiled.reason) else "refused"
+            cells = _format_library_run(compiled) if compiled.ran else (refusal, *("-",) * 3)
+        peer_name = PEER_NAMES[peer.method] + share_text
+        lines.append((format_code(peer.network), peer_name, *_format_library_run(peer), *cells))
     heads = ("network", "way", "peak", "step", "first call", "bits",
              "ours: peak", "step", "first call", "bits")  # fmt: skip
-    return figures(lines, heads, words=2)
+    return format_table(lines, heads, words=2)
 
 
-WRAPPERS: Final = {
+WRAPPER_NAMES: Final = {
     "ddp": "DDP",
     "ddp-whole": "DDP, `optimize_ddp` off",
     "ddp-static": "DDP, `static_graph`",
@@ -212,49 +232,49 @@ WRAPPERS: Final = {
 """Names of the wrappers of `pytorch.processes` in tables."""
 
 
-def processes() -> str:
-    """Return a row for each wrapper: peaks, budgets and steps of each method, and bits."""
+def tabulate_processes() -> str:
+    """Return a row for each wrapper: peak, budget and step time of each method, and equality."""
     lines = []
-    for found in records("processes"):
-        if "ranks" not in found:
+    for record in read_records("processes"):
+        if "ranks" not in record:
             continue
-        cell = found["cell"]
-        way = WRAPPERS[cell["way"]]
+        cell = record["cell"]
+        wrapper = WRAPPER_NAMES[cell["way"]]
         if cell["way"].startswith("ddp"):
-            way += f", {cell['cap_mb']:g} MB"
-        methods = list(zip(*found["ranks"], strict=True))
-        equal = all(own.get("equal", True) for ranks in methods for own in ranks)
-        lines.append((way, *map(_rank_cell, methods), "equal" if equal else "others"))
+            wrapper += f", {cell['cap_mb']:g} MB"
+        methods = list(zip(*record["ranks"], strict=True))
+        is_equal = all(rank.get("equal", True) for ranks in methods for rank in ranks)
+        lines.append((wrapper, *map(_format_ranks, methods), "equal" if is_equal else "others"))
     heads = ("wrapper", "eager", "checkpointing of blocks", "ours, 80%", "60%", "45%",
              "that of checkpointing", "bits")  # fmt: skip
-    return figures(lines, heads)
+    return format_table(lines, heads)
 
 
-def _rank_cell(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Return peak, budget and step of a method: the highest of all processes."""
-    budget_bytes = max(own.get("budget_bytes", 0) for own in ranks)
-    budget = f" of {bytes_text(budget_bytes)}" if budget_bytes else ""
-    if any("refused" in own for own in ranks):
-        return f"{bytes_text(budget_bytes)} refused"
-    peak = bytes_text(max(own["heap_peak_bytes"] for own in ranks))
-    step = max(own["ratio"] for own in ranks)
+def _format_ranks(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Format peak, budget and step time of a method: the maxima of all processes."""
+    budget_bytes = max(rank.get("budget_bytes", 0) for rank in ranks)
+    budget = f" of {format_size(budget_bytes)}" if budget_bytes else ""
+    if any("refused" in rank for rank in ranks):
+        return f"{format_size(budget_bytes)} refused"
+    peak = format_size(max(rank["heap_peak_bytes"] for rank in ranks))
+    step = max(rank["ratio"] for rank in ranks)
     return f"{peak}{budget}" + (f", {step:.2f}" if ranks[0]["method"] != "eager" else "")
 
 
-def _library_cells(run: Any) -> tuple[str, str, str, str]:
-    """Return peak, processor time of a step over the reference's, that of a first call, bits."""
-    like = str(getattr(run, "equal_captured", ""))
-    bits = "equal" if run.equal else "captured" if like == "True" else "others"
-    first = seconds_text(run.first_processor_s)
-    return bytes_text(run.peak), f"{run.processor:.2f}", first, bits
+def _format_library_run(run: Any) -> tuple[str, str, str, str]:
+    """Format peak, CPU time relative to the reference, CPU time of the first call, and equality."""
+    equals_capture = str(getattr(run, "equal_captured", ""))
+    bits = "equal" if run.equal else "captured" if equals_capture == "True" else "others"
+    first_call = format_seconds(run.first_processor_s)
+    return format_size(run.peak), f"{run.processor:.2f}", first_call, bits
 
 
-def training_runs(kind: str) -> pd.DataFrame:
-    """Return every run of a comparison of training methods."""
-    names = ("network", "method", "peer", "share", "status", "budget_bytes", "peak",
+def load_training_runs(kind: str) -> pd.DataFrame:
+    """Return every run of a comparison of training methods, with the columns of its CSV file."""
+    columns = ("network", "method", "peer", "share", "status", "budget_bytes", "peak",
              "within", "time", "processor", "written_bytes", "equal", "solve_s", "gap")  # fmt: skip
-    runs = training(kind)
-    return runs[[name for name in names if name in runs]]
+    runs = load_training(kind)
+    return runs[[name for name in columns if name in runs]]
 
 
 # -- exported C ------------------------------------------------------------------------------------
@@ -275,7 +295,7 @@ NETWORKS: Final = {
     "bert-block": "",
 }
 """Exported networks in table order, with additions to their names."""
-PLACES: Final = (
+BOARD_BUDGETS: Final = (
     ("nrf52840", "128KiB"), ("nrf52840", None), ("nano33ble", None), ("stm32f746", "128KiB"),
     ("stm32f746", "256KiB"), ("stm32f746", None), ("rp2350", "512KiB"), ("stm32h743", None),
 )  # fmt: skip
@@ -283,82 +303,100 @@ PLACES: Final = (
 README_NETWORKS: Final = ("ds-cnn", "resnet8", "mobilenetv1-vww", "mobilenetv2-035-96")
 
 
-def named(network: str) -> str:
-    """Return the name of a network in tables."""
+def format_network(network: str) -> str:
+    """Format the name of a network for tables, with batch or image size."""
     return f"`{network}`{NETWORKS[network]}"
 
 
-def ram_of(board: str, ram: str | None) -> int:
+def usable_ram_bytes(board: str, ram: str | None) -> int:
     """Return the usable RAM of a board: `ram`, or all of the board's [B]."""
     return Device.load(board).ram_bytes if ram is None else parse_size(ram, field="ram")
 
 
-def core_time_s(run: Mapping[str, Any], board: str) -> float:
-    """Return the compute time of a recorded step on a board, by the cycles of its core [s]."""
+def compute_core_time_s(run: Mapping[str, Any], board: str) -> float:
+    """Return the compute time of a recorded step on a board, by the cycles of its core [s].
+
+    Raises ValueError if the device has no cycle model.
+    """
     model = Device.load(board).cycle_model
     if model is None:
         raise ValueError(f"{board}: expected a core whose instructions are counted")
     return float(run.get("instructions", 0) / model.instructions_per_s)
 
 
-def fault_of_flash(run: Mapping[str, Any]) -> str:
-    """Return why an exported step cannot run from the flash of its board; empty if it can."""
+def describe_flash_fault(run: Mapping[str, Any]) -> str:
+    """Describe the reason why an exported step cannot run from its board's flash; empty if it can.
+
+    Only steps of the part ``board`` are examined.
+    """
     board = Device.load(run["board"])
     if run["part"] != "board" or run["status"] != "yes" or board.flash is None:
         return ""
     if run["flash_bytes"] > board.flash.size_bytes:
-        taken, size = (format_bytes(int(b)) for b in (run["flash_bytes"], board.flash.size_bytes))
-        return f"program and first weights are {taken}, and the flash has {size}"
+        used, size = (
+            format_bytes(int(value)) for value in (run["flash_bytes"], board.flash.size_bytes)
+        )
+        return f"program and first weights are {used}, and the flash has {size}"
     is_in_place = board.stores_in_flash and board.is_memory_mapped
     if is_in_place and run["written_bytes"] and not run.get("commits"):
         return "state on flash needs `--commit`, which this record lacks"
     return ""
 
 
-def exported() -> list[Record]:
-    """Return the exported steps with derived columns, by network and board."""
-    runs = [{**record, **record["cell"], "gap": record.get("gap")} for record in records("mcu")]
+def load_exported_steps() -> list[Record]:
+    """Read the exported steps; return them with derived fields, sorted by network and board."""
+    runs = [
+        {**record, **record["cell"], "gap": record.get("gap")} for record in read_records("mcu")
+    ]
     for run in runs:
-        run["fault"] = fault_of_flash(run)
+        run["fault"] = describe_flash_fault(run)
         run["trains"] = run["status"] == "yes" and not run["fault"]
-        run["limit_bytes"] = ram_of(run["board"], run["ram"])
+        run["limit_bytes"] = usable_ram_bytes(run["board"], run["ram"])
         run["tile"] = run["tried"][-1]["tile"] if run["tried"] else None
         if run["status"] == "yes":
-            core_s = core_time_s(run, run["board"])
+            core_s = compute_core_time_s(run, run["board"])
             run["time_s"] = core_s + run["transfer_s"]
             run["energy_j"] = core_s * run.get("power_w", 0.0) + run["transfer_j"]
-    networks, places = list(NETWORKS), dict.fromkeys(PLACES)
-    order = [*places]
+    networks, places = list(NETWORKS), dict.fromkeys(BOARD_BUDGETS)
+    place_order = [*places]
 
-    def place(run: Record) -> tuple[int, int]:
-        where = (run["board"], run["ram"])
-        return networks.index(run["network"]), order.index(where) if where in places else 0
+    def sort_key(run: Record) -> tuple[int, int]:
+        board_and_ram = (run["board"], run["ram"])
+        return networks.index(run["network"]), place_order.index(
+            board_and_ram
+        ) if board_and_ram in places else 0
 
-    return sorted(runs, key=place)
-
-
-def of_part(part: str) -> list[Record]:
-    """Return the exported steps of a part: on boards, keep-all, or last layer only."""
-    return [run for run in exported() if run["part"] == part]
+    return sorted(runs, key=sort_key)
 
 
-def _keep_all(part: str = "keep-all") -> dict[str, Record]:
-    return {run["network"]: run for run in of_part(part) if run["trains"]}
+def select_part(part: str) -> list[Record]:
+    """Return the exported steps of a part: ``board``, ``keep-all`` or ``last layer``."""
+    return [run for run in load_exported_steps() if run["part"] == part]
 
 
-def smallest() -> list[tuple[Record, Record]]:
-    """Return each network's step in the smallest RAM that it fits, and its keep-all step."""
-    pairs, boards = [], of_part("board")
-    for network, kept in _keep_all().items():
-        able = [run for run in boards if run["network"] == network and run["trains"]]
-        if able:
-            run = min(able, key=lambda run: (run["limit_bytes"], run["energy_j"]))
+def _index_by_network(part: str = "keep-all") -> dict[str, Record]:
+    return {run["network"]: run for run in select_part(part) if run["trains"]}
+
+
+def find_smallest_steps() -> list[tuple[Record, Record]]:
+    """Return each network's step in the smallest RAM that it fits, and its keep-all step.
+
+    Of several boards with that RAM, the one with the lowest energy counts.
+    """
+    pairs, boards = [], select_part("board")
+    for network, kept in _index_by_network().items():
+        fitting = [run for run in boards if run["network"] == network and run["trains"]]
+        if fitting:
+            run = min(fitting, key=lambda run: (run["limit_bytes"], run["energy_j"]))
             pairs.append((run, kept))
     return pairs
 
 
-def verdict(run: Mapping[str, Any] | None) -> str:
-    """Format whether a network trains on a board, with its tile size if it has tiles."""
+def format_verdict(run: Mapping[str, Any] | None) -> str:
+    """Format the result of a network on a board: ``yes`` with the tile size, ``no`` or ``open``.
+
+    A dash for None, without a run.
+    """
     if run is None or run["status"] == FAILED:
         return "-" if run is None else FAILED
     if run["fault"]:
@@ -366,128 +404,136 @@ def verdict(run: Mapping[str, Any] | None) -> str:
     return f"yes, {run['tile']}" if run["trains"] and run["tile"] else str(run["status"])
 
 
-def boards() -> str:
-    """Return whether each network trains on each board with each usable RAM."""
-    runs = {(run["network"], run["board"], run["ram"]): run for run in of_part("board")}
-    heads = [f"`{board}`, {format_bytes(ram_of(board, ram))}" for board, ram in PLACES]
-    lines = [
-        (named(network), *(verdict(runs.get((network, *place))) for place in PLACES))
-        for network in NETWORKS
-        if sum((network, *place) in runs for place in PLACES) > 1
+def tabulate_boards() -> str:
+    """Return the result of each network on each board with each usable RAM."""
+    runs = {(run["network"], run["board"], run["ram"]): run for run in select_part("board")}
+    heads = [
+        f"`{board}`, {format_bytes(usable_ram_bytes(board, ram))}" for board, ram in BOARD_BUDGETS
     ]
-    return figures(lines, ("network", *heads), words=len(heads) + 1)
+    lines = [
+        (
+            format_network(network),
+            *(format_verdict(runs.get((network, *place))) for place in BOARD_BUDGETS),
+        )
+        for network in NETWORKS
+        if sum((network, *place) in runs for place in BOARD_BUDGETS) > 1
+    ]
+    return format_table(lines, ("network", *heads), words=len(heads) + 1)
 
 
-def board_steps() -> str:
+def tabulate_board_steps() -> str:
     """Return the costs of each network's step in the smallest RAM that it fits."""
     lines = [
         (
-            named(run["network"]),
-            code(run["board"]),
+            format_network(run["network"]),
+            format_code(run["board"]),
             format_bytes(run["limit_bytes"]),
             f"{run['instructions'] / 1e6:.1f} M ({run['instructions'] / kept['instructions']:.2f})",
-            seconds_text(run["time_s"]),
+            format_seconds(run["time_s"]),
             f"{1e3 * run['energy_j']:.4g} mJ",
-            percent_text(run["gap"]),
+            format_percent(run["gap"]),
         )
-        for run, kept in smallest()
+        for run, kept in find_smallest_steps()
     ]
     heads = ("network", "board", "RAM", "instructions", "time", "energy", "gap")
-    return figures(lines, heads, words=2)
+    return format_table(lines, heads, words=2)
 
 
-def boards_readme() -> str:
-    """Return the README's rows of steps on boards."""
+def tabulate_readme_boards() -> str:
+    """Return the rows of the README's networks on boards: RAM, time and gap."""
     lines = [
         (
-            named(run["network"]),
-            code(run["board"]),
+            format_network(run["network"]),
+            format_code(run["board"]),
             format_bytes(run["limit_bytes"]),
             format_bytes(kept["ram_bytes"]),
-            seconds_text(run["time_s"]),
-            percent_text(run["gap"]),
+            format_seconds(run["time_s"]),
+            format_percent(run["gap"]),
         )
-        for run, kept in smallest()
+        for run, kept in find_smallest_steps()
         if run["network"] in README_NETWORKS
     ]
     heads = ("network", "board", "RAM", "keep-all's RAM", "time", "gap")
-    return figures(lines, heads, words=2)
+    return format_table(lines, heads, words=2)
 
 
-def board_ways() -> str:
+def tabulate_board_ways() -> str:
     """Return RAM and instructions of keep-all steps and of steps that train only the last layer."""
-    lines, ways = [], (_keep_all(), _keep_all("last layer"))
-    for network in (name for name in NETWORKS if all(name in runs for runs in ways)):
+    lines, runs_by_part = [], (_index_by_network(), _index_by_network("last layer"))
+    for network in (name for name in NETWORKS if all(name in runs for runs in runs_by_part)):
         cells = []
-        for runs in ways:
+        for runs in runs_by_part:
             run = runs[network]
-            cells += [bytes_text(run["ram_bytes"]), f"{run['instructions'] / 1e6:.2f} M"]
-        lines.append((named(network), *cells))
+            cells += [format_size(run["ram_bytes"]), f"{run['instructions'] / 1e6:.2f} M"]
+        lines.append((format_network(network), *cells))
     heads = ("network", "keep-all: RAM", "instructions", "last layer: RAM", "instructions")
-    return figures(lines, heads)
+    return format_table(lines, heads)
 
 
-def refusal(run: Mapping[str, Any]) -> str:
-    """Return why a network does not train on a board; empty if it does."""
+def describe_refusal(run: Mapping[str, Any]) -> str:
+    """Describe the reason why a network does not train on a board; empty if it does."""
     if run["trains"]:
         return ""
     if run["fault"] or run["status"] == FAILED:
         return str(run["fault"] or run["reason"])
-    last = run["tried"][-1]
-    if "floor_bytes" not in last:
-        return str(last["reason"]).removeprefix("proved: ")
-    left_bytes = max(0, run["limit_bytes"] - last["reserved_bytes"])
+    last_attempt = run["tried"][-1]
+    if "floor_bytes" not in last_attempt:
+        return str(last_attempt["reason"]).removeprefix("proved: ")
+    left_bytes = max(0, run["limit_bytes"] - last_attempt["reserved_bytes"])
     return (
         f"inputs, stack and runtime leave {format_bytes(left_bytes)}, and "
-        f"`{last['floor_node']}` ({last['floor_op']}) alone needs "
-        f"{format_bytes(last['floor_bytes'])}"
+        f"`{last_attempt['floor_node']}` ({last_attempt['floor_op']}) alone needs "
+        f"{format_bytes(last_attempt['floor_bytes'])}"
     )
 
 
-def board_runs() -> pd.DataFrame:
-    """Return every exported step: its verdict and reason, costs, and RAM map."""
-    names = ("part", "network", "board", "limit_bytes", "answer", "because", "instructions",
+def load_board_runs() -> pd.DataFrame:
+    """Return every exported step: result and reason, costs, and RAM map."""
+    columns = ("part", "network", "board", "limit_bytes", "answer", "because", "instructions",
              "time_s", "energy_j", "read_bytes", "written_bytes", "recomputations",
              "steps_until_worn", "gap", "ram_bytes", "stack_bytes", "stack_limit_bytes",
              "resident_state_bytes", "arena_bytes", "arena_bound_bytes", "input_bytes",
              "runtime_bytes", "flash_bytes", "weight_bytes")  # fmt: skip
-    lines = [{**run, "answer": verdict(run), "because": refusal(run)} for run in exported()]
-    return pd.DataFrame(lines)[list(names)]
+    lines = [
+        {**run, "answer": format_verdict(run), "because": describe_refusal(run)}
+        for run in load_exported_steps()
+    ]
+    return pd.DataFrame(lines)[list(columns)]
 
 
-def kernels() -> pd.DataFrame:
+def load_kernels() -> pd.DataFrame:
     """Return the instructions of each node with multiplications, in keep-all steps."""
     nodes = [
         {"network": run["network"], **node, "per_mac": node["instructions"] / node["macs"]}
-        for run in _keep_all().values()
+        for run in _index_by_network().values()
         for node in run.get("nodes", ())
     ]
     return pd.DataFrame(nodes)
 
 
-def aifes() -> str:
-    """Return AIfES beside exported steps of the same networks."""
+def tabulate_aifes() -> str:
+    """Return instructions and RAM of AIfES and of keep-all exports of the same networks."""
     lines = []
-    for record in records("aifes"):
-        theirs = record["programs"]["aifes"]
+    for record in read_records("aifes"):
+        aifes_result = record["programs"]["aifes"]
         for name, heading in (("aifes", "AIfES"), ("keep_all", "keep-all")):
-            found = record["programs"][name]
+            result = record["programs"][name]
             lines.append(
                 (
                     record["cell"]["network"],
                     heading,
-                    whole(found["instructions"]),
-                    f"{found['instructions'] / record['step_macs']:.1f}",
-                    percent_text(found["instructions"] / theirs["instructions"]),
-                    f"{whole(found['ram_bytes'])} B",
-                    percent_text(found["ram_bytes"] / theirs["ram_bytes"]),
+                    format_integer(result["instructions"]),
+                    f"{result['instructions'] / record['step_macs']:.1f}",
+                    format_percent(result["instructions"] / aifes_result["instructions"]),
+                    f"{format_integer(result['ram_bytes'])} B",
+                    format_percent(result["ram_bytes"] / aifes_result["ram_bytes"]),
                 )
             )
-    table = ("network", "program", "instructions", "a MAC", "of AIfES's", "RAM", "of AIfES's")
-    return figures(lines, table, words=2)
+    headings = ("network", "program", "instructions", "a MAC", "of AIfES's", "RAM", "of AIfES's")
+    return format_table(lines, headings, words=2)
 
 
-_LAYERS: Final = {
+_LAYER_NAMES: Final = {
     "conv2d": "3 x 3",
     "depthwise": "3 x 3 depthwise",
     "pointwise": "1 x 1",
@@ -499,150 +545,172 @@ _LAYERS: Final = {
 """Names of the kinds of layers on pages."""
 
 
-def cmsis_nn_rows() -> list[dict[str, Any]]:
-    """Return instructions of int8 layers by CMSIS-NN and by exported kernels, with a sum."""
-    (record,) = records("cmsis-nn")
+def load_cmsis_nn_rows() -> list[dict[str, Any]]:
+    """Return the instructions of int8 layers by CMSIS-NN and by exported kernels.
+
+    The first row is the sum of the front's layers.
+    """
+    (record,) = read_records("cmsis-nn")
     rows = [dict(row) for row in record["rows"]]
     front = [row for row in rows if row["of"] == "of the front"]
-    numbers = ("layers", "terms", "theirs", "ours")
-    total = {name: sum(row[name] for row in front) for name in numbers}
+    columns = ("layers", "terms", "theirs", "ours")
+    total = {name: sum(row[name] for row in front) for name in columns}
     return [{"of": "front", "kind": "", **total}, *rows]
 
 
-def cmsis_nn() -> str:
-    """Return CMSIS-NN beside the kernels of int8 layers."""
+def tabulate_cmsis_nn() -> str:
+    """Return a row for each group of int8 layers: instructions of CMSIS-NN and exported kernels."""
     lines = []
-    for row in cmsis_nn_rows():
-        what = f"{_LAYERS[row['kind']]} {row['of']}" if row["kind"] else "front of MobileNetV2"
-        each = (row["theirs"] / row["terms"], row["ours"] / row["terms"])
-        counts = (whole(row["theirs"]), f"{each[0]:.2f}", whole(row["ours"]), f"{each[1]:.2f}")
-        share = percent_text(row["ours"] / row["theirs"])
-        lines.append((what, whole(row["layers"]), *counts, share))
+    for row in load_cmsis_nn_rows():
+        label = (
+            f"{_LAYER_NAMES[row['kind']]} {row['of']}" if row["kind"] else "front of MobileNetV2"
+        )
+        per_term = (row["theirs"] / row["terms"], row["ours"] / row["terms"])
+        counts = (
+            format_integer(row["theirs"]),
+            f"{per_term[0]:.2f}",
+            format_integer(row["ours"]),
+            f"{per_term[1]:.2f}",
+        )
+        ratio_text = format_percent(row["ours"] / row["theirs"])
+        lines.append((label, format_integer(row["layers"]), *counts, ratio_text))
     heads = ("layers", "how many", "CMSIS-NN", "a term", "exported", "a term", "of CMSIS-NN's")
-    return figures(lines, heads)
+    return format_table(lines, heads)
 
 
-def floors() -> str:
+def tabulate_floors() -> str:
     """Return the smallest budgets of networks [MiB], with returned and with added gradients."""
     lines = []
-    for network, pair in load("floors").groupby("network", sort=False):
+    for network, pair in load_frame("floors").groupby("network", sort=False):
         cells = [f"{pair.gradient_bytes.max() / 2**20:.2f}"]
         for is_added in (False, True):
             (run,) = pair[pair.is_added == is_added].to_dict("records")
-            least = "-"
+            smallest_text = "-"
             if run["status"] != FAILED:
                 ratio = run["budget_bytes"] / run["keep_all_bytes"]
-                least = f"{run['budget_bytes'] / 2**20:.2f} ({percent_text(ratio)})"
-            cells += [f"{run['keep_all_bytes'] / 2**20:.2f}", least]
-        lines.append((code(str(network)), *cells))
+                smallest_text = f"{run['budget_bytes'] / 2**20:.2f} ({format_percent(ratio)})"
+            cells += [f"{run['keep_all_bytes'] / 2**20:.2f}", smallest_text]
+        lines.append((format_code(str(network)), *cells))
     heads = ("model", "gradients", "keep-all, returned", "smallest", "keep-all, added", "smallest")
-    return figures(lines, heads)
+    return format_table(lines, heads)
 
 
 # -- int8 fronts -----------------------------------------------------------------------------------
 
 
-def front_runs(part: str) -> list[Record]:
-    """Return the records of a part of the study of int8 fronts, in its order."""
-    return [record for record in records("fronts") if record["cell"]["part"] == part]
+def read_front_records(part: str) -> list[Record]:
+    """Read the records of a part of the study of int8 fronts."""
+    return [record for record in read_records("fronts") if record["cell"]["part"] == part]
 
 
-def int8_steps() -> str:
-    """Return RAM, flash, instructions and energy of steps with a float and with an int8 front."""
+def tabulate_int8_steps() -> str:
+    """Return RAM, flash, instructions and energy of steps with float and with int8 fronts."""
     lines = []
-    for record in front_runs("step"):
+    for record in read_front_records("step"):
         cell, front = record["cell"], record["front_instructions"]
-        least = record["tiled_floor_bytes"] + record["reserved_bytes"]
+        floor_bytes = record["tiled_floor_bytes"] + record["reserved_bytes"]
         lines.append(
             (
-                f"{code(cell['network'])}, {cell['size']} x {cell['size']}",
+                f"{format_code(cell['network'])}, {cell['size']} x {cell['size']}",
                 cell["numbers"],
-                format_bytes(least),
+                format_bytes(floor_bytes),
                 format_bytes(record["ram_bytes"]),
                 format_bytes(record["flash_bytes"]),
                 f"{record['instructions'] / 1e6:.1f} M",
                 "-" if front["m4"] is None else f"{front['m4'] / 1e6:.1f} M",
                 "-" if front["m3"] is None else f"{front['m3'] / 1e6:.0f} M",
-                f"{1e3 * record['power_w'] * core_time_s(record, FRONT_BOARD):.1f} mJ",
+                f"{1e3 * record['power_w'] * compute_core_time_s(record, FRONT_BOARD):.1f} mJ",
             )
         )
     heads = ("network", "front", "floor", "RAM", "flash", "step", "its front", "M3", "energy")
-    return figures(lines, heads, words=2)
+    return format_table(lines, heads, words=2)
 
 
-def int8_agreement() -> str:
-    """Return how many values of int8 layers differ from PyTorch's for equal operands."""
+def tabulate_int8_agreement() -> str:
+    """Return the number of values of int8 layers that differ from PyTorch's for equal operands."""
     lines = []
-    for record in front_runs("agreement"):
-        cell, values, differ = record["cell"], record["values"], record["differ"]
-        rate = f"1 in {whole(values // differ)}" if differ else "none"
+    for record in read_front_records("agreement"):
+        cell, value_count, different_count = record["cell"], record["values"], record["differ"]
+        rate = (
+            f"1 in {format_integer(value_count // different_count)}" if different_count else "none"
+        )
         lines.append(
             (
-                f"{code(cell['network'])}, {cell['size']} x {cell['size']}",
+                f"{format_code(cell['network'])}, {cell['size']} x {cell['size']}",
                 str(record["layers"]),
-                whole(values),
-                whole(differ),
+                format_integer(value_count),
+                format_integer(different_count),
                 rate,
                 str(record["most_steps"]),
             )
         )
     heads = ("front", "layers", "values", "differ", "rate", "steps at most")
-    return figures(lines, heads, words=1)
+    return format_table(lines, heads, words=1)
 
 
-def int8_replay() -> str:
+def tabulate_int8_replay() -> str:
     """Return costs of steps on a batch and on a stored sample, after int8 fronts."""
     lines = []
-    for record in front_runs("replay"):
+    for record in read_front_records("replay"):
         cell = record["cell"]
-        both = (record["instructions"], record["stored_instructions"])
+        instruction_counts = (record["instructions"], record["stored_instructions"])
         lines.append(
             (
-                f"{code(cell['network'])}, {cell['size']} x {cell['size']}",
-                f"{whole(record['image_bytes'])} B",
-                f"{whole(record['output_bytes'])} B",
-                *(f"{count / 1e6:.1f} M" for count in both),
+                f"{format_code(cell['network'])}, {cell['size']} x {cell['size']}",
+                f"{format_integer(record['image_bytes'])} B",
+                f"{format_integer(record['output_bytes'])} B",
+                *(f"{count / 1e6:.1f} M" for count in instruction_counts),
                 format_bytes(record["ram_bytes"]),
                 format_bytes(record["stored_ram_bytes"]),
             )
         )
     heads = ("network", "an image", "a sample", "step", "stored step", "RAM", "its RAM")
-    return figures(lines, heads, words=1)
+    return format_table(lines, heads, words=1)
 
 
-def int8_accuracy() -> str:
+def tabulate_int8_accuracy() -> str:
     """Return the accuracy of trained last layers after float and int8 fronts."""
-    found = {way: mean for record in front_runs("accuracy") for way, mean in record["mean"].items()}
-    lines = [(way, percent_text(mean)) for way, mean in found.items()]
-    return figures(lines, ("trained", "accuracy"), words=1)
+    mean_by_way = {
+        way: mean
+        for record in read_front_records("accuracy")
+        for way, mean in record["mean"].items()
+    }
+    lines = [(way, format_percent(mean)) for way, mean in mean_by_way.items()]
+    return format_table(lines, ("trained", "accuracy"), words=1)
 
 
-def int8_training() -> str:
+def tabulate_int8_training() -> str:
     """Return accuracies of training in float and in int8: means and ranges, by data and steps."""
-    kinds = ["data", "steps", "batch"]
-    found = int8_training_runs().sort_values(kinds, kind="stable")
-    columns = dict(iter(found.groupby(kinds, sort=False)))
+    keys = ["data", "steps", "batch"]
+    all_runs = load_int8_training_runs().sort_values(keys, kind="stable")
+    runs_by_key = dict(iter(all_runs.groupby(keys, sort=False)))
     lines = [
-        (way, *(_seeds(runs[runs.way == way].accuracy) for runs in columns.values()))
-        for way in dict.fromkeys(found.way)
+        (way, *(_format_accuracy(runs[runs.way == way].accuracy) for runs in runs_by_key.values()))
+        for way in dict.fromkeys(all_runs.way)
     ]
     lines.append(
-        ("nothing", *(_seeds(runs.drop_duplicates("seed").before) for runs in columns.values()))
+        (
+            "nothing",
+            *(
+                _format_accuracy(runs.drop_duplicates("seed").before)
+                for runs in runs_by_key.values()
+            ),
+        )
     )
-    heads = ("trained", *(f"{data}, {steps} x {batch}" for data, steps, batch in columns))
-    return figures(lines, heads, words=1)
+    heads = ("trained", *(f"{data}, {steps} x {batch}" for data, steps, batch in runs_by_key))
+    return format_table(lines, heads, words=1)
 
 
-def _seeds(accuracy: pd.Series) -> str:
+def _format_accuracy(accuracies: pd.Series) -> str:
     """Format mean, minimum and maximum accuracy [%]; a dash if there is none."""
-    if accuracy.empty:
+    if accuracies.empty:
         return "-"
-    shown = 100 * accuracy
-    return f"{shown.mean():.1f} ({shown.min():.0f} to {shown.max():.0f})"
+    percentages = 100 * accuracies
+    return f"{percentages.mean():.1f} ({percentages.min():.0f} to {percentages.max():.0f})"
 
 
-def int8_training_runs() -> pd.DataFrame:
-    """Return each network trained further in float or int8, with learning rate and accuracy."""
+def load_int8_training_runs() -> pd.DataFrame:
+    """Return a row for each network that was trained further in float or int8, with accuracies."""
     return pd.DataFrame(
         [
             {
@@ -655,7 +723,7 @@ def int8_training_runs() -> pd.DataFrame:
                 "before": before,
                 "accuracy": accuracy,
             }
-            for record in records("int8-training")
+            for record in read_records("int8-training")
             for seed, (before, accuracy) in enumerate(
                 zip(record["before"], record["accuracy"], strict=True)
             )
@@ -666,23 +734,28 @@ def int8_training_runs() -> pd.DataFrame:
 # -- models of other libraries ---------------------------------------------------------------------
 
 
-def models() -> pd.DataFrame:
+def load_models() -> pd.DataFrame:
     """Return the tested models of other libraries with their results."""
-    found = load("coverage")
-    found = found[found.status.isin(["works", "differs", "refused"])]
-    fits = [
-        missing(entry) or (entry["equal"] and entry["within"]) for entry in found.budget.tolist()
+    models = load_frame("coverage")
+    models = models[models.status.isin(["works", "differs", "refused"])]
+    is_within = [
+        is_missing(result) or (result["equal"] and result["within"])
+        for result in models.budget.tolist()
     ]
-    back_end = [None if missing(entry) else entry["status"] for entry in found.back_end.tolist()]
-    return found.assign(
-        library=found.name.str.split().str[0],
-        works=(found.status == "works") & (found.other == "works") & pd.Series(fits, found.index),
-        refused=found.status == "refused",
+    back_end = [
+        None if is_missing(result) else result["status"] for result in models.back_end.tolist()
+    ]
+    return models.assign(
+        library=models.name.str.split().str[0],
+        works=(models.status == "works")
+        & (models.other == "works")
+        & pd.Series(is_within, models.index),
+        refused=models.status == "refused",
         back_end_status=back_end,
     )
 
 
-def libraries() -> str:
+def tabulate_libraries() -> str:
     """Return the number of tested, working and refused models of each library."""
     lines = [
         (
@@ -692,27 +765,31 @@ def libraries() -> str:
             str(int(group.refused.sum())),
             str(int((group.back_end_status == "works").sum())),
         )
-        for library, group in models().groupby("library", sort=False)
+        for library, group in load_models().groupby("library", sort=False)
     ]
-    return figures(lines, ("library", "tried", "eager's bits", "refused", "with `pmt.backend`"))
+    return format_table(
+        lines, ("library", "tried", "eager's bits", "refused", "with `pmt.backend`")
+    )
 
 
-def trained_steps() -> str:
-    """Return whether each step fits in each budget, with its energy, gap, tiles and sizes."""
+def tabulate_trained_steps() -> str:
+    """Return a row for each step and budget: whether it fits, energy, gap, tiles and sizes."""
     lines = []
-    for run in load("int8-steps").to_dict("records"):
+    for run in load_frame("int8-steps").to_dict("records"):
         cells = (str(run["status"]), *("-",) * 5)
         if run["status"] == "yes":
             used_bytes = sum(size for name, size in run["flash_map"].items() if name != "free")
             cells = (
                 f"{1e3 * run['energy_j']:.4g} mJ",
-                percent_text(run["gap"]),
-                "whole" if missing(run["tile_bytes"]) else bytes_text(run["tile_bytes"]),
-                bytes_text(used_bytes),
+                format_percent(run["gap"]),
+                "whole" if is_missing(run["tile_bytes"]) else format_size(run["tile_bytes"]),
+                format_size(used_bytes),
                 f"{run['instructions'] / 1e6:.1f} M",
-                bytes_text(run["read_bytes"] + run["written_bytes"]),
+                format_size(run["read_bytes"] + run["written_bytes"]),
             )
-        lines.append((code(run["network"]), run["trained"], run["weights"], run["ram"], *cells))
+        lines.append(
+            (format_code(run["network"]), run["trained"], run["weights"], run["ram"], *cells)
+        )
     heads = ("network", "trained", "weights", "RAM", "energy", "gap", "tiles", "flash",
              "instructions", "paged")  # fmt: skip
-    return figures(lines, heads, words=4)
+    return format_table(lines, heads, words=4)

@@ -32,19 +32,22 @@ STUDIES: Final = {
     "processes": "pytorch.processes:STUDY",
     "floors": "pytorch.floors:STUDY",
 }
-"""Module of each study. Those from ``mcu`` on need PyTorch."""
+"""Location of each study as ``MODULE:NAME``. The studies from ``mcu`` on need PyTorch."""
 
 
-def study_of(name: str) -> Study:
-    """Return a study by its name."""
+def load_study(name: str) -> Study:
+    """Import the module of a study; return the study.
+
+    Raises ImportError if a package is missing.
+    """
     module, _, attribute = STUDIES[name].partition(":")
-    found: Study = getattr(import_module(module), attribute)
-    return found
+    study: Study = getattr(import_module(module), attribute)
+    return study
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the study that the first argument names; return the exit status."""
+    """Run the study that the first argument names; return the exit status, 2 for unknown names."""
     if not arguments or arguments[0] not in STUDIES:
         sys.stderr.write(f"usage: python -m bench STUDY --out FILE\n{', '.join(STUDIES)}\n")
         return 2
-    return run_study(study_of(arguments[0]), arguments[1:])
+    return run_study(load_study(arguments[0]), arguments[1:])

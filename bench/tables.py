@@ -1,8 +1,8 @@
 """Every table of results, and the numbers that pages quote, from ``bench/results/``.
 
 `TABLES` has the tables of pages between ``<!-- begin table NAME -->`` and ``<!-- end table -->``,
-`CSVS` the longer tables in files, and `claims` the quoted numbers. ``scripts/make_pages.py`` writes
-and checks all of them.
+and `CSVS` the longer tables in files. ``scripts/make_pages.py`` writes both, and checks that pages
+quote the numbers of `compute_quoted_numbers`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import solve_tables as solves
 import step_tables as steps
 from measured import (
     CASES,
-    figure_records,
-    figures,
-    load,
-    percent_text,
-    records,
-    seconds_text,
-    share_text,
-    times_text,
-    whole,
+    format_count,
+    format_factors,
+    format_integer,
+    format_percent,
+    format_seconds,
+    format_table,
+    load_frame,
+    read_figure_records,
+    read_records,
 )
 from poetmodel.sweeps.measurement import NOT_APPLICABLE, REFUSED
 from poetmodel.sweeps.summaries import figure_summaries, status_text
 from poetmodel.sweeps.tables import rows
 from poetmodel.units import format_bytes
-from solver_tables import comparison
+from solver_tables import tabulate_solvers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,48 +39,57 @@ if TYPE_CHECKING:
 # -- figures of the paper --------------------------------------------------------------------------
 
 
-def _figure(name: str, *, words: int) -> str:
-    """Return the tables of a paper figure as one table; its first column is the problem."""
-    parts = figure_summaries(name, rows(figure_records(name)))
-    if len(parts) == 1:
-        return figures(parts[0].rows, parts[0].heads, words=words)
+def _tabulate_figure(name: str, *, words: int) -> str:
+    """Return the tables of a paper figure as one; with several, the first column is the graph.
+
+    Rows without a last cell are omitted then.
+    """
+    summaries = figure_summaries(name, rows(read_figure_records(name)))
+    if len(summaries) == 1:
+        return format_table(summaries[0].rows, summaries[0].heads, words=words)
     lines = [
-        (part.title.partition(": ")[2].partition(",")[0], *line)
-        for part in parts
-        for line in part.rows
+        (summary.title.partition(": ")[2].partition(",")[0], *line)
+        for summary in summaries
+        for line in summary.rows
         if line[-1]
     ]
-    return figures(lines, ("graph", *parts[0].heads), words=words)
+    return format_table(lines, ("graph", *summaries[0].heads), words=words)
 
 
-def _solver_times() -> dict[tuple[str, str], dict[str, str]]:
-    """Return the time or remaining gap of each solver, by problem and formulation."""
-    table = rows(figure_records("solvers"))
-    limit_s = max(row["time_limit_s"] for row in table)
-    solvers = dict.fromkeys(str(row["backend"]) for row in table)
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for part in comparison([row for row in table if row["time_limit_s"] == limit_s]):
-        model, _, rest = part.title.partition(" on ")
-        for solver, formulation, _, status, _, _, gap, seconds in part.rows:
+def _load_solver_times() -> dict[tuple[str, str], dict[str, str]]:
+    """Return the time or remaining gap of each solver as text, by problem and formulation.
+
+    Only the runs with the largest limit count.
+    """
+    solver_rows = rows(read_figure_records("solvers"))
+    limit_s = max(row["time_limit_s"] for row in solver_rows)
+    solvers = dict.fromkeys(str(row["backend"]) for row in solver_rows)
+    times: dict[tuple[str, str], dict[str, str]] = {}
+    for summary in tabulate_solvers([row for row in solver_rows if row["time_limit_s"] == limit_s]):
+        model, _, rest = summary.title.partition(" on ")
+        for solver, formulation, _, status, _, _, gap, seconds in summary.rows:
             key = f"`{model}` on {rest}", formulation
-            cells = found.setdefault(key, dict.fromkeys(solvers, "-"))
+            cells = times.setdefault(key, dict.fromkeys(solvers, "-"))
             if status == status_text({"status": REFUSED}):
                 cells[solver] = status
             elif gap in ("-", "none in time"):
                 cells[solver] = f"no solution in {seconds}"
             else:
                 cells[solver] = seconds if gap == "0 %" else f"gap {gap} after {seconds}"
-    return found
+    return times
 
 
-def _solvers() -> str:
-    found = _solver_times()
-    heads = ("problem", "formulation", *next(iter(found.values())))
-    lines = [(problem, f"`{form}`", *cells.values()) for (problem, form), cells in found.items()]
-    return figures(lines, heads, words=len(heads))
+def _tabulate_solvers() -> str:
+    times = _load_solver_times()
+    headings = ("problem", "formulation", *next(iter(times.values())))
+    lines = [
+        (problem, f"`{formulation}`", *cells.values())
+        for (problem, formulation), cells in times.items()
+    ]
+    return format_table(lines, headings, words=len(headings))
 
 
-_IN_README: Final = (
+_README_PROBLEMS: Final = (
     "`paper/transformer` on paper-m4, 90% of RAM",
     "`paper/linear` on paper-m4, 50% of RAM",
     "`paper/vgg16-cifar` on paper-m4, 70% of RAM",
@@ -88,70 +97,70 @@ _IN_README: Final = (
 )
 
 
-def _solvers_readme() -> str:
+def _tabulate_readme_solvers() -> str:
     """Return a row for each problem: the times of each solver with `paper` and `compact`."""
-    found = _solver_times()
+    times = _load_solver_times()
     lines = []
-    for problem in _IN_README:
-        paper, compact = (found[problem, form] for form in ("paper", "compact"))
+    for problem in _README_PROBLEMS:
+        paper, compact = (times[problem, formulation] for formulation in ("paper", "compact"))
         cells = (
             cell if cell == compact[solver] else f"{cell} / {compact[solver]}"
             for solver, cell in paper.items()
         )
         lines.append((problem, *cells))
-    solvers = next(iter(found.values()))
-    return figures(lines, ("problem", *solvers), words=1 + len(solvers))
+    solvers = next(iter(times.values()))
+    return format_table(lines, ("problem", *solvers), words=1 + len(solvers))
 
 
-def _figure_cells(name: str) -> pd.DataFrame:
+def _load_figure(name: str) -> pd.DataFrame:
     columns = ["model", "device", "ram", "deadline", "method", "backend", "formulation", "status",
                "termination", "energy_j", "baseline_energy_j", "overhead_j", "overhead_bound_j",
                "gap", "peak_ram_bytes", "makespan_s", "columns", "rows", "nodes", "seconds",
                "cpu_s", "reason"]  # fmt: skip
-    return pd.DataFrame(rows(figure_records(name)))[columns]
+    return pd.DataFrame(rows(read_figure_records(name)))[columns]
 
 
-# -- all of them -----------------------------------------------------------------------------------
+# -- registries ------------------------------------------------------------------------------------
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
-    "methods": solves.methods,
-    "methods-readme": solves.methods_readme,
-    "distribution": solves.distribution,
-    "kinds": solves.kinds,
-    "grid": solves.grid,
-    "gaps-over-time": solves.gaps_over_time,
-    "tiled": solves.tiled,
-    "missed": solves.missed,
-    "scale": solves.scale,
-    "captured": solves.captured,
-    "others": solves.others,
-    "ablation": solves.ablation,
-    "compiled": steps.compiled,
-    "kept": steps.kept,
-    "fused": steps.fused,
-    "library": steps.library,
-    "processes": steps.processes,
-    "library-inductor": partial(steps.library, "stock"),
-    "boards": steps.boards,
-    "board-steps": steps.board_steps,
-    "boards-readme": steps.boards_readme,
-    "board-ways": steps.board_ways,
-    "aifes": steps.aifes,
-    "int8-steps": steps.int8_steps,
-    "int8-agreement": steps.int8_agreement,
-    "int8-accuracy": steps.int8_accuracy,
-    "int8-replay": steps.int8_replay,
-    "int8-training": steps.int8_training,
-    "trained-steps": steps.trained_steps,
-    "floors": steps.floors,
-    "cmsis-nn": steps.cmsis_nn,
-    "figure2": partial(_figure, "figure2", words=3),
-    "table3": partial(_figure, "table3", words=2),
-    "solvers": _solvers,
-    "solvers-readme": _solvers_readme,
-    "models": steps.libraries,
+    "methods": solves.tabulate_methods,
+    "methods-readme": solves.tabulate_readme_methods,
+    "distribution": solves.tabulate_distribution,
+    "kinds": solves.tabulate_kinds,
+    "grid": solves.tabulate_grid,
+    "gaps-over-time": solves.tabulate_gaps_over_time,
+    "tiled": solves.tabulate_tiled,
+    "missed": solves.tabulate_missed,
+    "scale": solves.tabulate_scale,
+    "captured": solves.tabulate_captured,
+    "others": solves.tabulate_formulations,
+    "ablation": solves.tabulate_ablation,
+    "compiled": steps.tabulate_compiled,
+    "kept": steps.tabulate_keep_all,
+    "fused": steps.tabulate_fused,
+    "library": steps.tabulate_library,
+    "processes": steps.tabulate_processes,
+    "library-inductor": partial(steps.tabulate_library, "stock"),
+    "boards": steps.tabulate_boards,
+    "board-steps": steps.tabulate_board_steps,
+    "boards-readme": steps.tabulate_readme_boards,
+    "board-ways": steps.tabulate_board_ways,
+    "aifes": steps.tabulate_aifes,
+    "int8-steps": steps.tabulate_int8_steps,
+    "int8-agreement": steps.tabulate_int8_agreement,
+    "int8-accuracy": steps.tabulate_int8_accuracy,
+    "int8-replay": steps.tabulate_int8_replay,
+    "int8-training": steps.tabulate_int8_training,
+    "trained-steps": steps.tabulate_trained_steps,
+    "floors": steps.tabulate_floors,
+    "cmsis-nn": steps.tabulate_cmsis_nn,
+    "figure2": partial(_tabulate_figure, "figure2", words=3),
+    "table3": partial(_tabulate_figure, "table3", words=2),
+    "solvers": _tabulate_solvers,
+    "solvers-readme": _tabulate_readme_solvers,
+    "models": steps.tabulate_libraries,
 }
-"""Function that returns each table of a page, in Markdown."""
+"""Function that returns each table of a page in Markdown, by name of its block."""
 
 _GRID: Final = ["goal", "model", "device", "ram", "deadline", "method", "status", "seconds",
                 "gap", "overhead_ratio", "columns_", "rows_", "first_schedule_s",
@@ -159,26 +168,29 @@ _GRID: Final = ["goal", "model", "device", "ram", "deadline", "method", "status"
 _MODELS: Final = ["name", "library_version", "status", "nodes", "back_end_status", "reason"]
 
 CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
-    "methods": solves.methods_by_kind,
-    "layered": solves.layered,
-    "grid": lambda: solves.solves()[_GRID],
-    "training": partial(steps.training_runs, "training"),
-    "fused": partial(steps.training_runs, "fused"),
-    "library": partial(steps.training_runs, "library"),
-    "boards": steps.board_runs,
-    "kernels": steps.kernels,
-    "int8-training": steps.int8_training_runs,
-    "models": lambda: steps.models()[_MODELS],
+    "methods": solves.summarize_methods_by_kind,
+    "layered": solves.load_layered_runs,
+    "grid": lambda: solves.load_solves()[_GRID],
+    "training": partial(steps.load_training_runs, "training"),
+    "fused": partial(steps.load_training_runs, "fused"),
+    "library": partial(steps.load_training_runs, "library"),
+    "boards": steps.load_board_runs,
+    "kernels": steps.load_kernels,
+    "int8-training": steps.load_int8_training_runs,
+    "models": lambda: steps.load_models()[_MODELS],
     **{
-        name: partial(_figure_cells, name)
+        name: partial(_load_figure, name)
         for name in ("figure3", "figure4", "figure5", "table3", "solvers")
     },
 }
-"""Function that returns each table that is a file."""
+"""Function that returns each table that is written as a CSV file, by file name."""
 
 
-def csv(frame: pd.DataFrame) -> str:
-    """Format a table as CSV, with six significant digits for numbers that are not integers."""
+def format_csv(frame: pd.DataFrame) -> str:
+    """Format a table as CSV, with six significant digits for numbers that are not integers.
+
+    Columns ``columns_`` and ``rows_``, so called because frames have such attributes, lose the bar.
+    """
     text: str = frame.convert_dtypes().to_csv(index=False, float_format="%.6g", lineterminator="\n")
     return text.replace(",columns_", ",columns").replace(",rows_", ",rows")
 
@@ -186,14 +198,14 @@ def csv(frame: pd.DataFrame) -> str:
 # -- quoted numbers --------------------------------------------------------------------------------
 
 
-def claims() -> dict[str, str]:
-    """Return the numbers that pages quote, by name."""
-    return {**_of_methods(), **_of_solves(), **_of_training(), **_of_boards()}
+def compute_quoted_numbers() -> dict[str, str]:
+    """Return the numbers that pages quote as text, by name in `quotes.QUOTES`."""
+    return {**_quote_methods(), **_quote_solves(), **_quote_training(), **_quote_boards()}
 
 
-def _of_methods() -> dict[str, str]:
-    runs = solves.overheads()
-    table = solves.times_least(runs).set_index("method")
+def _quote_methods() -> dict[str, str]:
+    runs = solves.load_overheads()
+    table = solves.summarize_methods(runs).set_index("method")
     best, greedy, optimal = (table.loc[name] for name in (solves.BEST, "greedy", "optimal"))
     optimum = runs[runs.method == "optimal"]
     checkmate = runs[(runs.method == "checkmate") & runs.value.isna()]
@@ -201,17 +213,17 @@ def _of_methods() -> dict[str, str]:
     return {
         "problems": str(len(optimum)),
         "proved": str(int(optimum.proved.sum())),
-        "optimal_solved": whole(optimal.solved),
+        "optimal_solved": format_integer(optimal.solved),
         "optimal_ties": str(int(optimal.ties)),
-        "best_unsolved": whole(best.tried - best.solved),
-        "best_median": times_text(best.median_low, best.median_high),
-        "best_worst": times_text(best.worst_low, best.worst_high),
+        "best_unsolved": format_integer(best.tried - best.solved),
+        "best_median": format_factors(best.median_low, best.median_high),
+        "best_worst": format_factors(best.worst_low, best.worst_high),
         "best_ties": str(int(best.ties)),
-        "greedy_median": times_text(greedy.median_low, greedy.median_high),
-        "greedy_worst": times_text(greedy.worst_low, greedy.worst_high),
+        "greedy_median": format_factors(greedy.median_low, greedy.median_high),
+        "greedy_worst": format_factors(greedy.worst_low, greedy.worst_high),
         "greedy_ties": str(int(greedy.ties)),
-        "least": percent_text((optimum.least / optimum.single_pass).median()),
-        "best_extra": percent_text(
+        "least": format_percent((optimum.least / optimum.single_pass).median()),
+        "best_extra": format_percent(
             ((chosen.value - chosen.least) / chosen.single_pass).median(), 2
         ),
         "free": str(int((optimum.least == 0).sum())),
@@ -220,42 +232,43 @@ def _of_methods() -> dict[str, str]:
     }
 
 
-def _of_solves() -> dict[str, str]:
-    found = solves.solves()
-    grid = solves.proved(found, "goal").set_index("goal").loc[1]
-    able = found[(found.goal == 1) & ~found.infeasible]
-    cases = load(CASES).set_index("name").seconds
-    a72 = found[(found.goal == 4) & (found.device == "paper-a72")]
+def _quote_solves() -> dict[str, str]:
+    all_solves = solves.load_solves()
+    proofs = solves.count_proofs(all_solves, "goal").set_index("goal").loc[1]
+    feasible = all_solves[(all_solves.goal == 1) & ~all_solves.infeasible]
+    cases = load_frame(CASES).set_index("name").seconds
+    a72 = all_solves[(all_solves.goal == 4) & (all_solves.device == "paper-a72")]
     return {
-        "import": seconds_text(cases["import poetmodel"]),
-        "help": seconds_text(cases["poetmodel --help"]),
-        "scale_a72": seconds_text(a72.to_1.max()),
-        "grid_proved": share_text(int(grid.within_1), int(grid.able)),
-        "grid_able_proved": f"{int(grid.within_1)} of {int(grid.able)}",
-        "grid_median": seconds_text(grid.median_s),
-        "gurobi_fits": share_text(int(((able.columns_ <= 2000) & (able.rows_ <= 2000)).sum()),
-                                  len(able)),
+        "import": format_seconds(cases["import poetmodel"]),
+        "help": format_seconds(cases["poetmodel --help"]),
+        "scale_a72": format_seconds(a72.to_1.max()),
+        "grid_proved": format_count(int(proofs.within_1), int(proofs.able)),
+        "grid_able_proved": f"{int(proofs.within_1)} of {int(proofs.able)}",
+        "grid_median": format_seconds(proofs.median_s),
+        "gurobi_fits": format_count(
+            int(((feasible.columns_ <= 2000) & (feasible.rows_ <= 2000)).sum()), len(feasible)
+        ),
     }  # fmt: skip
 
 
-def _of_training() -> dict[str, str]:
-    found: dict[str, str] = {}
+def _quote_training() -> dict[str, str]:
+    numbers: dict[str, str] = {}
     for name, kind in (("compiled", "training"), ("fused", "fused"), ("library", "library")):
-        runs = steps.training(kind)
-        own = runs[runs.own & runs.ran]
-        found |= {
-            f"{name}_ran": str(len(own)),
-            f"{name}_networks": str(own.network.nunique()),
-            f"{name}_within": str(int(own.within.sum())),
-            f"{name}_equal": str(int(own.equal.sum())),
+        runs = steps.load_training(kind)
+        compiled = runs[runs.own & runs.ran]
+        numbers |= {
+            f"{name}_ran": str(len(compiled)),
+            f"{name}_networks": str(compiled.network.nunique()),
+            f"{name}_within": str(int(compiled.within.sum())),
+            f"{name}_equal": str(int(compiled.equal.sum())),
         }
         if name == "compiled":
-            duels = steps.equal_peak(runs)
-            found |= {f"{name}_won": str(int(duels.won.sum())), f"{name}_duels": str(len(duels))}
-    fused = steps.equal_stock(steps.training("fused"))
-    ratios = [own.processor / peer.processor for peer, own in steps.beside_peers()
-              if own is not None and own.ran]  # fmt: skip
-    return found | {
+            duels = steps.compare_at_equal_peak(runs)
+            numbers |= {f"{name}_won": str(int(duels.won.sum())), f"{name}_duels": str(len(duels))}
+    fused = steps.compare_with_stock(steps.load_training("fused"))
+    ratios = [compiled.processor / peer.processor for peer, compiled in steps.pair_with_peers()
+              if compiled is not None and compiled.ran]  # fmt: skip
+    return numbers | {
         "library_median": f"{statistics.median(ratios):.2f}",
         "library_best": f"{min(ratios):.2f}",
         "library_worst": f"{max(ratios):.2f}",
@@ -264,39 +277,39 @@ def _of_training() -> dict[str, str]:
     }
 
 
-def _of_boards() -> dict[str, str]:
-    runs = [run for run in steps.of_part("board") if run["trains"]]
-    kept = {run["network"]: run for run in steps.of_part("keep-all") if run["trains"]}
-    most = max(
+def _quote_boards() -> dict[str, str]:
+    runs = [run for run in steps.select_part("board") if run["trains"]]
+    kept = {run["network"]: run for run in steps.select_part("keep-all") if run["trains"]}
+    best = max(
         (run for run in runs if run["network"] in kept),
         key=lambda run: (
             kept[run["network"]]["ram_bytes"] / run["limit_bytes"],
             -run["instructions"],
         ),
     )
-    nodes = steps.kernels()
-    same = [run["state_sha256"] == kept[run["network"]]["state_sha256"] for run in runs]
-    programs = [record["programs"] for record in records("aifes")]
+    nodes = steps.load_kernels()
+    equal_states = [run["state_sha256"] == kept[run["network"]]["state_sha256"] for run in runs]
+    programs = [record["programs"] for record in read_records("aifes")]
 
-    def aifes(field: str) -> str:
-        times = [each["aifes"][field] / each["keep_all"][field] for each in programs]
-        return f"{min(times):.1f} to {max(times):.1f}"
+    def format_ratios(field: str) -> str:
+        ratios = [program["aifes"][field] / program["keep_all"][field] for program in programs]
+        return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
-    shares = [row["ours"] / row["theirs"] for row in steps.cmsis_nn_rows()]
+    cmsis_ratios = [row["ours"] / row["theirs"] for row in steps.load_cmsis_nn_rows()]
     return {
-        "cmsis_least": f"{min(shares):.0%}".rstrip("%"),
-        "cmsis_most": f"{max(shares):.0%}".rstrip("%"),
-        "board_network": most["network"],
-        "board": most["board"],
-        "board_ram": format_bytes(most["limit_bytes"]),
-        "board_kept": format_bytes(kept[most["network"]]["ram_bytes"]),
-        "board_times": f"{most['instructions'] / kept[most['network']]['instructions']:.2f}",
-        "board_same": f"{sum(same)} of {len(same)}",
+        "cmsis_least": f"{min(cmsis_ratios):.0%}".rstrip("%"),
+        "cmsis_most": f"{max(cmsis_ratios):.0%}".rstrip("%"),
+        "board_network": best["network"],
+        "board": best["board"],
+        "board_ram": format_bytes(best["limit_bytes"]),
+        "board_kept": format_bytes(kept[best["network"]]["ram_bytes"]),
+        "board_times": f"{best['instructions'] / kept[best['network']]['instructions']:.2f}",
+        "board_same": f"{sum(equal_states)} of {len(equal_states)}",
         "kernels": f"{int((nodes.per_mac <= 12).sum())} of {len(nodes)}",
         "kernel_median": f"{statistics.median(nodes.per_mac):.2f}",
         "kernel_worst": f"{nodes.per_mac.max():.2f}",
-        "aifes_instructions": aifes("instructions"),
-        "aifes_ram": aifes("ram_bytes"),
-        "models": whole(len(steps.models())),
-        "models_work": whole(steps.models().works.sum()),
+        "aifes_instructions": format_ratios("instructions"),
+        "aifes_ram": format_ratios("ram_bytes"),
+        "models": format_integer(len(steps.load_models())),
+        "models_work": format_integer(steps.load_models().works.sum()),
     }

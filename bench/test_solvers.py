@@ -11,7 +11,7 @@ import pytest
 
 from poetmodel.sweeps.measurement import FAILED, NOT_INSTALLED, REFUSED, load_inputs, measure_run
 from poetmodel.sweeps.tables import rows
-from solver_runs import solver_runs
+from solver_runs import make_solver_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ SMOKE_LIMIT_S: Final = 2.0
 """Limit of a solve in a smoke run [s]."""
 QUICK_LIMIT_S: Final = 4.0
 """Limit of a solve in any other run [s]."""
-FACTS: Final = (
+RESULT_FIELDS: Final = (
     "status",
     "termination",
     "reason",
@@ -41,34 +41,37 @@ FACTS: Final = (
     "build_s",
     "solve_s",
 )
-"""Fields of the result that are stored beside the time."""
+"""Fields of a result that its record contains in addition to the time."""
 
 
-def chosen(*, smoke: bool) -> tuple[Run, ...]:
+def select_runs(*, smoke: bool) -> tuple[Run, ...]:
     """Return the quick runs, or the smallest of them."""
-    runs = solver_runs(SMOKE_LIMIT_S if smoke else QUICK_LIMIT_S)
+    runs = make_solver_runs(SMOKE_LIMIT_S if smoke else QUICK_LIMIT_S)
     return tuple(run for run in runs if not smoke or run.model in SMALLEST)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize the benchmark with its runs."""
-    runs = chosen(smoke=metafunc.config.getoption("smoke"))
+    runs = select_runs(smoke=metafunc.config.getoption("smoke"))
     names = [f"{run.name} | s{run.settings.seed} | {run.settings.time_limit_s:g}s" for run in runs]
     metafunc.parametrize("run", runs, ids=names)
 
 
 def test_solver(
-    benchmark: Any, run: Run, keep: Callable[..., None], solved: list[dict[str, Any]]
+    benchmark: Any,
+    run: Run,
+    store_record: Callable[..., None],
+    solver_records: list[dict[str, Any]],
 ) -> None:
-    """Stating, solving and verifying one run, once; time-outs stay, with their gap."""
+    """State, solve and verify one run, once. Time-outs are recorded with their gap."""
     benchmark.group = f"solvers: {run.model}"
     load_inputs(run)
     record = benchmark.pedantic(measure_run, args=(run.to_dict(),), rounds=1, iterations=1)
-    solved.append(record)
+    solver_records.append(record)
     if record["status"] in (NOT_INSTALLED, REFUSED):
         pytest.skip(record["reason"])
     (row,) = rows([record])
-    facts = {name: row[name] for name in FACTS}
+    facts = {name: row[name] for name in RESULT_FIELDS}
     benchmark.extra_info.update(facts)
-    keep("solver", run.name, seconds=record["seconds"], **facts)
+    store_record("solver", run.name, seconds=record["seconds"], **facts)
     assert record["status"] != FAILED, record["reason"]

@@ -1,6 +1,7 @@
-"""Whole steps that need nearly all RAM, as ``poetmodel export`` states them: the gap at the limit.
+"""Study of the MIP gap at the time limit, for whole steps that need nearly all RAM of a board.
 
-Tensors that do not fit are in tiles. Addresses are not chosen. Needs PyTorch.
+Steps are stated as by ``poetmodel export``, in tiles unless they fit. Tensors are not placed in an
+arena. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
-from harness import PRELOADED, RecordedRun, Study, record, warm_up
-from mcu.boards import BOARD, BoardRun, captured, network
+from harness import PRELOADED, RecordedRun, Study, make_record, warm_up
+from mcu.boards import BOARD, BoardRun, capture_step, make_training
 from poetmodel.budgets import TileChoice
 from poetmodel.device import Costs, Device
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
@@ -41,7 +42,7 @@ class TiledRun(RecordedRun):
     network: str
     """A network of `mcu.networks`."""
     ram: str
-    """RAM of the step, with inputs, stack and runtime."""
+    """RAM of the step, inputs, stack and runtime included."""
     limit_s: float = LIMIT_S
     """Time limit [s]."""
     seed: int = 0
@@ -49,19 +50,23 @@ class TiledRun(RecordedRun):
 
     @property
     def name(self) -> str:
-        """The name of the run in the records."""
+        """Name of the run in records."""
         return f"{self.network} | {self.ram} | {self.seed}"
 
-    def tiles_and_problem(self) -> tuple[int | None, pm.Problem]:
-        """Return the size of tiles [B], the largest that fits, and the problem.
+    def build_problem(self) -> tuple[int | None, pm.Problem]:
+        """Capture the step; return the tile size [B], the largest that fits, and the problem.
 
-        The size is None where the step stays whole.
+        The size is None if the step is not divided.
         """
-        board = BoardRun(part=BOARD, network=self.network, board=DEVICE, ram=self.ram)
-        step, device = captured(board, network(board)), Device.load(DEVICE)
-        room = parse_size(self.ram, field="ram") - reserved_bytes(step, STACK_BYTES)
-        tile_bytes, step = choose_tiles(step, TileChoice.AUTO, device, ram_bytes=room, paging=True)
-        return tile_bytes, pm.Problem(step.graph, Costs.estimate(step.graph, device), ram=room)
+        board_run = BoardRun(part=BOARD, network=self.network, board=DEVICE, ram=self.ram)
+        step, device = capture_step(board_run, make_training(board_run)), Device.load(DEVICE)
+        budget_bytes = parse_size(self.ram, field="ram") - reserved_bytes(step, STACK_BYTES)
+        tile_bytes, step = choose_tiles(
+            step, TileChoice.AUTO, device, ram_bytes=budget_bytes, paging=True
+        )
+        return tile_bytes, pm.Problem(
+            step.graph, Costs.estimate(step.graph, device), ram=budget_bytes
+        )
 
 
 def runs(seeds: tuple[int, ...] = (0,)) -> Iterator[TiledRun]:
@@ -78,20 +83,20 @@ def smoke_runs() -> Iterator[TiledRun]:
 
 
 def measure(fields: dict[str, Any], _start: None = None) -> Record:
-    """Solve a whole step and return the record; stating the problem is not timed."""
+    """Solve a whole step; return the record. Capture and tiling are not timed."""
     run = TiledRun(**fields)
     warm_up()
-    tile_bytes, problem = run.tiles_and_problem()
-    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+    tile_bytes, problem = run.build_problem()
+    begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     result = pm.solve(problem, time_limit=run.limit_s, gap=GAP, threads=1, seed=run.seed)
-    return record(
+    return make_record(
         KIND,
         run.name,
         cell=asdict(run),
         workers=1,
         threads=1,
-        seconds=time.perf_counter() - begun_s,
-        cpu_s=time.process_time() - begun_cpu_s,
+        seconds=time.perf_counter() - begin_s,
+        cpu_s=time.process_time() - begin_cpu_s,
         tile_bytes=tile_bytes,
         graph_nodes=len(problem.graph.nodes),
         ram_budget_bytes=problem.ram_budget_bytes,

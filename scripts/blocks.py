@@ -1,6 +1,6 @@
-"""Generated parts of hand-written pages, between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
+"""Replacement of generated blocks in pages, from ``<!-- begin NAME -->`` to ``<!-- end NAME -->``.
 
-Shared by the scripts that keep pages current.
+Shared by the scripts that write generated pages.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ def replace_block(page: str, name: str, content: str) -> str:
     return pattern.sub(lambda _: f"{begin}\n\n{content.strip()}\n\n{end}", page)
 
 
-def update_pages(due: Mapping[Path, str], *, check: bool) -> int:
-    """Write the pages that differ from what is due, or only say which; return the exit status."""
+def update_pages(contents: Mapping[Path, str], *, check: bool) -> int:
+    """Write each page whose content is not current, and print its path.
+
+    With `check`, write nothing; return 1 if any page is not current, otherwise 0.
+    """
     status = 0
-    for path, content in due.items():
+    for path, content in contents.items():
         if path.is_file() and path.read_text(encoding="utf-8") == content:
             continue
         sys.stdout.write(f"{'stale' if check else 'wrote'} {path}\n")
@@ -47,15 +50,25 @@ def update_pages(due: Mapping[Path, str], *, check: bool) -> int:
     return status
 
 
-def main_of(due: Callable[[], Mapping[Path, str]], arguments: Sequence[str] | None) -> int:
-    """Do what a script is asked for, which makes these pages; return the exit status."""
+def run_page_script(
+    render_pages: Callable[[], Mapping[Path, str]], arguments: Sequence[str] | None
+) -> int:
+    """Parse the arguments of a script and write or check its pages; return the exit status.
+
+    Parameters
+    ----------
+    render_pages : callable
+        Function that returns the current content of each page.
+    arguments : sequence of str or None
+        Command-line arguments; None for those of the process.
+    """
     parser = argparse.ArgumentParser(description="Write the pages that differ from what is due.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if not current")
-    return update_pages(due(), check=parser.parse_args(arguments).check)
+    return update_pages(render_pages(), check=parser.parse_args(arguments).check)
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: int = 0) -> str:
-    """Return a Markdown table; columns from number `right` on, if not 0, are set to the right."""
-    rules = ["---:" if 0 < right <= place else "---" for place in range(len(heads))]
-    lines = [heads, rules, *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: int = 0) -> str:
+    """Format a Markdown table. Columns from index `right` on are right-aligned, unless it is 0."""
+    rules = ["---:" if 0 < right <= column else "---" for column in range(len(headings))]
+    lines = [headings, rules, *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)

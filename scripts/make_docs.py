@@ -1,10 +1,10 @@
-"""Put what components and methods say of themselves into the pages.
+"""Generate the blocks of pages that describe components, methods, back ends and ONNX operators.
 
 ``docs/concepts/formulations.md`` lists the components of each formulation, and the site's reference
-has them in full; ``docs/baselines.md`` has the methods of earlier work,
-``docs/reference/cli.md`` the back ends, ``docs/guides/import.md`` the operators of ONNX that are
-refused (written where PyTorch and onnx are installed). ``python scripts/make_docs.py`` rewrites
-the generated blocks; ``--check`` writes nothing and exits 1 if a page is not current.
+describes them (`format_components`); ``docs/baselines.md`` lists the methods of earlier work,
+``docs/reference/cli.md`` the back ends, ``docs/guides/import.md`` the unsupported operators of ONNX
+(only if PyTorch and onnx are installed). ``python scripts/make_docs.py`` rewrites the generated
+blocks; ``--check`` writes nothing and exits 1 if a page is not current.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import main_of, replace_block, table
+from blocks import format_table, replace_block, run_page_script
 from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.baselines import METHODS
 from poetmodel.model.aggregated import LAZY
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from poetmodel.model import Component, Formulation
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
-PAGE: Final = DOCS / "concepts" / "formulations.md"
+FORMULATIONS_PAGE: Final = DOCS / "concepts" / "formulations.md"
 """The page with the components of all formulations."""
 
 METHODS_PAGE: Final = DOCS / "baselines.md"
@@ -43,27 +43,31 @@ COMMANDS_PAGE: Final = DOCS / "reference" / "cli.md"
 """The page with the table of back ends."""
 
 IMPORT_PAGE: Final = DOCS / "guides" / "import.md"
-"""The page with what is refused of ONNX."""
+"""The page with the unsupported operators of ONNX."""
 
 FORMULATIONS: Final = (COMPACT, LAZY, UNREDUCED, PAPER)
-"""In the order of the page."""
+"""All formulations, in the order of the page."""
 
 _LITERAL: Final = re.compile(r"^(?P<lead>.*)::\n\n(?P<code>(?:    .*\n|\n)*    .*)", re.MULTILINE)
 
 
-def markdown(statement: str) -> str:
+def convert_docstring(statement: str) -> str:
     """Return a builder's docstring as Markdown: literal blocks become code blocks."""
 
-    def fence(found: re.Match[str]) -> str:
-        lead = found["lead"].strip()
-        code = textwrap.dedent(found["code"])
+    def fence(match: re.Match[str]) -> str:
+        lead = match["lead"].strip()
+        code = textwrap.dedent(match["code"])
         return f"{lead}:\n\n```text\n{code}\n```" if lead else f"```text\n{code}\n```"
 
     return _LITERAL.sub(fence, inspect.cleandoc(statement))
 
 
-def components() -> str:
-    """Return every component of every formulation as Markdown, each where it comes first."""
+def format_components() -> str:
+    """Format the components of all formulations as Markdown.
+
+    Each component is described at the first formulation that contains it. Later formulations list
+    its name.
+    """
     parts = []
     listed: set[Component] = set()
     for formulation in FORMULATIONS:
@@ -71,7 +75,7 @@ def components() -> str:
         for component in formulation.components:
             if component not in listed:
                 parts.append(f"#### {formulation.name}: {component.name}")
-                parts.append(markdown(component.statement))
+                parts.append(convert_docstring(component.statement))
                 parts.append(f"Source: {component.source}.")
         shared = [f"`{part.name}`" for part in formulation.components if part in listed]
         if shared:
@@ -80,8 +84,8 @@ def components() -> str:
     return "\n\n".join(parts)
 
 
-def page(text: str) -> str:
-    """Return the page with its block current: the names of components, by formulation."""
+def fill_formulations_page(text: str) -> str:
+    """Return the text of `FORMULATIONS_PAGE` with the components of each formulation."""
     return replace_block(text, "components", "\n".join(map(_component_line, FORMULATIONS)))
 
 
@@ -90,7 +94,7 @@ def _component_line(formulation: Formulation) -> str:
     return f"- `{formulation.name}`: {names}"
 
 
-_COLUMNS: Final = {
+_METHOD_ATTRIBUTES: Final = {
     "general graphs": "general_graphs",
     "compute": "compute_aware",
     "memory": "memory_aware",
@@ -99,28 +103,39 @@ _COLUMNS: Final = {
     "pages": "pages",
     "state": "state_homes",
 }
-"""Heads of the table of methods, and the attribute of each."""
+"""Attribute of a method for each column of the table of methods, by heading."""
 
 
-def methods_page(text: str) -> str:
-    """Return the page of methods with its blocks current."""
+def fill_methods_page(text: str) -> str:
+    """Return the text of `METHODS_PAGE` with the current table and entries of methods."""
     rows = [
-        (f"`{entry.name}`", *(_word(getattr(entry, name)) for name in _COLUMNS.values()))
-        for entry in METHODS.values()
+        (
+            f"`{method.name}`",
+            *(
+                _format_value(getattr(method, attribute))
+                for attribute in _METHOD_ATTRIBUTES.values()
+            ),
+        )
+        for method in METHODS.values()
     ]
-    heads = ("method", *_COLUMNS)
-    text = replace_block(text, "table", table(heads, rows))
-    return replace_block(text, "methods", "\n\n".join(map(_method_entry, METHODS.values())))
+    headings = ("method", *_METHOD_ATTRIBUTES)
+    text = replace_block(text, "table", format_table(headings, rows))
+    return replace_block(text, "methods", "\n\n".join(map(_format_method, METHODS.values())))
 
 
-def backends_page(text: str) -> str:
-    """Return the page of commands with what the built-in back ends declare."""
+def fill_backends_table(text: str) -> str:
+    """Return the text of `COMMANDS_PAGE` with the current table of built-in back ends."""
     rows = [
-        (f"`{name}`", kind.display_name, f"`{kind.remedy}`", *_abilities(kind.capabilities))
+        (
+            f"`{name}`",
+            backend.display_name,
+            f"`{backend.remedy}`",
+            *_capability_cells(backend.capabilities),
+        )
         for name in backend_names()
-        for kind in (backend_class(name),)
+        for backend in (backend_class(name),)
     ]
-    heads = (
+    headings = (
         "back end",
         "solver",
         "install with",
@@ -129,17 +144,26 @@ def backends_page(text: str) -> str:
         "threads",
         "licence",
     )
-    return replace_block(text, "backends", table(heads, rows))
+    return replace_block(text, "backends", format_table(headings, rows))
 
 
-def _abilities(able: Capabilities) -> tuple[str, ...]:
-    size = able.licence_free_size
+def _capability_cells(capabilities: Capabilities) -> tuple[str, ...]:
+    size = capabilities.licence_free_size
     licence = "" if size is None else f"its own allows {size:,} variables and {size:,} rows"
-    return (_word(able.starts), _word(able.callbacks), _word(able.threads), licence)
+    return (
+        _format_value(capabilities.starts),
+        _format_value(capabilities.callbacks),
+        _format_value(capabilities.threads),
+        licence,
+    )
 
 
-def import_page(text: str) -> str:
-    """Return the page of imports with what is refused of ONNX, of the opsets that are read."""
+def fill_import_page(text: str) -> str:
+    """Return the text of `IMPORT_PAGE` with the current unsupported features and operators of ONNX.
+
+    Of each operator of ONNX's own domain, the newest version within the supported opsets counts.
+    Needs PyTorch and onnx.
+    """
     from onnx import defs
 
     from poetmodel.torch.onnx.module import KNOWN_OPERATORS
@@ -147,50 +171,61 @@ def import_page(text: str) -> str:
     from poetmodel.torch.onnx.reading import OPSETS
 
     newest: dict[str, Any] = {}
-    for schema in sorted(defs.get_all_schemas_with_history(), key=lambda s: s.since_version):
+    for schema in sorted(
+        defs.get_all_schemas_with_history(), key=lambda schema: schema.since_version
+    ):
         if not schema.domain and schema.since_version <= OPSETS[1]:
             newest[schema.name] = schema
-    unknown = [
-        name for name, s in newest.items() if not s.deprecated and name not in KNOWN_OPERATORS
+    unknown_names = [
+        name
+        for name, schema in newest.items()
+        if not schema.deprecated and name not in KNOWN_OPERATORS
     ]
     rows = []
-    for name, known in sorted(OPERATORS.items()):
-        further = "outputs after the first" if known.first_output_only else ""
-        if known.unsupported_features or further:
+    for name, operator in sorted(OPERATORS.items()):
+        further_refusal = "outputs after the first" if operator.first_output_only else ""
+        if operator.unsupported_features or further_refusal:
             rows.append(
-                (f"`{name}`", "; ".join(filter(None, (known.unsupported_features, further))))
+                (
+                    f"`{name}`",
+                    "; ".join(filter(None, (operator.unsupported_features, further_refusal))),
+                )
             )
-    names = ", ".join(f"`{name}`" for name in sorted(unknown))
-    content = f"{table(('operator', 'refused'), rows)}\n\nNot known: {names}."
+    names = ", ".join(f"`{name}`" for name in sorted(unknown_names))
+    content = f"{format_table(('operator', 'refused'), rows)}\n\nNot known: {names}."
     return replace_block(text, "onnx", content)
 
 
-def _word(value: object) -> str:
+def _format_value(value: object) -> str:
     return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
 
-def _method_entry(entry: Method) -> str:
-    names = ", ".join(f"`{entry.name}:{variant}`" for variant in entry.variants)
+def _format_method(method: Method) -> str:
+    names = ", ".join(f"`{method.name}:{variant}`" for variant in method.variants)
     parts = (
-        f"**`{entry.name}`** — {entry.summary}.",
-        f"*Source:* {entry.source}.",
-        f"*Assumes:* {entry.assumptions}.",
-        f"*Not for:* {entry.not_for}" if entry.not_for else "",
+        f"**`{method.name}`** — {method.summary}.",
+        f"*Source:* {method.source}.",
+        f"*Assumes:* {method.assumptions}.",
+        f"*Not for:* {method.not_for}" if method.not_for else "",
         f"*Variants:* {names}." if names else "",
     )
     return "\\\n".join(part for part in parts if part)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make or check the pages; return the exit status."""
-    pages = {PAGE: page, METHODS_PAGE: methods_page, COMMANDS_PAGE: backends_page}
+    """Write stale pages, or only print their paths with ``--check``; return the exit status."""
+    pages = {
+        FORMULATIONS_PAGE: fill_formulations_page,
+        METHODS_PAGE: fill_methods_page,
+        COMMANDS_PAGE: fill_backends_table,
+    }
     if find_spec("torch") and find_spec("onnx"):
-        pages[IMPORT_PAGE] = import_page
+        pages[IMPORT_PAGE] = fill_import_page
 
-    def current() -> dict[Path, str]:
-        return {path: make(path.read_text(encoding="utf-8")) for path, make in pages.items()}
+    def render_pages() -> dict[Path, str]:
+        return {path: fill(path.read_text(encoding="utf-8")) for path, fill in pages.items()}
 
-    return main_of(current, arguments)
+    return run_page_script(render_pages, arguments)
 
 
 if __name__ == "__main__":

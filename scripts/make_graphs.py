@@ -1,7 +1,7 @@
 """Make the graph files under ``graphs/`` from the zoo and from the published POET code's models.
 
 ``python scripts/make_graphs.py`` writes the files that are missing or differ and removes those
-that no model makes; ``--check`` writes nothing and exits 1 where it would.
+of models that do not exist; ``--check`` writes nothing and exits 1 if a file would change.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ GRAPHS: Final = ROOT / "graphs"
 """The folder of shipped graphs."""
 
 
-def shipped_graphs() -> Iterator[tuple[str, Graph]]:
-    """Yield every shipped model at its default size, by name."""
+def build_shipped_graphs() -> Iterator[tuple[str, Graph]]:
+    """Build every shipped model at its default size; yield its name and graph."""
     for models in (zoo.MODELS, published.MODELS):
-        for name, make in models.items():
-            yield name, make()
+        for name, build in models.items():
+            yield name, build()
 
 
-def rendered(graph: Graph) -> str:
-    """Return the content of a graph's file."""
+def render_graph(graph: Graph) -> str:
+    """Return the text of a graph's file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"graph{SUFFIX}"
         graph.save(path)
@@ -45,18 +45,21 @@ def rendered(graph: Graph) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make or check the files; return the exit status."""
+    """Write and remove files, or only print the changes; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 on differences")
-    parser.add_argument("--folder", type=Path, default=GRAPHS, help="where the files lie")
+    parser.add_argument("--folder", type=Path, default=GRAPHS, help="folder of the files")
     options = parser.parse_args(arguments)
-    due = {model_path(options.folder, name): rendered(graph) for name, graph in shipped_graphs()}
+    contents = {
+        model_path(options.folder, name): render_graph(graph)
+        for name, graph in build_shipped_graphs()
+    }
     status = 0
-    for path in sorted({*due, *options.folder.rglob(f"*{SUFFIX}")}):
+    for path in sorted({*contents, *options.folder.rglob(f"*{SUFFIX}")}):
         verb = "change" if path.is_file() else "add"
-        if path not in due:
+        if path not in contents:
             verb = "remove"
-        elif path.is_file() and path.read_text(encoding="utf-8") == due[path]:
+        elif path.is_file() and path.read_text(encoding="utf-8") == contents[path]:
             continue
         sys.stdout.write(f"{verb} {path.relative_to(options.folder)}\n")
         status = int(options.check)
@@ -64,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path.unlink()
         elif not options.check:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, due[path])
+            write_text(path, contents[path])
     return status
 
 

@@ -1,9 +1,9 @@
 """Write the tables, CSV files and pictures of the results, and check the numbers that pages quote.
 
-``python scripts/make_pages.py`` fills what stands between ``<!-- begin table NAME -->`` and
+``python scripts/make_pages.py`` fills the blocks from ``<!-- begin table NAME -->`` to
 ``<!-- end table -->`` in README.md and ``docs/`` from the newest records of ``bench/results/``,
 writes ``docs/results/csv/`` and draws the pictures that are not current. ``--check`` writes
-nothing. Exit status 1: something is not current, or a page lacks a sentence that it has to quote.
+nothing and exits 1 if a file is not current. Both exit 1 if a page lacks a sentence of `QUOTES`.
 Tables need pandas, pictures matplotlib.
 """
 
@@ -21,7 +21,7 @@ sys.path.append(str(ROOT / "bench"))
 from blocks import update_pages  # noqa: E402
 from charts import CHARTS  # noqa: E402
 from quotes import QUOTES  # noqa: E402
-from tables import CSVS, TABLES, claims, csv  # noqa: E402
+from tables import CSVS, TABLES, compute_quoted_numbers, format_csv  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,45 +31,50 @@ CSV_FOLDER: Final = DOCS / "results" / "csv"
 _BLOCK: Final = re.compile(r"<!-- begin table (\S+) -->\n.*?<!-- end table -->", re.DOTALL)
 
 
-def filled(page: str) -> str:
-    """Return a page with its tables current.
+def fill_tables(page: str) -> str:
+    """Return a page with the current content of its tables.
 
     Raises
     ------
     KeyError
-        If it asks for a table that there is not.
+        If the page names an unknown table.
     """
 
-    def block(found: re.Match[str]) -> str:
-        name = found[1]
+    def render_block(match: re.Match[str]) -> str:
+        name = match[1]
         return f"<!-- begin table {name} -->\n\n{TABLES[name]()}\n\n<!-- end table -->"
 
-    return _BLOCK.sub(block, page)
+    return _BLOCK.sub(render_block, page)
 
 
-def due() -> dict[Path, str]:
-    """Return the pages that have tables, and the CSV files, as they should be."""
+def render_files() -> dict[Path, str]:
+    """Return the current content of each page with tables and of each CSV file, by path."""
     texts = {path: path.read_text("utf-8") for path in [ROOT / "README.md", *DOCS.rglob("*.md")]}
-    pages = {path: filled(text) for path, text in texts.items() if _BLOCK.search(text)}
-    return pages | {CSV_FOLDER / f"{name}.csv": csv(make()) for name, make in CSVS.items()}
+    pages = {path: fill_tables(text) for path, text in texts.items() if _BLOCK.search(text)}
+    return pages | {
+        CSV_FOLDER / f"{name}.csv": format_csv(make_frame()) for name, make_frame in CSVS.items()
+    }
 
 
-def unquoted() -> list[str]:
-    """Return which pages lack a sentence that their quoted numbers make due."""
-    numbers, faults = claims(), []
-    for name, sentence in QUOTES:
-        words = " ".join(sentence.format(**numbers).split())
-        if words not in " ".join((ROOT / name).read_text("utf-8").split()):
-            faults.append(f"{name} lacks: {words}")
-    return faults
+def find_missing_quotes() -> list[str]:
+    """Describe each sentence of `QUOTES`, with its current numbers, that a page lacks."""
+    numbers, missing_quotes = compute_quoted_numbers(), []
+    for file_name, sentence in QUOTES:
+        expected_text = " ".join(sentence.format(**numbers).split())
+        if expected_text not in " ".join((ROOT / file_name).read_text("utf-8").split()):
+            missing_quotes.append(f"{file_name} lacks: {expected_text}")
+    return missing_quotes
 
 
 def update_charts(*, check: bool) -> int:
-    """Draw the pictures that are not current, or only name them; return the exit status."""
+    """Draw the pictures that are not current, and print their paths.
+
+    With `check`, draw nothing; return 1 if any picture is not current, otherwise 0.
+    """
     status = 0
-    for name, make in CHARTS.items():
-        chart, path = make(), DOCS / name
-        if chart.current(path):
+    for name, make_chart in CHARTS.items():
+        chart, path = make_chart(), DOCS / name
+        if chart.is_current(path):
             continue
         sys.stdout.write(f"{'stale' if check else 'wrote'} {path}\n")
         if check:
@@ -80,14 +85,14 @@ def update_charts(*, check: bool) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check pages, files and pictures; return the exit status."""
-    parser = argparse.ArgumentParser(description="Write what the records of results make due.")
+    """Write or check pages, CSV files, pictures and quotes; return the exit status."""
+    parser = argparse.ArgumentParser(description="Write the tables and pictures of results.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if not current")
     check = parser.parse_args(arguments).check
-    status = max(update_pages(due(), check=check), update_charts(check=check))
-    faults = unquoted()
-    sys.stdout.writelines(f"{fault}\n" for fault in faults)
-    return 1 if faults else status
+    status = max(update_pages(render_files(), check=check), update_charts(check=check))
+    missing_quotes = find_missing_quotes()
+    sys.stdout.writelines(f"{quote}\n" for quote in missing_quotes)
+    return 1 if missing_quotes else status
 
 
 if __name__ == "__main__":

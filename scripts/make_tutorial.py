@@ -1,7 +1,7 @@
-r"""Run the tutorial, ``docs/tutorial.ipynb``, and keep what its cells print.
+r"""Execute the tutorial, ``docs/tutorial.ipynb``, and store the output of its cells.
 
-``--check`` writes nothing and fails where a cell prints something else than the file has. The step
-that the tutorial exports was captured from `digits`, with PyTorch, by::
+``--check`` writes nothing and exits 1 if a cell's output differs from the stored one. The step that
+the tutorial exports was captured from `digits`, with PyTorch, by::
 
     poetmodel export scripts/make_tutorial.py:digits --optimizer sgd --target step --name digits \
         --out docs/digits.step.json
@@ -22,12 +22,13 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TUTORIAL: Final = ROOT / "docs" / "tutorial.ipynb"
-MOST_SECONDS: Final = 120
-_COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
+MAX_SECONDS: Final = 120
+"""Time limit of each shell command in the tutorial [s]."""
+_COLOUR_CODE: Final = re.compile(r"\x1b\[[\d;]*m")
 
 
 def digits() -> Any:
-    """Return a small network for pictures of 12 x 12 pixels, its loss, and a batch."""
+    """Return a small network for 12 x 12 images, its loss, and a batch of images and labels."""
     import torch
     from torch import nn
 
@@ -40,43 +41,48 @@ def digits() -> Any:
     return model, nn.functional.cross_entropy, (torch.randn(4, 1, 12, 12), torch.arange(4))
 
 
-def executed(path: Path = TUTORIAL) -> dict[str, Any]:
-    """Return a notebook with what its cells print when they run now, without colours.
+def execute_notebook(path: Path = TUTORIAL) -> dict[str, Any]:
+    """Execute a notebook; return its content with the new output of its cells, without colours.
 
-    They run in this process, each line ``!command`` by a shell: no kernel, no terminal, no network.
+    Cells are executed in this process and in the notebook's folder, lines ``!command`` by a shell.
+    There is no kernel, terminal or network connection. Changes ``PATH`` and ``COLUMNS`` of this
+    process for good. Raises the exception of a cell that fails.
     """
     nbformat: Any = import_module("nbformat")
-    shells: Any = import_module("IPython.core.interactiveshell")
-    capturing: Any = import_module("IPython.utils.capture")
+    interactiveshell: Any = import_module("IPython.core.interactiveshell")
+    capture: Any = import_module("IPython.utils.capture")
 
-    beside = str(Path(sys.executable).parent)  # where the program is
-    os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", "")])
+    program_folder = str(Path(sys.executable).parent)  # folder of the program ``poetmodel``
+    os.environ["PATH"] = os.pathsep.join([program_folder, os.environ.get("PATH", "")])
     os.environ["COLUMNS"] = "100"
     config: Any = import_module("traitlets.config").Config({"HistoryManager": {"enabled": False}})
-    shell = shells.InteractiveShell(config=config)
+    shell = interactiveshell.InteractiveShell(config=config)
     shell.system = _run_command
     for name in ("write_output_prompt", "write_format_data", "finish_displayhook"):
-        setattr(shell.displayhook, name, lambda *_: None)  # values are shown as outputs
+        setattr(shell.displayhook, name, lambda *_: None)  # IPython would also print each value
     notebook = nbformat.read(path, as_version=4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     folder = Path.cwd()
     try:
         os.chdir(path.parent)
-        for count, cell in enumerate(code, 1):
-            with capturing.capture_output(display=False) as captured:
+        for count, cell in enumerate(code_cells, 1):
+            with capture.capture_output(display=False) as captured:
                 result = shell.run_cell(cell.source)
             result.raise_error()
             cell.execution_count = count
-            cell.outputs = _outputs(nbformat.v4, shell, count, captured, result.result)
+            cell.outputs = _format_outputs(nbformat.v4, shell, count, captured, result.result)
     finally:
         os.chdir(folder)
-    found: dict[str, Any] = json.loads(nbformat.writes(notebook))
-    return found
+    content: dict[str, Any] = json.loads(nbformat.writes(notebook))
+    return content
 
 
 def _run_command(command: str) -> None:
-    """Run a command of a cell, and print what it prints."""
-    done = subprocess.run(  # noqa: S602 - the own commands of the notebook
+    """Execute a shell command and print its output at its end.
+
+    Raises RuntimeError if it fails, and `subprocess.TimeoutExpired` after `MAX_SECONDS`.
+    """
+    process = subprocess.run(  # noqa: S602 - commands of the notebook itself
         command,
         shell=True,
         stdin=subprocess.DEVNULL,
@@ -84,70 +90,77 @@ def _run_command(command: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=MOST_SECONDS,
+        timeout=MAX_SECONDS,
     )
-    print(done.stdout, end="")  # noqa: T201
-    if done.returncode:
-        raise RuntimeError(f"{command}: exit status {done.returncode}")
+    print(process.stdout, end="")  # noqa: T201
+    if process.returncode:
+        raise RuntimeError(f"{command}: exit status {process.returncode}")
 
 
-def _outputs(made: Any, shell: Any, count: int, captured: Any, result: object) -> list[Any]:
-    """Return what a cell printed, without colours, and the value that it ends with."""
-    found = []
+def _format_outputs(
+    nbformat_v4: Any, shell: Any, count: int, captured: Any, result: object
+) -> list[Any]:
+    """Return the outputs of a cell: text without colours, then its last value unless None."""
+    outputs = []
     for name, text in (("stdout", captured.stdout), ("stderr", captured.stderr)):
-        lines = _COLOUR.sub("", text).splitlines()
+        lines = _COLOUR_CODE.sub("", text).splitlines()
         if lines:
             plain = "".join(f"{line.rstrip()}\n" for line in lines)
-            found.append(made.new_output("stream", name=name, text=plain))
+            outputs.append(nbformat_v4.new_output("stream", name=name, text=plain))
     if result is not None:
         data, metadata = shell.display_formatter.format(result)
-        found.append(
-            made.new_output("execute_result", data=data, metadata=metadata, execution_count=count)
+        outputs.append(
+            nbformat_v4.new_output(
+                "execute_result", data=data, metadata=metadata, execution_count=count
+            )
         )
-    return found
+    return outputs
 
 
-def text_of(notebook: dict[str, Any]) -> str:
-    """Return the text of a notebook file."""
+def format_notebook(notebook: dict[str, Any]) -> str:
+    """Format a notebook as the text of its file."""
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
-def differences(stored: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return the cells that print something else, each in words.
+def describe_differences(stored: dict[str, Any], executed: dict[str, Any]) -> list[str]:
+    """Describe each cell whose output differs between two versions of a notebook.
 
-    Of pictures only their kind counts. A cell that names programs in ``needs`` counts where these
-    are.
+    Of values, such as pictures, only the data types are compared. Cells are skipped if a program
+    in their metadata ``needs`` is not installed.
     """
     return [
-        f"cell {old['id']}: the file has {_cell_outputs(old)}, execution gives {_cell_outputs(new)}"
-        for old, new in zip(stored["cells"], found["cells"], strict=True)
+        f"cell {old['id']}: the file has {_comparable_outputs(old)}, "
+        f"execution gives {_comparable_outputs(new)}"
+        for old, new in zip(stored["cells"], executed["cells"], strict=True)
         if all(shutil.which(name) for name in new["metadata"].get("needs", ()))
-        and _cell_outputs(old) != _cell_outputs(new)
+        and _comparable_outputs(old) != _comparable_outputs(new)
     ]
 
 
-def _cell_outputs(cell: dict[str, Any]) -> list[object]:
-    """Return the outputs of a cell: text, and the kinds of pictures."""
-    found: list[object] = []
+def _comparable_outputs(cell: dict[str, Any]) -> list[object]:
+    """Return (stream, text) of each text output of a cell, and the data types of each value."""
+    outputs: list[object] = []
     for output in cell.get("outputs", ()):
         if "text" in output:
-            found.append((output["name"], "".join(output["text"])))
+            outputs.append((output["name"], "".join(output["text"])))
         else:
-            found.append(sorted(output["data"]))
-    return found
+            outputs.append(sorted(output["data"]))
+    return outputs
 
 
 def main() -> int:
-    """Write the notebook, or check it; return the exit status."""
+    """Execute the tutorial and write it, or print differences; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where stale")
     options = parser.parse_args()
-    found = executed()
+    notebook = execute_notebook()
     if options.check:
-        stale = differences(json.loads(TUTORIAL.read_text(encoding="utf-8")), found)
-        print("\n".join([*stale, "run scripts/make_tutorial.py"] if stale else []))  # noqa: T201
-        return 1 if stale else 0
-    TUTORIAL.write_text(text_of(found), encoding="utf-8")
+        differences = describe_differences(
+            json.loads(TUTORIAL.read_text(encoding="utf-8")), notebook
+        )
+        print("\n".join([*differences, "run scripts/make_tutorial.py"] if differences else []))  # noqa: T201
+        return 1 if differences else 0
+    TUTORIAL.write_text(format_notebook(notebook), encoding="utf-8")
     return 0
 
 

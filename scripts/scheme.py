@@ -1,8 +1,7 @@
-"""SVG that is readable on a light and on a dark page, one file for both.
+"""Style rules that make one SVG file readable on light and on dark pages.
 
-An SVG picture knows the colour scheme of the page that shows it, be it chosen by the system or by a
-switch of the page (``prefers-color-scheme`` within the picture). Programs that know no such rules
-show the light colours.
+In a picture, ``prefers-color-scheme`` follows the scheme of the page, which the system or a switch
+of the page chooses. Programs without support for media queries show the light colours.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 PAPER: Final = "#1e2129"
 INK: Final = "#e2e4e9"
-DARK: Final[Mapping[str, str]] = MappingProxyType(
+DARK_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "#ffffff": PAPER,
         "#000000": INK,
@@ -48,24 +47,26 @@ DARK: Final[Mapping[str, str]] = MappingProxyType(
         "#7f7f7f": "#a5a5a5",
     }
 )
-"""Colours that a dark page needs otherwise, by the colour on a light page."""
+"""Colours on a dark page, by the colour on a light page; other colours stay."""
 
 
-def following_scheme(svg: str) -> str:
-    """Return an SVG picture with rules for its colours on a dark page.
+def add_dark_colours(svg: str) -> str:
+    """Return an SVG picture with a style element that replaces its colours on a dark page.
+
+    Fills and strokes change by `DARK_COLOURS`; all text becomes `INK`.
 
     Parameters
     ----------
     svg : str
-        A picture as matplotlib writes it: colours in ``style`` attributes, six digits each, and
-        text as text.
+        A picture as matplotlib writes it: colours as six hexadecimal digits in ``rule_text``
+        attributes, and text in ``text`` elements rather than as paths.
     """
     rules = [
-        f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
-        for light, dark in DARK.items()
-        for part in ("fill", "stroke")
-        if f"{part}: {light}" in svg
+        f'[style*="{attribute}: {light}"]{{{attribute}:{dark}!important}}'
+        for light, dark in DARK_COLOURS.items()
+        for attribute in ("fill", "stroke")
+        if f"{attribute}: {light}" in svg
     ]
-    style = f"text{{fill:{INK}}}" + "".join(rules)
-    block = f"<style>@media (prefers-color-scheme:dark){{{style}}}</style>"
-    return re.sub(r"(<svg\b[^>]*>)", lambda head: f"{head[1]}\n {block}", svg, count=1)
+    rule_text = f"text{{fill:{INK}}}" + "".join(rules)
+    style_element = f"<style>@media (prefers-color-scheme:dark){{{rule_text}}}</style>"
+    return re.sub(r"(<svg\b[^>]*>)", lambda tag: f"{tag[1]}\n {style_element}", svg, count=1)

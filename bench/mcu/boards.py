@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import PRELOADED, RecordedRun, Study, record
+from harness import PRELOADED, RecordedRun, Study, make_record
 from poetmodel.device import Device
 from poetmodel.errors import BudgetError, FlashError, NoScheduleError
 from poetmodel.export.board import (
@@ -68,24 +68,24 @@ PLACES: Final = (
     ("rp2350", "512KiB"), ("stm32h743", None),
 )  # fmt: skip
 """Boards and the usable RAM; None for all of the board's RAM."""
-TIGHT: Final = (
+TIGHT_PLACES: Final = (
     *product(("ds-cnn", "resnet8"), (("nrf52840", "128KiB"), ("stm32f746", "128KiB"))),
     ("mobilenetv2-035-96", ("nrf52840", None)),
     ("mobilenetv2-035-96", ("rp2350-psram", "256KiB")),
     ("mobilenetv2-035-128", ("rp2350-psram", "512KiB")),
     ("mobilenetv1-vww-bytes", ("nrf52840", None)),
 )
-"""Networks that are tried with less RAM, or on one board only."""
+"""Networks that are tried with less RAM or on single boards, each with board and RAM."""
 SOLVE_S: Final = 20.0
 """Limit of each solve [s]."""
 TILES: Final = ("none", "auto", "32KiB", "8KiB")
 """Sizes of tiles, tried in this order until a schedule is found."""
 ROOMY: Final = "4MiB"
-"""RAM of the emulated boards for keep-all."""
+"""Budget of keep-all on emulated boards."""
 LARGE: Final = "16MiB"
-"""The other memory of an emulated Cortex-M4, for keep-all with larger images."""
-MOVED: Final = "EXTRA=-Wl,--defsym=RAM_START=0x21000000,--defsym=EXTERNAL_START=0x20000000"
-"""Note in records of programs whose RAM is that memory."""
+"""Budget of keep-all with larger images, in the second memory of an emulated Cortex-M4."""
+MOVED_SETTING: Final = "EXTRA=-Wl,--defsym=RAM_START=0x21000000,--defsym=EXTERNAL_START=0x20000000"
+"""Setting for builds of programs whose RAM is the memory `LARGE`."""
 LEARNING_RATE: Final = 0.01
 STEPS: Final = 2
 """Number of executed steps; the loss of the second depends on all updates of the first."""
@@ -95,13 +95,14 @@ SECOND_TOLERANCES: Final = dict.fromkeys(
     ("mobilenetv2-035", "mobilenetv2-035-96", "mobilenetv2-035-128"), 1e-3
 )
 """Maximum relative differences of the second loss for networks whose batch norms, over few values,
-amplify the rounding of the first step's exponentials. PyTorch's second loss is 1.4 % off that in
-double, that of exported code 0.2 %."""
+amplify the rounding of the first step's exponentials. PyTorch's second loss in single precision
+differs by 1.4 % from that in double precision, the loss of exported code by 0.2 %."""
 YES, NO, OPEN = "yes", "no", "open"
+"""Statuses: exported and executed; proved not to fit; neither found nor proved."""
 MULTIPLIERS: Final = ("pm_conv2d", "pm_depthwise", "pm_mm", "pm_bmm")
 """Prefixes of kernels that multiply and accumulate."""
-MOST_PER_MAC: Final = 12
-"""Target upper limit on instructions for each multiply-accumulate."""
+MAX_PER_MAC: Final = 12
+"""Intended maximum of instructions for each multiply-accumulate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,15 +133,18 @@ class BoardRun(RecordedRun):
 
 
 def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[BoardRun]:
-    """Yield all runs, the references of each network first."""
-    more_s = 0.0 if solve_s == SOLVE_S else len(TILES) * solve_s
+    """Yield the runs of some parts, with solves of at most `solve_s` [s]."""
+    extra_s = 0.0 if solve_s == SOLVE_S else len(TILES) * solve_s
     for part in parts:
-        larger = dict.fromkeys(name for name, _ in TIGHT if name not in ON_BOARDS)
-        more = {BOARD: TIGHT, KEEP_ALL: product(larger, (("rp2350-psram", LARGE),))}
+        larger_networks = dict.fromkeys(name for name, _ in TIGHT_PLACES if name not in ON_BOARDS)
+        further = {
+            BOARD: TIGHT_PLACES,
+            KEEP_ALL: product(larger_networks, (("rp2350-psram", LARGE),)),
+        }
         places = PLACES if part == BOARD else (("nrf52840", ROOMY),)
-        for name, (board, ram) in (*product(ON_BOARDS, places), *more.get(part, ())):
+        for name, (board, ram) in (*product(ON_BOARDS, places), *further.get(part, ())):
             run = BoardRun(part=part, network=name, board=board, ram=ram, solve_s=solve_s)
-            yield replace(run, limit_s=run.limit_s + more_s)
+            yield replace(run, limit_s=run.limit_s + extra_s)
 
 
 def smoke_runs() -> Iterator[BoardRun]:
@@ -155,49 +159,49 @@ def smoke_runs() -> Iterator[BoardRun]:
 
 
 def measure_board(fields: dict[str, Any], _start: None = None) -> Record:
-    """Export, build and execute a network; return the record."""
-    from mcu.networks import forward_macs, parameters
+    """Export, build and execute a network; return the record, of a failure if tools fail."""
+    from mcu.networks import count_forward_macs, count_parameters
 
-    wanted = BoardRun(**fields)
-    begun = time.perf_counter()
-    training = network(wanted)
+    run = BoardRun(**fields)
+    begin_s = time.perf_counter()
+    training = make_training(run)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            facts = _facts(wanted, training, Path(folder))
+            facts = _export_and_execute(run, training, Path(folder))
         except ToolchainError as error:
             facts = {"status": FAILED, "reason": str(error)}
-    return record(
+    return make_record(
         KIND,
-        wanted.name,
+        run.name,
         cell=fields,
         workers=1,
-        seconds=time.perf_counter() - begun,
-        parameters=parameters(training),
+        seconds=time.perf_counter() - begin_s,
+        parameters=count_parameters(training),
         batch=len(training[2][0]),
-        forward_macs=forward_macs(training),
-        tools=tools(),
+        forward_macs=count_forward_macs(training),
+        tools=read_tool_versions(),
         **facts,
     )
 
 
-def network(wanted: BoardRun) -> Training:
-    """Return a network with the weights and inputs of its seed."""
+def make_training(run: BoardRun) -> Training:
+    """Return network, loss and inputs of a run; for `LAST_LAYER` all other layers are frozen."""
     import torch
 
     from mcu.networks import LARGER, NETWORKS
 
-    torch.manual_seed(wanted.seed)
-    model, loss_fn, inputs = (NETWORKS | LARGER)[wanted.network]()
-    if wanted.part == LAST_LAYER:
-        model.eval()  # frozen batch norms keep their running statistics
+    torch.manual_seed(run.seed)
+    model, loss_fn, inputs = (NETWORKS | LARGER)[run.network]()
+    if run.part == LAST_LAYER:
+        model.eval()  # so that running statistics of frozen batch norms stay
         last = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
         model.requires_grad_(requires_grad=False)
         last.requires_grad_()
     return model, loss_fn, inputs
 
 
-def captured(wanted: BoardRun, training: Training) -> LoweredStep:
-    """Return the step of a network, updated by plain SGD."""
+def capture_step(run: BoardRun, training: Training) -> LoweredStep:
+    """Capture the step of a network, updated by plain SGD."""
     import torch
 
     from poetmodel.torch.lowering.step import lower
@@ -205,83 +209,85 @@ def captured(wanted: BoardRun, training: Training) -> LoweredStep:
     model, loss_fn, inputs = training
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE)
-    return lower(model, loss_fn, inputs, name=wanted.network, optimizer=optimizer)
+    return lower(model, loss_fn, inputs, name=run.network, optimizer=optimizer)
 
 
-def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]:
-    step = captured(wanted, training)
-    alone = {"keep_all_bytes": checkpoint_all_peak_bytes(step.graph)}
-    deployment, tried = _first_fitting_deployment(wanted, step, folder)
+def _export_and_execute(run: BoardRun, training: Training, folder: Path) -> dict[str, Any]:
+    step = capture_step(run, training)
+    keep_all_field = {"keep_all_bytes": checkpoint_all_peak_bytes(step.graph)}
+    deployment, tried = _export_first_fitting(run, step, folder)
     if deployment is None:
-        answers = {each["answer"] for each in tried}
+        answers = {outcome["answer"] for outcome in tried}
         answer = NO if answers == {NO} else OPEN
         reason = tried[-1]["reason"]
-        return {"status": answer, "reason": reason, "tried": tried, **alone}
-    ran = _ran(wanted, training, deployment, folder)
+        return {"status": answer, "reason": reason, "tried": tried, **keep_all_field}
+    results = _execute_programs(run, training, deployment, folder)
     return {
         "status": YES,
         "reason": "",
         "tried": tried,
-        **alone,
+        **keep_all_field,
         **_decision_record(deployment),
-        **_measurement_record(deployment, ran[Target.HOST], ran[BOARDS[wanted.board]]),
+        **_measurement_record(deployment, results[Target.HOST], results[BOARDS[run.board]]),
         **(
             _instruction_record(deployment, folder)
-            if (wanted.part, wanted.ram) == (KEEP_ALL, ROOMY)
+            if (run.part, run.ram) == (KEEP_ALL, ROOMY)
             else {}
         ),
     }
 
 
-def _first_fitting_deployment(
-    wanted: BoardRun, step: LoweredStep, folder: Path
+def _export_first_fitting(
+    run: BoardRun, step: LoweredStep, folder: Path
 ) -> tuple[Deployment | None, list[dict[str, Any]]]:
-    """Return the first deployment of all tile sizes that fits, and the result of each size.
+    """Export the step with one tile size after the other until it fits.
 
-    State that is replaced on flash needs commits: sizes that do not fit are tried with them.
+    Returns the deployment, None if no size fits, and the outcome of each attempt. On boards with
+    memory-mapped flash each size is tried without and with commits, because state that is replaced
+    on flash needs commits.
     """
-    free = wanted.part == BOARD
-    device = Device.load(wanted.board)
-    in_place = free and device.stores_in_flash and device.is_memory_mapped
-    options: dict[str, Any] = {"device": wanted.board, "ram": wanted.ram}
-    options |= {"paging": free, "recompute": free}
-    tried: list[dict[str, Any]] = []
-    ways = product(TILES if free else TILES[:1], (False, True) if in_place else (False,))
-    for tile, commit in ways:
-        begun = time.perf_counter()
+    may_decide = run.part == BOARD
+    device = Device.load(run.board)
+    is_in_place = may_decide and device.stores_in_flash and device.is_memory_mapped
+    options: dict[str, Any] = {"device": run.board, "ram": run.ram}
+    options |= {"paging": may_decide, "recompute": may_decide}
+    outcomes: list[dict[str, Any]] = []
+    attempts = product(
+        TILES if may_decide else TILES[:1], (False, True) if is_in_place else (False,)
+    )
+    for tile, commit in attempts:
+        begin_s = time.perf_counter()
         outcome: dict[str, Any] = {"commit": commit, "answer": NO, "reason": ""}
         outcome["tile"] = None if tile == "none" else tile
         options |= {"tile": tile, "commit": commit}
-        deployment, ended = None, False
+        deployment, is_final = None, False
         try:
-            deployment = export_step(
-                step, folder, time_limit=wanted.solve_s, gap=wanted.gap, **options
-            )
+            deployment = export_step(step, folder, time_limit=run.solve_s, gap=run.gap, **options)
             outcome["answer"] = YES
             if deployment.tile_bytes is not None:
                 outcome["tile"] = f"{deployment.tile_bytes / 1024:g}KiB"
-            if in_place and not commit and deployment.written_bytes:
+            if is_in_place and not commit and deployment.written_bytes:
                 outcome |= {"answer": NO, "reason": "state on flash needs commits"}
                 deployment = None
         except FlashError as error:
             outcome["reason"] = str(error)
-            ended = not in_place  # smaller tiles need more code
+            is_final = not is_in_place  # smaller tiles need more code
         except BudgetError as error:
-            found = step if tile == "auto" else divide_step(step, tile)
-            outcome |= {"reason": str(error), **_largest(found, wanted.board)}
+            tiled_step = step if tile == "auto" else divide_step(step, tile)
+            outcome |= {"reason": str(error), **_floor_record(tiled_step, run.board)}
         except NoScheduleError as error:
-            reason = _homeless(step, error.result.problem)
+            reason = _describe_missing_storage(step, error.result.problem)
             proved = bool(reason) or error.result.status is Status.INFEASIBLE
             reason = reason or error.result.reason
             outcome |= {"answer": NO if proved else OPEN, "reason": reason}
-        tried.append({**outcome, "seconds": time.perf_counter() - begun})
-        if deployment is not None or ended:
-            return deployment, tried
-    return None, tried
+        outcomes.append({**outcome, "seconds": time.perf_counter() - begin_s})
+        if deployment is not None or is_final:
+            return deployment, outcomes
+    return None, outcomes
 
 
-def _homeless(step: LoweredStep, problem: Problem) -> str:
-    """Return the reason if RAM and storage together cannot hold all state; else no fields."""
+def _describe_missing_storage(step: LoweredStep, problem: Problem) -> str:
+    """Describe the problem if RAM and storage together cannot hold all state; empty if they can."""
     limits, state = problem.resolved(), step.graph.state_bytes
     ram, storage = limits.usable_ram_bytes, limits.aux_limit_bytes
     if storage is None or state <= ram + storage:
@@ -292,15 +298,15 @@ def _homeless(step: LoweredStep, problem: Problem) -> str:
     )
 
 
-def _largest(step: LoweredStep, board: str) -> dict[str, Any]:
-    """Return the node with the largest working set, and its RAM, a bound for all schedules."""
+def _floor_record(step: LoweredStep, board: str) -> dict[str, Any]:
+    """Return record fields of the node with the largest working set, the minimum RAM."""
     device, graph = Device.load(board), step.graph
-    mapped = device.storage is not None and device.storage.memory_mapped
-    least = floor(graph, memory_mapped=mapped)
+    is_mapped = device.storage is not None and device.storage.memory_mapped
+    minimum = floor(graph, memory_mapped=is_mapped)
     return {
-        "floor_node": graph.nodes[least.node].name,
-        "floor_op": graph.nodes[least.node].op,
-        "floor_bytes": least.bytes,
+        "floor_node": graph.nodes[minimum.node].name,
+        "floor_op": graph.nodes[minimum.node].op,
+        "floor_bytes": minimum.bytes,
         "reserved_bytes": reserved_bytes(step, STACK_BYTES),
     }
 
@@ -312,9 +318,9 @@ def _decision_record(deployment: Deployment) -> dict[str, Any]:
     if result is None or simulation is None:
         raise ValueError(f"{graph.name}: expected the result of a solve")
     table = result.problem.table
-    parts = () if table.commit is None else table.commit.replacements
-    outs = {i: times for i, times in simulation.page_outs.items() if i not in parts}
-    paid = (table.transfer_totals(simulation.page_ins, outs), table.commit_totals())
+    replacements = () if table.commit is None else table.commit.replacements
+    page_outs = {i: times for i, times in simulation.page_outs.items() if i not in replacements}
+    transfer_costs = (table.transfer_totals(simulation.page_ins, page_outs), table.commit_totals())
     return {
         "solved": str(result.status),
         "gap": result.gap,
@@ -322,8 +328,8 @@ def _decision_record(deployment: Deployment) -> dict[str, Any]:
         "recomputations": sum(simulation.recomputations.values()),
         "read_bytes": simulation.read_bytes,
         "written_bytes": simulation.written_bytes,
-        "transfer_s": sum(cost.time_s for cost in paid),
-        "transfer_j": sum(cost.energy_j for cost in paid),
+        "transfer_s": sum(cost.time_s for cost in transfer_costs),
+        "transfer_j": sum(cost.energy_j for cost in transfer_costs),
         "steps_until_worn": deployment.steps_until_worn
         if deployment.commit
         else simulation.steps_until_worn,
@@ -340,7 +346,7 @@ def _decision_record(deployment: Deployment) -> dict[str, Any]:
 # -- builds and executions -------------------------------------------------------------------------
 
 
-def _batches(training: Training) -> bytes:
+def _format_batch(training: Training) -> bytes:
     """Return the batch of a training in the input format of its program."""
     arrays = (
         x if x.element_size() == 1 else x.float() if x.is_floating_point() else x.int()
@@ -349,117 +355,121 @@ def _batches(training: Training) -> bytes:
     return b"".join(x.contiguous().numpy().tobytes() for x in arrays)
 
 
-def _ran(
-    wanted: BoardRun, training: Training, deployment: Deployment, folder: Path
+def _execute_programs(
+    run: BoardRun, training: Training, deployment: Deployment, folder: Path
 ) -> dict[Target, ProgramResult]:
-    """Build and execute the programs for this machine and for the board; return their runs."""
+    """Build and execute the programs for this machine and for the board; return their results."""
     settings = ["DRIVER=ram" if deployment.plan.memory_mapped else "DRIVER=file"]
     storage = None if deployment.device is None else deployment.device.storage
     if deployment.commit:
         settings = ["DRIVER=nor"]
         if storage is not None and storage.endurance_cycles is not None:
             settings.append(f"ENDURANCE={int(storage.endurance_cycles)}")
-    found = {}
-    for target in (Target.HOST, BOARDS[wanted.board]):
-        moved = (MOVED,) if target.is_board and wanted.ram == LARGE else ()
-        program = build_program(folder, target, settings=(*settings, *moved))
-        found[target] = run_program(
+    results = {}
+    for target in (Target.HOST, BOARDS[run.board]):
+        moved_setting = (MOVED_SETTING,) if target.is_board and run.ram == LARGE else ()
+        program = build_program(folder, target, settings=(*settings, *moved_setting))
+        results[target] = run_program(
             program,
             target,
             folder,
-            inputs=_batches(training),
+            inputs=_format_batch(training),
             steps=STEPS,
             learning_rate=LEARNING_RATE,
         ).require_success()
-    return found
+    return results
 
 
 def _measurement_record(
     deployment: Deployment, host: ProgramResult, board: ProgramResult
 ) -> dict[str, Any]:
-    """Return the measured metrics; raise `ToolchainError` if losses differ from the host."""
-    apart = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
-    second = SECOND_TOLERANCES.get(deployment.step.graph.name, LOSS_TOLERANCE)
-    if len(board.losses) != STEPS or apart[0] > LOSS_TOLERANCE or not max(apart) <= second:
+    """Return the measured metrics; raise `ToolchainError` if losses differ from the host's."""
+    differences = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
+    second_tolerance = SECOND_TOLERANCES.get(deployment.step.graph.name, LOSS_TOLERANCE)
+    if (
+        len(board.losses) != STEPS
+        or differences[0] > LOSS_TOLERANCE
+        or not max(differences) <= second_tolerance
+    ):
         raise ToolchainError(f"losses: expected {host.losses}, and the board has {board.losses}")
-    figures = board.metrics
+    metrics = board.metrics
     inputs = deployment.ram_map()["inputs"]
-    runtime = figures["ram_bytes"] - deployment.arena.bytes - inputs - figures["stack_limit_bytes"]
+    runtime = metrics["ram_bytes"] - deployment.arena.bytes - inputs - metrics["stack_limit_bytes"]
     device = deployment.device
     if device is None:
         raise ToolchainError("expected a deployment for a device")
     return {
         "losses": [board.losses[k] for k in sorted(board.losses)],
-        "loss_difference": max(apart),
+        "loss_difference": max(differences),
         "state_sha256": hashlib.sha256(board.state).hexdigest(),
-        "ram_bytes": figures["ram_bytes"],
-        "ram_limit_bytes": figures["ram_limit_bytes"],
-        "stack_bytes": figures["stack_bytes"],
-        "stack_limit_bytes": figures["stack_limit_bytes"],
+        "ram_bytes": metrics["ram_bytes"],
+        "ram_limit_bytes": metrics["ram_limit_bytes"],
+        "stack_bytes": metrics["stack_bytes"],
+        "stack_limit_bytes": metrics["stack_limit_bytes"],
         "input_bytes": inputs,
         "runtime_bytes": runtime,
-        "flash_bytes": figures["flash_bytes"],
+        "flash_bytes": metrics["flash_bytes"],
         "weight_bytes": len(Weights.from_step(deployment.step).data),
-        "instructions": figures["step_instructions"],
+        "instructions": metrics["step_instructions"],
         "clock_hz": device.clock_hz,
         "power_w": device.compute.power_w,
-        **(_wear_record(deployment, figures) if deployment.commit else {}),
+        **(_wear_record(deployment, metrics) if deployment.commit else {}),
     }
 
 
-def _wear_record(deployment: Deployment, figures: Mapping[str, int]) -> dict[str, Any]:
+def _wear_record(deployment: Deployment, metrics: Mapping[str, int]) -> dict[str, Any]:
     """Return the erases of emulated flash; raise `ToolchainError` if more than predicted."""
-    block = deployment.layout.erase_block_bytes
-    pages = sum(-(-size // block) * times for size, times in deployment.page_writes)
-    predicted = deployment.commit_erases + pages
-    counted = figures["storage_erases"] - deployment.commit_erases  # of pm_init
-    if counted > STEPS * predicted:
+    block_bytes = deployment.layout.erase_block_bytes
+    page_erases = sum(-(-size // block_bytes) * times for size, times in deployment.page_writes)
+    predicted_erases = deployment.commit_erases + page_erases
+    counted_erases = metrics["storage_erases"] - deployment.commit_erases  # minus those of pm_init
+    if counted_erases > STEPS * predicted_erases:
         raise ToolchainError(
-            f"erases: expected {predicted} in a step, and flash has {counted / STEPS}"
+            f"erases: expected {predicted_erases} in a step, and flash has {counted_erases / STEPS}"
         )
     return {
         "commits": True,
         "generations": deployment.generations,
         "stored_bytes": deployment.stored_bytes,
-        "step_erases": counted / STEPS,
+        "step_erases": counted_erases / STEPS,
     }
 
 
 def _instruction_record(deployment: Deployment, folder: Path) -> dict[str, Any]:
-    """Return the nodes with their instruction counts, or the reason of a failed count."""
+    """Return the record field of multiplying nodes, with the error if counting fails."""
     try:
-        return {"nodes": _products(deployment, folder)}
+        return {"nodes": _count_multiplying_nodes(deployment, folder)}
     except ToolchainError as error:
         return {"nodes": [], "not_counted": str(error).splitlines()[0]}
 
 
-def _products(deployment: Deployment, folder: Path) -> list[dict[str, Any]]:
-    """Return instructions and multiply-accumulates of the nodes that multiply."""
+def _count_multiplying_nodes(deployment: Deployment, folder: Path) -> list[dict[str, Any]]:
+    """Execute a program that counts; return instructions and multiply-accumulates of nodes."""
     inputs = (folder / "inputs.bin").read_bytes()
     program = build_program(folder, Target.M4, settings=("PROFILE=1",))
-    spent = run_program(
+    result = run_program(
         program, Target.M4, folder, inputs=inputs, steps=1, learning_rate=LEARNING_RATE
     )
-    counts = spent.require_success().node_instructions
-    found = []
+    counts = result.require_success().node_instructions
+    nodes = []
     for k, node in enumerate(deployment.step.graph.nodes):
         kernels = [c.kernel for c in deployment.step.calls[k] if c.kernel.startswith(MULTIPLIERS)]
         if kernels and node.flops:
             facts = {"node": node.name, "kernel": kernels[0], "macs": node.flops // 2}
-            found.append({**facts, "instructions": counts[k]})
-    return found
+            nodes.append({**facts, "instructions": counts[k]})
+    return nodes
 
 
-def tools() -> dict[str, str]:
-    """Return the versions of compilers and emulator."""
+def read_tool_versions() -> dict[str, str]:
+    """Return the versions of PyTorch, compilers and emulator, which must be installed."""
     import torch
 
     names = ("cc", "arm-none-eabi-gcc", "qemu-system-arm")
-    found = {"torch": torch.__version__}
+    versions = {"torch": torch.__version__}
     for name in names:
-        said = subprocess.run([name, "--version"], capture_output=True, text=True, check=True)
-        found[name] = said.stdout.splitlines()[0]
-    return found
+        process = subprocess.run([name, "--version"], capture_output=True, text=True, check=True)
+        versions[name] = process.stdout.splitlines()[0]
+    return versions
 
 
 STUDY: Final = Study(

@@ -1,8 +1,8 @@
 """Comparison of frozen int8 fronts with float fronts: steps, agreement with PyTorch, and accuracy.
 
-The last block and the head of a network are trained, all earlier layers are
-frozen. Needs PyTorch and
-torchao; steps need a C compiler, GCC for Arm and QEMU, and accuracy scikit-learn, for its digits.
+The last block and the head of a network are trained, all earlier layers are frozen. Needs PyTorch
+and torchao; steps need a C compiler, GCC for Arm and QEMU, and accuracy needs scikit-learn, for its
+digits.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from harness import PRELOADED, RecordedRun, Study, record
+from harness import PRELOADED, RecordedRun, Study, make_record
 from mcu import networks
-from mcu.boards import LEARNING_RATE, LOSS_TOLERANCE, ROOMY, STEPS, tools
+from mcu.boards import LEARNING_RATE, LOSS_TOLERANCE, ROOMY, STEPS, read_tool_versions
 from poetmodel import torch as pmt
 from poetmodel.device import Device
 from poetmodel.export.board import Target, ToolchainError, build_program, run_program
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 KIND: Final = "int8 front"
 """Kind of the records."""
 STEP, AGREEMENT, ACCURACY, REPLAY = PARTS = ("step", "agreement", "accuracy", "replay")
-"""Parts: a step on an emulated board; layers of a front beside PyTorch's; accuracy of a trained
-end; a step on a stored sample beside a whole step."""
+"""Parts: a step on an emulated board; layers of a front compared with PyTorch's; accuracy of a
+trained end; a step on a stored sample compared with a whole step."""
 NUMBERS: Final = ("float", "int8")
+"""Number types of a front."""
 ENDS: Final = {"mobilenetv2-035": 6, "mobilenetv1-vww": 9}
 """Number of last modules that are trained: the last block and the head of each network."""
 SIZES: Final = (
@@ -68,11 +69,11 @@ ENDINGS: Final = (
     "the end, second half, int8 front",
     "the last layer, second half, float front",
 )
-"""Trained ends that learn new digits."""
+"""Trainings of an end on the new digits."""
 SAMPLES: Final = 2
-"""Number of stored samples; each is used for one training step."""
+"""Number of stored samples, each for one training step."""
 CLASSES: Final = 5
-"""Number of digit classes of the pretrained network; the others of the ten are new."""
+"""Number of digit classes of the pretrained network; the other five are new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,22 +101,23 @@ class FrontRun(RecordedRun):
 
 def runs(parts: tuple[str, ...] = PARTS) -> Iterator[FrontRun]:
     """Yield the measurements of some parts."""
-    found = []
+    all_runs = []
     for network, size in SIZES:
         for numbers in NUMBERS:
-            found.append(FrontRun(part=STEP, network=network, size=size, numbers=numbers))
-        found.append(FrontRun(part=AGREEMENT, network=network, size=size, repeats=CALIBRATION))
-    found.append(FrontRun(part=ACCURACY, network="digits", size=8, repeats=SEEDS))
-    found += [
+            all_runs.append(FrontRun(part=STEP, network=network, size=size, numbers=numbers))
+        all_runs.append(FrontRun(part=AGREEMENT, network=network, size=size, repeats=CALIBRATION))
+    all_runs.append(FrontRun(part=ACCURACY, network="digits", size=8, repeats=SEEDS))
+    all_runs += [
         FrontRun(part=REPLAY, network=network, size=size)
         for network, size in SIZES
-        if size == min(s for n, s in SIZES if n == network)
+        if size
+        == min(other_size for other_network, other_size in SIZES if other_network == network)
     ]
-    yield from (run for run in found if run.part in parts)
+    yield from (run for run in all_runs if run.part in parts)
 
 
 def smoke_runs() -> Iterator[FrontRun]:
-    """Yield each kind of run that is possible on this machine, at its smallest size."""
+    """Yield each kind of run, at its smallest size, whose packages are installed."""
     yield FrontRun(part=STEP, network="mobilenetv1-vww", size=32, numbers="float")
     if find_spec("torchao"):
         yield FrontRun(part=STEP, network="mobilenetv1-vww", size=32)
@@ -126,72 +128,75 @@ def smoke_runs() -> Iterator[FrontRun]:
 
 
 def measure(fields: dict[str, Any], _start: None = None) -> Record:
-    """Execute a run; return its record."""
-    wanted = FrontRun(**fields)
-    begun = time.perf_counter()
+    """Execute a run; return its record, of a failure if tools fail."""
+    run = FrontRun(**fields)
+    begin_s = time.perf_counter()
     torch.manual_seed(0)
-    of_part = {
-        STEP: _step_record, AGREEMENT: _of_agreement, ACCURACY: _of_accuracy, REPLAY: _of_replay
-    }  # fmt: skip
+    functions = {
+        STEP: _step_record,
+        AGREEMENT: _agreement_record,
+        ACCURACY: _accuracy_record,
+        REPLAY: _replay_record,
+    }
     try:
-        facts = of_part[wanted.part](wanted)
+        facts = functions[run.part](run)
     except ToolchainError as error:
         facts = {"status": FAILED, "reason": str(error)}
-    seconds = time.perf_counter() - begun
-    return record(KIND, wanted.name, cell=fields, workers=1, seconds=seconds, **facts)
+    seconds = time.perf_counter() - begin_s
+    return make_record(KIND, run.name, cell=fields, workers=1, seconds=seconds, **facts)
 
 
 # -- networks --------------------------------------------------------------------------------------
 
 
-def divided(wanted: FrontRun) -> tuple[nn.Sequential, nn.Sequential, list[torch.Tensor]]:
-    """Return front and end of a network after some batches in training mode, and the batches."""
-    model, _, _ = networks.NETWORKS[wanted.network]()
-    batches = [torch.randn(4, 3, wanted.size, wanted.size) for _ in range(CALIBRATION)]
+def split_network(run: FrontRun) -> tuple[nn.Sequential, nn.Sequential, list[torch.Tensor]]:
+    """Return frozen front and end of a network after `CALIBRATION` batches, and these batches."""
+    model, _, _ = networks.NETWORKS[run.network]()
+    batches = [torch.randn(4, 3, run.size, run.size) for _ in range(CALIBRATION)]
     with torch.no_grad():
         for batch in batches:
             model(batch)  # in training mode, for the statistics of batch norms
     model.eval()
-    end = ENDS[wanted.network]
-    return model[:-end].requires_grad_(requires_grad=False), model[-end:], batches
+    end_size = ENDS[run.network]
+    return model[:-end_size].requires_grad_(requires_grad=False), model[-end_size:], batches
 
 
-def training(wanted: FrontRun) -> Training:
+def make_training(run: FrontRun) -> Training:
     """Return a network with a frozen front, the loss and a batch of one."""
-    front, end, batches = divided(wanted)
-    first = front if wanted.numbers == "float" else pmt.quantized(front, batches)
+    front, end, batches = split_network(run)
+    run_front = front if run.numbers == "float" else pmt.quantized(front, batches)
     inputs = (batches[0][:1].clone(), torch.tensor([1]))
-    return nn.Sequential(first, end), functional.cross_entropy, inputs
+    return nn.Sequential(run_front, end), functional.cross_entropy, inputs
 
 
 # -- a step on a board -----------------------------------------------------------------------------
 
 
-def _lower_with_sgd(wanted: FrontRun) -> tuple[LoweredStep, nn.Module, tuple[torch.Tensor, ...]]:
-    """Return the step of a network with SGD, the network, and a batch of one."""
-    model, loss_fn, inputs = training(wanted)
+def _lower_with_sgd(run: FrontRun) -> tuple[LoweredStep, nn.Module, tuple[torch.Tensor, ...]]:
+    """Capture the step of a network with SGD; return it, the network, and a batch of one."""
+    model, loss_fn, inputs = make_training(run)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE)
-    step = lower(model, loss_fn, inputs, name=wanted.network, optimizer=optimizer)
+    step = lower(model, loss_fn, inputs, name=run.network, optimizer=optimizer)
     return step, model, inputs
 
 
-def _step_record(wanted: FrontRun) -> dict[str, Any]:
-    step, model, inputs = _lower_with_sgd(wanted)
+def _step_record(run: FrontRun) -> dict[str, Any]:
+    step, model, inputs = _lower_with_sgd(run)
     trained = [p for p in model.parameters() if p.requires_grad]
     constants = {name for name in step.values if name not in step.graph.tensor_index}
     return {
         "parameters": sum(p.numel() for p in trained),
-        **_least(step),
+        **_floor_record(step),
         "constant_bytes": sum(step.buffers[name].bytes for name in constants),
         "weight_bytes": len(Weights.from_step(step).data),
         "exactness": step.graph.exactness,
-        "tools": tools(),
-        **_ran(step, inputs),
+        "tools": read_tool_versions(),
+        **_execute_programs(step, inputs),
     }
 
 
-def _least(step: LoweredStep) -> dict[str, Any]:
+def _floor_record(step: LoweredStep) -> dict[str, Any]:
     """Return the minimum RAM, whole and in tiles, and the reserved bytes [B]."""
     tiles = divide_step(step, "32KiB")
     return {
@@ -201,60 +206,71 @@ def _least(step: LoweredStep) -> dict[str, Any]:
     }
 
 
-def _roomy() -> Device:
-    """Return the board with enough flash for any program."""
+def _load_roomy_board() -> Device:
+    """Return the device `BOARD` with enough flash for any program."""
     board = Device.load(BOARD)
     if board.flash is None:
         raise ToolchainError(f"{BOARD}: expected a board whose flash is known")
     return replace(board, flash=replace(board.flash, size_bytes=2**30))
 
 
-def _ran(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
-    """Execute the keep-all program on two cores; return its sizes and counts."""
+def _execute_programs(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+    """Execute the keep-all program on the host and on a board; return the board's sizes and counts.
+
+    Raises `ToolchainError` if losses differ by more than `LOSS_TOLERANCE`.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        options: dict[str, Any] = {"paging": False, "recompute": False, "tile": "none"}
-        deployment = export_step(step, folder, device=_roomy(), ram=ROOMY, **options)
-        given: dict[str, Any] = {
-            "inputs": _bytes_of(inputs),
+        export_options: dict[str, Any] = {"paging": False, "recompute": False, "tile": "none"}
+        deployment = export_step(
+            step, folder, device=_load_roomy_board(), ram=ROOMY, **export_options
+        )
+        execution_options: dict[str, Any] = {
+            "inputs": _format_batch(inputs),
             "learning_rate": LEARNING_RATE,
             "time_limit_s": EMULATION_S,
         }
-        found = {}
+        results = {}
         for target in (Target.HOST, Target.M4):
             program = build_program(folder, target, settings=["DRIVER=file"])
-            found[target] = run_program(
-                program, target, folder, steps=STEPS, **given
+            results[target] = run_program(
+                program, target, folder, steps=STEPS, **execution_options
             ).require_success()
-        front = {str(t): _of_front(step, folder, t, given) for t in (Target.M3, Target.M4)}
+        front_instructions = {
+            str(t): _count_front_instructions(step, folder, t, execution_options)
+            for t in (Target.M3, Target.M4)
+        }
         device = deployment.device
-    host, board = found[Target.HOST], found[Target.M4]
-    apart = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
-    if max(apart) > LOSS_TOLERANCE or device is None:
+    host, board = results[Target.HOST], results[Target.M4]
+    differences = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
+    if max(differences) > LOSS_TOLERANCE or device is None:
         raise ToolchainError(f"losses: expected {host.losses}, and the board has {board.losses}")
-    figures = board.metrics
+    metrics = board.metrics
     return {
-        "ram_bytes": figures["ram_bytes"],
-        "flash_bytes": figures["flash_bytes"],
-        "instructions": figures["step_instructions"],
-        "front_instructions": front,
+        "ram_bytes": metrics["ram_bytes"],
+        "flash_bytes": metrics["flash_bytes"],
+        "instructions": metrics["step_instructions"],
+        "front_instructions": front_instructions,
         "clock_hz": device.clock_hz,
         "power_w": device.compute.power_w,
         "losses": [board.losses[k] for k in sorted(board.losses)],
     }
 
 
-def _bytes_of(inputs: tuple[torch.Tensor, ...]) -> bytes:
+def _format_batch(inputs: tuple[torch.Tensor, ...]) -> bytes:
     """Return a batch in the input format of programs."""
     arrays = (x.float() if x.is_floating_point() else x.int() for x in inputs)
     return b"".join(x.contiguous().numpy().tobytes() for x in arrays)
 
 
-def _of_replay(wanted: FrontRun) -> dict[str, Any]:
-    """Return the costs of steps on batches and on stored samples, by one program on a board."""
-    step, _, inputs = _lower_with_sgd(wanted)
-    batches = [_bytes_of((inputs[0] * (1 + k), inputs[1])) for k in range(SAMPLES)]
-    given: dict[str, Any] = {
+def _replay_record(run: FrontRun) -> dict[str, Any]:
+    """Return the costs of steps on batches and on stored samples, by one program on a board.
+
+    Raises `ToolchainError` unless losses and state of both are equal.
+    """
+    step, _, inputs = _lower_with_sgd(run)
+    batches = [_format_batch((inputs[0] * (1 + k), inputs[1])) for k in range(SAMPLES)]
+    execution_options: dict[str, Any] = {
         "inputs": b"".join(batches),
         "steps": SAMPLES,
         "learning_rate": LEARNING_RATE,
@@ -262,39 +278,43 @@ def _of_replay(wanted: FrontRun) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        options: dict[str, Any] = {"paging": False, "recompute": False, "tile": "none"}
-        made = export_step(step, folder, device=_roomy(), ram=ROOMY, replay=SAMPLES, **options)
+        export_options: dict[str, Any] = {"paging": False, "recompute": False, "tile": "none"}
+        deployment = export_step(
+            step, folder, device=_load_roomy_board(), ram=ROOMY, replay=SAMPLES, **export_options
+        )
         program = build_program(folder, Target.M4, settings=["DRIVER=file"])
-        whole = run_program(program, Target.M4, folder, **given).require_success()
+        whole = run_program(program, Target.M4, folder, **execution_options).require_success()
         stored = run_program(
-            program, Target.M4, folder, words=("stored",), **given
+            program, Target.M4, folder, words=("stored",), **execution_options
         ).require_success()
-        said = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["replay"]
-    if (stored.losses, stored.state) != (whole.losses, whole.state) or made.replay is None:
+        replay_sizes = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["replay"]
+    if (stored.losses, stored.state) != (whole.losses, whole.state) or deployment.replay is None:
         raise ToolchainError(
             f"stored steps: expected {whole.losses}, and they have {stored.losses}"
         )
     return {
-        "sample_bytes": said["sample_bytes"],
-        "output_bytes": sum(made.replay.tensor_bytes[: len(made.replay.front.outputs)]),
+        "sample_bytes": replay_sizes["sample_bytes"],
+        "output_bytes": sum(deployment.replay.tensor_bytes[: len(deployment.replay.front.outputs)]),
         "image_bytes": inputs[0].numel(),
-        "ram_bytes": said["step"]["ram_bytes"],
-        "stored_ram_bytes": said["stored_step"]["ram_bytes"],
+        "ram_bytes": replay_sizes["step"]["ram_bytes"],
+        "stored_ram_bytes": replay_sizes["stored_step"]["ram_bytes"],
         "instructions": whole.metrics["step_instructions"],
         "stored_instructions": stored.metrics["step_instructions"],
-        "tools": tools(),
+        "tools": read_tool_versions(),
     }
 
 
-def _of_front(step: LoweredStep, folder: Path, target: Target, given: dict[str, Any]) -> int | None:
-    """Return the instructions of the nodes of a front; None if they cannot be counted.
+def _count_front_instructions(
+    step: LoweredStep, folder: Path, target: Target, execution_options: dict[str, Any]
+) -> int | None:
+    """Return the instructions of the nodes of a front; None if counting fails.
 
-    A program that counts its nodes stops on the emulated board with more than 2 MiB of RAM.
+    It fails for programs with more than 2 MiB of RAM, in which the emulated board stops.
     """
     program = build_program(folder, target, settings=("PROFILE=1",))
     try:
         counts = (
-            run_program(program, target, folder, steps=1, **given)
+            run_program(program, target, folder, steps=1, **execution_options)
             .require_success()
             .node_instructions
         )
@@ -303,7 +323,7 @@ def _of_front(step: LoweredStep, folder: Path, target: Target, given: dict[str, 
     return sum(counts[k] for k, node in enumerate(step.graph.nodes) if node.name.startswith("0."))
 
 
-# -- layer by layer, beside PyTorch ----------------------------------------------------------------
+# -- comparison with PyTorch, layer by layer -------------------------------------------------------
 
 
 class _Values(fx.Interpreter):  # type: ignore[misc, unused-ignore]
@@ -318,34 +338,39 @@ class _Values(fx.Interpreter):  # type: ignore[misc, unused-ignore]
         return value
 
 
-def steps_apart(
+def compare_layers(
     front: pmt.QuantizedFront, module: fx.GraphModule, x: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return each layer's difference from PyTorch's, for the same operands [steps of a byte].
+    """Return the absolute differences of each layer's results from PyTorch's [steps of a byte].
 
-    `module` is the converted module from which `front` was made.
+    Both compute with equal operands. `module` is the converted module from which `front` was made,
+    and `x` a batch. Differences are by layer name.
     """
-    run_of = _Values(module)
+    interpreter = _Values(module)
     with torch.no_grad():
-        run_of.run(x)
+        interpreter.run(x)
     nodes = {node.name: node for node in module.graph.nodes}
-    less = {torch.int8: 0, torch.uint8: 128}
+    offsets = {torch.int8: 0, torch.uint8: 128}
 
-    def value(name: str) -> torch.Tensor:
-        made: torch.Tensor = run_of.values[name].to(torch.int32) - less[nodes[name].args[5]]
-        return made.permute(0, *range(2, made.ndim), 1).to(torch.int8).contiguous()
+    def to_int8(name: str) -> torch.Tensor:
+        result: torch.Tensor = (
+            interpreter.values[name].to(torch.int32) - offsets[nodes[name].args[5]]
+        )
+        return result.permute(0, *range(2, result.ndim), 1).to(torch.int8).contiguous()
 
-    apart = {}
+    differences = {}
     for wire in front.wires[:-1]:  # the last one dequantizes
-        operands = [value(front.wires[n - 1].node) if n else x for n in wire.inputs]
+        operands = [to_int8(front.wires[n - 1].node) if n else x for n in wire.inputs]
         with torch.no_grad():
-            found = front.get_submodule(wire.layer)(*operands)
-        apart[wire.layer] = (found.flatten(1).int() - value(wire.node).flatten(1).int()).abs()
-    return apart
+            results = front.get_submodule(wire.layer)(*operands)
+        differences[wire.layer] = (
+            results.flatten(1).int() - to_int8(wire.node).flatten(1).int()
+        ).abs()
+    return differences
 
 
-def converted(front: nn.Module, batches: Sequence[torch.Tensor]) -> fx.GraphModule:
-    """Return a front converted by torchao's quantizer for XNNPACK."""
+def convert_front(front: nn.Module, batches: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """Export a front, calibrate it with batches, and convert it by torchao's XNNPACK quantizer."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.testing.pt2e import _xnnpack_quantizer as xnnpack
 
@@ -355,28 +380,33 @@ def converted(front: nn.Module, batches: Sequence[torch.Tensor]) -> fx.GraphModu
     with torch.no_grad():
         for batch in batches:
             prepared(batch)
-    made: fx.GraphModule = convert_pt2e(prepared)
-    return made
+    module: fx.GraphModule = convert_pt2e(prepared)
+    return module
 
 
-def _of_agreement(wanted: FrontRun) -> dict[str, Any]:
-    front, _, batches = divided(wanted)
-    module = converted(front, batches)
-    mine = pmt.quantized(module)
-    values = differ = most = 0
-    for batch in batches[: wanted.repeats]:
-        for apart in steps_apart(mine, module, torch.randn_like(batch)).values():
-            values += apart.numel()
-            differ += int((apart > 0).sum())
-            most = max(most, int(apart.max()))
-    layers = len(mine.wires) - 1
-    return {"layers": layers, "values": values, "differ": differ, "most_steps": most}
+def _agreement_record(run: FrontRun) -> dict[str, Any]:
+    front, _, batches = split_network(run)
+    module = convert_front(front, batches)
+    own_front = pmt.quantized(module)
+    value_count = different_count = max_steps = 0
+    for batch in batches[: run.repeats]:
+        for differences in compare_layers(own_front, module, torch.randn_like(batch)).values():
+            value_count += differences.numel()
+            different_count += int((differences > 0).sum())
+            max_steps = max(max_steps, int(differences.max()))
+    layers = len(own_front.wires) - 1
+    return {
+        "layers": layers,
+        "values": value_count,
+        "differ": different_count,
+        "most_steps": max_steps,
+    }
 
 
 # -- accuracy --------------------------------------------------------------------------------------
 
 
-def digits_network() -> tuple[nn.Sequential, nn.Sequential]:
+def make_digits_network() -> tuple[nn.Sequential, nn.Sequential]:
     """Return front and end of a small network for images of 8 x 8 pixels."""
     front = [*networks.convolution(1, 16), nn.ReLU(), *networks.separable(16, 32, 2)]
     end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
@@ -386,24 +416,32 @@ def digits_network() -> tuple[nn.Sequential, nn.Sequential]:
     )
 
 
-def _digits(seed: int, *, new: bool) -> tuple[torch.Tensor, ...]:
-    """Return images and labels for training and for testing, of the old or the new classes."""
+def _load_digits(seed: int, *, new: bool) -> tuple[torch.Tensor, ...]:
+    """Return images and labels for training, then for testing, of the old or the new classes."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    chosen = (y >= CLASSES) == new
-    images = torch.from_numpy(x[chosen]).float().view(-1, 1, 8, 8) / 8 - 1
-    labels = torch.from_numpy(y[chosen]) % CLASSES
+    is_chosen = (y >= CLASSES) == new
+    images = torch.from_numpy(x[is_chosen]).float().view(-1, 1, 8, 8) / 8 - 1
+    labels = torch.from_numpy(y[is_chosen]) % CLASSES
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    cut = 2 * len(order) // 3
-    return images[order[:cut]], labels[order[:cut]], images[order[cut:]], labels[order[cut:]]
+    split_point = 2 * len(order) // 3
+    return (
+        images[order[:split_point]],
+        labels[order[:split_point]],
+        images[order[split_point:]],
+        labels[order[split_point:]],
+    )
 
 
-def _learn(
+def _train(
     model: nn.Module, trained: nn.Module, data: tuple[torch.Tensor, ...], rate: float = 0.02
 ) -> float:
-    """Train the module `trained` of a model by plain SGD; return the accuracy on test samples."""
-    x, y, other, labels = data
+    """Train the module `trained` of a model by plain SGD; return the accuracy on test samples.
+
+    The model is in evaluation mode afterwards. `data` is the result of `_load_digits`.
+    """
+    x, y, test_images, test_labels = data
     optimizer = torch.optim.SGD(trained.parameters(), lr=rate)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(y)).split(8):
@@ -412,31 +450,34 @@ def _learn(
             optimizer.step()
     model.eval()
     with torch.no_grad():
-        right = model(other).argmax(1) == labels
-    return float(right.float().mean())
+        is_right = model(test_images).argmax(1) == test_labels
+    return float(is_right.float().mean())
 
 
-def _of_accuracy(wanted: FrontRun) -> dict[str, Any]:
+def _accuracy_record(run: FrontRun) -> dict[str, Any]:
     ways = ("all of it, first half", *ENDINGS)
-    found: dict[str, list[float]] = {way: [] for way in ways}
-    for seed in range(wanted.repeats):
+    accuracies: dict[str, list[float]] = {way: [] for way in ways}
+    for seed in range(run.repeats):
         torch.manual_seed(seed)
-        front, end = digits_network()
-        whole, data = nn.Sequential(front, end), _digits(seed, new=False)
-        found[ways[0]].append(_learn(whole, whole, data))
+        front, end = make_digits_network()
+        network, data = nn.Sequential(front, end), _load_digits(seed, new=False)
+        accuracies[ways[0]].append(_train(network, network, data))
         front.requires_grad_(requires_grad=False)
-        mine = pmt.quantized(front, data[0].split(64))
-        new = _digits(seed, new=True)
-        for way, first in zip(ENDINGS[:2], (front, mine), strict=True):
+        int8_front = pmt.quantized(front, data[0].split(64))
+        new_data = _load_digits(seed, new=True)
+        for way, trial_front in zip(ENDINGS[:2], (front, int8_front), strict=True):
             torch.manual_seed(seed)
-            own = copy.deepcopy(
+            own_end = copy.deepcopy(
                 end
-            )  # in evaluation mode, so that batch norms keep their statistics
-            found[way].append(_learn(nn.Sequential(first, own), own, new))
+            )  # in evaluation mode, so that statistics of batch norms stay
+            accuracies[way].append(_train(nn.Sequential(trial_front, own_end), own_end, new_data))
         torch.manual_seed(seed)
-        own = copy.deepcopy(end)
-        found[ENDINGS[2]].append(_learn(nn.Sequential(front, own), own[-1], new))
-    return {"accuracy": found, "mean": {way: statistics.mean(each) for way, each in found.items()}}
+        own_end = copy.deepcopy(end)
+        accuracies[ENDINGS[2]].append(_train(nn.Sequential(front, own_end), own_end[-1], new_data))
+    return {
+        "accuracy": accuracies,
+        "mean": {way: statistics.mean(values) for way, values in accuracies.items()},
+    }
 
 
 STUDY: Final = Study(

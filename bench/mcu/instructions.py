@@ -1,7 +1,8 @@
 """Measure the instruction table for estimates of exported steps, by counts of an emulator.
 
-``python -m mcu.instructions`` in ``bench`` writes ``src/poetmodel/lowered/instructions.json``, in
-minutes; with ``--new`` it adds the kernels that this lacks. Needs PyTorch, GCC for Arm and QEMU.
+``python -m mcu.instructions`` in ``bench`` takes minutes and writes
+``src/poetmodel/lowered/instructions.json``; with ``--new`` it adds only kernels that are missing
+there. Needs PyTorch, GCC for Arm and QEMU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.nn import functional
 
 import poetmodel.lowered
 from mcu.networks import NETWORKS
-from mcu.quantized import INT8, Layers, square
+from mcu.quantized import INT8, Layers, square_sizes
 from poetmodel.device import Device
 from poetmodel.export.measuring import measure_emulated
 from poetmodel.lowered.instructions import (
@@ -45,14 +46,15 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 DEVICE: Final = replace(Device.load("nrf52840"), flash=None)
+"""A board with a Cortex-M4, without a limit of flash."""
 TOO_LARGE: Final = "mobilenetv2-035"
 """A network whose keep-all step does not fit the emulated board."""
 DIGITS: Final = 4
 """Significant digits of the table."""
-ROUNDING: Final = 100
-"""Error of short calls [instructions]; the clock counts in steps of 40."""
-COMMON: Final = ("call", "row", "element", "result")
-"""Entries of kernels that no step here calls: medians of the other kernels."""
+CLOCK_ERROR: Final = 100
+"""Error allowed for short calls [instructions], because the clock counts in steps of 40."""
+COMMON_ENTRIES: Final = ("call", "row", "element", "result")
+"""Entries of the row for unmeasured kernels; each is the median of the measured kernels."""
 
 FUNCTIONS: Final[Sequence[Callable[[torch.Tensor], torch.Tensor]]] = (
     torch.abs, torch.exp, torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.erf, torch.ceil,
@@ -83,7 +85,7 @@ LOSSES: Final[Sequence[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = 
 
 
 class Functions(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A linear layer, and the sum of `FUNCTIONS` of its result."""
+    """A linear layer, and the sum of all `FUNCTIONS` and a PReLU of its result."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -99,13 +101,13 @@ class Functions(nn.Module):  # type: ignore[misc, unused-ignore]
         return total
 
 
-def every_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the sum of all losses."""
+def sum_losses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the sum of all `LOSSES`."""
     return torch.stack([loss(x, y) for loss in LOSSES]).sum()
 
 
-def planes(width: int, groups: int) -> nn.Module:
-    """Return image layers with several windows, strides, groups, pools and norms."""
+def make_image_layers(width: int, groups: int) -> nn.Module:
+    """Return a classifier of images with several windows, strides, groups, pools and norms."""
     return nn.Sequential(
         *(nn.Conv2d(3, width, 5, padding=2), nn.BatchNorm2d(width), nn.ReLU()),
         *(nn.Conv2d(width, width, 3, groups=groups), nn.GroupNorm(2, width), nn.AvgPool2d(2)),
@@ -114,20 +116,20 @@ def planes(width: int, groups: int) -> nn.Module:
         *(nn.Conv2d(5, width, 3, padding=2, dilation=2), nn.ReLU6()),
         *(nn.Upsample(scale_factor=1.5, mode="bilinear"), nn.ReflectionPad2d(1)),
         *(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.LeakyReLU()),
-        *(nn.AvgPool2d(3, 1, 1), nn.Hardsigmoid(), nn.Conv2d(width, 9, 1), settled(9)),
+        *(nn.AvgPool2d(3, 1, 1), nn.Hardsigmoid(), nn.Conv2d(width, 9, 1), make_frozen_norm(9)),
         *(nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(81, 7)),
     )
 
 
-def settled(width: int) -> nn.Module:
-    """Return a batch norm in evaluation mode of which only the bias is trained."""
+def make_frozen_norm(width: int) -> nn.Module:
+    """Return a batch norm in evaluation mode with a frozen weight and a trained bias."""
     norm = nn.BatchNorm2d(width).eval()
     norm.weight.requires_grad_(requires_grad=False)
     return norm
 
 
-def optimizers(parameters: list[nn.Parameter]) -> Iterator[torch.optim.Optimizer]:
-    """Yield optimizers with each kind of update, first two of SGD."""
+def make_optimizers(parameters: list[nn.Parameter]) -> Iterator[torch.optim.Optimizer]:
+    """Yield optimizers with each kind of update; the first two are SGD."""
     yield torch.optim.SGD(parameters, lr=0.01, weight_decay=0.1)
     yield torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
     yield torch.optim.Adam(parameters, lr=0.01)
@@ -138,76 +140,84 @@ def optimizers(parameters: list[nn.Parameter]) -> Iterator[torch.optim.Optimizer
         yield torch.optim.RMSprop(parameters, lr=0.01, momentum=momentum, centered=centered)
 
 
-def perceptron(*widths: int) -> nn.Sequential:
-    """Return linear layers with ReLU between them."""
-    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
-    return nn.Sequential(*(part for layer in layers for part in (nn.ReLU(), layer)))
+def make_perceptron(*widths: int) -> nn.Sequential:
+    """Return linear layers of these widths, each after a ReLU."""
+    layers = [
+        nn.Linear(input_width, output_width) for input_width, output_width in pairwise(widths)
+    ]
+    return nn.Sequential(*(module for layer in layers for module in (nn.ReLU(), layer)))
 
 
-def steps() -> Iterator[LoweredStep]:
-    """Yield the steps whose nodes are measured."""
-    entropy = functional.cross_entropy
+def make_steps() -> Iterator[LoweredStep]:
+    """Yield all steps whose nodes are measured."""
+    cross_entropy = functional.cross_entropy
     for (rows, width), masks in product(((3, 10), (9, 31)), (True, False)):
         inputs = (torch.randn(rows, 6), torch.rand(rows, width))
-        yield lowered(Functions(6, width), every_loss, inputs, masks=masks)
+        yield lower_with_optimizer(Functions(6, width), sum_losses, inputs, masks=masks)
     images = ((1, 15, 8, 2), (2, 20, 6, 1), (3, 12, 12, 3))
     for (batch, size, width, groups), masks in product(images, (True, False)):
         inputs = (torch.randn(batch, 3, size, size), torch.randint(0, 7, (batch,)))
-        yield lowered(planes(width, groups), entropy, inputs, masks=masks)
-        model = planes(width, groups)
-        for optimizer in islice(optimizers(list(model.parameters())), 2):
-            yield lowered(model, entropy, inputs, optimizer, masks=masks)
-    yield from bytes_of_images()
+        yield lower_with_optimizer(
+            make_image_layers(width, groups), cross_entropy, inputs, masks=masks
+        )
+        model = make_image_layers(width, groups)
+        for optimizer in islice(make_optimizers(list(model.parameters())), 2):
+            yield lower_with_optimizer(model, cross_entropy, inputs, optimizer, masks=masks)
+    yield from make_byte_image_steps()
     for batch in (1, 3, 8):
         inputs = (torch.randn(batch, 37), torch.randint(0, 9, (batch,)))
-        yield lowered(perceptron(37, 50, 33, 9), entropy, inputs)
+        yield lower_with_optimizer(make_perceptron(37, 50, 33, 9), cross_entropy, inputs)
     for batch in (1, 6):
-        model = perceptron(37, 300, 9)
+        model = make_perceptron(37, 300, 9)
         inputs = (torch.randn(batch, 37), torch.randint(0, 9, (batch,)))
-        yield divide_step(lowered(model, entropy, inputs), "1KiB")
-        for optimizer in optimizers(list(model.parameters())):
-            yield lowered(model, entropy, inputs, optimizer)
-    for name, make in NETWORKS.items():
+        yield divide_step(lower_with_optimizer(model, cross_entropy, inputs), "1KiB")
+        for optimizer in make_optimizers(list(model.parameters())):
+            yield lower_with_optimizer(model, cross_entropy, inputs, optimizer)
+    for name, make_training in NETWORKS.items():
         if name == TOO_LARGE:
             continue
         torch.manual_seed(0)
-        step = lowered(*make())
+        step = lower_with_optimizer(*make_training())
         yield step
         if name in ("ds-cnn", "autoencoder", "resnet8-thin"):
             yield divide_step(step, "4KiB")
-    yield quantized().step()
-    yield from int8_training()
+    yield make_kernel_calls().build_step()
+    yield from make_int8_steps()
 
 
-def int8_training() -> Iterator[LoweredStep]:
+def make_int8_steps() -> Iterator[LoweredStep]:
     """Yield steps with trained int8 weights, with updates and with returned gradients."""
     for batch, size, width in ((1, 17, 8), (2, 12, 13), (4, 7, 20)):
         torch.manual_seed(0)
-        given = torch.randn(batch, 3, size, size)
-        model = quantize(every_layer(width).eval(), [given], train="all")
-        inputs = (given, torch.randint(0, 5, (batch,)))
+        images = torch.randn(batch, 3, size, size)
+        model = quantize(make_int8_layers(width).eval(), [images], train="all")
+        inputs = (images, torch.randint(0, 5, (batch,)))
         for decay in (0.0, 0.1):
-            rule = QuantizedSGD(model, lr=0.1, weight_decay=decay)
-            step = lower(model, functional.cross_entropy, inputs, optimizer=rule)
+            optimizer = QuantizedSGD(model, lr=0.1, weight_decay=decay)
+            step = lower(model, functional.cross_entropy, inputs, optimizer=optimizer)
             yield step
             yield divide_step(step, "1KiB" if decay else "4KiB")
         yield lower(model, functional.cross_entropy, inputs)
-        rounded = quantize(every_layer(width).eval(), [given], train="all", rounding="stochastic")
-        for each in (model, rounded):
-            rule = QuantizedSGD(each, lr=0.1)
-            yield lower(each, functional.cross_entropy, inputs, optimizer=rule, clip_grad_norm=1.0)
+        stochastic_model = quantize(
+            make_int8_layers(width).eval(), [images], train="all", rounding="stochastic"
+        )
+        for network in (model, stochastic_model):
+            optimizer = QuantizedSGD(network, lr=0.1)
+            yield lower(
+                network, functional.cross_entropy, inputs, optimizer=optimizer, clip_grad_norm=1.0
+            )
         for decay in (0.0, 0.1):
-            rule = QuantizedSGD(rounded, lr=0.1, weight_decay=decay)
-            yield lower(rounded, functional.cross_entropy, inputs, optimizer=rule)
+            optimizer = QuantizedSGD(stochastic_model, lr=0.1, weight_decay=decay)
+            yield lower(stochastic_model, functional.cross_entropy, inputs, optimizer=optimizer)
 
 
-def every_layer(width: int) -> nn.Module:
-    """Return int8 layers with a backward pass, of many shapes."""
+def make_int8_layers(width: int) -> nn.Module:
+    """Return a network of many shapes of int8 layers that have a backward pass."""
     wide, narrow = 3 * width, width // 2
 
     def conv(*sizes: int, groups: int = 1, stride: int = 1) -> tuple[nn.Module, nn.Module]:
-        into, out, window = sizes
-        return nn.Conv2d(into, out, window, stride, window // 2, groups=groups), nn.ReLU6()
+        inputs, outputs, window = sizes
+        return nn.Conv2d(inputs, outputs, window, stride, window // 2, groups=groups), nn.ReLU6()
 
     return nn.Sequential(
         *conv(3, width, 3, stride=2), *conv(width, width, 3, groups=width),
@@ -221,55 +231,61 @@ def every_layer(width: int) -> nn.Module:
     )  # fmt: skip
 
 
-def quantized() -> Layers:
-    """Return int8 layers of many shapes, with and without limits."""
+def make_kernel_calls() -> Layers:
+    """Return kernel calls of int8 layers of many shapes, with and without limits."""
     layers = Layers()
     for limits, (batch, channels, size) in product(
         (INT8, (-128, 99)), ((1, 8, 9), (2, 13, 6), (1, 40, 3), (3, 3, 12))
     ):
-        given: dict[str, Any] = {"batch": batch, "limits": limits}
+        options: dict[str, Any] = {"batch": batch, "limits": limits}
         for results in (1, 6, 21):
-            layers.layer("pm_q8_pointwise", square(channels, results, size), **given)
-            layers.layer("pm_q8_conv2d", square(channels, results, size, 3, 2), **given)
-            layers.layer("pm_q8_conv2d", square(channels, results, size, 5), **given)
-            two = square(2 * channels, 2 * results, size, 3, groups=2)
-            layers.layer("pm_q8_conv2d", two, **given)
+            layers.add_convolution(
+                "pm_q8_pointwise", square_sizes(channels, results, size), **options
+            )
+            layers.add_convolution(
+                "pm_q8_conv2d", square_sizes(channels, results, size, 3, 2), **options
+            )
+            layers.add_convolution(
+                "pm_q8_conv2d", square_sizes(channels, results, size, 5), **options
+            )
+            grouped_sizes = square_sizes(2 * channels, 2 * results, size, 3, groups=2)
+            layers.add_convolution("pm_q8_conv2d", grouped_sizes, **options)
         for window, stride in product((1, 3, 5), (1, 2)):
-            own = square(channels, channels, size, window, stride, channels)
-            layers.layer("pm_q8_depthwise", own, **given)
-            layers.pool("pm_q8_average", own, **given)
-            layers.pool("pm_q8_maximum", own, batch)
-        for width, results, across in ((96, 24, size), (300, 40, 1), (500, 7, 2)):
-            layers.layer("pm_q8_pointwise", square(width, results, across), **given)
-        layers.add(batch * channels * size, limits=limits)
-        layers.quantize(batch, channels, size * size)
-        layers.dequantize(batch, channels, size * size)
-        layers.lookup(batch, channels, size * size)
+            channel_sizes = square_sizes(channels, channels, size, window, stride, channels)
+            layers.add_convolution("pm_q8_depthwise", channel_sizes, **options)
+            layers.add_pool("pm_q8_average", channel_sizes, **options)
+            layers.add_pool("pm_q8_maximum", channel_sizes, batch)
+        for width, results, side in ((96, 24, size), (300, 40, 1), (500, 7, 2)):
+            layers.add_convolution("pm_q8_pointwise", square_sizes(width, results, side), **options)
+        layers.add_sum(batch * channels * size, limits=limits)
+        layers.add_quantization(batch, channels, size * size)
+        layers.add_dequantization(batch, channels, size * size)
+        layers.add_lookup(batch, channels, size * size)
     return layers
 
 
 class Normalized(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A convolution on byte images with normalized channels."""
+    """A convolution on byte images, after subtraction of one mean, or one per channel."""
 
-    def __init__(self, channels: int, *, alike: bool) -> None:
+    def __init__(self, channels: int, *, has_one_mean: bool) -> None:
         super().__init__()
-        self.mean = nn.Buffer(torch.rand(1 if alike else channels, 1, 1))
+        self.mean = nn.Buffer(torch.rand(1 if has_one_mean else channels, 1, 1))
         self.layer = nn.Conv2d(channels, 4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean of each channel of its results."""
+        """Return the mean of each channel after the convolution."""
         return self.layer(x.float() / 255 - self.mean).mean((2, 3))
 
 
-def bytes_of_images() -> Iterator[LoweredStep]:
+def make_byte_image_steps() -> Iterator[LoweredStep]:
     """Yield steps with lookup tables for byte inputs."""
-    for alike, channels, size in product((True, False), (1, 3), (5, 12, 31)):
+    for has_one_mean, channels, size in product((True, False), (1, 3), (5, 12, 31)):
         images = torch.randint(0, 256, (2, channels, size, size), dtype=torch.uint8)
-        model = Normalized(channels, alike=alike)
-        yield lowered(model, functional.cross_entropy, (images, torch.tensor([0, 3])))
+        model = Normalized(channels, has_one_mean=has_one_mean)
+        yield lower_with_optimizer(model, functional.cross_entropy, (images, torch.tensor([0, 3])))
 
 
-def lowered(
+def lower_with_optimizer(
     model: nn.Module,
     loss: Any,
     inputs: tuple[torch.Tensor, ...],
@@ -277,32 +293,41 @@ def lowered(
     *,
     masks: bool = True,
 ) -> LoweredStep:
-    """Return a lowered step, updated by plain SGD unless `optimizer` is given."""
-    rule = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
-    return lower(model, loss, inputs, optimizer=rule, masks=masks)
+    """Lower a step that is updated by `optimizer`, by default plain SGD."""
+    chosen_optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    return lower(model, loss, inputs, optimizer=chosen_optimizer, masks=masks)
 
 
-def fitted(samples: Sequence[tuple[Counter[tuple[str, str]], int]]) -> dict[str, dict[str, float]]:
-    """Fit the instructions of each kernel and repeated loop by least relative errors."""
+def fit_instructions(
+    samples: Sequence[tuple[Counter[tuple[str, str]], int]],
+) -> dict[str, dict[str, float]]:
+    """Fit the instructions of each kernel and repeated unit by least squares of relative errors.
+
+    Samples are the units of a node, by (kernel, unit), and its instructions. Units with 0
+    instructions are omitted.
+    """
     columns = sorted({column for counts, _ in samples for column in counts})
     index = {column: k for k, column in enumerate(columns)}
     matrix = np.zeros((len(samples), len(columns)))
     for row, (counts, instructions) in enumerate(samples):
         for column, count in counts.items():
-            matrix[row, index[column]] = count / (instructions + ROUNDING)
-    wanted = np.array([n / (n + ROUNDING) for _, n in samples])
+            matrix[row, index[column]] = count / (instructions + CLOCK_ERROR)
+    targets = np.array([n / (n + CLOCK_ERROR) for _, n in samples])
     scales = np.maximum(np.linalg.norm(matrix, axis=0), 1e-12)
-    values = nnls(matrix / scales, wanted, maxiter=100 * len(columns))[0] / scales
-    found: dict[str, dict[str, float]] = {}
-    for (kernel, what), value in zip(columns, values, strict=True):
-        each = found.setdefault(kernel, {})
+    values = nnls(matrix / scales, targets, maxiter=100 * len(columns))[0] / scales
+    table: dict[str, dict[str, float]] = {}
+    for (kernel, unit), value in zip(columns, values, strict=True):
+        kernel_row = table.setdefault(kernel, {})
         if value:
-            each[what] = float(f"{value:.{DIGITS}g}")
-    return found
+            kernel_row[unit] = float(f"{value:.{DIGITS}g}")
+    return table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count instructions, fit the table and write it; return the exit status."""
+    """Count instructions, fit the table and write it; return the exit status.
+
+    With ``--new``, rows of the existing table replace new ones.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(poetmodel.lowered.__file__).parent / TABLE_FILE
     parser.add_argument("--out", type=Path, default=default)
@@ -311,22 +336,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.manual_seed(0)
     samples = []
-    for step in steps():
+    for step in make_steps():
         counts = measure_emulated(step, device=DEVICE).instructions
         for node, calls in zip(step.graph.nodes, step.calls, strict=True):
             if node.is_state:
                 continue
-            work: Counter[tuple[str, str]] = Counter()
+            units: Counter[tuple[str, str]] = Counter()
             for call in find_computing_calls(node, calls):
                 kernel, repeated = count_work(call)
-                work.update({(kernel, what): n for what, n in repeated.items()})
-            samples.append((work, counts[node.name]))
+                units.update({(kernel, unit): unit_count for unit, unit_count in repeated.items()})
+            samples.append((units, counts[node.name]))
         logging.info("%s: %d nodes so far", step.graph.name, len(samples))
-    table = fitted(samples)
-    known = [[row[what] for row in table.values() if what in row] for what in COMMON]
+    table = fit_instructions(samples)
+    measured_values = [
+        [row[unit] for row in table.values() if unit in row] for unit in COMMON_ENTRIES
+    ]
     table[OTHER_KERNELS] = {
-        what: float(f"{median(values):.{DIGITS}g}")
-        for what, values in zip(COMMON, known, strict=True)
+        unit: float(f"{median(values):.{DIGITS}g}")
+        for unit, values in zip(COMMON_ENTRIES, measured_values, strict=True)
     }
     if options.new:
         table |= json.loads(default.read_text(encoding="utf-8"))

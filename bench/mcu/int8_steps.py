@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import PRELOADED, RecordedRun, Study, record
+from harness import PRELOADED, RecordedRun, Study, make_record
 from mcu.boards import NO, OPEN, YES
 from poetmodel.errors import BudgetError, FlashError, NoScheduleError
 from poetmodel.export.exporting import export_step
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 KIND: Final = "int8 step"
 """Kind of the records."""
 FLOAT, INT8 = KINDS = ("float", "int8")
-"""Types of the weights; frozen layers have the type of those that train."""
+"""Number types of weights; frozen and trained layers have the same."""
 NETWORKS: Final = ("mobilenetv1-vww", "resnet8", "mobilenetv2-035-96")
 """Networks of `mcu.networks`."""
 TRAINED: Final = ("all", "last-4")
@@ -45,12 +45,16 @@ SOLVE_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8StepRun(RecordedRun):
-    """One network with float or int8 weights in a budget."""
+    """One network with float or int8 weights within a budget."""
 
     network: str
+    """One of `NETWORKS`."""
     trained: str
+    """One of `TRAINED`."""
     weights: str
+    """One of `KINDS`."""
     ram: str
+    """One of `BUDGETS`."""
     solve_s: float = SOLVE_S
     """Limit of the solves of all sizes of tiles together [s]."""
     limit_s: float = 900.0
@@ -60,7 +64,7 @@ class Int8StepRun(RecordedRun):
 
     @property
     def name(self) -> str:
-        """Name in the records."""
+        """Name of the run in records."""
         return f"{self.network} | {self.trained} | {self.weights} | {self.ram}"
 
 
@@ -81,7 +85,7 @@ def runs(
 
 
 def smoke_runs() -> Iterator[Int8StepRun]:
-    """Yield a run with each type of weights, of a small network; int8 only with torchao."""
+    """Yield a run of a small network with each type of weights; int8 only with torchao."""
     for kind in KINDS if find_spec("torchao") else (FLOAT,):
         yield Int8StepRun(
             network="resnet8-thin", trained="last-4", weights=kind, ram="64KiB", solve_s=2.0
@@ -89,20 +93,20 @@ def smoke_runs() -> Iterator[Int8StepRun]:
 
 
 def measure(fields: dict[str, Any], _start: None = None) -> Record:
-    """Capture and solve one run; return its record."""
-    wanted = Int8StepRun(**fields)
-    begun = time.perf_counter()
-    step = captured(wanted)
+    """Capture, export and solve a run; return its record."""
+    run = Int8StepRun(**fields)
+    begin_s = time.perf_counter()
+    step = capture_step(run)
     with tempfile.TemporaryDirectory() as folder:
-        facts = _facts(wanted, step, Path(folder))
-    seconds = time.perf_counter() - begun
-    return record(KIND, wanted.name, cell=fields, workers=1, seconds=seconds, **facts)
+        facts = _export_record(run, step, Path(folder))
+    seconds = time.perf_counter() - begin_s
+    return make_record(KIND, run.name, cell=fields, workers=1, seconds=seconds, **facts)
 
 
-def captured(wanted: Int8StepRun) -> LoweredStep:
-    """Return the step of a run, updated by plain SGD.
+def capture_step(run: Int8StepRun) -> LoweredStep:
+    """Capture the step of a run, updated by plain SGD.
 
-    Batch norms are in evaluation mode and frozen: apart in float, folded in int8.
+    Batch norms are in evaluation mode and frozen. In int8 they are folded into convolutions.
     """
     import torch
 
@@ -111,33 +115,33 @@ def captured(wanted: Int8StepRun) -> LoweredStep:
     from poetmodel.torch import QuantizedSGD, quantized
     from poetmodel.torch.lowering.step import lower
 
-    torch.manual_seed(wanted.seed)
-    training: Training = (ALL | LARGER)[wanted.network]()
+    torch.manual_seed(run.seed)
+    training: Training = (ALL | LARGER)[run.network]()
     model, loss_fn, inputs = training
-    if wanted.weights == INT8:
+    if run.weights == INT8:
         batches = [torch.randn(2, *inputs[0].shape[1:]) for _ in range(2)]
-        network = quantized(model.eval(), batches, train=wanted.trained)
+        network = quantized(model.eval(), batches, train=run.trained)
         optimizer: torch.optim.Optimizer = QuantizedSGD(network, lr=0.01)
-        return lower(network, loss_fn, inputs, name=wanted.network, optimizer=optimizer)
+        return lower(network, loss_fn, inputs, name=run.network, optimizer=optimizer)
     model.requires_grad_(requires_grad=False).eval()
-    kinds = (torch.nn.Conv2d, torch.nn.Linear)
-    layers = [module for module in model.modules() if isinstance(module, kinds)]
-    for layer in layers if wanted.trained == "all" else layers[-4:]:
+    layer_types = (torch.nn.Conv2d, torch.nn.Linear)
+    layers = [module for module in model.modules() if isinstance(module, layer_types)]
+    for layer in layers if run.trained == "all" else layers[-4:]:
         layer.requires_grad_()
     trained = [p for p in model.parameters() if p.requires_grad]
     rule = torch.optim.SGD(trained, lr=0.01)
-    return lower(model, loss_fn, inputs, name=wanted.network, optimizer=rule)
+    return lower(model, loss_fn, inputs, name=run.network, optimizer=rule)
 
 
-def _facts(wanted: Int8StepRun, step: LoweredStep, folder: Path) -> dict[str, Any]:
-    given: dict[str, Any] = {"device": BOARD, "ram": wanted.ram, "tile": "auto"}
+def _export_record(run: Int8StepRun, step: LoweredStep, folder: Path) -> dict[str, Any]:
+    options: dict[str, Any] = {"device": BOARD, "ram": run.ram, "tile": "auto"}
     try:
-        deployment = export_step(step, folder, time_limit=wanted.solve_s, **given)
+        deployment = export_step(step, folder, time_limit=run.solve_s, **options)
     except (BudgetError, FlashError) as error:
         return {"status": NO, "reason": str(error)}
     except NoScheduleError as error:
-        proved = error.result.status is Status.INFEASIBLE
-        return {"status": NO if proved else OPEN, "reason": error.result.reason}
+        is_proved = error.result.status is Status.INFEASIBLE
+        return {"status": NO if is_proved else OPEN, "reason": error.result.reason}
     return {"status": YES, "reason": "", **_decision_record(deployment)}
 
 

@@ -1,7 +1,7 @@
 """Networks that train on microcontrollers, each with its loss and inputs.
 
 Each function returns model, loss and inputs, as ``poetmodel trace bench/mcu/networks.py:resnet8``
-expects; `NETWORKS` has them by name. No network has dropout, so that steps can be compared.
+expects; `NETWORKS` contains them by name. No network has dropout, so that steps can be compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 Training = tuple[nn.Module, Any, tuple[torch.Tensor, ...]]
-"""Model, loss (None where the model returns it), and inputs with the target last."""
+"""Model, loss (None if the model returns it), and inputs, the last of which is the target if there
+is a loss."""
 
 
 # -- layers ----------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ class Reconstruction(nn.Module):  # type: ignore[misc, unused-ignore]
         return functional.mse_loss(self.network(x), x)
 
 
-def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+def _split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     batch, length, width = x.shape
     return x.view(batch, length, heads, width // heads).transpose(1, 2)
 
@@ -78,8 +79,8 @@ class Attention(nn.Module):  # type: ignore[misc, unused-ignore]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a mixture of all positions for each position."""
-        parts = (self.query, self.key, self.value)
-        query, key, value = (_heads(part(x), self.heads) for part in parts)
+        projections = (self.query, self.key, self.value)
+        query, key, value = (_split_heads(projection(x), self.heads) for projection in projections)
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
         mixed = scores.softmax(-1) @ value
         return self.output(mixed.transpose(1, 2).reshape(x.shape))
@@ -95,7 +96,7 @@ class PackedAttention(nn.Module):  # type: ignore[misc, unused-ignore]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a mixture of all positions, or of those before it, for each position."""
-        query, key, value = (_heads(y, self.heads) for y in self.projection(x).chunk(3, -1))
+        query, key, value = (_split_heads(y, self.heads) for y in self.projection(x).chunk(3, -1))
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.output(mixed.transpose(1, 2).reshape(x.shape))
 
@@ -118,7 +119,7 @@ class Embedded(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class Patches(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Patches of an image as vectors, after one that stands for the class."""
+    """Vectors of the patches of an image, after one learned vector for the class."""
 
     def __init__(self, size: int, patch: int, width: int) -> None:
         super().__init__()
@@ -127,13 +128,13 @@ class Patches(nn.Module):  # type: ignore[misc, unused-ignore]
         self.place = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, width) * 0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a vector for the class and one for each patch."""
+        """Return the vector of the class and one for each patch."""
         patches = self.embed(x).flatten(2).transpose(1, 2)
         return torch.cat((self.token.expand(len(x), -1, -1), patches), 1) + self.place
 
 
-class First(nn.Module):  # type: ignore[misc, unused-ignore]
-    """The first vector of a sequence."""
+class FirstVector(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Selection of the first vector of a sequence."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the first vector."""
@@ -143,7 +144,7 @@ class First(nn.Module):  # type: ignore[misc, unused-ignore]
 def convolution(
     into: int, out: int, stride: int = 1, *, size: int = 3, groups: int = 1, bias: bool = False
 ) -> tuple[nn.Module, nn.Module]:
-    """Return a convolution that keeps the size over the stride, and its batch norm."""
+    """Return a convolution, padded so that only the stride reduces the size, and its batch norm."""
     layer = nn.Conv2d(into, out, size, stride, size // 2, groups=groups, bias=bias)
     return layer, nn.BatchNorm2d(out)
 
@@ -166,38 +167,38 @@ def bottlenecks(
     into : int
         Channels of the input.
     rows : iterable of tuple
-        Kernel, expansion, channels, number of blocks and stride of the first.
+        Kernel, expansion, channels, number of blocks, and stride of the first one.
     widens : bool
-        Whether an expansion of 1 has a convolution, too.
+        Whether blocks with an expansion of 1 begin with a convolution, too.
     """
-    for kernel, expansion, out, count, first in rows:
+    for kernel, expansion, out, count, first_stride in rows:
         for block in range(count):
-            stride, wide = 1 if block else first, expansion * into
-            has = widens or expansion > 1
+            stride, width = 1 if block else first_stride, expansion * into
+            has_expansion = widens or expansion > 1
             body = nn.Sequential(
-                *((*convolution(into, wide, size=1), nn.ReLU6()) if has else ()),
-                *convolution(wide, wide, stride, size=kernel, groups=wide), nn.ReLU6(),
-                *convolution(wide, out, size=1),
+                *((*convolution(into, width, size=1), nn.ReLU6()) if has_expansion else ()),
+                *convolution(width, width, stride, size=kernel, groups=width), nn.ReLU6(),
+                *convolution(width, out, size=1),
             )  # fmt: skip
             yield Residual(body) if stride == 1 and into == out else body
             into = out
 
 
-def images(
+def make_images(
     batch: int, size: int, *, channels: int = 3, classes: int = 10
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random square images and their classes."""
     return torch.randn(batch, channels, size, size), torch.randint(0, classes, (batch,))
 
 
-def _classifier(layers: list[nn.Module], width: int, classes: int) -> nn.Module:
+def _make_classifier(layers: list[nn.Module], width: int, classes: int) -> nn.Module:
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
     return nn.Sequential(*layers, *head)
 
 
-def _language(width: int, batch: int, *blocks: nn.Module) -> Training:
+def _make_language_model(width: int, batch: int, *blocks: nn.Module) -> Training:
     tokens, length = 64, 16
-    head = (First(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
+    head = (FirstVector(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
     model = nn.Sequential(Embedded(tokens, length, width), *blocks, *head)
     inputs = (torch.randint(0, tokens, (batch, length)), torch.randint(0, 2, (batch,)))
     return model, functional.cross_entropy, inputs
@@ -211,12 +212,12 @@ def resnet8(batch: int = 1, width: int = 16) -> Training:
     layers: list[nn.Module] = [*convolution(3, width, bias=True), nn.ReLU()]
     into = width
     for out, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
-        first = (*convolution(into, out, stride, bias=True), nn.ReLU())
-        body = nn.Sequential(*first, *convolution(out, out, bias=True))
+        first_layers = (*convolution(into, out, stride, bias=True), nn.ReLU())
+        body = nn.Sequential(*first_layers, *convolution(out, out, bias=True))
         shortcut = None if into == out else nn.Conv2d(into, out, 1, stride)
         layers += [Residual(body, shortcut), nn.ReLU()]
         into = out
-    return _classifier(layers, into, 10), functional.cross_entropy, images(batch, 32)
+    return _make_classifier(layers, into, 10), functional.cross_entropy, make_images(batch, 32)
 
 
 def thin_resnet8(batch: int = 1) -> Training:
@@ -232,7 +233,11 @@ def mobilenetv1_vww(batch: int = 1) -> Training:
     for out, stride in (*blocks, (256, 2), (256, 1)):
         layers += separable(into, out, stride)
         into = out
-    return _classifier(layers, into, 2), functional.cross_entropy, images(batch, 96, classes=2)
+    return (
+        _make_classifier(layers, into, 2),
+        functional.cross_entropy,
+        make_images(batch, 96, classes=2),
+    )
 
 
 class Pixels(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -251,16 +256,16 @@ def mobilenetv1_bytes(batch: int = 1) -> Training:
 
 
 def ds_cnn(batch: int = 1) -> Training:
-    """Return DS-CNN for keyword spotting; its first layer pads both sides alike."""
+    """Return DS-CNN for keyword spotting; its first layer pads both sides equally."""
     layers: list[nn.Module] = [nn.Conv2d(1, 64, (10, 4), 2, (5, 1)), nn.BatchNorm2d(64), nn.ReLU()]
     for _ in range(4):
         layers += separable(64, 64)
     inputs = (torch.randn(batch, 1, 49, 10), torch.randint(0, 12, (batch,)))
-    return _classifier(layers, 64, 12), functional.cross_entropy, inputs
+    return _make_classifier(layers, 64, 12), functional.cross_entropy, inputs
 
 
 def autoencoder(batch: int = 2) -> Training:
-    """Return the autoencoder for machine sounds; batch norm after a layer needs two samples."""
+    """Return the autoencoder for machine sounds; its batch norms need at least two samples."""
     layers: list[nn.Module] = []
     into = 640
     for out in (128, 128, 128, 128, 8, 128, 128, 128, 128):
@@ -281,7 +286,7 @@ def mobilenetv2(batch: int = 1, size: int = 48) -> Training:
     )  # fmt: skip
     layers = [*convolution(3, 16, 2), nn.ReLU6(), *bottlenecks(16, rows, widens=False)]
     layers += [*convolution(112, 1280, size=1), nn.ReLU6()]
-    return _classifier(layers, 1280, 10), functional.cross_entropy, images(batch, size)
+    return _make_classifier(layers, 1280, 10), functional.cross_entropy, make_images(batch, size)
 
 
 def lenet(batch: int = 1) -> Training:
@@ -292,7 +297,7 @@ def lenet(batch: int = 1) -> Training:
         nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
         nn.Linear(84, 10),
     )  # fmt: skip
-    return model, functional.cross_entropy, images(batch, 28, channels=1)
+    return model, functional.cross_entropy, make_images(batch, 28, channels=1)
 
 
 def mlp(batch: int = 1) -> Training:
@@ -301,7 +306,7 @@ def mlp(batch: int = 1) -> Training:
         nn.Flatten(), nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(),
         nn.Linear(100, 10),
     )  # fmt: skip
-    return model, functional.cross_entropy, images(batch, 28, channels=1)
+    return model, functional.cross_entropy, make_images(batch, 28, channels=1)
 
 
 def bert(batch: int = 1) -> Training:
@@ -311,13 +316,13 @@ def bert(batch: int = 1) -> Training:
     block = (
         Residual(Attention(width, 2)), nn.LayerNorm(width), Residual(feed), nn.LayerNorm(width)
     )  # fmt: skip
-    return _language(width, batch, *block)
+    return _make_language_model(width, batch, *block)
 
 
 def encoder_layer(batch: int = 1) -> Training:
     """Return a BERT with PyTorch's encoder layer, without dropout."""
     block = nn.TransformerEncoderLayer(32, 2, 128, 0.0, activation="gelu", batch_first=True)
-    return _language(32, batch, block)
+    return _make_language_model(32, batch, block)
 
 
 def vit(batch: int = 1) -> Training:
@@ -328,27 +333,29 @@ def vit(batch: int = 1) -> Training:
         nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
     )
     model = nn.Sequential(
-        Patches(16, 4, width), Residual(attention), Residual(feed), nn.LayerNorm(width), First(),
-        nn.Linear(width, 10),
+        Patches(16, 4, width), Residual(attention), Residual(feed), nn.LayerNorm(width),
+        FirstVector(), nn.Linear(width, 10),
     )  # fmt: skip
-    return model, functional.cross_entropy, images(batch, 16)
+    return model, functional.cross_entropy, make_images(batch, 16)
 
 
 def unet(batch: int = 1) -> Training:
     """Return a U-Net of three levels for images of 32 x 32 (after Ronneberger et al., 2015).
 
-    One level is upsampled by a transposed convolution, the other by nearest neighbours; the loss is
-    that of two classes at each pixel.
+    One level is upsampled by a transposed convolution, the other by nearest neighbours. The loss
+    is the cross entropy of two classes at each pixel.
     """
 
-    def level(into: int, width: int, inner: nn.Module) -> nn.Module:
+    def make_level(into: int, width: int, inner: nn.Module) -> nn.Module:
         down = nn.Sequential(*convolution(into, width), nn.ReLU())
         joined = Joined(nn.Sequential(nn.MaxPool2d(2), inner))
         return nn.Sequential(down, joined, *convolution(2 * width, width), nn.ReLU())
 
     bottom = nn.Sequential(*convolution(16, 32), nn.ReLU(), nn.ConvTranspose2d(32, 16, 2, 2))
-    above = nn.Sequential(level(8, 16, bottom), nn.Upsample(scale_factor=2), nn.Conv2d(16, 8, 1))
-    model = nn.Sequential(level(3, 8, above), nn.Conv2d(8, 2, 1))
+    middle = nn.Sequential(
+        make_level(8, 16, bottom), nn.Upsample(scale_factor=2), nn.Conv2d(16, 8, 1)
+    )
+    model = nn.Sequential(make_level(3, 8, middle), nn.Conv2d(8, 2, 1))
     inputs = (torch.randn(batch, 3, 32, 32), torch.randint(0, 2, (batch, 32, 32)))
     return model, functional.cross_entropy, inputs
 
@@ -381,33 +388,33 @@ NETWORKS: Final[dict[str, Callable[..., Training]]] = {
     "m5": m5,
     "mlp": mlp,
 }
-"""Networks by name; each takes the samples of a step."""
+"""Function that returns each network, by name; its argument is the number of samples."""
 LARGER: Final[dict[str, Callable[..., Training]]] = {
     "mobilenetv2-035-96": partial(mobilenetv2, size=96),
     "mobilenetv2-035-128": partial(mobilenetv2, size=128),
     "mobilenetv1-vww-bytes": mobilenetv1_bytes,
 }
-"""Networks for larger images or byte images, tried on boards only."""
+"""Functions of networks for larger images or byte images, which are tried on boards only."""
 
 
 # -- sizes of networks -----------------------------------------------------------------------------
 
 
-def parameters(training: Training) -> int:
-    """Return the number of trained parameters."""
+def count_parameters(training: Training) -> int:
+    """Return the number of all parameters, frozen ones included."""
     return sum(p.numel() for p in training[0].parameters())
 
 
-def forward_macs(training: Training) -> int:
-    """Return the multiply-accumulates of convolutions and products of a forward pass."""
+def count_forward_macs(training: Training) -> int:
+    """Return the multiply-accumulates of convolutions and matrix products in a forward pass."""
     model, _, inputs = training
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         copy.deepcopy(model)(inputs[0])
     return int(counter.get_total_flops()) // 2
 
 
-def step_macs(training: Training) -> int:
-    """Return the multiply-accumulates of a forward pass and of the gradients of all parameters."""
+def count_step_macs(training: Training) -> int:
+    """Return the multiply-accumulates of a forward and a backward pass."""
     model, loss_fn, inputs = training
     model = copy.deepcopy(model)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):

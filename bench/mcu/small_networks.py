@@ -1,4 +1,4 @@
-"""Four small networks: a step of each takes seconds on an emulated board."""
+"""Four small networks, steps of which take seconds on an emulated board."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def perceptron(batch: int = 1) -> Any:
-    """Return three linear layers, and the shape of a batch."""
+    """Return three linear layers, and the shape of a batch of `batch` samples."""
     from torch import nn
 
     layers = (nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -19,7 +19,7 @@ def perceptron(batch: int = 1) -> Any:
 
 
 def lenet() -> Any:
-    """Return two convolutions and two linear layers."""
+    """Return two convolutions and two linear layers, and the shape of a batch."""
     from torch import nn
 
     return nn.Sequential(
@@ -30,7 +30,7 @@ def lenet() -> Any:
 
 
 def normalized() -> Any:
-    """Return two convolutions with batch norms."""
+    """Return two convolutions with batch norms and a linear layer, and the shape of a batch."""
     from torch import nn
 
     return nn.Sequential(
@@ -49,7 +49,7 @@ NETWORKS: Final[dict[str, Callable[[], Any]]] = {
 """Functions that return a sequence of layers with ten classes, and the shape of a batch."""
 
 
-def training(name: str) -> Training:
+def make_training(name: str) -> Training:
     """Return a network, cross entropy and a batch, with fixed seeds."""
     import torch
 

@@ -11,10 +11,10 @@ import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import Study, record
+from harness import Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 from pytorch.runs import FUSED as FUSED_METHOD
-from pytorch.runs import STOCK, TrainingRun, fused_runs, library_runs, training_runs
+from pytorch.runs import STOCK, TrainingRun, make_fused_runs, make_library_runs, make_training_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,27 +35,29 @@ def measure(fields: dict[str, Any], start: tuple[int | None, str]) -> Record:
     fields : dict
         The run, as `TrainingRun.to_dict` returns it.
     start : tuple
-        The budget of compiled steps at the peak of a peer [B], without which such a run fails, and
-        the folder of pages.
+        The budget of compiled steps at the peak of a peer [B], and the folder of pages. A run at a
+        peer's peak is recorded as failed if the budget is None.
     """
     run, (ram_bytes, folder) = TrainingRun(**fields), start
     if ram_bytes is None and (run.peer is not None or run.method == FUSED_METHOD):
         reason = f"{run.peer or STOCK} has no peak on record"
-        return record(KIND, run.name, cell=fields, seconds=0.0, status=FAILED, reason=reason)
-    from pytorch.measurement import measured
+        return make_record(KIND, run.name, cell=fields, seconds=0.0, status=FAILED, reason=reason)
+    from pytorch.measurement import measure_method
 
-    return record(KIND, run.name, cell=fields, **measured(run, folder=folder, ram_bytes=ram_bytes))
+    return make_record(
+        KIND, run.name, cell=fields, **measure_method(run, folder=folder, ram_bytes=ram_bytes)
+    )
 
 
-def budget_bytes(run: TrainingRun, store: RecordFile) -> int | None:
-    """Return the budget from the peak of a run's peer: a share of it, or the peak with slack [B].
+def compute_budget_bytes(run: TrainingRun, store: RecordFile) -> int | None:
+    """Return a run's budget from the recorded peak of its peer: a fraction, or with slack [B].
 
-    None if the run has no peer, or the peer has no peak on record.
+    None if the run has no peer, or the store has no peak of the peer.
     """
     peaks = {
-        (cell["network"], cell["method"], cell["share"]): each.get("heap_peak_bytes")
-        for each in store.records()
-        for cell in (each["cell"],)
+        (cell["network"], cell["method"], cell["share"]): record.get("heap_peak_bytes")
+        for record in store.records()
+        for cell in (record["cell"],)
     }
     if run.method == FUSED_METHOD:
         peak = peaks.get((run.network, STOCK, None))
@@ -64,38 +66,38 @@ def budget_bytes(run: TrainingRun, store: RecordFile) -> int | None:
     return None if peak is None else int(peak * (1 + run.slack))
 
 
-def _start(
+def _make_start(
     run: TrainingRun, store: RecordFile, settings: Mapping[str, Any]
 ) -> tuple[int | None, str]:
     os.environ |= dict.fromkeys(_THREADS, "1")
-    return budget_bytes(run, store), str(settings["storage"])
+    return compute_budget_bytes(run, store), str(settings["storage"])
 
 
-_study = partial(
+_make_study = partial(
     Study,
     kind=KIND,
     measure=measure,
-    start_of=_start,
+    start_of=_make_start,
     settings={"storage": tempfile.gettempdir()},
     preloaded=("torch", "poetmodel.torch.compilation", "pyomo.environ", "highspy"),
     grace_s=300.0,
 )
 _SMALL: Final[dict[str, Any]] = {"limit_s": 2.0, "pairs": 1}
-TRAINING: Final = _study(
+TRAINING: Final = _make_study(
     name="training",
-    runs=training_runs,
+    runs=make_training_runs,
     smoke_runs=partial(
-        training_runs, ("unet-b8",), ("file-hooks", "both@file-hooks"), (0.75,), **_SMALL
+        make_training_runs, ("unet-b8",), ("file-hooks", "both@file-hooks"), (0.75,), **_SMALL
     ),
 )
-FUSED: Final = _study(
+FUSED: Final = _make_study(
     name="fused",
-    runs=fused_runs,
+    runs=make_fused_runs,
     smoke_runs=lambda: [TrainingRun(network="mlp8-b16", method=STOCK, reference=STOCK, **_SMALL)],
 )
-LIBRARY: Final = _study(
+LIBRARY: Final = _make_study(
     name="library",
-    runs=library_runs,
+    runs=make_library_runs,
     smoke_runs=lambda: [
         TrainingRun(network="unet/1", method=method, fresh=True, **_SMALL)
         for method in ("checkpoint", "backend@checkpoint")

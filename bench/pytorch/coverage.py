@@ -1,6 +1,7 @@
 """Compilation of models of other libraries: the smallest budgets, and whether bits are equal.
 
-All `pytorch.models.TRIALS` are tried. Libraries that are not installed fail.
+By default all `pytorch.models.TRIALS` are tried. A trial whose library is missing is recorded as
+failed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from importlib.util import find_spec
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import RecordedRun, Study, record
+from harness import RecordedRun, Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 KIND: Final = "coverage"
 """Kind of the records."""
 WORKS, DIFFERS, REFUSED = "works", "differs", "refused"
-"""Results: bits equal eager's; bits differ; refused with a message."""
+"""Results: all bits equal those of eager; some differ; the model is refused with a message."""
 AS_CAPTURED: Final = "as captured"
-"""Result: bits equal those of ``aot_eager``; the capture by PyTorch differs from eager mode."""
+"""Result: bits equal those of ``aot_eager``, because PyTorch's capture differs from eager mode."""
 SHARES: Final = (0.6, 0.8)
 """Budgets as fractions of the keep-all peak, tried in order until a schedule fits."""
 LIMIT_S: Final = 5.0
@@ -50,8 +51,18 @@ class ModelRun(RecordedRun):
         return self.model
 
 
-def tried(run: ModelRun, *, folder: str) -> dict[str, Any]:
-    """Compile a model at its keep-all peak and below, with both compilers; compare two batches."""
+def try_model(run: ModelRun, *, folder: str) -> dict[str, Any]:
+    """Compile a model at its keep-all peak and below; compare two batches with eager.
+
+    Tries `poetmodel.torch.compile` and the back end of ``torch.compile``. Pages are stored in
+    `folder`. Sets the number of PyTorch's threads to 1.
+
+    Returns
+    -------
+    dict
+        Fields of the record; status `FAILED` if the model cannot be created, `REFUSED` if it cannot
+        be captured.
+    """
     import torch
 
     from poetmodel.torch import CaptureError
@@ -59,34 +70,37 @@ def tried(run: ModelRun, *, folder: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    begin = time.perf_counter()
-    facts: dict[str, Any] = {"torch": torch.__version__, "library_version": _version(run.model)}
+    begin_s = time.perf_counter()
+    facts: dict[str, Any] = {
+        "torch": torch.__version__,
+        "library_version": _library_version(run.model),
+    }
     try:
         trial = TRIALS[run.model]()
     except (ImportError, OSError, RuntimeError) as error:
-        return {**facts, "seconds": 0.0, "status": FAILED, "reason": _plain(error)}
+        return {**facts, "seconds": 0.0, "status": FAILED, "reason": _shorten_paths(error)}
     try:
         facts |= _compile_and_verify(trial, run.limit_s) | {
-            "budget": _in_less(trial, run.limit_s, folder)
+            "budget": _compile_in_less_ram(trial, run.limit_s, folder)
         }
     except CaptureError as error:
-        facts |= {"status": REFUSED, "reason": _plain(error)}
-    facts["back_end"] = _in_torch_compile(trial, run.limit_s)
-    return {**facts, "seconds": time.perf_counter() - begin}
+        facts |= {"status": REFUSED, "reason": _shorten_paths(error)}
+    facts["back_end"] = _execute_in_torch_compile(trial, run.limit_s)
+    return {**facts, "seconds": time.perf_counter() - begin_s}
 
 
 def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
-    """Compile within the keep-all budget, and verify on both batches."""
+    """Compile within the keep-all budget and verify on both batches; return record fields."""
     import poetmodel.torch as pmt
 
-    step = _step(trial, limit_s, ram="100%")
+    step = _compile_step(trial, limit_s, ram="100%")
     joint = step.compiled.trace.joint
     certificate = step.verify()
     status = WORKS if certificate.equal else DIFFERS
     try:
-        other = WORKS if step.verify(*trial.other).equal else DIFFERS
+        other_status = WORKS if step.verify(*trial.other).equal else DIFFERS
     except pmt.CaptureError as error:
-        other = _plain(error)
+        other_status = _shorten_paths(error)
     return {
         "status": status,
         "reason": "" if certificate.equal else certificate.summary().splitlines()[0],
@@ -95,39 +109,42 @@ def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
         "trace_s": step.compiled.trace_s,
         "peak_bytes": step.compiled.keep_all_bytes,
         "read": [
-            {"what": read.description, "place": _plain(read.line)}
+            {"what": read.description, "place": _shorten_paths(read.line)}
             for read in joint.value_guards.reads
         ],
-        "other": other,
+        "other": other_status,
     }
 
 
-def _in_less(trial: Any, limit_s: float, folder: str) -> dict[str, Any] | None:
-    """Compile for the smallest budget of `SHARES` with a schedule; None if there is none."""
+def _compile_in_less_ram(trial: Any, limit_s: float, folder: str) -> dict[str, Any] | None:
+    """Compile and verify for the smallest budget of `SHARES` with a schedule; None without one."""
     from poetmodel.errors import BudgetError, NoScheduleError
 
-    for share in SHARES:
-        options: dict[str, Any] = {"ram": f"{share:.0%}", "storage": folder}
+    for fraction in SHARES:
+        options: dict[str, Any] = {"ram": f"{fraction:.0%}", "storage": folder}
         try:
-            step = _step(trial, limit_s, **options)
+            step = _compile_step(trial, limit_s, **options)
         except (NoScheduleError, BudgetError):
             continue
         with step:
-            found = step.verify()
-        facts = {"equal": found.equal, "within": found.within_budget}
-        return {"share": share, **facts, "written_bytes": found.written_bytes}
+            certificate = step.verify()
+        facts = {"equal": certificate.equal, "within": certificate.within_budget}
+        return {"share": fraction, **facts, "written_bytes": certificate.written_bytes}
     return None
 
 
-def _step(trial: Any, limit_s: float, **options: Any) -> Any:
+def _compile_step(trial: Any, limit_s: float, **options: Any) -> Any:
     import poetmodel.torch as pmt
 
-    given = {"device": "rpi4b", "time_limit": limit_s, **options}
-    return pmt.compile(trial.model, trial.loss_fn, trial.inputs, **given)
+    all_options = {"device": "rpi4b", "time_limit": limit_s, **options}
+    return pmt.compile(trial.model, trial.loss_fn, trial.inputs, **all_options)
 
 
-def _in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
-    """Execute both batches with the ``torch.compile`` back end in the smallest feasible budget."""
+def _execute_in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
+    """Execute both batches with the ``torch.compile`` back end in the smallest feasible budget.
+
+    Resets the compilers of PyTorch.
+    """
     import logging
 
     import torch
@@ -137,38 +154,45 @@ def _in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
     import poetmodel.torch as pmt
     from poetmodel.errors import BudgetError
 
-    logs = {getattr(logging.Logger, name, None) for name in ("warning_once", "warning", "info")}
-    for share in (*SHARES, 1.0):
+    log_functions = {
+        getattr(logging.Logger, name, None) for name in ("warning_once", "warning", "info")
+    }
+    for fraction in (*SHARES, 1.0):
         torch.compiler.reset()
-        back = pmt.backend(f"{share:.0%}", device="rpi4b", time_limit=limit_s)
+        backend = pmt.backend(f"{fraction:.0%}", device="rpi4b", time_limit=limit_s)
         try:
-            with dynamo.patch(ignore_logging_functions=logs - {None}):
-                found = {_bits(trial, batch, back) for batch in (trial.inputs, trial.other)}
+            with dynamo.patch(ignore_logging_functions=log_functions - {None}):
+                results = {
+                    _compare_bits(trial, batch, backend) for batch in (trial.inputs, trial.other)
+                }
         except BackendCompilerFailed as error:
-            if isinstance(error.inner_exception, BudgetError) and share < 1:
+            if isinstance(error.inner_exception, BudgetError) and fraction < 1:
                 continue
-            return {"status": REFUSED, "reason": _plain(error.inner_exception)}
+            return {"status": REFUSED, "reason": _shorten_paths(error.inner_exception)}
         except (TorchDynamoException, RuntimeError) as error:
-            return {"status": REFUSED, "reason": shorten(_plain(error), 200)}
-        record = back.plans[0]
+            return {"status": REFUSED, "reason": shorten(_shorten_paths(error), 200)}
+        plan = backend.plans[0]
         return {
-            "status": next(bits for bits in (DIFFERS, AS_CAPTURED, WORKS) if bits in found),
-            "share": share,
-            "within": record.predicted_peak_bytes <= record.ram_budget_bytes,
-            "recomputed": record.recomputed,
+            "status": next(bits for bits in (DIFFERS, AS_CAPTURED, WORKS) if bits in results),
+            "share": fraction,
+            "within": plan.predicted_peak_bytes <= plan.ram_budget_bytes,
+            "recomputed": plan.recomputed,
         }
-    raise AssertionError("everything may be kept in the last of these budgets")
+    raise AssertionError("the last of these budgets is that of keep-all")
 
 
-def _bits(trial: Any, batch: Any, back: Any) -> str:
-    """Return whether loss, gradients and buffers of a step equal eager's or ``aot_eager``'s."""
+def _compare_bits(trial: Any, batch: Any, own_backend: Any) -> str:
+    """Compare loss, gradients and buffers of a step with those of eager, then of ``aot_eager``.
+
+    Returns `WORKS`, `AS_CAPTURED` or `DIFFERS`.
+    """
     import copy
 
     import torch
 
     from poetmodel.torch.capturing.inputs import takes_keywords
 
-    def values(backend: Any) -> list[Any]:
+    def execute_step(backend: Any) -> list[Any]:
         model = copy.deepcopy(trial.model)
 
         def step() -> Any:
@@ -185,27 +209,32 @@ def _bits(trial: Any, batch: Any, back: Any) -> str:
         loss.backward()
         return [loss.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
 
-    def equal(other: list[Any]) -> bool:
-        pairs = zip(ours, other, strict=True)
-        return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
+    def is_equal(values: list[Any]) -> bool:
+        pairs = zip(own_values, values, strict=True)
+        return all(
+            own_value is value
+            if own_value is None or value is None
+            else torch.equal(own_value, value)
+            for own_value, value in pairs
+        )
 
-    ours = values(back)
-    if equal(values(None)):
+    own_values = execute_step(own_backend)
+    if is_equal(execute_step(None)):
         return WORKS
     torch.compiler.reset()
-    return AS_CAPTURED if equal(values("aot_eager")) else DIFFERS
+    return AS_CAPTURED if is_equal(execute_step("aot_eager")) else DIFFERS
 
 
-def _plain(text: object) -> str:
-    """Return a message on one line, without the folders of libraries."""
+def _shorten_paths(text: object) -> str:
+    """Format a message on one line, without the folders of ``sys.path``."""
     shown = " ".join(str(text).split())
     for folder in sys.path:
         shown = shown.replace(f"{folder}/", "") if folder else shown
     return shown
 
 
-def _version(model: str) -> str:
-    """Return name and version of a model's library."""
+def _library_version(model: str) -> str:
+    """Return the name and, if it is installed, the version of a model's library."""
     library = model.split(maxsplit=1)[0].lower()
     try:
         return f"{library} {version(library)}"
@@ -214,10 +243,10 @@ def _version(model: str) -> str:
 
 
 def measure(fields: dict[str, Any], _start: None = None) -> Record:
-    """Try a model and return its record."""
-    warnings.simplefilter("ignore")  # of the libraries
+    """Try a model; return its record. Warnings are off from then on."""
+    warnings.simplefilter("ignore")  # libraries warn about their own code
     run = ModelRun(**fields)
-    return record(KIND, run.name, cell=fields, **tried(run, folder=tempfile.gettempdir()))
+    return make_record(KIND, run.name, cell=fields, **try_model(run, folder=tempfile.gettempdir()))
 
 
 def runs(models: tuple[str, ...] = ()) -> Iterator[ModelRun]:
@@ -229,7 +258,7 @@ def runs(models: tuple[str, ...] = ()) -> Iterator[ModelRun]:
 
 
 def smoke_runs() -> Iterator[ModelRun]:
-    """Yield one model if its library is installed."""
+    """Yield one model if transformers is installed."""
     if find_spec("transformers"):
         yield ModelRun(model="transformers BERT")
 

@@ -10,7 +10,7 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import DONE, RecordedRun, Study, record
+from harness import DONE, RecordedRun, Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
@@ -34,60 +34,65 @@ SEED: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloorRun(RecordedRun):
-    """One network, whose back end returns gradients or adds them to ``.grad``."""
+    """One network, with a back end that returns gradients or adds them to ``.grad``."""
 
     network: str
+    """One of `NETWORKS`."""
     is_added: bool
+    """Whether the back end adds gradients."""
     limit_s: float = 5.0
     """CPU time limit of the search for the lowest peak [s]."""
 
     @property
     def name(self) -> str:
-        """Name in the records."""
+        """Name of the run in records."""
         return f"{self.network} | {'added' if self.is_added else 'returned'}"
 
 
 def floor_runs(networks: tuple[str, ...] = NETWORKS) -> Iterator[FloorRun]:
-    """Yield two runs for each network."""
+    """Yield a run with returned and one with added gradients for each network."""
     for network in networks:
         for is_added in (False, True):
             yield FloorRun(network=network, is_added=is_added)
 
 
 def measure(fields: dict[str, Any], _: Any) -> Record:
-    """Search for the smallest budget in which a network trains; return the record."""
+    """Search for the smallest budget in which a network trains; return the record.
+
+    Turns warnings off and sets the number of PyTorch's threads to 1.
+    """
     import torch
 
-    warnings.simplefilter("ignore")  # of PyTorch
+    warnings.simplefilter("ignore")  # PyTorch warns about its own code
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     run = FloorRun(**fields)
-    return record(KIND, run.name, cell=fields, torch=torch.__version__, **_floor(run))
+    return make_record(KIND, run.name, cell=fields, torch=torch.__version__, **_search_floor(run))
 
 
-def _floor(run: FloorRun) -> dict[str, Any]:
+def _search_floor(run: FloorRun) -> dict[str, Any]:
     import torch
     from torch._dynamo.exc import BackendCompilerFailed
 
     from poetmodel.errors import BudgetError
     from poetmodel.torch.graph.tensors import heap_peak_bytes
 
-    model, loss = _network(run.network)
+    model, loss = _make_network(run.network)
     expected = copy.deepcopy(model)
-    _step(expected, loss)
-    back, step = _compile_passes(run, copy.deepcopy(model), loss, "100%")
+    _execute_passes(expected, loss)
+    backend, step = _compile_passes(run, copy.deepcopy(model), loss, "100%")
     step()
-    keep_all_bytes, least_bytes, bound_bytes = _least(back, run.limit_s)
+    keep_all_bytes, lowest_bytes, bound_bytes = _find_lowest_peak(backend, run.limit_s)
     facts: dict[str, Any] = {
         "gradient_bytes": sum(p.nbytes for p in model.parameters() if p.requires_grad),
         "keep_all_bytes": keep_all_bytes,
-        "found_bytes": least_bytes,
+        "found_bytes": lowest_bytes,
         "bound_bytes": bound_bytes,
     }
     for ratio in RATIOS:
         trained = copy.deepcopy(model)
-        budget_bytes = min(ceil(ratio * least_bytes), keep_all_bytes)
-        back, step = _compile_passes(run, trained, loss, budget_bytes)
+        budget_bytes = min(ceil(ratio * lowest_bytes), keep_all_bytes)
+        backend, step = _compile_passes(run, trained, loss, budget_bytes)
         try:
             step()
         except BackendCompilerFailed as error:
@@ -95,23 +100,26 @@ def _floor(run: FloorRun) -> dict[str, Any]:
                 raise
             continue
         pairs = zip(trained.parameters(), expected.parameters(), strict=True)
-        equal = all(torch.equal(ours.grad, other.grad) for ours, other in pairs)
+        is_equal = all(
+            torch.equal(parameter.grad, expected_parameter.grad)
+            for parameter, expected_parameter in pairs
+        )
         peak_bytes = heap_peak_bytes(step)  # ``.grad`` exists and is added to
-        status = DONE if equal and peak_bytes <= budget_bytes else FAILED
-        reason = "" if status == DONE else f"equal: {equal}, peak: {peak_bytes:,} B"
+        status = DONE if is_equal and peak_bytes <= budget_bytes else FAILED
+        reason = "" if status == DONE else f"equal: {is_equal}, peak: {peak_bytes:,} B"
         return {
             **facts,
             "status": status,
             "reason": reason,
             "budget_bytes": budget_bytes,
             "peak_bytes": peak_bytes,
-            "overhead": back.plans[0].overhead,
-            "equal": equal,
+            "overhead": backend.plans[0].overhead,
+            "equal": is_equal,
         }
     return {**facts, "status": FAILED, "reason": "no budget that was tried works"}
 
 
-def _network(name: str) -> tuple[Any, Callable[[Any], Any]]:
+def _make_network(name: str) -> tuple[Any, Callable[[Any], Any]]:
     """Return a network, and a function that returns its loss for one batch."""
     import torch
 
@@ -122,7 +130,7 @@ def _network(name: str) -> tuple[Any, Callable[[Any], Any]]:
     return model, lambda net: loss_fn(net(x), y)
 
 
-def _step(model: Any, loss: Callable[[Any], Any]) -> None:
+def _execute_passes(model: Any, loss: Callable[[Any], Any]) -> None:
     import torch
 
     torch.manual_seed(SEED)
@@ -132,32 +140,35 @@ def _step(model: Any, loss: Callable[[Any], Any]) -> None:
 def _compile_passes(
     run: FloorRun, model: Any, loss: Callable[[Any], Any], ram: str | int
 ) -> tuple[Any, Callable[[], None]]:
-    """Return a back end, and forward and backward pass of a network by it."""
+    """Return a back end, and a function that executes both passes of a network by it.
+
+    Compilation is at the first call.
+    """
     import torch
 
     import poetmodel.torch as pmt
 
     torch.compiler.reset()
-    back = pmt.backend(
+    backend = pmt.backend(
         ram, cache=False, device="rpi4b", add_gradients=run.is_added, time_limit=run.limit_s
     )
-    compiled = torch.compile(loss, backend=back, fullgraph=True, dynamic=False)
-    return back, partial(_step, model, compiled)
+    compiled = torch.compile(loss, backend=backend, fullgraph=True, dynamic=False)
+    return backend, partial(_execute_passes, model, compiled)
 
 
-def _least(back: Any, limit_s: float) -> tuple[int, int, int]:
-    """Return the keep-all peak, the lowest peak found, and its lower bound [B]."""
+def _find_lowest_peak(backend: Any, limit_s: float) -> tuple[int, int, int]:
+    """Minimize the peak RAM; return the keep-all peak, the lowest peak found, and its bound [B]."""
     from poetmodel.clock import processor_clock
     from poetmodel.solver import solve
 
-    (planned,) = back._graph_plans  # noqa: SLF001 - records do not have the problem
-    keep_all_bytes = planned.record.keep_all_bytes
-    beside_bytes = planned.record.predicted_peak_bytes - planned.check.peak_ram_bytes
-    problem = replace(planned.result.problem, ram="100%", minimize="ram")
+    (graph_plan,) = backend._graph_plans  # noqa: SLF001 - public records lack the problem
+    keep_all_bytes = graph_plan.record.keep_all_bytes
+    reserved_bytes = graph_plan.record.predicted_peak_bytes - graph_plan.check.peak_ram_bytes
+    problem = replace(graph_plan.result.problem, ram="100%", minimize="ram")
     with processor_clock(WALL_RATIO * limit_s):
-        found = solve(problem, time_limit=limit_s, gap=0.0, threads=1)
-    least_bytes = (found.peak_ram_bytes or problem.ram_budget_bytes) + beside_bytes
-    return keep_all_bytes, least_bytes, ceil(found.bound or 0.0) + beside_bytes
+        result = solve(problem, time_limit=limit_s, gap=0.0, threads=1)
+    lowest_bytes = (result.peak_ram_bytes or problem.ram_budget_bytes) + reserved_bytes
+    return keep_all_bytes, lowest_bytes, ceil(result.bound or 0.0) + reserved_bytes
 
 
 STUDY: Final = Study(

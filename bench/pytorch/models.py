@@ -1,6 +1,7 @@
-"""Small models of other libraries, with random weights.
+"""Small models of other libraries, with random weights, by name in `TRIALS`.
 
 Models of transformers are rows of ``models.toml``. Libraries are imported when a model is created.
+Importing this module declares operators of torchvision if they are missing.
 """
 
 from __future__ import annotations
@@ -22,40 +23,41 @@ if TYPE_CHECKING:
 
     Make = Callable[[], "Trial"]
 
-TABLE: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ROWS: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A model with its loss and inputs."""
+    """A model with its loss and two batches of inputs."""
 
     model: nn.Module
     loss_fn: Callable[..., torch.Tensor] | None = None
+    """Function of output and target; None if the model returns its loss."""
     inputs: tuple[Any, ...]
     other: tuple[Any, ...] = ()
-    """Inputs of the same shapes with other values, and another mask if there is one."""
+    """Second batch: the same shapes, other values, and another mask if there is one."""
 
 
 # -- transformers ----------------------------------------------------------------------------------
 
 
-def _texts(row: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Return random tokens of texts of some lengths, their mask, and targets."""
+def _make_text_batch(row: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Return random tokens of a text for each length, their mask, and targets."""
     shape = (len(lengths), max(row.get("length", 16), *lengths))
     tokens = torch.randint(5, row["sizes"]["vocab_size"], shape)
     mask = (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]).long()
     labels = tokens.masked_fill(mask == 0, -100)
     if row["batch"] == "classes":
         labels = torch.randint(0, 2, shape[:1])
-    kept = {"attention_mask": mask} if row.get("mask", True) else {}
-    return {"input_ids": tokens, **kept, "labels": labels}
+    mask_argument = {"attention_mask": mask} if row.get("mask", True) else {}
+    return {"input_ids": tokens, **mask_argument, "labels": labels}
 
 
-def _batch(row: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, Any]:
-    """Return a batch of a model with one sample for each length."""
+def _make_batch(row: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, Any]:
+    """Return a batch of keyword arguments with one sample for each length."""
     kind, sizes, count = row["batch"], row["sizes"], len(lengths)
     if kind in ("tokens", "classes"):
-        return _texts(row, lengths)
+        return _make_text_batch(row, lengths)
     if kind == "speech":
         mels, steps = sizes["num_mel_bins"], 2 * sizes["max_source_positions"]
         texts = torch.randint(5, sizes["vocab_size"], (count, sizes["max_target_positions"]))
@@ -70,43 +72,43 @@ def _batch(row: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, Any]:
     return {"pixel_values": pixels, "labels": torch.randint(0, sizes.get("num_labels", 2), shape)}
 
 
-def _row(table: str, name: str, more: dict[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = TABLE[table][name]
-    shared = TABLE["small"] if row.get("small") else {}
-    return {**row, "sizes": {**shared, **row.get("sizes", {}), **more}}
+def _read_row(table: str, name: str, further_sizes: dict[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = ROWS[table][name]
+    shared = ROWS["small"] if row.get("small") else {}
+    return {**row, "sizes": {**shared, **row.get("sizes", {}), **further_sizes}}
 
 
-def _model(row: dict[str, Any]) -> nn.Module:
-    made = getattr(import_module("transformers"), row["class"])
-    return made(made.config_class(**row["sizes"])).train()
+def _make_model(row: dict[str, Any]) -> nn.Module:
+    model_class = getattr(import_module("transformers"), row["class"])
+    return model_class(model_class.config_class(**row["sizes"])).train()
 
 
-def tried(name: str, **more: Any) -> Trial:
-    """Return a small model of transformers, with two batches of which the masks differ."""
-    row = _row("tried", name, more)
-    model = _model(row)
-    inputs, other = (_batch(row, lengths) for lengths in ((16, 10), (12, 5)))
+def make_trial(name: str, **sizes: Any) -> Trial:
+    """Return a small model of transformers with two batches, whose masks differ."""
+    row = _read_row("tried", name, sizes)
+    model = _make_model(row)
+    inputs, other = (_make_batch(row, lengths) for lengths in ((16, 10), (12, 5)))
     return Trial(model=model, inputs=(inputs,), other=(other,))
 
 
-def checkpointed(name: str) -> Trial:
-    """Return a trial with the library's own gradient checkpointing."""
-    trial = tried(name)
+def make_checkpointed_trial(name: str) -> Trial:
+    """Return a model of transformers with the library's gradient checkpointing."""
+    trial = make_trial(name)
     trial.model.gradient_checkpointing_enable()
     return trial
 
 
-def lora(name: str) -> Trial:
-    """Return a trial with PEFT's LoRA: most of its parameters are frozen."""
-    library, trial = import_module("peft"), tried(name)
-    config = library.LoraConfig(
+def make_lora_trial(name: str) -> Trial:
+    """Return a model of transformers with PEFT's LoRA, which freezes most parameters."""
+    peft, trial = import_module("peft"), make_trial(name)
+    config = peft.LoraConfig(
         task_type="SEQ_CLS", r=4, lora_dropout=0.1, target_modules=["query", "value"]
     )
-    return replace(trial, model=library.get_peft_model(trial.model, config).train())
+    return replace(trial, model=peft.get_peft_model(trial.model, config).train())
 
 
 class Autocast(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A model that runs under autocast to bfloat16."""
+    """A model that returns its loss, computed under autocast to bfloat16."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -119,50 +121,50 @@ class Autocast(nn.Module):  # type: ignore[misc, unused-ignore]
         return loss
 
 
-def autocast(name: str) -> Trial:
-    """Return a trial under autocast."""
-    trial = tried(name)
+def make_autocast_trial(name: str) -> Trial:
+    """Return a model of transformers under autocast to bfloat16."""
+    trial = make_trial(name)
     return replace(trial, model=Autocast(trial.model))
 
 
-def detector(name: str, *, own_loss: bool) -> Trial:
-    """Return a detector with a loss on boxes and classes, or with the library's matching loss."""
-    more: dict[str, Any] = {}
+def make_detector_trial(name: str, *, own_loss: bool) -> Trial:
+    """Return a detector with its library's matching loss if `own_loss`, or else a simple one."""
+    sizes: dict[str, Any] = {}
     if name == "DETR":
-        more["backbone"] = None
-        more["backbone_config"] = import_module("transformers").ResNetConfig(
+        sizes["backbone"] = None
+        sizes["backbone_config"] = import_module("transformers").ResNetConfig(
             embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic",
             out_features=["stage2"],
         )  # fmt: skip
 
-    def loss(found: Any, target: torch.Tensor) -> torch.Tensor:
-        return functional.mse_loss(found.pred_boxes, target) + found.logits.square().mean()
+    def loss(output: Any, target: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(output.pred_boxes, target) + output.logits.square().mean()
 
-    def batch() -> tuple[Any, ...]:
+    def make_batch() -> tuple[Any, ...]:
         if not own_loss:
             return torch.randn(2, 3, 32, 32), torch.rand(2, 5, 4)
         labels = [{"class_labels": torch.tensor([1]), "boxes": torch.rand(1, 4)} for _ in range(2)]
         return ({"pixel_values": torch.randn(2, 3, 32, 32), "labels": labels},)
 
-    return _trial_of_two_batches(
-        _model(_row("tried", name, more)), None if own_loss else loss, batch
+    return _make_two_batch_trial(
+        _make_model(_read_row("tried", name, sizes)), None if own_loss else loss, make_batch
     )
 
 
 # -- other libraries -------------------------------------------------------------------------------
 
 
-def _trial_of_two_batches(
-    model: nn.Module, loss_fn: Any, batch: Callable[[], tuple[Any, ...]]
+def _make_two_batch_trial(
+    model: nn.Module, loss_fn: Any, make_batch: Callable[[], tuple[Any, ...]]
 ) -> Trial:
-    return Trial(model=model.train(), loss_fn=loss_fn, inputs=batch(), other=batch())
+    return Trial(model=model.train(), loss_fn=loss_fn, inputs=make_batch(), other=make_batch())
 
 
-def classifier(library: str, name: str, size: int = 64, **options: Any) -> Trial:
-    """Return a network of timm or torchvision that classifies images."""
-    found = import_module("timm" if library == "timm" else "torchvision.models")
-    make = partial(found.create_model, name) if library == "timm" else getattr(found, name)
-    return _trial_of_two_batches(
+def make_classifier_trial(library: str, name: str, size: int = 64, **options: Any) -> Trial:
+    """Return a classifier of images of timm or torchvision."""
+    module = import_module("timm" if library == "timm" else "torchvision.models")
+    make = partial(module.create_model, name) if library == "timm" else getattr(module, name)
+    return _make_two_batch_trial(
         make(num_classes=10, **options),
         functional.cross_entropy,
         lambda: (torch.randn(2, 3, size, size), torch.randint(0, 10, (2,))),
@@ -177,19 +179,21 @@ class Losses(nn.Module):  # type: ignore[misc, unused-ignore]
         self.model = model
 
     def forward(self, images: Any, targets: Any) -> torch.Tensor:
-        """Return the sum."""
+        """Return the sum of all losses."""
         return torch.stack(list(self.model(images, targets).values())).sum()
 
 
-def faster_rcnn() -> Trial:
-    """Return torchvision's Faster R-CNN, which finds a varying number of boxes."""
+def make_faster_rcnn_trial() -> Trial:
+    """Return torchvision's Faster R-CNN, whose number of boxes depends on values."""
     make = import_module("torchvision.models.detection").fasterrcnn_mobilenet_v3_large_320_fpn
 
-    def batch() -> tuple[Any, ...]:
+    def make_batch() -> tuple[Any, ...]:
         target = {"boxes": torch.tensor([[4.0, 4, 30, 30]]), "labels": torch.tensor([1])}
         return [torch.rand(3, 64, 64)], [target]
 
-    return _trial_of_two_batches(Losses(make(weights=None, weights_backbone=None)), None, batch)
+    return _make_two_batch_trial(
+        Losses(make(weights=None, weights_backbone=None)), None, make_batch
+    )
 
 
 class Denoiser(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -201,36 +205,38 @@ class Denoiser(nn.Module):  # type: ignore[misc, unused-ignore]
 
     def forward(self, noisy: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
         """Return the predicted noise in images."""
-        found: torch.Tensor = self.unet(noisy, times).sample
-        return found
+        noise: torch.Tensor = self.unet(noisy, times).sample
+        return noise
 
 
-def unet2d(samples: int, size: int, **sizes: Any) -> Trial:
-    """Return diffusers' UNet2D, which learns to predict the noise in images."""
-    make = import_module("diffusers").UNet2DModel
-    network = make(sample_size=size, in_channels=3, out_channels=3, norm_num_groups=8, **sizes)
+def make_unet2d_trial(samples: int, size: int, **sizes: Any) -> Trial:
+    """Return diffusers' UNet2D for `samples` square images, with a loss on the predicted noise."""
+    network_class = import_module("diffusers").UNet2DModel
+    network = network_class(
+        sample_size=size, in_channels=3, out_channels=3, norm_num_groups=8, **sizes
+    )
 
-    def batch() -> tuple[Any, ...]:
+    def make_batch() -> tuple[Any, ...]:
         noise = torch.randn(samples, 3, size, size)
         return torch.randn_like(noise), torch.randint(0, 1000, (samples,)), noise
 
-    return _trial_of_two_batches(Denoiser(network), functional.mse_loss, batch)
+    return _make_two_batch_trial(Denoiser(network), functional.mse_loss, make_batch)
 
 
-def segmentation(kind: str) -> Trial:
-    """Return a network of segmentation-models-pytorch, with its Dice loss."""
+def make_segmentation_trial(kind: str) -> Trial:
+    """Return a network of segmentation-models-pytorch by its class name, with the Dice loss."""
     library = import_module("segmentation_models_pytorch")
-    return _trial_of_two_batches(
+    return _make_two_batch_trial(
         getattr(library, kind)("resnet18", encoder_weights=None, classes=1),
         library.losses.DiceLoss("binary"),
         lambda: (torch.randn(2, 3, 64, 64), torch.randint(0, 2, (2, 1, 64, 64)).float()),
     )
 
 
-def volumes() -> Trial:
+def make_volume_trial() -> Trial:
     """Return MONAI's UNet on volumes, with its Dice loss."""
     networks, losses = import_module("monai.networks.nets"), import_module("monai.losses")
-    return _trial_of_two_batches(
+    return _make_two_batch_trial(
         networks.UNet(
             spatial_dims=3, in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2)
         ),
@@ -240,11 +246,11 @@ def volumes() -> Trial:
 
 
 def _declare_torchvision() -> list[Any]:
-    """Declare torchvision's operators if they do not load, so that it can be imported.
+    """Declare torchvision's operators that are not registered, so that it can be imported.
 
-    Its wheels fit one build of PyTorch, which not every package index has. Most of its models, and
-    the functions that other libraries use, call none of these operators. Returns the library object
-    that keeps the declarations alive.
+    Operators are missing if its wheel was built for another build of PyTorch. Most of its models,
+    and the functions that other libraries use, call none of these operators. Returns the library
+    object, without which PyTorch drops the declarations.
     """
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
@@ -253,45 +259,50 @@ def _declare_torchvision() -> list[Any]:
     return [library]
 
 
-_KEPT: Final = [] if "torchvision" in sys.modules else _declare_torchvision()
+_TORCHVISION_LIBRARIES: Final = [] if "torchvision" in sys.modules else _declare_torchvision()
 
 
 _WITHOUT_LABELS: Final = ("DETR", "YOLOS", "HuBERT")
-"""Rows of which only variants are tried."""
-_MAKE: Final[dict[str, Callable[..., Trial]]] = {
-    "tried": tried,
-    "checkpointed": checkpointed,
-    "autocast": autocast,
-    "lora": lora,
-    "detector": partial(detector, own_loss=False),
-    "matching": partial(detector, own_loss=True),
+"""Rows that are tried only as variants."""
+_CONSTRUCTORS: Final[dict[str, Callable[..., Trial]]] = {
+    "tried": make_trial,
+    "checkpointed": make_checkpointed_trial,
+    "autocast": make_autocast_trial,
+    "lora": make_lora_trial,
+    "detector": partial(make_detector_trial, own_loss=False),
+    "matching": partial(make_detector_trial, own_loss=True),
 }
 
 
-def _transformers() -> dict[str, Make]:
-    """Return the trials of transformers: each row, followed by its variants."""
-    found: dict[str, Make] = {}
-    for name in TABLE["tried"]:
+def _list_transformers() -> dict[str, Make]:
+    """Return the constructor of each trial of transformers: rows, each followed by its variants."""
+    trials: dict[str, Make] = {}
+    for name in ROWS["tried"]:
         if name not in _WITHOUT_LABELS:
-            found[f"transformers {name}"] = partial(tried, name)
-        for variant, row in TABLE["variants"].items():
+            trials[f"transformers {name}"] = partial(make_trial, name)
+        for variant, row in ROWS["variants"].items():
             if row["of"] == name:
-                make = _MAKE[row.get("make", "tried")]
-                found[f"transformers {variant}"] = partial(make, name, **row.get("sizes", {}))
-    return found
+                make = _CONSTRUCTORS[row.get("make", "tried")]
+                trials[f"transformers {variant}"] = partial(make, name, **row.get("sizes", {}))
+    return trials
 
 
 _KINDS: Final = {"U-Net": "Unet", "FPN": "FPN", "DeepLabV3+": "DeepLabV3Plus"}
 TRIALS: Final[dict[str, Make]] = {
-    **_transformers(),
+    **_list_transformers(),
     **{
-        f"{library} {name}": partial(classifier, library, row["name"], **row.get("sizes", {}))
+        f"{library} {name}": partial(
+            make_classifier_trial, library, row["name"], **row.get("sizes", {})
+        )
         for library in ("timm", "torchvision")
-        for name, row in TABLE[library].items()
+        for name, row in ROWS[library].items()
     },
-    "torchvision Faster R-CNN": faster_rcnn,
-    "diffusers UNet2D": partial(unet2d, 2, 16, **TABLE["unet2d"]["tried"]),
-    **{f"segmentation-models-pytorch {x}": partial(segmentation, k) for x, k in _KINDS.items()},
-    "MONAI UNet": volumes,
+    "torchvision Faster R-CNN": make_faster_rcnn_trial,
+    "diffusers UNet2D": partial(make_unet2d_trial, 2, 16, **ROWS["unet2d"]["tried"]),
+    **{
+        f"segmentation-models-pytorch {x}": partial(make_segmentation_trial, k)
+        for x, k in _KINDS.items()
+    },
+    "MONAI UNet": make_volume_trial,
 }
-"""All trials by library and name."""
+"""Constructor of each trial, by library and name."""

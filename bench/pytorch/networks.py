@@ -1,4 +1,7 @@
-"""The networks on which training methods are compared, each with its loss and inputs."""
+"""Networks on which training methods are compared, each with its loss and a batch.
+
+`NETWORKS` contains them by name. `pytorch.floors` calls the functions by their names.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mcu.networks import Joined, PackedAttention, Residual, bottlenecks, convolution, images
+from mcu.networks import Joined, PackedAttention, Residual, bottlenecks, convolution, make_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Training = tuple[nn.Sequential, Any, tuple[torch.Tensor, torch.Tensor]]
+"""Model, loss, and a batch of inputs and targets."""
 WIDTH: Final = 256
 """Width of the transformers."""
 
 
 class Block(nn.Sequential):  # type: ignore[misc, unused-ignore]
-    """Layers that checkpointing recomputes together."""
+    """Layers that checkpointing recomputes as a unit."""
 
 
 class Embedded(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -32,7 +36,7 @@ class Embedded(nn.Module):  # type: ignore[misc, unused-ignore]
         self.place = nn.Parameter(torch.randn(length, width) * 0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a vector for each token."""
+        """Return a vector for each token, its position added."""
         return self.token(x) + self.place
 
 
@@ -45,7 +49,7 @@ class Transposed(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class Gated(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Two linear layers, the first one gated by a third (Shazeer, 2020)."""
+    """Two linear layers, the first one gated by a third with SiLU (Shazeer, 2020)."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -71,13 +75,14 @@ def resnet18(batch: int) -> Training:
             layers.append(Block(Residual(body, shortcut), nn.ReLU()))
             into = out
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(into, 10))
-    return nn.Sequential(*layers, *head), functional.cross_entropy, images(batch, 32)
+    return nn.Sequential(*layers, *head), functional.cross_entropy, make_images(batch, 32)
 
 
 class Split(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Convolutions of groups of channels, each on the sum of its group and the result before.
+    """Convolutions of three groups of channels, each on its group plus the previous result.
 
-    Without sums, and with the last group pooled, in the first block of a stage.
+    The fourth group is passed on. The first block of a stage adds no previous results, and pools
+    the fourth group.
     """
 
     def __init__(self, width: int, stride: int, *, is_first: bool) -> None:
@@ -89,7 +94,7 @@ class Split(nn.Module):  # type: ignore[misc, unused-ignore]
         self.pool = nn.AvgPool2d(3, stride, 1) if is_first else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the results of all groups."""
+        """Return the results of all groups, concatenated along channels."""
         *groups, last = x.split(self.width, 1)
         results: list[torch.Tensor] = []
         for layer, group in zip(self.layers, groups, strict=True):
@@ -114,7 +119,7 @@ def res2net50(batch: int) -> Training:
             layers.append(Block(Residual(body, None if block else shortcut), nn.ReLU()))
             into = out
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, 10))
-    return nn.Sequential(*layers, *head), functional.cross_entropy, images(batch, 64)
+    return nn.Sequential(*layers, *head), functional.cross_entropy, make_images(batch, 64)
 
 
 def vgg16(batch: int) -> Training:
@@ -131,7 +136,7 @@ def vgg16(batch: int) -> Training:
         nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Dropout(), nn.Linear(512, 512), nn.ReLU(),
         nn.Dropout(), nn.Linear(512, 10),
     )  # fmt: skip
-    return nn.Sequential(*layers, *head), functional.cross_entropy, images(batch, 32)
+    return nn.Sequential(*layers, *head), functional.cross_entropy, make_images(batch, 32)
 
 
 def mobilenet_v2(batch: int) -> Training:
@@ -144,10 +149,10 @@ def mobilenet_v2(batch: int) -> Training:
     last = Block(*convolution(320, 1280, size=1), nn.ReLU6())
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, 10))
     model = nn.Sequential(*layers, last, *head)
-    return model, functional.cross_entropy, images(batch, 96)
+    return model, functional.cross_entropy, make_images(batch, 96)
 
 
-def _encoder(*, norm_first: bool = False) -> nn.Module:
+def _make_encoder_layer(*, norm_first: bool = False) -> nn.Module:
     layer = nn.TransformerEncoderLayer(
         WIDTH, 4, 4 * WIDTH, activation="gelu", batch_first=True, norm_first=norm_first
     )
@@ -156,7 +161,7 @@ def _encoder(*, norm_first: bool = False) -> nn.Module:
 
 def bert(batch: int) -> Training:
     """Return 4 encoder layers of width 256 on 128 tokens (after Devlin et al., 2019)."""
-    return _language([_encoder() for _ in range(4)], batch)
+    return _make_language_model([_make_encoder_layer() for _ in range(4)], batch)
 
 
 def gpt(batch: int) -> Training:
@@ -171,53 +176,55 @@ def gpt(batch: int) -> Training:
             nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1),
         )  # fmt: skip
         layers.append(Block(Residual(attention), Residual(inner)))
-    return _language(layers, batch)
+    return _make_language_model(layers, batch)
 
 
 def decoder(batch: int) -> Training:
-    """Return 4 decoder blocks of width 256 with RMS norm and gated layers (after Touvron, 2023)."""
+    """Return 4 decoder blocks of width 256 with RMS norm and gated layers (after Llama)."""
     layers = []
     for _ in range(4):
         attention = nn.Sequential(nn.RMSNorm(WIDTH), PackedAttention(WIDTH, 4, causal=True))
         inner = nn.Sequential(nn.RMSNorm(WIDTH), Gated(WIDTH, 3 * WIDTH))
         layers.append(Block(Residual(attention), Residual(inner)))
-    return _language(layers, batch)
+    return _make_language_model(layers, batch)
 
 
 def vit(batch: int) -> Training:
-    """Return 4 encoder layers of width 256 on 8 x 8 patches of images of 64 x 64 (Dosovitskiy)."""
-    layers = [_encoder(norm_first=True) for _ in range(4)]
+    """Return 4 encoder layers on 8 x 8 patches of 64 x 64 images (Dosovitskiy et al., 2021)."""
+    layers = [_make_encoder_layer(norm_first=True) for _ in range(4)]
     patches = (nn.Conv2d(3, WIDTH, 8, 8), nn.Flatten(2), Transposed())
     head = (nn.LayerNorm(WIDTH), nn.Flatten(), nn.Linear(64 * WIDTH, 10))
-    return nn.Sequential(*patches, *layers, *head), functional.cross_entropy, images(batch, 64)
+    return nn.Sequential(*patches, *layers, *head), functional.cross_entropy, make_images(batch, 64)
 
 
 def unet(batch: int, *, width: int = 32, size: int = 64) -> Training:
     """Return a U-Net of three levels for square images (after Ronneberger et al., 2015)."""
 
-    def level(into: int, width: int, inner: nn.Module | None) -> nn.Module:
-        way_down = Block(*convolution(into, width), nn.ReLU())
+    def make_level(into: int, width: int, inner: nn.Module | None) -> nn.Module:
+        down = Block(*convolution(into, width), nn.ReLU())
         if inner is None:
-            return way_down
+            return down
         up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
         joined = Joined(nn.Sequential(nn.MaxPool2d(2), inner, up))
-        return nn.Sequential(way_down, joined, Block(*convolution(2 * width, width), nn.ReLU()))
+        return nn.Sequential(down, joined, Block(*convolution(2 * width, width), nn.ReLU()))
 
-    model = level(3, width, level(width, 2 * width, level(2 * width, 4 * width, None)))
-    x, _ = images(batch, size)
-    out = nn.Conv2d(width, 1, 1)
-    return nn.Sequential(model, out), functional.mse_loss, (x, torch.randn(batch, 1, size, size))
+    model = make_level(
+        3, width, make_level(width, 2 * width, make_level(2 * width, 4 * width, None))
+    )
+    x, _ = make_images(batch, size)
+    head = nn.Conv2d(width, 1, 1)
+    return nn.Sequential(model, head), functional.mse_loss, (x, torch.randn(batch, 1, size, size))
 
 
 def mlp(batch: int) -> Training:
-    """Return eight linear layers of width 1024: most of its memory is state."""
+    """Return eight linear layers of width 1024 and a classifier; most of the memory is state."""
     width = 1024
     layers = [Block(nn.Linear(width, width), nn.ReLU()) for _ in range(8)]
     inputs = (torch.randn(batch, width), torch.randint(0, 10, (batch,)))
     return nn.Sequential(*layers, nn.Linear(width, 10)), functional.cross_entropy, inputs
 
 
-def _language(layers: list[Any], batch: int) -> Training:
+def _make_language_model(layers: list[Any], batch: int) -> Training:
     length, tokens = 128, 1000
     head = (nn.Linear(WIDTH, tokens), nn.Flatten(0, 1))
     model = nn.Sequential(Embedded(tokens, length, WIDTH), *layers, *head)
@@ -225,7 +232,7 @@ def _language(layers: list[Any], batch: int) -> Training:
     return model, functional.cross_entropy, (x, y)
 
 
-_WITH_8: Final[dict[str, Callable[[int], Training]]] = {
+_WITH_BATCH_8: Final[dict[str, Callable[[int], Training]]] = {
     "resnet18": resnet18,
     "vgg16": vgg16,
     "mobilenetv2": mobilenet_v2,
@@ -237,7 +244,7 @@ _WITH_8: Final[dict[str, Callable[[int], Training]]] = {
 }
 NETWORKS: Final[dict[str, Callable[[], Training]]] = {
     "resnet18-b1": partial(resnet18, 1),
-    **{f"{name}-b8": partial(make, 8) for name, make in _WITH_8.items()},
+    **{f"{name}-b8": partial(make, 8) for name, make in _WITH_BATCH_8.items()},
     "mlp8-b16": partial(mlp, 16),
 }
-"""Networks by name."""
+"""Function that returns each network, by name; ``b8`` is a batch of eight."""

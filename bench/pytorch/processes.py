@@ -1,4 +1,4 @@
-"""Training in several processes: DDP, FSDP2 and blocks within budgets, by `pytorch.ranks`."""
+"""Study of training in two processes: DDP, FSDP2 and blocks within budgets, by `pytorch.ranks`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import DONE, RecordedRun, Study, record
+from harness import DONE, RecordedRun, Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ KIND: Final = "processes"
 """Kind of the records."""
 CAPS_MB: Final = {"ddp": (1.0, 25.0), "ddp-whole": (1.0, 25.0), "ddp-static": (1.0,),
                   "ddp-no-sync": (1.0,)}  # fmt: skip
-"""Bucket sizes of wrappers with DDP [MB]; ``ddp-whole`` is without ``optimize_ddp``."""
+"""Bucket sizes of wrappers with DDP [MB]; ``ddp-whole`` turns ``optimize_ddp`` off."""
 WAYS: Final = (*CAPS_MB, "fsdp", "fsdp-root", "fsdp-bf16", "blocks")
-"""Wrappers: FSDP2 of each block, of the model alone, with bf16; and one process without any."""
+"""Wrappers: DDP; FSDP2 of each block, of the model alone, and with bf16; blocks compiled in one
+process without a wrapper."""
 SHARES: Final = (0.8, 0.6, 0.45)
 """Budgets as fractions of the peak of the same wrapper in eager PyTorch."""
 _RANKS: Final = Path(__file__).with_name("ranks.py")
@@ -61,32 +62,36 @@ def wrapper_runs(
 
 
 def measure(fields: dict[str, Any], _: Any) -> Record:
-    """Start the processes of a run, on a port that the system chooses; return its record."""
+    """Start the processes of a run, on a port that the system chooses; return its record.
+
+    The record is of a failure if the processes wrote no result. Raises `subprocess.TimeoutExpired`
+    after the limit of the run.
+    """
     run = WrapperRun(**fields)
-    begin = time.perf_counter()
+    begin_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        count = 1 if run.way == "blocks" else 2
+        result_path = Path(folder) / "found.json"
+        process_count = 1 if run.way == "blocks" else 2
         shares = ",".join(map(str, run.shares))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                   "--nproc-per-node", str(count), str(_RANKS)]  # fmt: skip
-        found = subprocess.run(
-            [*command, run.way, str(run.cap_mb), shares, str(file)],
+                   "--nproc-per-node", str(process_count), str(_RANKS)]  # fmt: skip
+        completed = subprocess.run(
+            [*command, run.way, str(run.cap_mb), shares, str(result_path)],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             check=False,
             timeout=run.limit_s,
         )
-        seconds = time.perf_counter() - begin
-        if not file.exists():
-            reason = found.stderr[-2000:]
+        seconds = time.perf_counter() - begin_s
+        if not result_path.exists():
+            reason = completed.stderr[-2000:]
             facts: dict[str, Any] = {"status": FAILED, "reason": reason}
         else:
-            facts = {"status": DONE, "ranks": json.loads(file.read_text(encoding="utf-8"))}
+            facts = {"status": DONE, "ranks": json.loads(result_path.read_text(encoding="utf-8"))}
     from torch import __version__
 
-    return record(KIND, run.name, cell=fields, seconds=seconds, torch=__version__, **facts)
+    return make_record(KIND, run.name, cell=fields, seconds=seconds, torch=__version__, **facts)
 
 
 STUDY: Final = Study(
@@ -95,5 +100,5 @@ STUDY: Final = Study(
     runs=wrapper_runs,
     smoke_runs=lambda: [WrapperRun(way="blocks", shares=(0.6,))],
     measure=measure,
-    alone=False,
+    has_own_process=False,
 )

@@ -1,6 +1,6 @@
 """The runs of the comparison of training methods: networks, methods and budgets.
 
-Nothing here needs PyTorch.
+This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NETWORKS: Final = (
 SHARES: Final = (0.75, 0.5, 0.35, 0.25)
 """Budgets as fractions of the keep-all peak."""
 OURS: Final = {"both": (True, True), "recompute": (False, True), "paging": (True, False)}
-"""Compiled steps, and whether they may page and recompute."""
+"""Compiled steps: (whether they may page, whether they may recompute)."""
 KEEP_ALL: Final = "keep-all"
 """The compiled step with a keep-all budget, which measures the cost of compiled execution."""
 BUDGETED: Final = (*OURS, "memory-budget")
@@ -69,9 +69,9 @@ FUSED_SHARES: Final = (0.7, 0.55, 0.45)
 """Budgets of the back end as fractions of the peak of `STOCK`."""
 
 LIMIT_S: Final = 30.0
-"""Most time for the solver [s]."""
+"""Time limit of the solver [s]."""
 PAIRS: Final = 9
-"""Number of timed steps, each beside one of eager."""
+"""Number of timed steps, each paired with one of the reference."""
 SEED: Final = 0
 """Seed of weights and inputs; the next number seeds random operations of a step."""
 
@@ -81,27 +81,30 @@ class TrainingRun(RecordedRun):
     """One method on one network with one budget."""
 
     network: str
-    """One of `NETWORKS`."""
+    """Name of the network: one of `NETWORKS`, `FUSED_NETWORKS` or `LIBRARY`."""
     method: str
-    """One of `METHODS`."""
+    """One of `METHODS`, `STOCK`, `FUSED`, or a method at a peer's peak, such as ``fused@stock``."""
     share: float | None = None
-    """The budget as a share of keeping everything, or that of the peer; None where there is none.
+    """Budget of the method or of its peer; None without one.
+
+    For compiled steps a fraction of the keep-all peak, for `FUSED` of the peak of `STOCK`. For
+    `STOCK` and ``memory-budget`` the ``activation_memory_budget``.
     """
     limit_s: float = LIMIT_S
-    """Most time for the solver [s]."""
+    """Time limit of the solver [s]."""
     pairs: int = PAIRS
-    """Steps that are timed."""
+    """Number of timed steps, each paired with one of the reference."""
     seed: int = SEED
-    """Of weights and inputs."""
+    """Seed of weights and inputs."""
     slack: float = 0.0
     """Fraction by which a peak may exceed that of a peer and still count as equal.
 
-    The budget of a compiled step is larger by this fraction.
+    The budget of a step at a peer's peak is larger than the peak by this fraction.
     """
     reference: str = "eager"
-    """The method with which times and results are compared: ``eager``, or `STOCK`."""
+    """Method with which times and results are compared: ``eager`` or `STOCK`."""
     fresh: bool = False
-    """Whether each step begins without gradients, so that they are part of the peak."""
+    """Whether each measured step begins without gradients, so that they are part of the peak."""
 
     @property
     def name(self) -> str:
@@ -111,21 +114,21 @@ class TrainingRun(RecordedRun):
 
     @property
     def kind(self) -> str:
-        """Method without the source of its budget."""
+        """Method without the peer."""
         return self.method.partition("@")[0]
 
     @property
-    def own(self) -> str | None:
+    def compiled_kind(self) -> str | None:
         """Kind of compiled step; None for peers."""
         return self.kind if self.kind in (*OURS, KEEP_ALL, BACKEND, FUSED) else None
 
     @property
     def peer(self) -> str | None:
-        """The peer whose peak is the budget; None if there is none."""
+        """The peer whose peak is the budget; None for other budgets."""
         return self.method.partition("@")[2] or None
 
 
-def training_runs(
+def make_training_runs(
     networks: tuple[str, ...] = NETWORKS,
     methods: tuple[str, ...] = METHODS,
     shares: tuple[float, ...] = SHARES,
@@ -133,20 +136,21 @@ def training_runs(
     pairs: int = PAIRS,
     slack: float = 0.0,
 ) -> Iterator[TrainingRun]:
-    """Yield runs, network by network, peers before those that run at their peak.
+    """Yield runs, network by network, peers before the runs at their peak.
 
-    Methods come in the order of `METHODS`, whatever order is given.
+    Methods are in the order of `METHODS`, not in that of the argument. Methods with a budget have a
+    run for each of `shares`.
     """
-    for network, method in product(networks, (each for each in METHODS if each in methods)):
-        budgeted = method in BUDGETED or method.partition("@")[2] in BUDGETED
+    for network, method in product(networks, (known for known in METHODS if known in methods)):
+        has_budget = method in BUDGETED or method.partition("@")[2] in BUDGETED
         run = TrainingRun(network=network, method=method, limit_s=limit_s, pairs=pairs, slack=slack)
-        yield from (replace(run, share=share) for share in (shares if budgeted else (None,)))
+        yield from (replace(run, share=share) for share in (shares if has_budget else (None,)))
 
 
-def fused_runs(
+def make_fused_runs(
     networks: tuple[str, ...] = FUSED_NETWORKS, limit_s: float = LIMIT_S, pairs: int = PAIRS
 ) -> Iterator[TrainingRun]:
-    """Yield the runs of the comparison inside of ``torch.compile``, with Inductor's kernels."""
+    """Yield the runs of the comparison of ``torch.compile`` and the back end, with Inductor."""
     methods: tuple[tuple[str, Sequence[float | None]], ...] = (
         (STOCK, (None, *KNOBS)),
         *((method, (None,)) for method in ("eager", "checkpoint", "selective")),
@@ -160,27 +164,27 @@ def fused_runs(
         yield from (replace(run, share=share) for share in shares)
 
 
-def library_runs(
+def make_library_runs(
     networks: tuple[str, ...] = LIBRARY,
     knobs: tuple[float, ...] = (0.5, 0.2),
     limit_s: float = LIMIT_S,
     pairs: int = PAIRS,
 ) -> Iterator[TrainingRun]:
     """Yield the runs of `BACKEND` and `FUSED` on networks of libraries, at the peaks of peers."""
-    own, alone = f"{BACKEND}@", (None,)
+    prefix, no_share = f"{BACKEND}@", (None,)
     methods: tuple[tuple[str, str, Sequence[float | None]], ...] = (
-        *(("eager", method, alone) for method in ("eager", "checkpoint", "selective")),
+        *(("eager", method, no_share) for method in ("eager", "checkpoint", "selective")),
         ("eager", "memory-budget", knobs),
-        *(("eager", f"{own}{peer}", alone) for peer in ("checkpoint", "selective")),
-        ("eager", f"{own}memory-budget", knobs),
+        *(("eager", f"{prefix}{peer}", no_share) for peer in ("checkpoint", "selective")),
+        ("eager", f"{prefix}memory-budget", knobs),
         (STOCK, STOCK, (None, *knobs)),
         (STOCK, f"{FUSED}@{STOCK}", knobs),
     )
-    plain = [each for each in methods if each[0] != STOCK]
-    fused_ones = [each for each in methods if each[0] == STOCK]
+    eager_methods = [entry for entry in methods if entry[0] != STOCK]
+    fused_methods = [entry for entry in methods if entry[0] == STOCK]
     for network, (reference, method, shares) in (
-        *product(networks, plain),
-        *product(networks, fused_ones),
+        *product(networks, eager_methods),
+        *product(networks, fused_methods),
     ):
         run = TrainingRun(
             network=network,

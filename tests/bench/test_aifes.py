@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 import torch
 
 from mcu import aifes, networks
-from mcu.networks import forward_macs, parameters
-from mcu.small_networks import NETWORKS, training
+from mcu.networks import count_forward_macs, count_parameters
+from mcu.small_networks import NETWORKS, make_training
 from poetmodel import torch as pmt
 
 pytestmark = pytest.mark.torch
@@ -31,14 +31,14 @@ def tiny(monkeypatch):
     """Make a network of two linear layers one of those that are run, and return its training."""
     layers = torch.nn.Linear(3, 5), torch.nn.Linear(5, 10)
     monkeypatch.setitem(NETWORKS, "tiny", lambda: (torch.nn.Sequential(*layers), (1, 3)))
-    return training("tiny")
+    return make_training("tiny")
 
 
 def torch_losses(made):
     """Return the losses of PyTorch on the batches that the programs read."""
     model, loss_fn, (x, _) = made
     optimizer = torch.optim.SGD(model.parameters(), lr=aifes.LEARNING_RATE)
-    words = torch.frombuffer(bytearray(aifes.batches(made)), dtype=torch.float32)
+    words = torch.frombuffer(bytearray(aifes.make_batches(made)), dtype=torch.float32)
     losses = []
     for row in words.view(aifes.STEPS, -1):
         optimizer.zero_grad()
@@ -63,34 +63,34 @@ def test_a_folder_without_aifes_is_refused_in_a_sentence(given, tmp_path, told):
 
 def test_version_and_digest_are_those_of_the_source(tmp_path):
     """The version is the library's own; another letter of its C has another digest."""
-    assert aifes.version_of(STUB) == "0.0.1"
+    assert aifes.read_version(STUB) == "0.0.1"
     copied = shutil.copytree(STUB, tmp_path / "copy")
-    assert aifes.digest_of(copied) == aifes.digest_of(STUB)
+    assert aifes.compute_digest(copied) == aifes.compute_digest(STUB)
     header = copied / "src" / "aifes.h"
     header.write_text(header.read_text().replace("tests", "Tests", 1))
-    assert aifes.digest_of(copied) != aifes.digest_of(STUB)
+    assert aifes.compute_digest(copied) != aifes.compute_digest(STUB)
 
 
 # -- networks in AIfES's words ---------------------------------------------------------------------
 def test_every_network_has_its_parameters_in_the_header():
     """Each number is there once: as many as PyTorch trains."""
     for name in NETWORKS:
-        made = training(name)
-        values = aifes.network_header(made, 1, 2).partition("first_weights[] = {")[2]
-        assert values.partition("}")[0].count("0x") == parameters(made)
+        made = make_training(name)
+        values = aifes.format_header(made, 1, 2).partition("first_weights[] = {")[2]
+        assert values.partition("}")[0].count("0x") == count_parameters(made)
 
 
 def test_layers_are_stated_as_aifes_has_them(told):
     """Sizes of windows, momentum of norms and the order of channels are AIfES's."""
     for name in ("lenet", "batch norms"):
-        text = aifes.network_header(training(name), 1, 2)
+        text = aifes.format_header(make_training(name), 1, 2)
         told("\n".join(line for line in text.splitlines() if "first_weights" not in line), name)
 
 
 def test_a_layer_that_is_unknown_is_refused(told):
     """It is named."""
     with told.raises(InputError):
-        aifes.layer_of(torch.nn.GELU())
+        aifes.convert_layer(torch.nn.GELU())
 
 
 # -- programs --------------------------------------------------------------------------------------
@@ -102,12 +102,12 @@ def test_the_loop_trains_as_pytorch_does(tmp_path, tiny):
     pmt.export(
         model, loss_fn, inputs, folder=tmp_path, optimizer=optimizer, ram="4MiB", paging=False
     )
-    found = aifes.aifes_program(STUB, tmp_path, tiny, aifes.batches(tiny))
+    found = aifes.execute_aifes(STUB, tmp_path, tiny, aifes.make_batches(tiny))
     assert list(found.losses.values()) == pytest.approx(torch_losses(tiny), rel=1e-6)
     figures = found.metrics
     asked = figures["parameter_bytes"] + figures["training_bytes"] + figures["stack_limit_bytes"]
     assert asked < figures["ram_bytes"] < asked + 1024
-    assert figures["parameter_bytes"] == 4 * parameters(tiny)
+    assert figures["parameter_bytes"] == 4 * count_parameters(tiny)
     assert 0 <= figures["stack_limit_bytes"] - figures["stack_bytes"] < aifes.STACK_ALIGNMENT
 
 
@@ -127,9 +127,9 @@ def test_a_record_has_exports_and_the_library(tmp_path):
 def test_other_losses_are_refused(told):
     """Programs that do not compute the same are not compared."""
     programs = {name: {"losses": [1.5, 1.25]} for name in ("aifes", "keep_all")}
-    assert aifes.loss_difference(programs) == 0.0
+    assert aifes.compare_losses(programs) == 0.0
     with told.raises(ToolchainError):
-        aifes.loss_difference(programs | {"aifes": {"losses": [1.5, 1.2501]}})
+        aifes.compare_losses(programs | {"aifes": {"losses": [1.5, 1.2501]}})
 
 
 # -- networks ------------------------------------------------------------------------------------
@@ -154,8 +154,8 @@ IN_ZOO = {
 def test_networks_are_those_of_the_zoo(name):
     """Parameters and multiply-accumulates of a sample are those of the zoo's graph."""
     step, graph = networks.NETWORKS[name](), IN_ZOO[name]()
-    assert parameters(step) == graph.parameters
-    assert forward_macs(step) == graph.forward_macs * len(step[2][0])
+    assert count_parameters(step) == graph.parameters
+    assert count_forward_macs(step) == graph.forward_macs * len(step[2][0])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_networks_are_those_of_the_zoo(name):
 )
 def test_published_parameters(name, count):
     """Networks that the zoo has not got have as many parameters as published, or as layers say."""
-    assert parameters(networks.NETWORKS[name]()) == count
+    assert count_parameters(networks.NETWORKS[name]()) == count
 
 
 @pytest.mark.slow

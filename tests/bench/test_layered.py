@@ -4,7 +4,7 @@ from statistics import mean
 
 import pytest
 
-from layered import random_layered
+from layered import make_random_layered
 
 PUBLISHED = {100: 236, 250: 944, 500: 2461, 1000: 5875}
 """Edges of the graphs of github.com/haoming-codes/moccasin, ff7ad8b, by their nodes."""
@@ -14,7 +14,7 @@ PUBLISHED = {100: 236, 250: 944, 500: 2461, 1000: 5875}
 @pytest.mark.parametrize("seed", range(5))
 def test_every_node_is_between_source_and_sink(n, seed):
     """One node reads nothing, one is read by nothing, and an edge goes forward."""
-    graph = random_layered(n, seed)
+    graph = make_random_layered(n, seed)
     assert len(graph.nodes) == n
     assert [k for k in range(n) if not graph.inputs_of[k]] == [0]
     assert [i for i in range(n) if not graph.users_of[i]] == [n - 1]
@@ -28,14 +28,14 @@ def test_numbers_decide_the_graph():
     The published number of edges lies among those of some seeds. Durations are uniform to 1000
     units; the middle size is about 1,400, the largest 5,500.
     """
-    first = random_layered(100, 1)
-    assert first == random_layered(100, seed=1)
+    first = make_random_layered(100, 1)
+    assert first == make_random_layered(100, seed=1)
     assert first.sha256.startswith("ac158c81")
-    assert len({random_layered(100, seed).sha256 for seed in range(10)}) == 10
+    assert len({make_random_layered(100, seed).sha256 for seed in range(10)}) == 10
     for n, edges in PUBLISHED.items():
-        found = [random_layered(n, seed).n_edges for seed in range(10)]
+        found = [make_random_layered(n, seed).n_edges for seed in range(10)]
         assert min(found) < edges < max(found)
-    nodes = [node for seed in range(5) for node in random_layered(500, seed).nodes]
+    nodes = [node for seed in range(5) for node in make_random_layered(500, seed).nodes]
     units = sorted(node.output_bytes / 1024 for node in nodes)
     assert 450 < mean(node.flops / 1e6 for node in nodes) < 550
     assert max(node.flops for node in nodes) <= 1000e6

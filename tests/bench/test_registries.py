@@ -11,12 +11,12 @@ import compared
 import published
 from compared import (
     CURVES,
+    EQUAL_METHOD,
     LAYERED,
     MAIN,
-    SAME,
-    layered_graph,
-    methods_of,
-    problems,
+    list_methods,
+    list_problems,
+    load_layered_graph,
 )
 from grid import (
     FLOOR,
@@ -24,20 +24,20 @@ from grid import (
     PROFILE,
     Course,
     Instance,
-    graph_of,
-    in_running_order,
     instances,
+    load_graph,
     measure,
+    mix_instances,
 )
-from harness import recorded
-from measured import records
+from harness import open_records
+from measured import read_records
 from poetmodel.baselines import METHODS as SHIPPED
 from poetmodel.errors import GraphError, InputError
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.solver import SolveProgress
 from poetmodel.sweeps.measurement import FAILED
 from pytorch import compare
-from pytorch.runs import AT_PEERS, FUSED_SHARES, KNOBS, SHARES, fused_runs, training_runs
+from pytorch.runs import AT_PEERS, FUSED_SHARES, KNOBS, SHARES, make_fused_runs, make_training_runs
 from pytorch.runs import METHODS as TRAINING_METHODS
 from pytorch.runs import NETWORKS as TRAINING_NETWORKS
 
@@ -60,7 +60,7 @@ def test_large_and_captured_graphs_have_their_own_limits():
     """BERT of 24, 48 and 96 blocks has a minute, three and ten; whole steps have two."""
     limits = {each.model: each.limit_s for each in instances((4,))}
     assert limits == {"paper/bert-24": 60.0, "paper/bert-48": 180.0, "paper/bert-96": 600.0}
-    assert [len(graph_of(model).nodes) for model in limits] == [387, 771, 1539]
+    assert [len(load_graph(model).nodes) for model in limits] == [387, 771, 1539]
     for goal, folder, count, limit_s in ((6, "models", 12, 60.0), (7, "whole-steps", 6, 120.0)):
         found = instances((goal,))
         models = Counter(each.model for each in found)
@@ -83,7 +83,7 @@ def test_problem_states_what_the_instance_says():
     """Budget, deadline and its meaning reach the problem; without a deadline the device decides."""
     each = replace(SMALL, ram=FLOOR, deadline="115%")
     problem = each.problem()
-    assert problem.ram_budget_bytes == int(1.02 * floor(graph_of(each.model)).bytes)
+    assert problem.ram_budget_bytes == int(1.02 * floor(load_graph(each.model)).bytes)
     assert problem.deadline_counts == "serial"
     assert problem.deadline_s == pytest.approx(1.15 * problem.pass_time_s)
     assert replace(each, deadline=None).problem().deadline_s is None
@@ -93,8 +93,8 @@ def test_problem_states_what_the_instance_says():
 def test_order_cut_short_keeps_the_share_of_every_goal(share):
     """The first part of the order has that part of each goal's instances, to within one."""
     whole = Counter(each.goal for each in instances())
-    order = in_running_order(instances())
-    assert order == in_running_order(instances())
+    order = mix_instances(instances())
+    assert order == mix_instances(instances())
     part = Counter(each.goal for each in order[: int(share * len(order))])
     for goal, count in whole.items():
         assert part[goal] == pytest.approx(share * count, abs=1.0)
@@ -105,7 +105,9 @@ def test_course_notes_the_first_schedule_and_each_fall_of_the_gap():
     course = Course()
     states = [(0.1, None, 1.0), (0.2, 4.0, 1.0), (0.3, 3.99, 1.0), (0.4, 2.0, 1.0), (0.5, 1.0, 1.0)]
     for seconds, incumbent, bound in (*states, (0.6, 1.0, 1.0)):
-        course.note(SolveProgress(seconds=seconds, overhead=incumbent, overhead_bound=bound))
+        course.record_progress(
+            SolveProgress(seconds=seconds, overhead=incumbent, overhead_bound=bound)
+        )
     assert course.first_schedule_s == 0.2
     assert course.gaps == [(0.2, 0.75), (0.4, 0.5), (0.5, 0.0)]
 
@@ -145,7 +147,7 @@ def test_states_are_compared_by_answers_and_median_times():
         facts = {"cpu_s": cpu_s, "objective_value": value, "status": status}
         return {"cell": run.to_dict(), **facts}
 
-    first, second, third, half = against.pinned()[:4]
+    first, second, third, half = against.load_pinned()[:4]
     found = against.compare(
         [
             *(solved(first, "before", turn, cpu_s, 1.0) for turn, cpu_s in enumerate((1, 1, 9))),
@@ -158,13 +160,13 @@ def test_states_are_compared_by_answers_and_median_times():
     assert found.different == (second.name,)
     assert found.ratios == {first.name: 2.0, second.name: 1.0}
     assert found.mean_ratio == pytest.approx(2**0.5)
-    assert "answers that differ: 1" in found.text()
+    assert "answers that differ: 1" in found.format_text()
 
 
 # -- every method ----------------------------------------------------------------------------------
 def test_problems_are_many_and_can_be_solved():
     """At least 170, of six kinds, none below the minimum RAM, none twice."""
-    found = problems(MAIN)
+    found = list_problems(MAIN)
     assert len(found) >= 170
     assert len({problem.key for problem in found}) == len(found)
     assert {problem.kind for problem in found} == set(MAIN)
@@ -176,15 +178,15 @@ def test_problems_are_many_and_can_be_solved():
 
 def test_every_shipped_method_is_run_on_whole_steps():
     """All of the registry but one, and more; all runs of a problem come right after each other."""
-    steps = methods_of(compared.STEPS)
-    assert set(SHIPPED) - {SAME} < set(steps)
+    steps = list_methods(compared.STEPS)
+    assert set(SHIPPED) - {EQUAL_METHOD} < set(steps)
     runs = [run for run in compared.runs((compared.STEPS,)) if run.ram == "least+30%"]
     assert tuple(run.method for run in runs[: len(steps)]) == steps
 
 
 def test_every_run_of_the_comparison_is_on_record():
     """Each registered run has its record, with its commit; none failed, all had the same limit."""
-    found = {key(record["cell"]): record for record in records("compared")}
+    found = {key(record["cell"]): record for record in read_records("compared")}
     for run in compared.runs():
         record = found[key(run.to_dict())]
         assert record["commit"]
@@ -207,7 +209,7 @@ def test_published_layered_graph_is_read(tmp_path, monkeypatch):
     }
     (tmp_path / "random_layered_n4.json").write_text(json.dumps(content), encoding="utf-8")
     monkeypatch.setenv("MOCCASIN_DATA", str(tmp_path))
-    graph = layered_graph("random_layered_n4")
+    graph = load_layered_graph("random_layered_n4")
     assert [node.name for node in graph.nodes] == ["v0", "v2", "v3", "v1"]
     assert [node.inputs for node in graph.nodes] == [(), ("v0",), ("v2",), ("v3", "v0")]
     assert (graph.nodes[3].output_bytes, graph.nodes[3].flops) == (10 * 1024, 1_000_000)
@@ -222,49 +224,49 @@ def record_of(run, peak_bytes, **changes):
 
 def test_peers_run_before_those_that_need_their_peak():
     """Whatever order is asked for, a peer comes first; all names differ."""
-    names = [run.name for run in training_runs()]
+    names = [run.name for run in make_training_runs()]
     count = len(TRAINING_NETWORKS) * (5 + 5 * len(SHARES) + len(AT_PEERS) - 1)
     assert len(names) == len(set(names)) == count
     asked = ("both@file-hooks", "file-hooks", "both@memory-budget", "memory-budget")
-    found = training_runs(("unet-b8",), asked, (0.5,))
+    found = make_training_runs(("unet-b8",), asked, (0.5,))
     assert [run.method for run in found] == [
         "file-hooks", "memory-budget", "both@file-hooks", "both@memory-budget",
     ]  # fmt: skip
-    for run in training_runs():
+    for run in make_training_runs():
         if run.peer is not None:
             assert TRAINING_METHODS.index(run.peer) < TRAINING_METHODS.index(run.method)
 
 
 def test_peaks_of_peers_become_budgets(tmp_path):
     """The peak on record, with the slack, is the budget, share by share; peers have none."""
-    store = recorded(tmp_path / "x-training.jsonl")
+    store = open_records(tmp_path / "x-training.jsonl")
     methods = ("memory-budget", "both@memory-budget")
-    half, quarter, own_half, own_quarter = training_runs(
+    half, quarter, own_half, own_quarter = make_training_runs(
         ("unet-b8",), methods, (0.5, 0.25), slack=0.01
     )
     store.add(record_of(half, 1000))
     store.add(record_of(quarter, 500))
-    assert compare.budget_bytes(own_half, store) == 1010
-    assert compare.budget_bytes(own_quarter, store) == 505
-    assert compare.budget_bytes(half, store) is None
+    assert compare.compute_budget_bytes(own_half, store) == 1010
+    assert compare.compute_budget_bytes(own_quarter, store) == 505
+    assert compare.compute_budget_bytes(half, store) is None
 
 
 def test_fused_kernels_are_compared_with_stock_at_its_peaks(tmp_path):
     """Each setting of stock runs before the back end at its peak; a share alone is one of all."""
-    store = recorded(tmp_path / "x-fused.jsonl")
-    runs = {run.name: run for run in fused_runs(("unet-b8",))}
+    store = open_records(tmp_path / "x-fused.jsonl")
+    runs = {run.name: run for run in make_fused_runs(("unet-b8",))}
     names = list(runs)
     for knob in KNOBS:
         stock, own = (f"unet-b8 | {method} | {knob:.0%}" for method in ("stock", "fused@stock"))
         assert names.index(stock) < names.index(own)
     least = runs[f"unet-b8 | fused | {min(FUSED_SHARES):.0%}"]
-    assert compare.budget_bytes(least, store) is None
+    assert compare.compute_budget_bytes(least, store) is None
     without = compare.measure(least.to_dict(), (None, ""))
     assert (without["status"], without["reason"]) == ("failed", "stock has no peak on record")
     store.add(record_of(runs["unet-b8 | stock"], 1000))
     store.add(record_of(runs["unet-b8 | stock | 40%"], 700))
-    assert compare.budget_bytes(least, store) == int(1000 * min(FUSED_SHARES))
-    assert compare.budget_bytes(runs["unet-b8 | fused@stock | 40%"], store) == 700
+    assert compare.compute_budget_bytes(least, store) == int(1000 * min(FUSED_SHARES))
+    assert compare.compute_budget_bytes(runs["unet-b8 | fused@stock | 40%"], store) == 700
 
 
 # -- published graphs ----------------------------------------------------------------------------

@@ -14,11 +14,19 @@ import pytest
 
 import grid
 from grid import KIND, Instance
-from harness import REQUIRED, Cell, ThisProcess, peak_memory_bytes, record, run_study, within_core
+from harness import (
+    REQUIRED,
+    Cell,
+    ThisProcess,
+    make_record,
+    measure_peak_memory_bytes,
+    measure_with_cpu_limit,
+    run_study,
+)
 from kit.run_processes import kill_process, wait_forever
 from poetmodel.errors import BackendUnavailableError
 from poetmodel.sweeps.measurement import FAILED
-from studies import STUDIES, main, study_of
+from studies import STUDIES, load_study, main
 
 SMALL = Instance(goal=1, model="paper/linear", device="paper-m4", ram="70%", limit_s=5.0)
 HOPELESS = replace(SMALL, ram="1%")
@@ -152,9 +160,9 @@ def test_studies_of_one_process_raise_what_goes_wrong(tmp_path):
     """Their measurements may raise; a record without a status is done."""
     cells = [Cell("one", {"x": 1}), Cell("two", {"x": 0})]
     study = two_instances(
-        alone=False,
+        has_own_process=False,
         runs=lambda: cells,
-        measure=lambda cell, _: record("k", "n", cell=cell, y=1 / cell["x"]),
+        measure=lambda cell, _: make_record("k", "n", cell=cell, y=1 / cell["x"]),
     )
     path = tmp_path / "x.jsonl"
     with pytest.raises(ZeroDivisionError):
@@ -167,10 +175,10 @@ def test_studies_of_one_process_raise_what_goes_wrong(tmp_path):
 @pytest.mark.parametrize("name", ["grid", "against", "compared"])
 def test_runs_of_a_study_have_keys_of_their_own(name):
     """Smoke runs, too; every key is that of the fields."""
-    study = study_of(name)
+    study = load_study(name)
     for runs in (list(study.runs()), list(study.smoke_runs())):
         assert len({run.key for run in runs}) == len(runs) > 0
-        assert all(run.limited(1.0).to_dict()["limit_s"] == 1.0 for run in runs[:5])
+        assert all(run.with_limit(1.0).to_dict()["limit_s"] == 1.0 for run in runs[:5])
 
 
 # -- one instance ----------------------------------------------------------------------------------
@@ -192,7 +200,7 @@ def test_peak_memory_of_another_process_is_told_apart():
     took = 300_000_000
     command = (sys.executable, "-c", f"bytearray({took})[::4096] = bytes(-(-{took} // 4096))")
     subprocess.run(command, check=True)
-    assert peak_memory_bytes(resource.RUSAGE_CHILDREN) >= took
+    assert measure_peak_memory_bytes(resource.RUSAGE_CHILDREN) >= took
 
 
 # -- limits in processor time ----------------------------------------------------------------------
@@ -214,14 +222,16 @@ def test_run_without_its_processor_time_is_repeated(busy_s, attempts, monkeypatc
         clock.wall_s += wall_s
         return {"status": "unknown", "termination": "time_limit"}
 
-    found = within_core(1.0, measure)
+    found = measure_with_cpu_limit(1.0, measure)
     assert (found["attempts"], found["cpu_s"]) == (attempts, pytest.approx(busy_s[-1]))
     assert limits == sorted(limits)
 
 
 def test_run_that_never_has_a_core_fails():
     """It is repeated when the record is resumed; one that ended by itself needs no more."""
-    found = within_core(1e6, lambda _: {"status": "unknown", "termination": "time_limit"})
+    found = measure_with_cpu_limit(
+        1e6, lambda _: {"status": "unknown", "termination": "time_limit"}
+    )
     assert found["status"] == FAILED
-    done = within_core(1e6, lambda _: {"status": "feasible", "termination": "stalled"})
+    done = measure_with_cpu_limit(1e6, lambda _: {"status": "feasible", "termination": "stalled"})
     assert (done["status"], done["attempts"]) == ("feasible", 1)

@@ -12,7 +12,7 @@ import pytest
 import test_solvers
 from blocks import update_pages
 from kit.figure_rows import make_row
-from solver_tables import comparison
+from solver_tables import tabulate_solvers
 
 pytest.importorskip("pandas")
 
@@ -22,7 +22,7 @@ import measured
 import solve_tables as solves
 import step_tables as steps
 import tables
-from measured import RESULTS, times_text
+from measured import RESULTS, format_factors
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import InputShape, load_model
 from poetmodel.graph.memory import inference_profile
@@ -48,8 +48,8 @@ def test_kind_is_the_whole_name_after_the_day(records):
     """Records of a kind come from ``DATE-KIND.jsonl``, not from a file that ends alike."""
     records("grid", {"gap": 1})
     records("old-grid", {"gap": 2})
-    assert [record["gap"] for record in measured.records("grid")] == [1]
-    assert measured.records("rid") == []
+    assert [record["gap"] for record in measured.read_records("grid")] == [1]
+    assert measured.read_records("rid") == []
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
@@ -67,7 +67,7 @@ def test_newest_file_and_last_record_of_a_name_count(records):
     """Fields of cells are columns; a measured field comes before one of the cell."""
     records("x", {"cell": {"ram": "1%"}})
     records("x", {"name": "a", "gap": 1}, {"name": "a", "cell": {"gap": 9, "ram": "2%"}, "gap": 2})
-    found = measured.load("x")
+    found = measured.load_frame("x")
     assert found[["name", "ram", "gap"]].to_numpy().tolist() == [["a", "2%", 2]]
 
 
@@ -84,7 +84,7 @@ def test_newest_file_and_last_record_of_a_name_count(records):
 )
 def test_factors_are_numbers_or_ranges(low, high, text):
     """Two figures that are printed alike are one."""
-    assert times_text(low, high) == text
+    assert format_factors(low, high) == text
 
 
 # -- methods ---------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def optimum(overhead_j, bound_j, **changes):
 
 def ratios(method_name):
     """Return the intervals of a method's overheads relative to the least."""
-    runs = solves.overheads()
+    runs = solves.load_overheads()
     found = runs[runs.method == method_name]
     return list(zip(found.low, found.high, strict=True))
 
@@ -130,7 +130,9 @@ def test_ratio_without_a_proof_is_an_interval(records):
     records("compared", optimum(2.0, 0.5), method("dtr", 1.0))
     assert ratios("optimal") == [(2.0, 4.0)]
     assert ratios("dtr") == [(1.0, 2.0)]
-    assert solves.times_least(solves.overheads()).set_index("method").ties["optimal"] == 0
+    assert (
+        solves.summarize_methods(solves.load_overheads()).set_index("method").ties["optimal"] == 0
+    )
     records("compared", optimum(2.0, 1.99), method("dtr", 5.0))
     assert ratios("dtr") == [(2.5, 2.5)]
     records("compared", optimum(0.0, 0.0), method("dtr", 0.0), method("rotor", 1.0))
@@ -150,7 +152,7 @@ def test_rows_have_most_solved_first_and_the_optimum_before_all(records):
     records("compared", optimum(1.0, 1.0), method("dtr", 2.0), method("rotor", 1.5),
             optimum(1.0, 1.0, ram="70%"), method("dtr", 4.0, ram="70%"),
             method("rotor", None, ram="70%"))  # fmt: skip
-    table = solves.times_least(solves.overheads())
+    table = solves.summarize_methods(solves.load_overheads())
     assert table.method.tolist() == ["optimal", "dtr", "rotor", solves.BEST]
     assert list(zip(table.solved, table.tried, strict=True)) == [(2, 2), (2, 2), (1, 2), (2, 2)]
     assert table[["median_low", "worst_low", "ties"]].iloc[1].tolist() == [3.0, 4.0, 0]
@@ -161,7 +163,7 @@ def test_distribution_counts_problems_by_factors_of_the_least(records):
     records("compared", optimum(1.0, 1.0), method("capuchin", 1.2),
             optimum(1.0, 1.0, ram="70%"), method("capuchin", 30.0, ram="70%"),
             optimum(1.0, 1.0, ram="80%"), method("capuchin", None, ram="80%"))  # fmt: skip
-    lines = solves.distribution().splitlines()
+    lines = solves.tabulate_distribution().splitlines()
     assert lines[0].startswith("| method | up to 1.001 | up to 1.05 | up to 1.1 | up to 1.25 |")
     assert "| `optimal` | 3 | 3 | 3 | 3 | 3 | 3 | 3 | 0 | 0 |" in lines
     assert "| `capuchin` | 0 | 0 | 0 | 1 | 1 | 1 | 1 | 1 | 1 |" in lines
@@ -175,10 +177,10 @@ def test_what_does_not_count(records):
     """
     unsolved = (optimum(None, 1.0, ram="20%"), method("dtr", None, ram="20%"))
     records("compared", optimum(1.0, 1.0), method("dtr", 1.0, ram="30%"), *unsolved)
-    assert solves.overheads().ram.unique().tolist() == ["50%"]
+    assert solves.load_overheads().ram.unique().tolist() == ["50%"]
     records("compared", optimum(1.0, 1.0), method("paper", 2.0), optimum(1.0, 1.0, ram="70%"),
             method("paper", 2.0, ram="70%", model_gap=0.5))  # fmt: skip
-    table = solves.times_least(solves.overheads()).set_index("method")
+    table = solves.summarize_methods(solves.load_overheads()).set_index("method")
     assert (table.solved["paper"], table.tried["paper"]) == (1, 2)
 
 
@@ -218,9 +220,9 @@ def test_instances_count_with_their_time_unless_proved_infeasible(records):
         solve(6, ram="99%"),
     )
     records("captures", solve(6, gap=0.02, gaps=[]))
-    found = solves.solves()
+    found = solves.load_solves()
     assert found.ram.tolist() == ["10%", "20%", "30%", "40%", "40%"]
-    table = solves.proved(found, "goal").set_index("goal")
+    table = solves.count_proofs(found, "goal").set_index("goal")
     counts = table[["instances", "below", "infeasible", "able", "within_1"]].to_numpy().tolist()
     assert counts == [[4, 1, 1, 2, 1], [1, 0, 0, 1, 0]]
     assert (table.median_s[1], table.p95_s[1]) == (31.0, 60.0)
@@ -246,7 +248,7 @@ def run(name, time, peak_mebi, **changes):
 def test_step_is_the_median_of_its_pairs_and_keeps_its_budget(records):
     """Time and processor time over those of the reference beside it."""
     records("training", run("both", 1.5, 10), run("both", 1.5, 10, budget_bytes=MEBI))
-    found = steps.training("training")
+    found = steps.load_training("training")
     assert found[["time", "processor"]].to_numpy().tolist() == [[1.5, 0.5]] * 2
     assert found.within.tolist() == [True, False]
 
@@ -261,7 +263,7 @@ def test_duel_is_with_the_best_peer_at_no_larger_peak(records):
         run("both", 1.6, 9),
         run("both@selective", 1.1, 20),
     )
-    duels = steps.equal_peak(steps.training("training"))
+    duels = steps.compare_at_equal_peak(steps.load_training("training"))
     assert duels[["peer", "own_time", "best_time", "won"]].to_numpy().tolist() == [
         ["checkpoint", 1.6, 1.5, False],
         ["selective", 1.1, 1.2, True],
@@ -275,25 +277,32 @@ def test_flash_of_the_board_has_the_last_word():
     A refusal names the node that needs most, with what inputs, stack and runtime leave.
     """
     program = {"part": "board", "status": "yes", "flash_bytes": 0, "written_bytes": 1}
-    assert "needs `--commit`" in steps.fault_of_flash(program | {"board": "nano33ble"})
-    assert steps.fault_of_flash(program | {"board": "nano33ble", "written_bytes": 0}) == ""
+    assert "needs `--commit`" in steps.describe_flash_fault(program | {"board": "nano33ble"})
+    assert steps.describe_flash_fault(program | {"board": "nano33ble", "written_bytes": 0}) == ""
     large = program | {"board": "nrf52840", "flash_bytes": 2 * MEBI}
     assert (
-        steps.fault_of_flash(large)
+        steps.describe_flash_fault(large)
         == "program and first weights are 2.00 MiB, and the flash has 1.00 MiB"
     )
-    fault = {"status": "yes", "fault": steps.fault_of_flash(large), "trains": False, "tile": None}
-    assert steps.verdict(fault) == "no: flash"
-    assert steps.verdict(fault | {"fault": "", "trains": True, "tile": "8KiB"}) == "yes, 8KiB"
-    assert steps.verdict(None) == "-"
+    fault = {
+        "status": "yes",
+        "fault": steps.describe_flash_fault(large),
+        "trains": False,
+        "tile": None,
+    }
+    assert steps.format_verdict(fault) == "no: flash"
+    assert (
+        steps.format_verdict(fault | {"fault": "", "trains": True, "tile": "8KiB"}) == "yes, 8KiB"
+    )
+    assert steps.format_verdict(None) == "-"
     floor = {"floor_node": "fc", "floor_op": "mm", "floor_bytes": 300 * KIB}
     last = {**floor, "reserved_bytes": 6 * KIB, "reason": ""}
     refused = {"trains": False, "fault": "", "status": "no", "limit_bytes": 256 * KIB}
-    assert steps.refusal(refused | {"tried": [last]}) == (
+    assert steps.describe_refusal(refused | {"tried": [last]}) == (
         "inputs, stack and runtime leave 250.00 KiB, and `fc` (mm) alone needs 300.00 KiB"
     )
     early = [{"reason": "proved: there is no room"}]
-    assert steps.refusal(refused | {"tried": early}) == "there is no room"
+    assert steps.describe_refusal(refused | {"tried": early}) == "there is no room"
 
 
 # -- pages -----------------------------------------------------------------------------------------
@@ -301,18 +310,18 @@ def test_blocks_are_filled_and_nothing_else(monkeypatch):
     """A second time changes nothing; a table that there is not is an error."""
     monkeypatch.setattr(make_pages, "TABLES", {"x": lambda: "| a |"})
     page = "words\n<!-- begin table x -->\nold\n<!-- end table -->\nmore\n"
-    filled = make_pages.filled(page)
+    filled = make_pages.fill_tables(page)
     assert filled == "words\n<!-- begin table x -->\n\n| a |\n\n<!-- end table -->\nmore\n"
-    assert make_pages.filled(filled) == filled
+    assert make_pages.fill_tables(filled) == filled
     with pytest.raises(KeyError, match="y"):
-        make_pages.filled(page.replace("table x", "table y"))
+        make_pages.fill_tables(page.replace("table x", "table y"))
 
 
 def test_tables_of_pages_are_current_used_and_short(monkeypatch):
     """Each table is on a page, the README included, as due, and has at most 25 rows."""
     made = {name: make() for name, make in tables.TABLES.items()}
     monkeypatch.setattr(make_pages, "TABLES", {n: lambda text=t: text for n, t in made.items()})
-    assert update_pages(make_pages.due(), check=True) == 0
+    assert update_pages(make_pages.render_files(), check=True) == 0
     texts = [path.read_text("utf-8") for path in make_pages.DOCS.rglob("*.md")]
     pages = (make_pages.ROOT / "README.md").read_text("utf-8") + "".join(texts)
     assert [name for name in tables.TABLES if f"<!-- begin table {name} -->" not in pages] == []
@@ -323,7 +332,7 @@ def test_tables_of_pages_are_current_used_and_short(monkeypatch):
 def test_charts_and_quotes_are_current():
     """Pictures are those of the newest records, and pages quote their numbers."""
     assert make_pages.update_charts(check=True) == 0
-    assert make_pages.unquoted() == []
+    assert make_pages.find_missing_quotes() == []
 
 
 def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
@@ -339,7 +348,7 @@ def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
         "CSVS": {},
         "CHARTS": {"c.svg": lambda: chart},
         "QUOTES": (("index.md", "of {problems}\nproblems"),),
-        "claims": lambda: {"problems": "8"},
+        "compute_quoted_numbers": lambda: {"problems": "8"},
     }.items():
         monkeypatch.setattr(make_pages, name, value)
     assert make_pages.main(["--check"]) == 1
@@ -348,7 +357,7 @@ def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
     assert said == [f"stale {page}", f"stale {tmp_path / 'c.svg'}", lacks]
     assert "| a |" not in page.read_text()
     (tmp_path / "c.svg").write_text(f"data {chart.digest}")
-    page.write_text(make_pages.filled(page.read_text()).replace("9", "8"))
+    page.write_text(make_pages.fill_tables(page.read_text()).replace("9", "8"))
     assert make_pages.main(["--check"]) == 0
 
 
@@ -361,13 +370,13 @@ def test_chart_is_drawn_with_all_digits_of_its_ticks(records, tmp_path):
     found = [optimum(e, e, ram=ram, ram_budget_bytes=b, **place) for ram, b, e in curve]
     rotor = [method("rotor", 2 * e, ram=ram, ram_budget_bytes=b, **place) for ram, b, e in curve]
     records("compared", *found, *rotor)
-    chart, file = charts.compared(), tmp_path / "chart.svg"
+    chart, file = charts.make_methods_chart(), tmp_path / "chart.svg"
     (panel,) = chart.shown.values()
     assert panel["lines"]["rotor"] == [[50.0, pytest.approx(0.2)], [70.0, pytest.approx(0.002)]]
-    assert not chart.current(file)
+    assert not chart.is_current(file)
     chart.write(file)
     first = file.read_text("utf-8")
-    assert chart.current(file)
+    assert chart.is_current(file)
     assert all(f">{tick} %<" in first for tick in ("0.001", "0.01", "0.1"))
     chart.write(file)
     assert file.read_text("utf-8") == first
@@ -402,7 +411,7 @@ def test_run_ends_with_a_table_for_each_problem():
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
     tables = [place for place, line in enumerate(lines) if line.split() == HEADS]
-    runs = test_solvers.chosen(smoke=True)
+    runs = test_solvers.select_runs(smoke=True)
     problems = dict.fromkeys((run.model, run.device) for run in runs)
     assert len(tables) == len(problems)
     for place, (model, device) in zip(tables, problems, strict=True):
@@ -421,7 +430,7 @@ def test_refused_runs_have_no_figures(status, words):
     refused = make_row(
         formulation="compact", backend="gurobi", status=status, termination=None, gap=0.0
     )
-    (table,) = comparison([refused])
+    (table,) = tabulate_solvers([refused])
     assert table.rows[0][3:] == (words, "-", "-", "-", "-")
 
 
@@ -444,7 +453,7 @@ def test_comparison_tells_what_each_solver_reached():
         make_row(backend="scip", formulation="paper", gap=1.0, model_bound=0.1, **timed),
         make_row(backend="gurobi", formulation="compact", gap=1.0, **{**timed, "solve_s": 0.0}),
     ]
-    (table,) = comparison(found)
+    (table,) = tabulate_solvers(found)
     assert table.title == "m on d, 50% of RAM"
     assert table.heads[3:] == ("status", "objective", "bound", "gap", "time")
     assert [line[3:] for line in table.rows] == [
@@ -459,8 +468,8 @@ def test_comparison_tells_what_each_solver_reached():
 def test_times_of_boards_are_by_the_cycles_of_their_cores():
     """Instructions a cycle and the clock are those of the device, as in estimates."""
     run = {"instructions": 79_000_000, "clock_hz": 1.0}
-    assert steps.core_time_s(run, "nrf52840") == pytest.approx(100e6 / 64e6)
-    assert steps.core_time_s(run, "rp2350") == pytest.approx(79e6 / 150e6)
-    assert steps.core_time_s(run, "stm32f746") == pytest.approx(79e6 / 1.05 / 216e6)
+    assert steps.compute_core_time_s(run, "nrf52840") == pytest.approx(100e6 / 64e6)
+    assert steps.compute_core_time_s(run, "rp2350") == pytest.approx(79e6 / 150e6)
+    assert steps.compute_core_time_s(run, "stm32f746") == pytest.approx(79e6 / 1.05 / 216e6)
     with pytest.raises(ValueError, match="mkr1000"):
-        steps.core_time_s(run, "mkr1000")
+        steps.compute_core_time_s(run, "mkr1000")

@@ -13,7 +13,7 @@ import pytest
 
 from kit.commands import invoke
 from kit.page_examples import parse_blocks, run_page
-from make_tutorial import ROOT, TUTORIAL, differences
+from make_tutorial import ROOT, TUTORIAL, describe_differences
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -183,10 +183,10 @@ def test_what_differs_is_told():
     )
     printed["outputs"][0]["text"] = ["something else\n"]
     pictured["outputs"][0]["data"]["image/svg+xml"] = ["<svg/>"]
-    (found,) = differences(STORED, other)
+    (found,) = describe_differences(STORED, other)
     assert "something else" in found
     pictured["outputs"] = []
-    assert len(differences(STORED, other)) == 2
+    assert len(describe_differences(STORED, other)) == 2
 
 
 @pytest.mark.torch

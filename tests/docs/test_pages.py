@@ -7,7 +7,14 @@ import pytest
 
 import poetmodel
 from blocks import replace_block
-from make_docs import FORMULATIONS, PAGE, components, main, markdown, page
+from make_docs import (
+    FORMULATIONS,
+    FORMULATIONS_PAGE,
+    convert_docstring,
+    fill_formulations_page,
+    format_components,
+    main,
+)
 from poetmodel.backends.registry import backend_names
 from poetmodel.graph.catalogue import model_names
 from poetmodel.model import FORMULATIONS as BY_NAME
@@ -94,7 +101,7 @@ def test_literal_blocks_become_code():
 
         c
     """
-    assert markdown(statement) == (
+    assert convert_docstring(statement) == (
         "Say it.\n\nFor all:\n\n```text\na <= b\n\n    deeper\n```\n```text\nc\n```"
     )
 
@@ -103,12 +110,15 @@ def test_every_component_is_on_the_page_and_in_the_reference():
     """The components of what users can build by name are listed, and stated in the reference."""
     named = {part for part in BY_NAME.values() if isinstance(part, Formulation)}
     assert named <= set(FORMULATIONS)
-    text, reference = page(PAGE.read_text(encoding="utf-8")), components()
+    text, reference = (
+        fill_formulations_page(FORMULATIONS_PAGE.read_text(encoding="utf-8")),
+        format_components(),
+    )
     for formulation in FORMULATIONS:
         for component in formulation.components:
             assert re.search(rf"^- `{formulation.name}`:.* `{component.name}`", text, re.MULTILINE)
             assert component.source in reference
-            assert markdown(component.statement) in reference
+            assert convert_docstring(component.statement) in reference
 
 
 # -- sizes -----------------------------------------------------------------------------------------

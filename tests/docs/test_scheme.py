@@ -2,7 +2,7 @@
 
 import re
 
-from scheme import DARK, INK, PAPER, following_scheme
+from scheme import DARK_COLOURS, INK, PAPER, add_dark_colours
 
 LIGHT = """<?xml version="1.0"?>
 <svg xmlns="http://www.w3.org/2000/svg" width="10">
@@ -21,10 +21,10 @@ def test_colours_of_dark_pages_are_rules_of_the_picture():
 
     Ink has a contrast of more than 7 to the paper, as accessibility guides want at best.
     """
-    text = following_scheme(LIGHT)
+    text = add_dark_colours(LIGHT)
     style = re.search(r"<style>@media \(prefers-color-scheme:dark\)(.*)</style>", text)
     assert f'[style*="fill: #ffffff"]{{fill:{PAPER}!important}}' in style[1]
-    assert f'[style*="stroke: #b0b0b0"]{{stroke:{DARK["#b0b0b0"]}!important}}' in style[1]
+    assert f'[style*="stroke: #b0b0b0"]{{stroke:{DARK_COLOURS["#b0b0b0"]}!important}}' in style[1]
     assert f"text{{fill:{INK}}}" in style[1]
     assert "#0072b2" not in style[1]
     assert text.replace(f"\n {style[0]}", "") == LIGHT

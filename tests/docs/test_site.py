@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from kit.browser_pages import PATIENCE_MS
-from site_pages import PAGES, notebook_page, site_links, site_tables
+from site_pages import PAGES, convert_links, convert_notebook, convert_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADING = {
@@ -166,7 +166,7 @@ def test_search_knows_the_pages(site):
 )
 def test_links_of_the_repository_become_links_of_the_site(page, text, expected):
     """A link goes to where the site has its target; one to a file that it lacks becomes text."""
-    assert site_links(text, page) == expected
+    assert convert_links(text, page) == expected
 
 
 def test_notebooks_become_pages_with_what_their_cells_print():
@@ -182,12 +182,12 @@ def test_notebooks_become_pages_with_what_their_cells_print():
             ],
         },
     ]
-    text, _, picture = notebook_page({"cells": cells}, "a.ipynb").partition("![")
+    text, _, picture = convert_notebook({"cells": cells}, "a.ipynb").partition("![")
     assert text == (
         '# Title\n\nWords.\n\n<a href="a.ipynb" download>This page as a notebook</a>\n\n'
         "```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
     )
-    coded = re.fullmatch(r"What the cell draws\]\(data:image/svg\+xml;base64,(.+)\)\n", picture)
+    coded = re.fullmatch(r"Picture of the cell\]\(data:image/svg\+xml;base64,(.+)\)\n", picture)
     drawn = b64decode(coded[1]).decode()
     assert drawn.startswith("<svg>")
     assert "prefers-color-scheme:dark" in drawn
@@ -196,7 +196,7 @@ def test_notebooks_become_pages_with_what_their_cells_print():
 def test_bars_in_code_are_plain_in_tables_only():
     """A bar within code in a table needs no backslash in the site; elsewhere nothing changes."""
     text = "| `a\\|b` | c\\|d |\n`e\\|f`\n"
-    assert site_tables(text) == "| `a|b` | c\\|d |\n`e\\|f`\n"
+    assert convert_tables(text) == "| `a|b` | c\\|d |\n`e\\|f`\n"
 
 
 @pytest.mark.slow

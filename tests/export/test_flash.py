@@ -235,12 +235,12 @@ def test_programs_are_counted_by_what_they_repeat(tmp_path):
 def test_estimates_are_near_what_is_linked(tmp_path, plan):
     """Within a tenth of what GCC makes of the step and its runtime, kernels and library."""
     require_programs(*board.list_required_programs(Target.M4, emulate=False))
-    from mcu.code_sizes import linked_step
+    from mcu.code_sizes import measure_step_bytes
 
     made = export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS[plan])
     source = StepSource(made, Weights.from_step(made.step))
     estimate = code_bytes(made, source) + table_bytes(made, source)
-    assert estimate == pytest.approx(linked_step(tmp_path).total(), rel=0.1)
+    assert estimate == pytest.approx(measure_step_bytes(tmp_path).total(), rel=0.1)
 
 
 def test_weights_that_exceed_the_flash_are_refused_before_tiles(tmp_path, monkeypatch):

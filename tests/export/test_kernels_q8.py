@@ -9,7 +9,7 @@ import pytest
 from kit.digits import build_and_run
 from kit.kernel_calls import Memory
 from kit.programs import require_programs
-from mcu.quantized import INT8, WAYS, Layers, mobilenet_layers, pool_sizes, square
+from mcu.quantized import INT8, WAYS, Layers, list_mobilenet_layers, pool_sizes, square_sizes
 from poetmodel.errors import InputError
 from poetmodel.export import board
 from poetmodel.export.board import Target
@@ -141,7 +141,7 @@ def lookup(*, x, table, batch, channels, plane, **steps):
 
 def expected(layers, call):
     """Return what a call makes."""
-    given = layers.given(call)
+    given = layers.named_arguments(call)
     del given["out"]
     with np.errstate(over="ignore", invalid="ignore"):
         return globals()[call.kernel.removeprefix("pm_q8_")](**given).ravel()
@@ -161,15 +161,17 @@ def some(layers, kernel, way):
     """Add a call of a kernel, of random shape, and return it."""
     number = lambda high: int(layers.random.integers(1, high + 1))  # noqa: E731
     if kernel == "pm_q8_add":
-        return layers.add(number(40), way)
+        return layers.add_sum(number(40), way)
     if kernel == "pm_q8_quantize":
-        return layers.quantize(number(3), number(5), number(20), way)
+        return layers.add_quantization(number(3), number(5), number(20), way)
     if kernel == "pm_q8_lookup":
-        return layers.lookup(number(3), number(5), number(20))
+        return layers.add_lookup(number(3), number(5), number(20))
     if kernel == "pm_q8_dequantize":
-        return layers.dequantize(number(3), number(5), number(20))
+        return layers.add_dequantization(number(3), number(5), number(20))
     if kernel == "pm_q8_pointwise":
-        return layers.layer(kernel, square(number(40), number(9), number(3)), number(2), way)
+        return layers.add_convolution(
+            kernel, square_sizes(number(40), number(9), number(3)), number(2), way
+        )
     groups = number(3)
     channels, results = groups * number(9), groups * number(6)
     if kernel != "pm_q8_conv2d":
@@ -178,7 +180,7 @@ def some(layers, kernel, way):
     spatial = list(zip(*both, strict=True))
     rest = (number for pair in spatial[2:] for number in pair)
     sizes = ConvolutionSizes(channels, *spatial[0], results, *spatial[1], *rest, groups)
-    make = layers.pool if kernel in POOLS else layers.layer
+    make = layers.add_pool if kernel in POOLS else layers.add_convolution
     return make(kernel, sizes, number(2), way)
 
 
@@ -199,7 +201,9 @@ def test_kernels_are_what_is_stated(kernel, way):
             memory[name][...] = values
         memory.execute([call])
         found = memory[call.arguments[0].buffer]
-        np.testing.assert_array_equal(found, expected(layers, call), str(layers.given(call)))
+        np.testing.assert_array_equal(
+            found, expected(layers, call), str(layers.named_arguments(call))
+        )
         varied.update(found.tolist())
         layers.buffers.clear()
         layers.values.clear()
@@ -213,18 +217,18 @@ def exported(tmp_path_factory):
     for kernel, way in CASES:
         for _ in range(6):
             some(layers, kernel, way)
-    layers.layer("pm_q8_conv2d", square(3, 8, 12, 3, 2))
-    layers.layer("pm_q8_depthwise", square(16, 16, 9, 3, 1, 16), 2)
-    layers.layer("pm_q8_depthwise", square(20, 20, 9, 5, 2, 20))
-    layers.layer("pm_q8_pointwise", square(64, 24, 5))
+    layers.add_convolution("pm_q8_conv2d", square_sizes(3, 8, 12, 3, 2))
+    layers.add_convolution("pm_q8_depthwise", square_sizes(16, 16, 9, 3, 1, 16), 2)
+    layers.add_convolution("pm_q8_depthwise", square_sizes(20, 20, 9, 5, 2, 20))
+    layers.add_convolution("pm_q8_pointwise", square_sizes(64, 24, 5))
     # As many elements as 16 bits can sum at their lowest, and more.
     for size in (16, 17):
-        call = layers.pool("pm_q8_average", pool_sizes(6, (size, size), (size, size), 1))
-        layers.given(call)["x"].fill(INT8[0])
+        call = layers.add_pool("pm_q8_average", pool_sizes(6, (size, size), (size, size), 1))
+        layers.named_arguments(call)["x"].fill(INT8[0])
     folder = tmp_path_factory.mktemp("quantized")
     with pytest.MonkeyPatch.context() as patched:  # constants stand for inputs, NaN among them
         patched.setattr("poetmodel.export.exporting.check_values", lambda _: None)
-        export_step(layers.step(), folder, ram="100%", paging=False, gap=0.5)
+        export_step(layers.build_step(), folder, ram="100%", paging=False, gap=0.5)
     return layers, folder
 
 
@@ -253,13 +257,17 @@ def test_work_is_counted_as_it_is_done():
     by 5 pairs of pixels, the last of them one pixel. Of 5 x 5 places 3 x 3 see whole windows.
     """
     layers = Layers()
-    found = count_work(layers.layer("pm_q8_pointwise", square(11, 5, 3), limits=INT8))[1]
+    found = count_work(
+        layers.add_convolution("pm_q8_pointwise", square_sizes(11, 5, 3), limits=INT8)
+    )[1]
     assert found == {
         "call": 1, "pair": 2,
         "2x2": 8, "2x2 word": 8 * 2, "2x2 rest": 8 * 3,
         "1x2": 7, "1x2 word": 7 * 2, "1x2 rest": 7 * 3,
     }  # fmt: skip
-    found = count_work(layers.layer("pm_q8_depthwise", square(9, 9, 5, 3, 1, 9), limits=(0, 9)))[1]
+    found = count_work(
+        layers.add_convolution("pm_q8_depthwise", square_sizes(9, 9, 5, 3, 1, 9), limits=(0, 9))
+    )[1]
     taps = 12 * 6 + 4 * 4
     assert found == {
         "call": 1, "place": 25, "made": 25, "inside": 2, "line": 2 * 3, "3x3": 2 * 9,
@@ -271,15 +279,15 @@ def test_work_is_counted_as_it_is_done():
 def test_pools_are_counted_by_words():
     """Nine channels are two words and a byte; sums of more than 256 elements are taken by bytes."""
     layers = Layers()
-    found = count_work(layers.pool("pm_q8_maximum", square(9, 9, 5, 3, 1, 9)))[1]
+    found = count_work(layers.add_pool("pm_q8_maximum", square_sizes(9, 9, 5, 3, 1, 9)))[1]
     assert found == {
         "call": 1, "place": 25,
         "4 element": 2 * 25, "4 row": 2 * 13 * 5, "4 seen": 2 * 13 * 13,
         "1 element": 25, "1 row": 13 * 5, "1 seen": 13 * 13,
     }  # fmt: skip
     wide = pool_sizes(4, (17, 17), (17, 17), 1)
-    assert not count_work(layers.pool("pm_q8_average", wide))[1]["4 seen"]
-    assert count_work(layers.pool("pm_q8_maximum", wide))[1]["4 seen"] == 289
+    assert not count_work(layers.add_pool("pm_q8_average", wide))[1]["4 seen"]
+    assert count_work(layers.add_pool("pm_q8_maximum", wide))[1]["4 seen"] == 289
 
 
 MOST = {Target.M4: 33e6, Target.M3: 138e6}
@@ -292,13 +300,13 @@ def test_a_front_is_quick(core):
     """It takes a fraction of what floats do; estimates are near what the emulator counts."""
     require_programs(core)
     layers = Layers()
-    for kind, sizes in mobilenet_layers():
+    for kind, sizes in list_mobilenet_layers():
         if kind == "add":
-            layers.add(sizes.results * sizes.plane, limits=INT8)
+            layers.add_sum(sizes.results * sizes.plane, limits=INT8)
         else:
-            layers.layer(f"pm_q8_{kind}", sizes, limits=INT8)
-    layers.layer("pm_q8_pointwise", square(128, 128, 6), limits=INT8)
-    step = layers.step(handed=False)
+            layers.add_convolution(f"pm_q8_{kind}", sizes, limits=INT8)
+    layers.add_convolution("pm_q8_pointwise", square_sizes(128, 128, 6), limits=INT8)
+    step = layers.build_step(returns_all=False)
     found = measure_emulated(step, device="nrf52840", core=core).instructions
     *front, wide = (found[f"layer_{k}"] for k in range(len(layers.calls)))
     assert sum(front) <= MOST[core]
@@ -312,15 +320,15 @@ def test_a_front_is_quick(core):
 def test_flash_is_estimated(exported, monkeypatch):
     """Kernels, weights that lie as bytes, and the program: within a tenth."""
     require_programs(*board.list_required_programs(Target.M4, emulate=False))
-    from mcu.code_sizes import linked_step
+    from mcu.code_sizes import measure_step_bytes
 
     monkeypatch.setattr("poetmodel.export.exporting.check_values", lambda _: None)
     layers, folder = exported
-    step = layers.step()
+    step = layers.build_step()
     made = export_step(step, folder, ram="100%", paging=False, gap=0.5)
     source = StepSource(made, Weights.from_step(step))
     estimate = code_bytes(made, source) + table_bytes(made, source)
-    assert estimate == pytest.approx(linked_step(folder).total(), rel=0.1)
+    assert estimate == pytest.approx(measure_step_bytes(folder).total(), rel=0.1)
     sizes = {name: layers.buffers[name].bytes for name in layers.values}
     rounding = ALIGNMENT * len(sizes)
     assert 0 <= len(source.weights.data) - sum(sizes.values()) <= rounding
@@ -330,15 +338,15 @@ def test_flash_is_estimated(exported, monkeypatch):
 def every_layer():
     """Return layers of every kernel."""
     layers = Layers(seed=2)
-    layers.layer("pm_q8_conv2d", square(3, 16, 24, 3, 2))
-    layers.layer("pm_q8_depthwise", square(16, 16, 24, 3, 1, 16))
-    layers.layer("pm_q8_pointwise", square(16, 32, 12))
-    layers.add(3300)
+    layers.add_convolution("pm_q8_conv2d", square_sizes(3, 16, 24, 3, 2))
+    layers.add_convolution("pm_q8_depthwise", square_sizes(16, 16, 24, 3, 1, 16))
+    layers.add_convolution("pm_q8_pointwise", square_sizes(16, 32, 12))
+    layers.add_sum(3300)
     for kernel in POOLS:
-        layers.pool(kernel, square(16, 16, 24, 2, 2, 16))
-    layers.quantize(1, 16, 250)
-    layers.dequantize(1, 16, 250)
-    layers.lookup(1, 16, 250)
+        layers.add_pool(kernel, square_sizes(16, 16, 24, 2, 2, 16))
+    layers.add_quantization(1, 16, 250)
+    layers.add_dequantization(1, 16, 250)
+    layers.add_lookup(1, 16, 250)
     return layers
 
 
@@ -370,7 +378,7 @@ def test_inference_computes_them_too(target, tmp_path):
     """It reads the constants of the step."""
     require_programs(target)
     layers = every_layer()
-    step = layers.step(handed=False)
+    step = layers.build_step(returns_all=False)
     (*others, last) = step.graph.nodes
     nodes = (*others, replace(last, outputs=()))
     (result,) = step.gradients

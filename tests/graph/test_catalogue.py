@@ -46,7 +46,7 @@ def test_shipped_files_are_what_the_script_makes(script, capsys):
 def test_script_repairs_a_folder_and_then_rests(script, tmp_path, monkeypatch, capsys):
     """Missing, changed and left-over files are reported by a check and put right by a run."""
     few = [(name, published.MODELS[name]()) for name in ("paper/linear", "paper/transformer")]
-    monkeypatch.setattr(script, "shipped_graphs", lambda: few)
+    monkeypatch.setattr(script, "build_shipped_graphs", lambda: few)
     changed = model_path(tmp_path, "paper/linear")
     changed.parent.mkdir()
     changed.write_text("{}")

@@ -19,7 +19,7 @@ from kit.instances import (
 from kit.oracle import optimum
 from kit.rotation import parametrize_parts
 from kit.worked import even_costs, recompute_before_update_problem, skip_graph, skip_problem
-from layered import random_layered
+from layered import make_random_layered
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
@@ -151,7 +151,7 @@ def test_with_paging_and_no_limits_one_is_always_found(part, with_state, at_floo
 
 def test_first_schedule_drops_what_is_needless_when_time_is_up(monkeypatch):
     """Making it took all the time there is, and dropping takes a share of that."""
-    graph = random_layered(100, 0)
+    graph = make_random_layered(100, 0)
     costs = Costs.estimate(graph, Device.load("paper-m4"))
     problem = Problem(graph, costs, ram="80%", paging=False)
     late = []

@@ -9,7 +9,7 @@ from kit.commands import invoke
 from kit.digits import build_and_run, linear_step
 from kit.programs import require_programs
 from kit.rotation import mark_seeds_except
-from mcu.small_networks import NETWORKS, training
+from mcu.small_networks import NETWORKS, make_training
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
@@ -37,7 +37,7 @@ def captured(name, tile=None):
     torch = pytest.importorskip("torch")
     from poetmodel.torch.lowering.step import lower
 
-    model, loss_fn, inputs = training(name)
+    model, loss_fn, inputs = make_training(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     return divide_step(lower(model, loss_fn, inputs, optimizer=optimizer), tile)
 

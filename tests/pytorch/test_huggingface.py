@@ -14,7 +14,7 @@ from kit.rotation import mark_seeds_except  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.huggingface import Trainer  # noqa: E402
-from pytorch.coverage import REFUSED, WORKS, ModelRun, tried  # noqa: E402
+from pytorch.coverage import REFUSED, WORKS, ModelRun, try_model  # noqa: E402
 from pytorch.models import TRIALS  # noqa: E402
 
 pytestmark = [
@@ -325,7 +325,7 @@ def test_layers_that_are_dropped_at_random_are_refused():
 @pytest.mark.parametrize("name", mark_seeds_except(SAMPLE, SAMPLE[:3]))
 def test_models_of_other_libraries(name, tmp_path):
     """Each is equal to eager on two batches and in a smaller budget, or refused."""
-    found = tried(ModelRun(model=f"transformers {name}"), folder=str(tmp_path))
+    found = try_model(ModelRun(model=f"transformers {name}"), folder=str(tmp_path))
     assert found["back_end"]["status"] in (WORKS, REFUSED) or name in OTHERWISE_COMPILED
     assert found["back_end"].get("within", True)
     if found["status"] == REFUSED:

@@ -10,12 +10,12 @@ from pytorch import networks as bench_networks
 from pytorch.networks import NETWORKS, Block
 from pytorch.peers import (
     FileHooks,
-    checkpoint_per_block,
-    eager,
-    hooks_to_file,
-    selective_checkpoint,
+    make_block_checkpoint,
+    make_eager,
+    make_file_hooks,
+    make_selective_checkpoint,
 )
-from pytorch.runs import FUSED_NETWORKS, KEEP_ALL, METHODS, TrainingRun, training_runs
+from pytorch.runs import FUSED_NETWORKS, KEEP_ALL, METHODS, TrainingRun, make_training_runs
 from pytorch.runs import NETWORKS as NAMES
 
 nn = torch.nn
@@ -60,8 +60,12 @@ def test_peers_compute_what_eager_does(tmp_path):
     Each takes less than eager, and checkpointing with its convolutions kept more than without: only
     one of the network's blocks is in memory as a whole at a time.
     """
-    expected = gradients(eager)
-    for make in (checkpoint_per_block, selective_checkpoint, lambda t: hooks_to_file(t, tmp_path)):
+    expected = gradients(make_eager)
+    for make in (
+        make_block_checkpoint,
+        make_selective_checkpoint,
+        lambda t: make_file_hooks(t, tmp_path),
+    ):
         assert all(map(torch.equal, gradients(make), expected))
 
     def peak(make):
@@ -70,9 +74,9 @@ def test_peers_compute_what_eager_does(tmp_path):
         method.run(*training[2])
         return heap_peak_bytes(lambda: method.run(*training[2]))
 
-    plain, selective = peak(eager), peak(selective_checkpoint)
-    assert peak(checkpoint_per_block) < selective < plain
-    assert peak(lambda training: hooks_to_file(training, str(tmp_path))) < plain
+    plain, selective = peak(make_eager), peak(make_selective_checkpoint)
+    assert peak(make_block_checkpoint) < selective < plain
+    assert peak(lambda training: make_file_hooks(training, str(tmp_path))) < plain
 
 
 def test_file_hook_writes_each_tensor_once(tmp_path):
@@ -110,7 +114,7 @@ def test_methods_that_stop_are_results(tmp_path, monkeypatch):
     monkeypatch.setitem(measurement.NETWORKS, "unet-b8", tiny)
     run = TrainingRun(network="unet-b8", method="both", share=0.01, limit_s=5.0, pairs=2)
     for ram_bytes in (None, 1000):
-        facts = measurement.measured(run, folder=str(tmp_path), ram_bytes=ram_bytes)
+        facts = measurement.measure_method(run, folder=str(tmp_path), ram_bytes=ram_bytes)
         assert facts["status"] == "infeasible"
         assert facts["reason"]
         assert facts["budget_bytes"] < facts["floor_bytes"] < facts["keep_all_bytes"]
@@ -120,7 +124,7 @@ def test_methods_that_stop_are_results(tmp_path, monkeypatch):
 
     monkeypatch.setattr(measurement, "checkpoint_per_block", broken)
     run = TrainingRun(network="unet-b8", method="checkpoint")
-    facts = measurement.measured(run, folder=str(tmp_path))
+    facts = measurement.measure_method(run, folder=str(tmp_path))
     assert (facts["status"], facts["reason"]) == ("failed", "RuntimeError: no such kernel")
     assert facts["seconds"] > 0
 
@@ -160,11 +164,11 @@ def test_every_method_runs(network, tmp_path, monkeypatch):
     monkeypatch.setitem(NETWORKS, name, SMALLEST[network])
     tried = []
     peaks = {}
-    for run in training_runs((name,), shares=(0.75,), limit_s=2.0, pairs=1):
-        found = measurement.measured(run, folder=str(tmp_path), ram_bytes=peaks.get(run.peer))
+    for run in make_training_runs((name,), shares=(0.75,), limit_s=2.0, pairs=1):
+        found = measurement.measure_method(run, folder=str(tmp_path), ram_bytes=peaks.get(run.peer))
         assert found["status"] != measurement.FAILED, f"{run.name}: {found['reason']}"
         tried.append(run.method)
-        if run.own is not None and "heap_peak_bytes" not in found:
+        if run.compiled_kind is not None and "heap_peak_bytes" not in found:
             assert found["reason"], run.name  # no plan is an answer
             continue
         peaks[run.method] = found["heap_peak_bytes"]
@@ -175,9 +179,9 @@ def test_every_method_runs(network, tmp_path, monkeypatch):
         assert min(found["pairs"][0]) > 0
         if run.method == "file-hooks":
             assert found["written_bytes"] > 0
-        if run.own is not None or run.method == "eager":
+        if run.compiled_kind is not None or run.method == "eager":
             assert found["equal"], run.name
-        if run.own is not None:
+        if run.compiled_kind is not None:
             assert found["heap_peak_bytes"] <= found["budget_bytes"], run.name
             assert found["floor_bytes"] <= found["budget_bytes"]
             if run.peer is None:  # a peer may take more than keep-all

@@ -21,7 +21,7 @@ from kit.quantized_networks import (  # noqa: E402
     images,
     write_onnx,
 )
-from mcu.fronts import steps_apart  # noqa: E402
+from mcu.fronts import compare_layers  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
 from poetmodel.lowered.io import save_step  # noqa: E402
 from poetmodel.lowered.step import DataType  # noqa: E402
@@ -58,7 +58,7 @@ def test_each_layer_is_that_of_pytorch_within_one_step(kind):
     module = convert_front(_without_flatten(), images(8), **KINDS[kind])
     front = pmt.quantized(module)
     apart = torch.cat(
-        [x.flatten() for x in steps_apart(front, module, images(16, seed=5)).values()]
+        [x.flatten() for x in compare_layers(front, module, images(16, seed=5)).values()]
     )
     assert apart.numel() > 50_000
     assert int(apart.max()) <= 1
