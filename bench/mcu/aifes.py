@@ -258,11 +258,11 @@ def list_program_facts(result: ProgramResult) -> dict[str, Any]:
 
 def list_export_facts(deployment: Deployment, result: ProgramResult) -> dict[str, Any]:
     """Return the record fields of an exported step, results of its solve included."""
-    result = deployment.result
-    if result is None:
+    solved = deployment.result
+    if solved is None:
         raise ValueError(f"{deployment.step.graph.name}: expected the result of a solve")
-    facts = {"arena_bytes": deployment.arena.bytes, "solved": str(result.status)}
-    return {**list_program_facts(result), **facts, "gap": result.gap}
+    facts = {"arena_bytes": deployment.arena.bytes, "solved": str(solved.status)}
+    return {**list_program_facts(result), **facts, "gap": solved.gap}
 
 
 def compare_losses(programs: Mapping[str, Mapping[str, Any]]) -> float:
