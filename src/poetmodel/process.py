@@ -106,7 +106,7 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is running."""
+        """Whether the process is running; still True for a moment after its end."""
         return self._status is None
 
     @property
@@ -116,7 +116,7 @@ class WorkerProcess:
 
     @property
     def has_sent_all(self) -> bool:
-        """Whether no frame is waiting to be written."""
+        """Whether no frame is waiting to be written; the last one may be only partly written."""
         return self._outbox.empty()
 
     def call(
@@ -127,9 +127,11 @@ class WorkerProcess:
     ) -> Future[Any]:
         """Call a function in the process with a `WorkerJob` and the arguments.
 
-        The future receives the function's result, its exception with the traceback as a note, or
-        `ProcessEndedError`. `on_progress` is called with each progress message of the job, in
-        another thread. An exception of `on_progress` ends the process and is set in the future.
+        The previous job must have ended: its future is not completed any more. The future receives
+        the function's result, its exception (or one that can be pickled) with the traceback as a
+        note, or `ProcessEndedError`. `on_progress` is called with each progress message of the
+        job, in another thread. An exception of `on_progress` ends the process and is set in the
+        future.
         """
         payload = pickle.dumps((function, arguments))
         with self._lock:
@@ -154,14 +156,14 @@ class WorkerProcess:
         self._send("cancel", 0, b"")
 
     def end(self) -> None:
-        """Kill the process, without waiting for its end."""
+        """Kill the process, without waiting for its end; has no effect in a fork of the parent."""
         if os.getpid() == self._parent_pid:
             self._process.kill()
 
     def close(self) -> None:
         """Kill the process and wait for its end.
 
-        Does not wait in the thread that calls `on_progress`.
+        Does not wait in the thread that calls `on_progress`; has no effect in a fork of the parent.
         """
         self.end()
         if os.getpid() == self._parent_pid and threading.current_thread() is not self._reader:
@@ -171,16 +173,17 @@ class WorkerProcess:
         self._outbox.put(pickle.dumps(frame))
 
     def _write_frames(self) -> None:
-        """Write queued frames until the process has ended."""
+        """Write queued frames until the process has ended, or writing fails."""
         with suppress(OSError), cast("IO[bytes]", self._process.stdin) as stream:
             while (frame_bytes := self._outbox.get()) is not None:
                 stream.write(frame_bytes)
                 stream.flush()
 
     def _read_frames(self) -> None:
-        """Handle frames until the process has ended.
+        """Handle frames until the process has ended, or handling a frame fails.
 
-        Then set the status and fail the pending job.
+        A failure kills the process. Then set the status, and fail the pending job, with the
+        exception of the failure if there is one.
         """
         failure: BaseException | None = None
         try:
@@ -198,7 +201,10 @@ class WorkerProcess:
                 self._call.future.set_exception(failure or self._ended_error())
 
     def _handle_frame(self, number: int, kind: str, payload: bytes) -> None:
-        """Set the result of the current job, or call `on_progress`; ignore frames of ended jobs."""
+        """Set the result or the exception of the current job, or call `on_progress`.
+
+        Ignores frames of earlier jobs.
+        """
         call = self._call
         if call is None or call.number != number or call.future.done():
             return
@@ -237,7 +243,7 @@ class WorkerJob:
         """Pickled messages of the parent process that `messages` has not yielded."""
 
     def messages(self) -> Iterator[Any]:
-        """Yield the messages of the parent process received since the last call."""
+        """Yield the received messages of the parent process that were not yielded before."""
         while not self.inbox.empty():
             yield pickle.loads(self.inbox.get())  # noqa: S301 - from the other process
 
@@ -309,8 +315,9 @@ class _Service:
 def _to_picklable(error: BaseException) -> Exception:
     """Return an exception that can be pickled, with the original traceback as a note.
 
-    The result is `error` itself if pickling preserves `error`, else a `PoetModelError` or
-    `RuntimeError` with the message of `error`.
+    The result is `error` itself if it is an `Exception` whose message survives pickling. Otherwise
+    it is a `PoetModelError` with this message if `error` is one, else a `RuntimeError` with type
+    and message.
     """
     traceback_text = "".join(traceback.format_exception(error))
     try:

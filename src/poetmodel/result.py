@@ -39,16 +39,16 @@ class Status(StrEnum):
 
 
 class Termination(StrEnum):
-    """Reason why a solve stopped, independent of its findings."""
+    """Reason why a solve stopped."""
 
     PROVED = "proved"
     """The gap is within the tolerance, or the problem is proven infeasible."""
     TIME_LIMIT = "time_limit"
-    """The wall-clock limit was reached."""
+    """The time limit was reached."""
     INTERRUPTED = "interrupted"
     """The user or a callback stopped the solve."""
     STALLED = "stalled"
-    """The solver stopped by itself while the gap was above the tolerance."""
+    """The solver or method ended by itself, without a schedule or a gap within the tolerance."""
 
 
 QUANTITY_NAMES: Final = {
@@ -94,7 +94,8 @@ class ModelObjective:
 class SolveResult:
     """A schedule with its proven bound, or the reason why there is none.
 
-    Metrics come from `simulation`, never from the solver; without a schedule, metrics are None.
+    Metrics of the schedule come from `simulation`, never from the solver; without a schedule, they
+    are None.
     """
 
     problem: Problem
@@ -104,13 +105,14 @@ class SolveResult:
     termination: Termination
     """Reason why the solve stopped."""
     schedule: Schedule | None = None
-    """The best schedule found, the incumbent."""
+    """The best schedule found, the incumbent; None without one."""
     simulation: Simulation | None = None
-    """Simulation of the schedule."""
+    """Simulation of the schedule; None without a schedule."""
     violations: tuple[str, ...] = ()
     """Rules and limits that the schedule violates; only ``paper`` may return such schedules."""
     objective_bound: float | None = None
-    """Proven lower bound on the minimized quantity, in its own unit."""
+    """Proven lower bound on the problem's objective, in its unit; None without one, and with
+    `model_objective`."""
     model_objective: ModelObjective | None = None
     """The user's objective of a model in place of the problem's, if there is one. Then status,
     `summary` and the objective in the file refer to this objective."""
@@ -118,7 +120,7 @@ class SolveResult:
     """Proven lower bound on the energy overhead, the energy beyond the baseline [J]; 0 if none is
     proven."""
     reason: str = ""
-    """Reason why there is no schedule."""
+    """Reason why there is no schedule, or why the proof of the solver was dropped."""
     formulation: str = ""
     """Name of the formulation."""
     reduction: str = ""
@@ -229,7 +231,10 @@ class SolveResult:
 
     @property
     def value(self) -> float | None:
-        """Value of the objective in its unit, of `model_objective` if there is one."""
+        """Value of the objective in its unit, of `model_objective` if there is one.
+
+        None without a schedule.
+        """
         if self.model_objective is not None:
             return self.model_objective.value
         if self.simulation is None:
@@ -254,7 +259,8 @@ class SolveResult:
     def overhead(self) -> float | None:
         """Value of the objective without the baseline, in its unit.
 
-        The objective of a model has no known baseline: its overhead is its value.
+        The objective of a model has no known baseline: its overhead is its value. None without a
+        schedule.
         """
         if self.model_objective is not None:
             return self.model_objective.value
@@ -264,7 +270,11 @@ class SolveResult:
 
     @property
     def gap(self) -> float | None:
-        """(overhead - bound on the overhead) / overhead of the objective, as a fraction."""
+        """(overhead - bound on the overhead) / overhead of the objective, as a fraction.
+
+        0 if the bound reaches the value; None without a schedule. For `model_objective`, see
+        `ModelObjective.gap`.
+        """
         if self.model_objective is not None:
             return self.model_objective.gap
         if self.simulation is None or self.overhead is None:
@@ -290,9 +300,10 @@ class SolveResult:
 
     @property
     def proven_bound(self) -> float:
-        """Proven lower bound on the objective, at least the baseline; valid without a schedule too.
+        """Proven lower bound on the problem's objective, at least the baseline.
 
-        May exceed the value by a rounding error.
+        Valid without a schedule too, but not for `model_objective`. May exceed the value by a
+        rounding error.
         """
         baseline = self.problem.objective.baseline
         return baseline if self.objective_bound is None else max(baseline, self.objective_bound)
@@ -372,7 +383,7 @@ class SolveResult:
 
     @property
     def _bounds_energy(self) -> bool:
-        """Whether a bound on the energy is proven."""
+        """Whether energy was minimized, or a bound above the baseline is proven."""
         return self.minimizes_energy or self.overhead_bound_j > 0
 
     def _objective_name(self) -> str:
@@ -411,8 +422,8 @@ class SolveResult:
     def _file_metrics(self) -> dict[str, Any]:
         """Return the metrics of a schedule file by key; without a schedule, their values are None.
 
-        The RAM of the device is included if there is a device, and metrics of storage and its wear
-        if the device states the endurance of its storage.
+        With a schedule, the RAM of the device is included if there is a device, and metrics of
+        storage and its wear if the device states the endurance of its storage.
         """
         first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
         if self.simulation is None:
@@ -473,8 +484,8 @@ def primal_integral_s(
 ) -> float | None:
     """Return the primal integral of a history [s]; smaller is better.
 
-    The primal gap is 1 before the first schedule, then (value - best_value) / value. It is
-    integrated from 0 s to the last entry. `best_value` is the reference, such as the best value
+    The primal gap is 1 before the first schedule, then (value - best_value) / value, at least 0. It
+    is integrated from 0 s to the last entry. `best_value` is the reference, such as the best value
     known from any solver, without the baseline like the history; default: the last value of the
     history. Returns None if the history has no value.
 

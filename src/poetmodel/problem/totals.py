@@ -30,7 +30,7 @@ class Count(StrEnum):
     RECOMPUTATIONS = "recomputations"
     """Number of computations of a node after the first."""
     PAGE_INS = "page_ins"
-    """Number of page-ins of a tensor."""
+    """Number of page-ins of a tensor; without a stage, the first read of state counts too."""
     PAGE_OUTS = "page_outs"
     """Number of page-outs of a tensor."""
     RESIDENT = "resident"
@@ -78,9 +78,9 @@ class Key(NamedTuple):
     """A parsed key: a total, or a count of a node or tensor, optionally in one stage."""
 
     kind: str
-    """A member of `Total` or `Count`, unless the key is invalid."""
+    """A member of `Total` or `Count`, unless the key is `CONSTANT` or invalid."""
     stage: int | None
-    """The stage; None for the sum over all stages, -1 if it is invalid."""
+    """The stage; None for the sum over all stages, -1 if the text after @ is no number."""
     name: str
     """The node or tensor; empty for a total."""
 
@@ -100,13 +100,16 @@ class Key(NamedTuple):
 
 
 def unit_of_terms(terms: Iterable[tuple[str, float]]) -> str:
-    """Return the unit of a sum; "" for counts and for sums of different units."""
+    """Return the unit of a sum; "" for counts, for sums of different units and without terms.
+
+    A constant is ignored.
+    """
     units = {UNITS.get(key, "") for key, _ in terms if key != CONSTANT}
     return units.pop() if len(units) == 1 else ""
 
 
 def format_terms(terms: Terms, *, max_terms: int = 4) -> str:
-    """Format the first `max_terms` terms of a sum.
+    """Format the first `max_terms` terms of a sum, and the number of further terms.
 
     Examples
     --------
@@ -137,7 +140,7 @@ class Constraint:
     InputError
         If the constraint has no name, no limit or a number that is not finite, if its limits
         contradict each other, or if a per-stage constraint has a lower limit above 0, a negative
-        coefficient or a total that does not count by stage.
+        coefficient or a term that does not count by stage.
 
     Examples
     --------
@@ -155,7 +158,7 @@ class Constraint:
     """Maximum; None for no maximum."""
 
     def __post_init__(self) -> None:
-        """Validate the fields, and convert whole numbers to int."""
+        """Validate the fields, and convert whole numbers to int, other numbers to float."""
         label = f"constraint {quote(self.name)}"
         if not self.name:
             raise InputError(f"{label}: expected a non-empty name")
@@ -185,7 +188,7 @@ class Constraint:
     def _check_stages(self, label: str) -> None:
         """Check the terms and limits of a per-stage constraint.
 
-        Raises `InputError` for a total that does not count by stage, no upper limit, a lower
+        Raises `InputError` for a term that does not count by stage, no upper limit, a lower
         limit above 0, or a negative coefficient. `label` is the prefix of the message.
         """
         other_terms = [key for key in self.terms if Key.parse(key).stage is None]
@@ -232,7 +235,10 @@ class Constraint:
 
 
 def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) -> Iterator[str]:
-    """Yield an error for each invalid term of an expression, such as an unknown node."""
+    """Yield the errors of the terms of an expression, such as an unknown node.
+
+    `label` is the prefix of each error.
+    """
     for key, coefficient in terms:
         if not is_number(coefficient):
             yield f"{label}: {quote(key)}: expected a finite number, got {quote(coefficient)}"
@@ -264,7 +270,8 @@ def _state_index(graph: Graph) -> dict[str, int]:
 class _CountVariables(Mapping[Any, Any]):
     """The variables of one count, by index or name of a node or tensor.
 
-    The key (stage, index or name) returns the variable of one stage.
+    For the counts of `STAGE_COUNTS`, the key (stage, index or name) returns the variable of one
+    stage, given by its index or the name of its node.
     """
 
     def __init__(self, variables: Any, index: Mapping[str, int], variable_in_stage: Any) -> None:
@@ -302,7 +309,7 @@ class _CountVariables(Mapping[Any, Any]):
         return isinstance(key, Hashable) and key in self._variables
 
     def get(self, key: object, default: Any = None) -> Any:
-        """Return the variable of a name or index; `default` if the graph has none."""
+        """Return the variable of a name or index; `default` for other keys, also with a stage."""
         exists = key in self
         return self[key] if exists else default
 
@@ -317,7 +324,7 @@ class TotalsBlock:
     """A Pyomo block with a variable for each total; parses the users' functions of this block."""
 
     def __init__(self, graph: Graph) -> None:
-        """Build the block, with a variable for each total, node and tensor of the graph."""
+        """Build the block, with a variable for each total and each count of a node or tensor."""
         import pyomo.environ as pyo
 
         self.block = pyo.Block(concrete=True)
@@ -377,16 +384,18 @@ class TotalsBlock:
     def expression(self, rule: Any, label: str) -> Terms:
         """Return the linear expression that a rule returns, with its constant under `CONSTANT`.
 
-        The constant 0 stands for an expression without terms. Raises `InputError`, with the prefix
-        `label`, if the rule returns no linear expression of totals.
+        Zero terms are omitted; the constant 0 stands for an expression without terms. Raises
+        `InputError` if `rule` is no function, or returns no linear expression of totals. `label` is
+        the prefix of these messages.
         """
         return self._parse_terms(self._call_rule(rule, label), label) or ((CONSTANT, 0),)
 
     def constraints(self, rule: Any, name: str) -> list[Constraint]:
         """Return the constraints of a rule, except Pyomo's ``Skip`` and ``Feasible``.
 
-        The constraints of a list are named ``name[0]``, ``name[1]``, ... Raises `InputError` if the
-        rule returns no linear relations, or relations that no `Constraint` can state.
+        A single constraint is named `name`, those of a list ``name[0]``, ``name[1]``, ... Raises
+        `InputError` if `rule` is no function, or returns no linear relations, or relations that no
+        `Constraint` can state.
         """
         import pyomo.environ as pyo
 
@@ -403,7 +412,10 @@ class TotalsBlock:
         ]
 
     def _parse_relation(self, name: str, relation: Any) -> Constraint:
-        """Convert a Pyomo relation to a constraint; raise `InputError` if it is not linear."""
+        """Convert a Pyomo relation to a constraint.
+
+        Raises `InputError` if the relation is not linear, or if no `Constraint` can state it.
+        """
         import pyomo.environ as pyo
         from pyomo.common.log import LoggingIntercept
 
@@ -447,7 +459,7 @@ class TotalsBlock:
             raise InputError(
                 f"{label}: v.{name}: there is no such total; expected one of {totals}"
             ) from None
-        except PyomoException as error:  # Raised if a relation is used as a Boolean.
+        except PyomoException as error:  # For example, a relation is used as a Boolean.
             raise InputError(
                 f"{label}: {str(error).splitlines()[0]} Relations have no 'and', no max(), and no "
                 "two comparisons in one: return a list of them; for 'or' add a variable to a model "
@@ -455,7 +467,11 @@ class TotalsBlock:
             ) from None
 
     def _parse_terms(self, expression: Any, label: str) -> Terms:
-        """Return the terms of a Pyomo expression; raise `InputError` if it is not linear."""
+        """Return the nonzero terms of a Pyomo expression, the constant last.
+
+        Raises `InputError` if it is not linear, or has variables that are no totals, or numbers
+        that are not finite.
+        """
         from pyomo.repn import generate_standard_repn
 
         try:
@@ -482,7 +498,7 @@ class TotalsBlock:
 
 
 def _list_relations(result: Any) -> Any:
-    """Return the relation that a rule returned; a list if the rule returned several, or none."""
+    """Return the result of a rule: a list if it is an iterable of relations, else unchanged."""
     from pyomo.core.base.component import ComponentBase
     from pyomo.core.expr.relational_expr import RelationalExpression
 
@@ -493,7 +509,10 @@ def _list_relations(result: Any) -> Any:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a finite number; integers beyond the range of floats are not."""
+    """Return whether a value is a finite int or float.
+
+    Booleans, and integers beyond the range of floats, do not count.
+    """
     try:
         return (
             isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -503,5 +522,5 @@ def is_number(value: object) -> bool:
 
 
 def to_int_if_whole(value: float) -> float:
-    """Return a whole number as an int, so that sums of bytes and counts are exact."""
+    """Return a whole number as an int, so that sums of bytes and counts are exact; else a float."""
     return int(value) if float(value).is_integer() else float(value)

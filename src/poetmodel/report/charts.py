@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 KINDS: Final = tuple(Kind)
-"""Kinds of actions, in the order of the colours of a chart."""
+"""Kinds of actions; charts contain indices into this tuple."""
 
 
 def list_action_kinds() -> list[dict[str, str]]:
@@ -91,10 +91,10 @@ def graph_chart(graph: Graph) -> dict[str, Any]:
 def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
     """Return the map of a schedule, stages by nodes (POET, ICML 2022, figure 2).
 
-    ``columns``: node names. ``labels``: the different contents of cells: kind as an index into
-    `KINDS`, whether the cell is marked as paged out, and a description with bytes. ``runs``: the
-    vertical sequences of equal cells, each as column, first row, last row and index into
-    ``labels``.
+    ``columns``: node names. ``labels``: the different contents of cells: `dominant_kind` as an
+    index into `KINDS`, whether the cell is marked as paged out, and a description of all actions
+    with bytes. ``runs``: the vertical sequences of equal cells, each as column, first row, last row
+    and index into ``labels``.
     """
     labels: dict[tuple[int, bool, str], int] = {}
     labels_by_column: dict[int, list[tuple[int, int]]] = {}
@@ -126,13 +126,13 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
 
 
 def address_chart(subject: Subject) -> dict[str, Any] | None:
-    """Return the chart of addresses over time of a plan; None if the plan has no addresses.
+    """Return the chart of addresses over time of a plan; None without a plan or addresses.
 
     ``boxes``: copies of tensors, from the instruction that creates each to the one that frees it,
-    and workspaces: kind as an index into `KINDS`, start, length, lowest address, height,
-    description, and the index of the tensor, None for a workspace. ``end``: the end of the time
-    axis. ``limit``, ``limit_name``: size of the arena, and its label. ``x_name``, ``y_name``:
-    labels of the axes with units.
+    and workspaces, except contents without an address or bytes: kind as an index into `KINDS`,
+    start, length, lowest address, height, description, and the index of the tensor, None for a
+    workspace. ``end``: the end of the time axis. ``limit``, ``limit_name``: size of the arena, and
+    its label. ``x_name``, ``y_name``: labels of the axes with units.
     """
     graph, plan, check, arena_check = (
         subject.graph,
@@ -212,10 +212,11 @@ def _rectangles_with_kinds(
 
 
 def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
-    """Return the device RAM used by schedules and by keep-all; None if no device is known.
+    """Return the device RAM used by valid schedules with a device, and by keep-all.
 
-    ``rows``: label, device, RAM, use by kind (``parts``), free and missing bytes [B] of each valid
-    schedule; ``keep_all``: the same values of keep-all on each device of the schedules.
+    Returns None if there is no such schedule. ``rows``: label, device, RAM, use by kind
+    (``parts``), free and missing bytes [B] of each schedule; ``keep_all``: the same values of
+    keep-all on each device of the schedules.
     """
     gauged_subjects = [
         subject for subject in subjects if subject.device_ram is not None and subject.verdict.valid

@@ -58,8 +58,8 @@ def check_installed(path: str | Path, purpose: str, *libraries: str) -> None:
 def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> None:
     """Draw the RAM of a plan over time, with the activity of core and bus, and write the picture.
 
-    The suffix of the path selects a self-contained page (.html) or a still image. Raises the errors
-    of `check_picture`.
+    The suffix of the path selects a self-contained page (.html) or a still image, which requires a
+    makespan above 0. Raises the errors of `check_picture`.
     """
     check_picture(path)
     title, chart = plan_title(graph, plan, check), plan_chart(graph, plan, check)

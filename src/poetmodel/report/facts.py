@@ -42,8 +42,8 @@ TREATMENT_NAMES: Final = {
 def schedule_facts(subject: Subject) -> dict[str, Any]:
     """Return all facts of a report about one schedule as JSON values in SI units.
 
-    Energies and times are None without costs. Metrics are those of the simulator; bounds are those
-    stated in the file.
+    Metrics are those of the simulator; its energies and times are None without costs. Bounds and
+    times of the solve are those stated in the file.
     """
     simulation, has_costs = subject.simulation, subject.costs is not None
     stated_problem = subject.document.problem
@@ -103,8 +103,8 @@ def treatment_names(graph: Graph) -> list[str]:
 def graph_facts(subject: Subject) -> dict[str, Any]:
     """Return the facts about the graph of all schedules of a report.
 
-    For a compiled step the RAM values include reserved bytes. The minimum RAM is that of the
-    problem, because for a graph with state it depends on the storage.
+    For a compiled step the keep-all peak and the minimum RAM include reserved bytes. The minimum
+    RAM is that of the problem, because for a graph with state it depends on the storage.
     """
     graph, min_ram = subject.graph, subject.problem.floor
     state = {"tensors": len(graph.state_tensors), "bytes": graph.state_bytes}
@@ -128,8 +128,9 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
 def _bound_facts(subject: Subject) -> dict[str, Any]:
     """Return the bounds stated in the file, and the gap of the minimized quantity.
 
-    For energy the gap is that between the stated bound and the simulated energy. If another
-    quantity was minimized, a stated energy bound of 0 overhead is trivial and is omitted.
+    For energy the gap is that between stated bound and simulated value of the overhead, None
+    without costs; else it is the stated gap. If another quantity was minimized, a stated energy
+    bound of 0 overhead is trivial and is omitted.
     """
     stated_metrics, simulation = subject.document.stated_metrics, subject.simulation
     overhead_j, overhead_bound_j = simulation.overhead_j, stated_metrics.get("overhead_bound_j")
@@ -187,7 +188,7 @@ def _peak_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _state_facts(subject: Subject) -> dict[str, Any]:
-    """Return the facts about state, and about in-place operators, if the graph has any."""
+    """Return ``state`` and ``in_place``, each only if the graph has state or in-place operators."""
     state_values, values = state_metrics(subject.graph, subject.simulation), {}
     if state_values is not None:
         values["state"] = state_values
@@ -242,7 +243,10 @@ def _device_facts(subject: Subject) -> dict[str, Any] | None:
 
 
 def _versions(subject: Subject) -> dict[str, str]:
-    """Return the installed versions of poetmodel and of the packages of the back end."""
+    """Return the installed versions of poetmodel and of the package of the stated back end.
+
+    Packages that are not installed, and unknown back ends, are omitted.
+    """
     stated_problem = subject.document.problem
     backend = (stated_problem and stated_problem.backend) or ""
     packages = (backend_class(backend).package,) if backend in backend_names() else ()
@@ -253,8 +257,9 @@ def _versions(subject: Subject) -> dict[str, str]:
 def reproduction_commands(subject: Subject) -> Iterator[str]:
     """Yield the commands that solve the problem of a schedule again and verify the schedule.
 
-    They are commands of a POSIX shell, with all digits of limits; for a compiled PyTorch step,
-    lines of Python. Without a stated problem or without costs, only the schedule is verified.
+    They are commands of a POSIX shell, with all digits of limits. If the problem has user-defined
+    sums, the first command writes their file. For a compiled PyTorch step, yields lines of Python.
+    Without a stated problem or without costs, only the schedule is verified.
     """
     if subject.step is not None:
         yield f"step = {subject.step['call']}\nprint(step.verify().summary())"
@@ -356,9 +361,9 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
     """Yield one row of decisions for each tensor, in the order of the graph.
 
     Keys: names of ``tensor`` and ``node``, ``size_bytes``, ``choice`` (of `TREATMENT_NAMES`),
-    ``first_stage`` (of the first computation) and ``last_stage`` in RAM, ``ram_stages`` (number of
-    stages that begin with the tensor in RAM), the counts ``recomputed``, ``paged_out`` and
-    ``paged_in``, ``energy_j`` and ``time_s``.
+    ``first_stage`` (of the first computation), ``last_stage`` in RAM (else the first),
+    ``ram_stages`` (number of stages that begin with the tensor in RAM), the counts ``recomputed``,
+    ``paged_out`` and ``paged_in``, ``energy_j`` and ``time_s``.
 
     If a node has several tensors, only the first one has the cost of recomputing the node, so that
     the energies sum to the overhead (without idle power during overlapping transfers).

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 def metric_sections(schedules: Sequence[Facts]) -> Sections:
     """Return the rows of the metrics of schedules, in sections with titles.
 
-    Energies are omitted for a schedule whose problem does not limit or minimize energy, and the RAM
-    for tensors if it equals the RAM budget.
+    Energies are omitted for a schedule whose problem does not use them (`Problem.uses_energy`), and
+    the RAM budget less resident bytes if it equals the RAM budget.
     """
     return compare_objects(
         _schedule_rows(), [{**schedule, **_omitted_metrics(schedule)} for schedule in schedules]
@@ -66,7 +66,10 @@ def step_sections(schedules: Sequence[Facts]) -> Sections:
 
 
 def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
-    """Yield rows of measured metrics of a step, with one fact for each of `COLUMNS`."""
+    """Yield rows of measured metrics of a step, with one fact for each of `COLUMNS`.
+
+    A fact has no value if its column lacks the metric, or the step was not measured.
+    """
     for name, format_value, keys in _MEASURED_ROWS:
         yield tuple(
             Fact(f"step.{key}", value_at_path(step, key), name, format_value)
@@ -115,7 +118,7 @@ def _gap_over_time_text(history: Sequence[Sequence[float]]) -> str:
     """Format the first times of the gaps `_DISPLAYED_GAPS`: ``10 % in 12 ms, 0 % in 80 ms``.
 
     `history` has pairs of time [s] and gap. Of gaps that were reached at the same time, only the
-    smallest is listed.
+    smallest is listed. If none was reached, returns ``above 50 %``.
     """
     texts: dict[float, str] = {}
     for gap_limit in _DISPLAYED_GAPS:

@@ -50,7 +50,7 @@ class Fold(Generic[Item]):
 def fold(
     items: Iterable[Item], *, name: Callable[[Item], str], key: Callable[[Item], Hashable]
 ) -> list[Fold[Item]]:
-    """Fold items of equal `key` whose names differ only in numbers.
+    """Fold items of equal `key` whose names differ only in numbers; names must be unique.
 
     The name of a fold denotes exactly its members: ``layer1-2.0-1.norm`` denotes four, and if one
     of them is missing, there are two folds. Folds are in the order of their first members.
@@ -222,7 +222,8 @@ def _range_cell(lower: int, upper: int) -> tuple[int, str]:
 def tail_start(name: str) -> int:
     """Return the index in a name from which the page always shows it.
 
-    The tail has at most `MAX_TAIL` characters, and begins after a ``.`` or ``/`` if possible.
+    The tail is the longest of at most `MAX_TAIL` characters that is the whole name or begins after
+    a ``.`` or ``/``; without one, the last `MAX_TAIL` characters.
     """
     min_start = max(0, len(name) - MAX_TAIL)
     separator_ends = (separator.end() for separator in re.finditer("[./]", name))

@@ -98,7 +98,10 @@ def _largest_unit(max_value: float, units: tuple[tuple[float, str], ...]) -> tup
 
 
 def format_move_counts(schedule: Schedule) -> str:
-    """Return the counts of recomputations and transfers: ``1 recomputation, 0 page-outs, ...``."""
+    """Return the counts of recomputations and transfers: ``1 recomputation, 0 page-outs, ...``.
+
+    First reads of state on storage are not counted.
+    """
     counts = (
         (sum(k < t for t, k in schedule.R), "recomputation"),
         (len(schedule.M_out), "page-out"),
@@ -112,13 +115,14 @@ def stage_actions(
 ) -> dict[tuple[int, int], dict[Kind, tuple[int, ...]]]:
     """Return the tensors that each action affects, by (stage, node) and kind of action.
 
-    The node is the one that makes the tensors.
+    The node is the one that makes the tensors. A state node counts as page-in, or as kept if its
+    tensor is resident.
     """
     actions: defaultdict[tuple[int, int], dict[Kind, tuple[int, ...]]] = defaultdict(dict)
     resident = set(schedule.resident)
     for t, k in schedule.R:
         kind = Kind.RECOMPUTED if k < t else Kind.COMPUTED
-        if graph.nodes[k].is_state:  # a state node is a first read, unless its tensor is resident
+        if graph.nodes[k].is_state:  # a read from storage, unless its tensor is resident
             kind = Kind.KEPT if resident.issuperset(graph.outputs_of[k]) else Kind.PAGED_IN
         actions[t, k][kind] = graph.outputs_of[k]
     for kind, pairs in (
@@ -154,7 +158,8 @@ class Panel:
     lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
     """Name and points (x, y) of each line."""
     in_percent: bool = True
-    """Whether the y axis is logarithmic, in percent."""
+    """Whether the y axis is in percent, and logarithmic if a value is positive; False for a linear
+    axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

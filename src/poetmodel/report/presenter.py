@@ -80,9 +80,10 @@ def device_ram_facts(device_ram: DeviceRam | None) -> Iterator[Fact]:
 
 
 def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
-    """Return free or missing RAM of a device as a fact; its note lists the RAM in use by kind.
+    """Return the device gauge as a fact, displayed as the free or missing RAM.
 
-    The value is None without a device, and if the kinds are unknown.
+    The note lists the RAM in use by kind. The value is None without a device, and if the kinds are
+    unknown.
     """
     sizes = make_gauge(device_ram)
     note = "" if sizes is None else format_gauge(sizes)[1]
@@ -182,7 +183,10 @@ def report_page_rows(*groups: Group) -> tuple[RowSpec, ...]:
 
 
 def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
-    """Yield the number of steps until storage is worn out; its value is None if unknown."""
+    """Yield the number of steps until storage is worn out.
+
+    The value is None if the endurance or size of the storage is unknown, or no bytes are written.
+    """
     note = _wear_note(simulation.written_bytes)
     yield from metric_facts(display, simulation, Group.WEAR, notes={"steps_until_worn": note})
 
@@ -190,7 +194,7 @@ def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
 def wear_fact(steps: float | None, written_bytes: int) -> Fact:
     """Return a fact about the number of steps until storage is worn out.
 
-    `steps` is None if unknown; `written_bytes` are written in each step [B].
+    `steps` is None if unknown or unlimited; `written_bytes` are written in each step [B].
     """
     return Fact(
         "steps_until_worn",
@@ -210,13 +214,14 @@ def _format_steps_until_worn(steps: float) -> str:
 
 
 MAX_CONSTRAINTS: Final = 20
-"""Maximum number of user-defined constraints in a table; JSON contains all."""
+"""Maximum number of user-defined constraints of a schedule in a table; JSON contains all."""
 
 
 def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
     """Yield the sums of user-defined constraints, with their limits as notes.
 
-    Yield no facts without constraints.
+    The first fact has all constraints for JSON. At most `MAX_CONSTRAINTS` are listed, followed by
+    the number of omitted ones. Yield no facts without constraints.
     """
     if not values:
         return
@@ -242,7 +247,8 @@ def constraint_rows(
 ) -> Iterator[tuple[Fact, ...]]:
     """Yield one row per user-defined constraint, with one fact for each of several schedules.
 
-    `values_by_schedule` has the values of the constraints of each schedule.
+    `values_by_schedule` has the values of the constraints of each schedule, of which at most
+    `MAX_CONSTRAINTS` have rows.
     """
     indices_by_name = [
         {value.row.name: index for index, value in enumerate(values)}
@@ -344,7 +350,7 @@ def value_at_path(values: Mapping[str, Any], path: str) -> Any:
 
 
 def escape_controls(text: str) -> str:
-    """Replace control characters by escapes, so that a name cannot control a terminal."""
+    """Replace characters that are not printable by escapes: a name cannot control a terminal."""
     return "".join(
         character if character.isprintable() else ascii(character)[1:-1] for character in text
     )
@@ -353,7 +359,7 @@ def escape_controls(text: str) -> str:
 def format_count(value: float | None) -> str:
     """Format a count with a metric prefix, to which a unit can be appended: ``11.69 M``, ``512 ``.
 
-    None gives ``unknown``.
+    It has up to four significant digits. None gives ``unknown``.
     """
     if value is None:
         return "unknown"
@@ -403,7 +409,7 @@ def format_items(count: int, noun: str) -> str:
 
 
 def format_exact_bytes(size: float) -> str:
-    """Format a size in bytes, and above 1 KiB also rounded: ``1,536 B (1.50 KiB)``."""
+    """Format a size in bytes, and from 1 KiB also rounded: ``1,536 B (1.50 KiB)``."""
     rounded_text = format_bytes(size)
     exact_text = f"{size:,.0f} B"
     return exact_text if rounded_text == exact_text else f"{exact_text} ({rounded_text})"

@@ -38,9 +38,9 @@ MAX_NAMES: Final = 260
 """Maximum number of names on the axis of a map; if there are more nodes, only each second, third,
 ... has its name."""
 CELL_INCHES: Final = 0.09
-"""Width and height of a cell of a map [in]."""
+"""Width and height of the image of a map for each node [in]."""
 MIN_INCHES, MAX_INCHES = 4.0, 24.0
-"""Smallest and largest side of a map [in]."""
+"""Smallest and largest side of the image of a map [in]."""
 MAX_CHARACTERS: Final = 40
 """Maximum length of a name on an axis."""
 TIMELINE_INCHES: Final = (7.2, 3.6)
@@ -48,7 +48,7 @@ TIMELINE_INCHES: Final = (7.2, 3.6)
 LANE_INCHES: Final = 0.26
 """Height of a lane of a timeline [in]."""
 _ORIGIN_KINDS: Final = {Origin.RECOMPUTED: Kind.RECOMPUTED, Origin.PAGED_IN: Kind.PAGED_IN}
-"""Kinds of copies by origin, except the first computation."""
+"""Kinds of copies by origin; other copies have the colour of their kind of RAM use."""
 _LANES: Final[Mapping[str, Mapping[str, Kind]]] = {
     "core": {
         LETTERS[Op.COMPUTE]: Kind.COMPUTED,
@@ -135,7 +135,7 @@ def encode_figure(figure: Any, file_format: str, *, note: str) -> bytes:
 
 
 def replace_missing_glyphs(text: str) -> str:
-    """Replace the characters that the font lacks by question marks."""
+    """Replace the characters that the font lacks by question marks, except line breaks."""
     return "".join(
         character if character == "\n" or ord(character) in _glyphs() else "?" for character in text
     )
@@ -158,7 +158,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
-    """Draw a map, with page-outs as marks on its cells; return one patch per kind by its name."""
+    """Draw a map, page-outs as marks on its cells; return a patch of each drawn kind by name."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Patch, Polygon, Rectangle
 
@@ -200,8 +200,9 @@ def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
 def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, BandSegments]]:
     """Yield (band kind, segments) of the band of each copy and workspace in the RAM stack.
 
-    A band kind is a name of `KIND_NAMES`, or the `Kind` of a copy that was recomputed or paged in.
-    Bands are stacked in the order of `KIND_NAMES`, and those of one kind by time.
+    A band kind is a name of `KIND_NAMES`, or the `Kind` of a copy or workspace whose origin is a
+    recomputation or page-in. Bands are stacked in the order of `KIND_NAMES` of their contents, and
+    those of one kind by their begin. Contents that are in RAM for no time are omitted.
     """
     end_times = list(chart["issued"][:-1])
     for position, _, end in chart["work"]:
@@ -236,7 +237,10 @@ def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, B
 
 
 def keep_all_curve(chart: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return the points (time, RAM) of keep-all, in the units of the chart."""
+    """Return the points (time, RAM) of keep-all, in the units of the chart.
+
+    RAM is constant from one point to the next; the last point is the end of the plan.
+    """
     positions, ram_values = chart["ghost"]
     points = [
         (chart["issued"][position], ram_bytes / chart["scale"])
@@ -297,7 +301,7 @@ def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float
 
 
 def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
-    """Draw the RAM of keep-all, in front of it the bands of copies, and the budget."""
+    """Draw the RAM of keep-all, in front of it the bands of `stack_bands`, and any budget."""
     from matplotlib.collections import PolyCollection
 
     outlines_by_kind: dict[str, list[Any]] = {}

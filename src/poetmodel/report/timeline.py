@@ -40,8 +40,9 @@ below that of the captured step."""
 def timeline_chart(subject: Subject) -> dict[str, Any] | None:
     """Return the timeline of a schedule in the format of `plan_chart`.
 
-    Without a plan, for example without costs, the x axis is the instruction index. Return None for
-    an invalid schedule without a plan.
+    Without a plan, for example without costs, ``issued`` is None, and the x axis is the instruction
+    index. RAM values of a compiled step include its reserved bytes, and ``ghost_name`` names its
+    keep-all curve. Return None for an invalid schedule without a plan.
     """
     if subject.plan is not None and subject.check is not None:
         chart = plan_chart(subject.graph, subject.plan, subject.check)
@@ -56,7 +57,8 @@ def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, An
     """Return the timeline of a compiled step with all RAM curves raised by its reserved bytes.
 
     The reserved bytes are the lowest band; its index is below those of all workspaces. The keep-all
-    curve is capped at the step's keep-all peak. It is lower if operations are divided into pieces.
+    curve is capped at the step's keep-all peak; if operations are divided into pieces, its maximum
+    is lower.
     """
     reserved_bytes, n_instructions = subject.reserved_bytes, len(chart["ops"])
     positions, keep_all_ram = chart["ghost"]
@@ -88,8 +90,9 @@ def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, An
 def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     """Return the data of a plan's timeline.
 
-    ``ops``, ``of``: a letter and the index of a node or tensor for each instruction.
-    ``issued``: issue time of each instruction, and the end of the plan; None without times.
+    ``ops``, ``of``: a letter for each instruction, and the index of its node for a computation,
+    else of its tensor. ``issued``: issue time of each instruction, and the end of the plan; None
+    without times or with a makespan of 0.
     ``work``: position, start and end of each instruction that takes time. ``during``, ``after``:
     RAM during and after each instruction, as simulated by `check_plan` [B]. ``stays``: contents of
     RAM, each a list: the index of a tensor, or -1 - k for the workspace of node k; bytes; positions
@@ -97,8 +100,8 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     none) and bytes of an overwrite in place; position of its replacement (-1 for none); and the
     positions of the computations that read it. ``ghost``: positions of the instructions that first
     compute each node except state, and the RAM of keep-all there [B]. ``peak``: position of the
-    peak. ``unit``: unit of times. ``size``, ``scale``: unit of the RAM axis, and its bytes.
-    ``budget``, ``budget_name``: RAM budget [B] and its label; None and empty without one.
+    peak, 0 without one. ``unit``: unit of times. ``size``, ``scale``: unit of the RAM axis, and its
+    bytes. ``budget``, ``budget_name``: RAM budget [B] and its label; None and empty without one.
     """
     unit_s, unit_name = time_unit(check.makespan_s or 0.0)
     records = check.records

@@ -28,7 +28,7 @@ REMEDY: Final = "call step.verify(x, y), then write this page again"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a question: a word or two, and a sentence with the metrics that support it."""
+    """Answer to a question: a short phrase, and a text with the metrics that support it."""
 
     question: str
     word: str
@@ -196,7 +196,10 @@ def _equality_answer(step: Facts) -> AnswerTexts:
 
 
 def _budget_answer(step: Facts) -> AnswerTexts:
-    """Answer whether the measured heap peak meets the budget."""
+    """Answer whether the measured heap peak meets the budget.
+
+    Without a certificate, compare the planned peak with the budget.
+    """
     certificate, budget = step["certificate"], step["budget_bytes"]
     planned_bytes = step["plan"]["peak_bytes"]
     if certificate is None:
