@@ -24,11 +24,11 @@ class CompiledSchedule(NamedTuple):
     """The program of a schedule, and its invalid entries."""
 
     program: Program
-    """The instructions of all valid entries."""
+    """The instructions of the schedule, without omitted entries; see `compile_schedule`."""
     steps: list[Pair]
     """Stage and node of the step that each instruction belongs to."""
     faults: list[tuple[int, str]]
-    """Messages of invalid entries, each with the position of the next instruction."""
+    """Messages of invalid or missing entries, each with the position of the next instruction."""
 
 
 def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
@@ -36,15 +36,19 @@ def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
 
     This is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/concepts/deviations.md`` lists the
     differences. The program contains page-ins, the computation and page-outs of every step, and
-    frees. A tensor that is not in RAM when the next stage begins is freed after its last use in the
-    stage, or at its node's step if the stage does not use it.
+    frees. A tensor that ``S_RAM`` does not list in the next stage is freed after its last use in
+    the stage, or at its node's step if the stage does not use it.
 
     Invalid entries become faults and are omitted from the program: entries with unknown stages or
-    indices, entries before the first computation, entries that are forbidden for state tensors, and
-    transfers or kept tensors that are absent. A forbidden recomputation becomes a fault too, but is
-    not omitted. The program of a valid schedule has the energy, time and peak RAM of its
-    simulation. `schedule.machine` checks that inputs of computations are in RAM when it executes
-    the program. The time of a compilation is proportional to the number of changes between stages.
+    indices, entries before the first computation, entries that are forbidden for state tensors,
+    page-ins of tensors in RAM, and transferred, kept or stored tensors that are absent. A forbidden
+    recomputation becomes a fault too, but is not omitted. Missing first computations and missing
+    page-outs of replacements are faults as well. `schedule.machine` checks that inputs of
+    computations are in RAM when it executes the program. The program of a valid schedule has the
+    energy, time and peak RAM of its simulation. The time of a compilation is proportional to the
+    number of changes between stages.
+
+    Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs.
     """
     compiler = _Compiler(homes, schedule)
     for t in range(len(homes.graph.nodes)):
@@ -54,7 +58,7 @@ def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
 
 
 class _PresenceTracker:
-    """The tensors that a schedule lists in each stage, in RAM or on storage."""
+    """Tracks the tensors that one relation, ``S_RAM`` or ``S_AUX``, lists in the current stage."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         """Group the spans by first and last stage."""
@@ -71,7 +75,7 @@ class _PresenceTracker:
         """Listed tensors that are absent, ascending."""
 
     def enter_stage(self, t: int, present_tensors: Container[int]) -> list[int]:
-        """Move to stage `t` and return the listed tensors that are not in `present_tensors`."""
+        """Move to the next stage, `t`; return the listed tensors not in `present_tensors`."""
         self.listed_tensors.difference_update(self.tensors_until.get(t - 1, ()))
         new_tensors = self.tensors_from.get(t)
         # A listed tensor that is present is not freed. So only tensors of new spans, and tensors
@@ -92,7 +96,7 @@ class _Compiler:
     """Compiles stages one after the other, and tracks the content of RAM and storage."""
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
-        """Validate the entries of the schedule, and add a fault for each invalid one."""
+        """Validate each entry by itself; add a fault for each invalid one and missing page-out."""
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
         self.program: list[Instruction] = []
         self.steps: list[Pair] = []
@@ -110,7 +114,7 @@ class _Compiler:
         self.paged_in = self._valid_rows("M_in", schedule.M_in, state_faults)
         self.paged_out = self._valid_rows("M_out", schedule.M_out, state_faults)
         self.in_ram: set[int] = set()
-        """Tensors in RAM after the compiled stages."""
+        """Tensors in RAM after the compiled stages, and those that the current stage adds."""
         self.on_storage = set(homes.stored)
         """Tensors on storage after the compiled steps."""
 
@@ -121,7 +125,8 @@ class _Compiler:
     ) -> Rows:
         """Return the valid indices of each stage; add a fault for each invalid entry.
 
-        A forbidden recomputation is returned although it adds a fault.
+        A forbidden recomputation is returned although it adds a fault. Entries of `state_faults`
+        are omitted; their faults are registered already.
         """
         rows: Rows = defaultdict(list)
         nodes, lists_nodes = self.graph.nodes, relation == "R"
@@ -140,7 +145,10 @@ class _Compiler:
     def _valid_spans(
         self, relation: str, spans: Sequence[Span], state_faults: Mapping[Entry, str]
     ) -> Sequence[Span]:
-        """Return spans without their invalid entries; add a fault for each invalid entry."""
+        """Return spans without their invalid entries; add a fault for each invalid entry.
+
+        Entries of `state_faults` are omitted; their faults are registered already.
+        """
         faulty_tensors = {i for name, _, i in state_faults if name == relation}
         valid_spans: list[Span] = []
         suspect_spans: list[Span] = []
@@ -161,7 +169,7 @@ class _Compiler:
         return [*valid_spans, *spans_of_pairs(pairs)]
 
     def _entry_fault(self, relation: str, t: int, index: int) -> str:
-        """Return the reason for which an entry is invalid by itself; "" if it is valid.
+        """Return the reason for which an entry's stage or index is invalid; "" if both are valid.
 
         `index` is that of a node in the relation ``R``, otherwise that of a tensor.
         """
@@ -178,7 +186,7 @@ class _Compiler:
     # -- stages ------------------------------------------------------------------------------
 
     def compile_stage(self, t: int) -> None:
-        """Append the instructions of stage `t`, step by step."""
+        """Append the instructions and faults of stage `t`, the next one, step by step."""
         computed_nodes = set(self.computed.get(t, ()))
         self._enter_stage(t)
         if t not in computed_nodes:
@@ -226,7 +234,7 @@ class _Compiler:
     def _frees_by_step(
         self, t: int, computed_nodes: Iterable[int], paged_in_tensors: list[int]
     ) -> dict[int, list[int]]:
-        """Return the tensors to free after each step of stage `t`, ascending.
+        """Return the tensors to free after each step of stage `t`, ascending, by the step's node.
 
         Adds `paged_in_tensors` and the outputs of `computed_nodes` to `in_ram`.
         """
@@ -255,7 +263,8 @@ class _Compiler:
         """Append a step: its computation if `is_computed`, then its page-outs and frees.
 
         Inputs and outputs of the computation are freed before the page-outs, unless they are paged
-        out. Adds the paged-out tensors to `on_storage`, and a fault for each that is not in RAM.
+        out. State that the node replaces gets no free, since its replacement uses the memory. Adds
+        the paged-out tensors to `on_storage`, and a fault for each that is not in RAM.
         """
         homes, append = self.homes, self.program.append
         if is_computed:

@@ -26,23 +26,23 @@ class Treatment(StrEnum):
     KEPT = "kept"
     """The tensor is in RAM until its last use."""
     RECOMPUTED = "recomputed"
-    """The tensor's node is computed again."""
+    """The tensor's node is computed again, and the tensor is not paged."""
     PAGED = "paged"
-    """The tensor is paged out and in again, or is on storage at first and paged in."""
+    """The tensor is paged out, paged in, or both. If it is unread, its node may be recomputed."""
     BOTH = "paged and recomputed"
-    """The tensor is paged and recomputed."""
+    """The tensor is read and paged, and its node is computed again."""
     UNUSED = "unused"
-    """No node reads the tensor."""
+    """No node reads the tensor, and it is not paged."""
     RESIDENT = "resident"
     """State whose home is RAM."""
     ON_STORAGE = "on storage"
-    """State whose home is storage: paged in from there, and written back when it is replaced."""
+    """State whose home is storage: paged in or read in place, and written back if replaced."""
     REPLACEMENT = "replacement"
     """The tensor replaces state, in the memory of the state tensor."""
 
     @property
     def is_paged(self) -> bool:
-        """Whether the tensor is paged, possibly also recomputed."""
+        """Whether the tensor is paged, possibly also recomputed; False for state, replacements."""
         return self in (Treatment.PAGED, Treatment.BOTH)
 
 
@@ -57,7 +57,8 @@ class Decision:
     in_ram: tuple[StageRange, ...]
     """Ranges of stages in which the tensor is in RAM at some step."""
     on_storage: tuple[StageRange, ...]
-    """Ranges of stages that begin with the tensor on storage."""
+    """Ranges of stages that begin with the tensor on storage: those of ``S_AUX`` or, for state on
+    storage, all stages up to its replacement."""
     recomputed: tuple[int, ...]
     """Stages that recompute the tensor's node."""
     paged_in: tuple[int, ...]
@@ -66,10 +67,12 @@ class Decision:
     """Stages that page the tensor out. For state on storage, the stages that page out its
     replacement; the decision on the replacement lists none."""
     energy_j: float
-    """Energy of the recomputations and transfers of the tensor [J]; outputs of a node share
-    recomputations."""
+    """Energy of the recomputations and transfers of the tensor [J].
+
+    Includes idle power over their counted time, except for ``overlap``. Each output of a node has
+    the full cost of the node's recomputations."""
     time_s: float
-    """Time of the recomputations and transfers of the tensor [s]."""
+    """Time of the recomputations (in full for each output of a node) and transfers [s]."""
     bytes_at_limit: int
     """Size times the number of steps at the RAM limit at which the tensor is in RAM [B]."""
 
@@ -105,7 +108,8 @@ def find_decisions(
 ) -> tuple[Decision, ...]:
     """Return the decision of a valid schedule on each tensor, by index.
 
-    `limit_steps` are the steps at the RAM limit; see `steps_at_limit`.
+    `limit_steps` are the steps at the RAM limit, counted in `Decision.bytes_at_limit`; see
+    `steps_at_limit`.
     """
     stages, points = _StagesByItem(problem, schedule), tuple(limit_steps)
     return tuple(
@@ -120,9 +124,9 @@ def steps_at_limit(
 
     At such a step, free RAM is smaller than some tensor that is absent in the stage, and that the
     schedule recomputes or pages in later: the tensor cannot be kept instead. Or free RAM is smaller
-    than some state on storage whose reads or write-backs cost energy: the state cannot be resident.
-    If the schedule recomputes or pages no tensor and has no such state, returns the steps with peak
-    RAM.
+    than some absent state on storage that is paged in or written back: it cannot be resident. If
+    the schedule recomputes and pages in no tensor and has no such state, returns the steps with
+    peak RAM.
     """
     graph, stages = problem.graph, _StagesByItem(problem, schedule)
     recomputed_or_paged = {i for _, i in schedule.M_in} - stages.on_storage

@@ -43,7 +43,8 @@ class ScheduleDocument:
     def claims(self) -> dict[str, float | None]:
         """All statements of the file that the verifier can check, by key.
 
-        Values of the objective are included only if it is the problem's, not that of a model.
+        Values of the objective are included only if it is that of the stated problem, not of a
+        user's model. Claims that the file lacks are None or absent.
         """
         entry, problem = self.objective, self.problem
         if entry is None or problem is None or entry.name or entry.minimize != problem.minimize:
@@ -63,7 +64,7 @@ def load_document(path: str | Path) -> ScheduleDocument:
     Raises
     ------
     ScheduleError
-        With all errors of the file.
+        If the file cannot be read, is invalid (lists its errors), or contains no schedule.
     """
     return _to_document(load_file(path))
 
@@ -71,7 +72,7 @@ def load_document(path: str | Path) -> ScheduleDocument:
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
     """Parse the text of a schedule file; `source` names the file in errors.
 
-    Raises `ScheduleError` with all errors of the text.
+    Raises `ScheduleError` with the errors of an invalid text, or if it contains no schedule.
     """
     return _to_document(parse_schedule(text, source=source))
 

@@ -29,7 +29,7 @@ class StateAccess:
     """Accesses to state up to the current instruction of a program."""
 
     read: set[int] = field(default_factory=set)
-    """State on storage that was read."""
+    """State that was read from storage into RAM."""
     replaced: dict[int, int] = field(default_factory=dict)
     """State that was replaced, with the node that replaced it."""
     written: set[int] = field(default_factory=set)
@@ -49,11 +49,11 @@ class Homes:
     sizes: Sequence[int]
     """RAM of one copy of each tensor [B]."""
     inputs: Sequence[Sequence[int]]
-    """Tensors whose copies each node reads."""
+    """Inputs of each node, except unmoved state."""
     outputs: Sequence[Sequence[int]]
-    """Tensors whose copies are in RAM after each node."""
+    """Outputs of each node, except unmoved state and replacements of resident state."""
     new_outputs: Sequence[Sequence[int]]
-    """Outputs of each node that are not written over state."""
+    """The tensors of `outputs` that replace no state."""
     step_bytes: Sequence[int]
     """RAM that each node allocates in addition to its inputs: new copies and workspace [B]."""
     stored: frozenset[int]
@@ -211,7 +211,7 @@ class Homes:
         )
 
     def instruction_fault(self, op: Op, i: int, access: StateAccess) -> str:
-        """Return the reason why state forbids an instruction on tensor `i`; "" if it is allowed."""
+        """Return why state forbids a transfer, wait or free of tensor `i`; "" if it is allowed."""
         if i in self.graph.state_of:
             return self._replacement_fault(op, i, access)
         if i in self.resident:
@@ -249,7 +249,7 @@ class Homes:
     # -- schedules ---------------------------------------------------------------------------
 
     def schedule_faults(self, schedule: Schedule) -> Iterator[tuple[Entry, str]]:
-        """Yield each entry of a schedule that state forbids, with a message."""
+        """Yield each entry that state forbids, and each missing write-back, with a message."""
         graph = self.graph
         if not graph.state_tensors:
             return
@@ -314,7 +314,7 @@ class Homes:
                 yield ("R", t, k), fault
 
     def _entry_fault(self, relation: str, t: int, i: int) -> str:
-        """Return the reason why an entry of state or a replacement is invalid; "" if valid."""
+        """Return why rules of state forbid an entry of state or a replacement; "" if allowed."""
         graph = self.graph
         old = graph.state_of.get(i, i)
         new = graph.replacement_of.get(old)

@@ -54,7 +54,7 @@ class GraphIdentity:
         )
 
     def check(self, graph: Graph, *, kind: str, error: type[InputError]) -> None:
-        """Raise `error` unless `graph` has this identity.
+        """Raise `error` unless `graph` has the SHA-256 of this identity.
 
         `kind` is the word for the object with the identity in messages: schedule or plan.
         """

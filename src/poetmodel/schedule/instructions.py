@@ -10,7 +10,7 @@ class Op(StrEnum):
     """Kinds of instruction."""
 
     COMPUTE = "compute"
-    """Execute a node; for state on storage, start its first read."""
+    """Execute a node; for state on storage that is not read in place, start its first read."""
     PAGE_IN = "page_in"
     """Start a transfer of a tensor from storage to RAM."""
     PAGE_OUT = "page_out"

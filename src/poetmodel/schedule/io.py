@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 MAX_FAULTS: Final = 20
-"""Maximum number of errors of one file that are reported in full; further ones are counted."""
+"""Maximum number of validation errors of one file that are listed; further ones are counted."""
 
 
 def _require_finite(value: object) -> object:
@@ -43,7 +43,7 @@ Number = Annotated[Any, BeforeValidator(_require_finite)]
 
 
 def _parse_history_entry(value: object) -> object:
-    """Parse [seconds, value, bound], where value and bound may be None.
+    """Parse [seconds, value, bound], where seconds are 0 or more, and value and bound may be None.
 
     Raises a validation error for other values.
     """
@@ -151,7 +151,8 @@ class ProblemEntry(Strict):
         Raises
         ------
         ScheduleError
-            If constraints or weights do not match the graph.
+            If constraints or weights are invalid or do not match the graph, or required weights are
+            missing.
         InputError
             If `Problem` refuses a value for another reason.
         """
@@ -199,7 +200,7 @@ class GraphFile(Strict):
     """A file for one graph, with the names of its nodes and tensors."""
 
     format: str
-    """Checked first, since a file of another format has many other errors."""
+    """The first key, so that its error precedes the other errors of a wrong format."""
     version: FormatVersion
     graph: GraphEntry
     device: str | None = None
@@ -273,7 +274,7 @@ def load_file(path: str | Path) -> ScheduleFile:
     Raises
     ------
     ScheduleError
-        With all errors of the file.
+        If the file cannot be read, is invalid (lists its errors), or contains no schedule.
     """
     with convert_errors(ScheduleError):
         text = read_text(path)
@@ -283,7 +284,7 @@ def load_file(path: str | Path) -> ScheduleFile:
 def parse_schedule(text: str, *, source: str) -> ScheduleFile:
     """Parse the text of a schedule file; `source` names the file in errors.
 
-    Raises `ScheduleError` with all errors, or if the file contains no schedule.
+    Raises `ScheduleError` with the errors of an invalid text, or if it contains no schedule.
     """
     with convert_errors(ScheduleError, source):
         values = parse_json(text, expected="poetmodel-schedule")
@@ -311,14 +312,14 @@ def validate_schedule(values: object, *, source: str) -> ScheduleFile:
 
 
 def parse_file(model: type[File], text: str, *, kind: str) -> File:
-    """Parse the text of a `kind` of file as `model`; raise `InputError` with all errors."""
+    """Parse the text of a `kind` of file as `model`; raise `InputError` with its errors."""
     return validate_model(model, parse_json(text, expected=f"poetmodel-{kind}"), kind=kind)
 
 
 def validate_model(model: type[File], values: object, *, kind: str) -> File:
     """Validate the JSON content of a `kind` of file as `model`.
 
-    Raises `InputError` with all errors.
+    Raises `InputError` with the `validation_messages`.
     """
     try:
         return model.model_validate(values)
@@ -327,7 +328,7 @@ def validate_model(model: type[File], values: object, *, kind: str) -> File:
 
 
 def validation_messages(error: ValidationError, *, kind: str) -> list[str]:
-    """Return the messages of a pydantic error, at most `MAX_FAULTS` and a count of the rest."""
+    """Return at most `MAX_FAULTS` messages of a pydantic error, and a count of further errors."""
     faults = []
     errors = error.errors(include_url=False, include_context=False)
     for details in errors[:MAX_FAULTS]:

@@ -29,7 +29,7 @@ class Content(StrEnum):
     """Kinds of content of RAM."""
 
     OUTPUT = "output"
-    """A copy of a tensor: computed, recomputed, or paged in."""
+    """A copy of a tensor: computed, recomputed, paged in, or resident."""
     WORKSPACE = "workspace"
     """Workspace of a node during its computation."""
 
@@ -122,6 +122,7 @@ class Machine:
 
     For a program compiled from a schedule, `steps` has the step of each instruction. Then a
     computation overwrites an input in place only if the step of the computation frees the input.
+    Without a `table`, computations and transfers take no time.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Machine:
         self.is_dma = mode == StorageMode.DMA
         self.core_s = self.bus_s = self.stall_s = 0.0
         self.ram: dict[int, Stay] = {}
-        """The copy of each tensor in RAM; a replacement shares the copy of its state tensor."""
+        """The copy of each tensor in RAM; a replacement of stored state has the state's copy."""
         self.ram_bytes = homes.ram_bytes
         self.storage = set(homes.stored)
         """Content of storage."""
@@ -147,13 +148,16 @@ class Machine:
         self.transfer_ends_s: dict[int, float] = {}
         """End of the last transfer of each tensor [s]."""
         self.pending_transfers: dict[int, Op] = {}
-        """Transfers without a wait so far, by tensor."""
+        """DMA transfers without a wait so far, by tensor."""
         self.last_first_computed = -1
-        """Last node that was computed for the first time."""
+        """Last node in graph order that was computed so far, first reads excluded; -1 at first."""
         self.counts: dict[Op, Counter[int]] = {
             op: Counter() for op in (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT)
         }
-        """Number of executed computations and transfers, by kind and index."""
+        """Number of executed computations and transfers, by kind and index.
+
+        A first read of state is both, a ``compute`` and a page-in.
+        """
         self.position = BEFORE
         """Position of the current instruction."""
         self.records: list[InstructionRecord] = []
@@ -165,7 +169,9 @@ class Machine:
     def execute(self) -> None:
         """Execute the program from the initial content of RAM to its last instruction.
 
-        Adds to `records`, `copies` and `faults`, and advances the clocks.
+        Adds to `records`, `copies` and `faults`, and advances the clocks. Skips instructions with
+        unknown indices, and transfers, waits and frees that state forbids. Executes all other
+        instructions, even if they violate rules.
         """
         for i in sorted(self.homes.resident):
             self._add_copy(i, Origin.RESIDENT)
@@ -203,7 +209,10 @@ class Machine:
     # the inputs that it overwrites
 
     def _compute(self, k: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Execute a node: check its inputs, overwrite inputs in place, and make its outputs."""
+        """Execute a node: check its inputs, overwrite inputs in place, and make its outputs.
+
+        For a node of `first_reads`, pages in its state instead.
+        """
         homes, position, n_computations = self.homes, self.position, self.counts[Op.COMPUTE]
         n_computations[k] += 1
         if k in homes.first_reads:
@@ -376,9 +385,10 @@ class Machine:
         return *self._execute_transfer(Op.PAGE_OUT, i), self.ram_bytes, ()
 
     def _execute_transfer(self, op: Op, i: int) -> tuple[float, float]:
-        """Return start and end of a transfer of tensor `i` [s].
+        """Start a transfer of tensor `i`; return its start and end [s].
 
-        Advances the bus clock to the end, and the core clock too if storage blocks the core.
+        Advances the bus clock to the end. With DMA, registers the transfer as pending, otherwise
+        advances the core clock too. Adds a fault if the costs have no storage.
         """
         time_s = 0.0
         if self.table is not None and not self.table.has_storage:
@@ -452,7 +462,7 @@ class Machine:
     # -- faults ------------------------------------------------------------------------------
 
     def _check_end(self) -> None:
-        """Add faults for nodes never computed, tensors left in RAM, and missing write-backs."""
+        """Add faults: uncomputed nodes, tensors with readers left in RAM, missing write-backs."""
         messages = [
             f"node {node.name!r} is never computed"
             for k, node in enumerate(self.graph.nodes)

@@ -85,7 +85,7 @@ class Metric:
 
     @property
     def needs_costs(self) -> bool:
-        """Whether the metric requires costs: an energy or a time."""
+        """Whether the metric is an energy or a time; simulations compute these only with costs."""
         return self.unit in (MetricUnit.JOULES, MetricUnit.SECONDS)
 
 
@@ -123,7 +123,7 @@ _SCHEDULES: Final = frozenset(
 _PLANS: Final = frozenset({Display.PLAN_FILE, Display.VERIFY_PLAN})
 """Files and JSON documents about plans."""
 _COMMANDS: Final = frozenset({Display.VERIFY, Display.VERIFY_PLAN, Display.DIFF, Display.REPORT})
-"""JSON documents of commands that read schedules or plans."""
+"""JSON documents of ``verify``, ``diff`` and ``report``."""
 _TABLES: Final = frozenset(
     {
         Display.SOLVE,
@@ -227,7 +227,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "aux_used_bytes",
         "storage used",
         MetricUnit.BYTES,
-        "sizes of all tensors ever paged out, and of state on storage",
+        "sizes of state on storage and of paged-out tensors, except samples and replacements",
         Group.STORAGE,
         files=_COMMANDS - {Display.DIFF},
         tables=_TABLES - {Display.SOLVE},

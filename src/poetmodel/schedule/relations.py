@@ -28,7 +28,7 @@ _SPANS: Final = {"S_RAM": "kept", "S_AUX": "stored"}
 """Attributes with the spans of relations that are stored as spans."""
 
 MAX_PAIRS: Final = 30_000_000
-"""Maximum number of pairs of one relation, which use about 64 bytes each, 2 GB together."""
+"""Maximum number of pairs of one relation listed from spans: 64 bytes each, 2 GB together."""
 
 Pair = tuple[int, int]
 """Stage, and node or tensor."""
@@ -44,8 +44,8 @@ class Schedule:
 
     Each relation is a sorted tuple of pairs ``(t, k)``: stage and node for `R`, stage and tensor
     for the other relations. Arguments may have pairs in any order and repeated. The numbers of
-    pairs of `S_RAM` and `S_AUX` grow with the square of the graph, so they are stored as spans;
-    their pairs are listed on first access.
+    pairs of `S_RAM` and `S_AUX` grow with the square of the graph, so both relations are stored as
+    spans; their pairs are listed on first access.
 
     Raises
     ------
@@ -157,7 +157,7 @@ class Schedule:
             The state tensors whose home is RAM.
         **relations : iterable of iterable of int
             For each relation, the indices of each stage from 0 on, ascending and without repeats.
-            They are not checked.
+            They are not checked. An omitted relation is empty; unknown names are ignored.
         """
         return cls.from_spans(
             R=pairs_of_rows(relations.get("R", ())),
@@ -173,7 +173,8 @@ class Schedule:
     def from_order(cls, graph: Graph, order: Iterable[int]) -> Schedule:
         """Make a schedule without paging from an execution order, such as other solvers return.
 
-        Each tensor is kept from its computation to its last read before the next computation.
+        Each tensor is kept from its computation to its last read before the next computation. No
+        state is resident.
 
         Parameters
         ----------
@@ -186,7 +187,7 @@ class Schedule:
         Raises
         ------
         ScheduleError
-            If a node is missing or out of order, or reads a tensor that was not computed.
+            If a node is missing, unknown or out of order, or reads a tensor before its computation.
 
         Examples
         --------
@@ -237,7 +238,10 @@ class Schedule:
         return position >= 0 and self.kept[position][0] == i and t <= self.kept[position][2]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the schedule as JSON values: format, graph, names, relations."""
+        """Return the schedule as JSON values: format, version, graph, names, relations, homes.
+
+        Graph and names are None without an identity, and homes absent without resident state.
+        """
         identity = self.identity
         return {
             "format": FORMAT,
@@ -249,7 +253,7 @@ class Schedule:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write a ``*.schedule.json`` file with the relations and the graph's identity.
+        """Write a ``*.schedule.json`` file: relations, resident state and the graph's identity.
 
         Raises
         ------
@@ -257,6 +261,8 @@ class Schedule:
             If the schedule has no graph identity.
         InputError
             If the file cannot be written.
+        TooLargeError
+            If `S_RAM` or `S_AUX` has more than `MAX_PAIRS` pairs.
         """
         if self.identity is None:
             raise ScheduleError(
@@ -266,9 +272,9 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        """Read the relations of a ``*.schedule.json`` file; metrics in it are ignored.
+        """Read the relations of a ``*.schedule.json`` file; its problem and metrics are ignored.
 
-        Raises `ScheduleError` with all errors of the file, or if the file contains no schedule.
+        Raises `ScheduleError` if the file cannot be read, is invalid, or contains no schedule.
         """
         from poetmodel.schedule.io import load_file
 
@@ -285,7 +291,10 @@ def format_document(document: dict[str, Any]) -> str:
 
 
 def _stages_of_order(graph: Graph, order: list[int]) -> list[Pair]:
-    """Return the (stage, node) pairs of an execution order; a new node ends a stage."""
+    """Return the (stage, node) pairs of an execution order; a first computation ends a stage.
+
+    Raises `ScheduleError` for missing, unknown or misplaced nodes.
+    """
     names = [node.name for node in graph.nodes]
     pairs: list[Pair] = []
     t = 0
@@ -337,11 +346,11 @@ def _sort_pairs(pairs: list[Pair]) -> tuple[Pair, ...]:
 def storage_entries(
     graph: Graph, page_ins: Iterable[Pair], resident: Collection[int] = ()
 ) -> tuple[Pair, ...]:
-    """Return the pairs of ``S_AUX`` that page-ins require.
+    """Return the pairs of ``S_AUX`` for page-ins, samples on storage and state on storage.
 
-    A tensor that is paged out at its first computation is listed until its last page-in. A sample
-    on storage is listed in every stage after the stage of its node. State that is not resident is
-    listed until the stage that replaces it.
+    Tensors are listed from the stage after their node on: a paged-in tensor until its last page-in,
+    a sample on storage until the last stage. State that is not resident is listed until the stage
+    that replaces it, or the last stage.
     """
     return pairs_of_spans(sorted(_storage_spans(graph, page_ins, resident)))
 
@@ -370,9 +379,9 @@ def with_immediate_page_outs(
 ) -> Schedule:
     """Return a schedule that pages out each paged-in tensor right after its first computation.
 
-    Parameters are those of `Schedule.from_spans`. The spans on storage are derived from the
-    page-ins, and `M_out` may contain further page-outs. Replacements of state that is not resident
-    are paged out where they are made.
+    Tensors that start on storage need no page-out. Parameters are those of `Schedule.from_spans`.
+    The spans on storage are those of `storage_entries`, and `M_out` may contain further page-outs.
+    Replacements of state that is not resident are paged out where they are made.
     """
     page_ins, homes = tuple(M_in), set(resident)
     paged_out = {i for _, i in page_ins if not graph.starts_on_storage[i]}
@@ -429,7 +438,7 @@ def count_pairs(spans: Iterable[Span]) -> int:
 
 
 def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
-    """Return the (stage, tensor) pairs of spans that are sorted by tensor.
+    """Return the sorted (stage, tensor) pairs of spans, which must be sorted by tensor.
 
     Raises
     ------

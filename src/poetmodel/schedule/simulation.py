@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class MemoryPoint(NamedTuple):
-    """RAM in use at one step that executes an instruction."""
+    """RAM in use at one step that computes or transfers."""
 
     stage: int
     """Stage of the step."""
@@ -58,11 +58,13 @@ class Simulation:
     """The result of simulating a schedule; with violations, metrics are unreliable."""
 
     violations: tuple[str, ...]
-    """A message for every violated rule."""
+    """Messages of violated rules; empty for a valid schedule.
+
+    Invalid entries and missing inputs hide other faults of `Machine`."""
     curve: tuple[MemoryPoint, ...]
-    """RAM at every executed step, in order."""
+    """RAM at every step that computes or transfers, in execution order."""
     peak: MemoryPoint
-    """The highest point of the curve (the first, if several are equal)."""
+    """The highest point of the curve (the first, if several are equal); zeros without a curve."""
     peak_tensors: tuple[int, ...]
     """Tensors in RAM at the peak, including outputs of the step, ascending."""
     peak_use: RamUse
@@ -83,7 +85,7 @@ class Simulation:
     page_outs: Mapping[int, int] = field(default_factory=dict)
     """Number of page-outs of each tensor that has any."""
     stage_entries: frozenset[tuple[str, int, int]] = field(default=frozenset(), repr=False)
-    """Recomputations and page-ins by stage: (count, stage, node or tensor)."""
+    """Recomputations and page-ins of the schedule: (`Count`, stage, node or tensor)."""
     committed_bytes: int = 0
     """Bytes that commits write, the same for every schedule; included in `written_bytes` [B]."""
     resident: frozenset[int] = frozenset()
@@ -91,16 +93,19 @@ class Simulation:
     compute_s: float | None = None
     """Compute time [s]; None without costs."""
     transfer_s: float | None = None
-    """Transfer time [s]; None without costs."""
+    """Transfer time, including commits [s]; None without costs."""
     time_s: float | None = None
     """Time that the deadline counts [s]; None without costs."""
     energy_j: float | None = None
-    """Energy of the step, including idle power over the counted time [J]; None without costs."""
+    """Energy of the training step, including commits and idle power over the counted time [J].
+
+    None without costs."""
     baseline_energy_j: float | None = None
-    """Energy of a single pass [J]; None without costs."""
+    """Energy of a single pass, commits and idle power included [J]; None without costs."""
     overhead_j: float | None = None
-    """Energy beyond the baseline, summed separately so that small values retain their
-    digits [J]."""
+    """Energy beyond the baseline, summed separately so that small values retain their digits [J].
+
+    None without costs."""
     overtime_s: float | None = None
     """Counted time beyond a single pass, summed separately [s]; None without costs."""
     recompute_s: float | None = None
@@ -108,8 +113,9 @@ class Simulation:
     planned_s: float | None = None
     """Makespan of a plan with overlapping transfers [s]; None without such a plan."""
     planned_ram_bytes: int | None = None
-    """RAM of the plan if RAM is minimized, which early page-ins increase above the peak [B]; else
-    None."""
+    """RAM of the plan if RAM is minimized [B]; else None.
+
+    Early page-ins may increase it above the peak."""
     cost_parameters: CostParameters | None = field(default=None, repr=False, compare=False)
     """Costs from which `total` recomputes sums exactly; None without costs."""
     steps_until_worn: float | None = None
@@ -131,7 +137,7 @@ class Simulation:
 
     @property
     def needed_ram_bytes(self) -> int:
-        """RAM that a problem can minimize [B]: that of the plan, if there is one, else the peak."""
+        """RAM that a problem can minimize [B]: `planned_ram_bytes`, or the peak if that is None."""
         plan_bytes = self.planned_ram_bytes
         return self.peak_ram_bytes if plan_bytes is None else plan_bytes
 
@@ -159,7 +165,7 @@ class Simulation:
 
         With `only_excess`, return the sum's excess over a single pass, without the constant. Large
         terms may cancel out, so the sum is computed exactly. It is rounded once, at the end, or
-        returned as an int if all terms are integers.
+        returned as an int if all terms are integers. Without costs, energies and times are 0.
         """
         value, is_integer = Fraction(0), True
         for key, coefficient in terms:
@@ -242,7 +248,7 @@ def simulate(
     deadline_counts: str | None = None,
     makespan_s: float | None = None,
 ) -> Simulation:
-    """Simulate a schedule; return its metrics and every violation.
+    """Simulate a schedule; return its metrics and violations.
 
     Parameters
     ----------
@@ -262,17 +268,19 @@ def simulate(
     Returns
     -------
     Simulation
-        Peak, curve, storage, times, energy and violations. Never raises for an invalid schedule.
+        Peak, curve, storage, times and energy; for an invalid schedule, its violations.
 
     Raises
     ------
     CostError
         If the costs do not match the graph.
+    TooLargeError
+        If spans with invalid entries have more than `MAX_PAIRS` pairs.
 
     Notes
     -----
-    The time of a simulation is proportional to the number of pairs of the schedule times the number
-    of inputs, not to the square of the graph: only steps that execute instructions are visited.
+    The time of a simulation is proportional to the number of spans, of transfers, and of inputs of
+    computations, not to the square of the graph: only steps that execute instructions are visited.
     """
     device = None if costs is None else costs.device
     is_mapped = device is not None and device.is_memory_mapped
@@ -391,7 +399,7 @@ def _collect_violations(
 
 
 def _make_curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, ...]:
-    """Return the maximum RAM of each step that executes an instruction."""
+    """Return the maximum RAM of each step that computes or transfers, in execution order."""
     max_bytes_of_step: dict[Pair, int] = {}
     for step, (op, _), record in zip(steps, machine.program, machine.records, strict=True):
         if op != Op.FREE and record.peak_bytes > max_bytes_of_step.get(step, -1):
@@ -402,7 +410,7 @@ def _make_curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, .
 def _find_peak_content(
     machine: Machine, steps: Sequence[Pair], peak: MemoryPoint
 ) -> tuple[tuple[int, ...], RamUse]:
-    """Return the tensors in RAM at the step of the peak, and the RAM use by kind."""
+    """Return the tensors in RAM at the step of the peak, ascending, and the RAM use by kind."""
     graph, step = machine.graph, (peak.stage, peak.node)
     active_positions = [
         position
@@ -508,4 +516,5 @@ def _exact_weighted_sum(*columns: tuple[Mapping[int, int], Sequence[float]]) -> 
 
 
 def _count_items(pairs: Iterable[tuple[int, int]], length: int) -> Counter[int]:
+    """Count the pairs of each index below `length`; skip pairs with other indices."""
     return Counter(k for _, k in pairs if 0 <= k < length)

@@ -28,7 +28,9 @@ class Verdict:
     simulation: Simulation
     """The simulation of the schedule."""
     violations: tuple[str, ...]
-    """A message for every violated rule and limit; empty for a valid schedule."""
+    """Messages of violated rules (see `Simulation.violations`), limits and false claims.
+
+    Empty for a valid schedule."""
 
     def __repr__(self) -> str:
         faults = f"{len(self.violations)} violations: {'; '.join(self.violations)}"
@@ -47,7 +49,7 @@ class PlanMetrics(NamedTuple):
     makespan_s: float | None
     """Makespan of the plan [s]; None without costs."""
     ram_bytes: int | None = None
-    """RAM of the plan, if RAM is minimized [B]."""
+    """RAM of the plan, if RAM is minimized [B]; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +113,8 @@ def check_schedule(
     schedule : Schedule
         The relations.
     stated : mapping of str to number, optional
-        Metrics that a file claims, such as ``energy_j`` and ``peak_ram_bytes``; each is compared
-        with the simulated value.
+        Metrics, bounds and gaps that a file claims, such as ``energy_j``. They are checked against
+        simulated values; None and unknown keys are ignored.
     makespan_s : float or callable, optional
         For overlapping transfers, the makespan of a plan of the schedule by the plan's simulator
         [s], or a function that returns `PlanMetrics` for the schedule's simulation;
@@ -121,7 +123,7 @@ def check_schedule(
     Returns
     -------
     Verdict
-        Metrics and every violation.
+        Metrics and violations.
 
     Raises
     ------
@@ -129,6 +131,8 @@ def check_schedule(
         If `schedule` is no `Schedule` or was made for another graph.
     InputError
         For a deadline that counts ``overlap`` without the makespan of a plan.
+    TooLargeError
+        If spans with invalid entries have more than `MAX_PAIRS` pairs.
     """
     check_identity(problem.graph, schedule)
     if problem.surrogate_options.transfer_weight is not None:
@@ -167,7 +171,7 @@ def violated_limits(problem: Problem, simulation: Simulation) -> tuple[str, ...]
 
 
 def check_identity(graph: Graph, schedule: Schedule) -> None:
-    """Raise `ScheduleError` if `schedule` is not a Schedule or was made for another graph."""
+    """Raise `ScheduleError` if `schedule` is no Schedule or its identity is of another graph."""
     value: Any = schedule
     if not isinstance(value, Schedule):
         hint = "; give its .schedule" if hasattr(value, "schedule") else ""
@@ -252,7 +256,7 @@ def _constraint_violations(problem: Problem, simulation: Simulation) -> Iterator
 def _false_claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """Yield a message for each claimed metric or bound that the simulation contradicts."""
+    """Yield a message for each claimed metric, bound or gap that the simulation contradicts."""
     device_ram = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     metrics: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
     exactness_key_of = {metric.key: metric.exactness_key or metric.key for metric in METRICS}
@@ -308,7 +312,7 @@ def _false_proof_claims(
     """Yield a message for each false claim about the gap of the objective.
 
     The claimed gap must agree with the claimed bound, and a schedule that is claimed to be optimal
-    within a tolerance must have at most this gap.
+    within a tolerance must have at most this gap. Without a claimed gap, yields no message.
     """
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:

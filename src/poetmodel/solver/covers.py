@@ -62,9 +62,9 @@ def add_covers(
 
     `rows` are the indices of rows ``sum of coefficient * column <= limit``. Columns with positive
     coefficients have whole values in every schedule; a row in which one can exceed 1 has no cut.
-    Columns with negative coefficients have an upper bound. If the verifier rejected the point
-    (`is_rejected`), the point violates a limit. If then no row is violated by more than rounding
-    errors, any excess above 0 counts.
+    The same holds for columns with negative coefficients in exact limits; in other rows, these
+    have an upper bound. If the verifier rejected the point (`is_rejected`), the point violates a
+    limit. If then no row is violated by more than rounding errors, any excess above 0 counts.
 
     Notes
     -----
@@ -111,7 +111,7 @@ def _find_cover(
 ) -> tuple[list[_Literal], int] | None:
     """Return the literals of a cover cut and its right-hand side, as a row over columns.
 
-    Return None if the point `x` meets the limit, or if a column can exceed 1.
+    Return None if the point `x` meets the limit, or if the column of a literal can exceed 1.
     """
     sorted_literals = sorted(literals, key=lambda literal: -literal.size)
     true_literals = [literal for literal in sorted_literals if literal.is_one(x)]

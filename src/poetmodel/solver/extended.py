@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 MIN_WARNED_NODES: Final = 50
-"""Number of nodes from which a user's model causes a warning if user-defined constraints can state
-its additions: a problem with these is solved much faster. The model takes 4 to 100 times the
+"""Number of nodes from which a user's model causes a warning if `subject_to` and `minimizing` can
+state its additions: a problem with these is solved much faster. The model takes 4 to 100 times the
 processor time for networks of 67 to 413 nodes, and a second or less below."""
 MAX_OFFSET: Final = 1e12
 """Largest constant of a user-defined objective, in units: floats have sixteen decimal digits."""
@@ -71,17 +71,17 @@ class ModelTask(Task):
 
     model: pyo.ConcreteModel
     rules_call: str | None = None
-    """The additions to the model as a Python call of `subject_to` and `minimizing`; None if these
-    methods cannot state them."""
+    """The additions to the model as a Python call of `subject_to` and `minimizing`, abridged for
+    display; None if the model has none or these methods cannot state them."""
     can_restate: ClassVar[bool] = False
 
     @classmethod
     def from_model(cls, model: pyo.ConcreteModel, formulation: str | None) -> ModelTask:
         """Return the task of a model, which is solved as it was built.
 
-        Logs a warning if the model has `MIN_WARNED_NODES` or more, and user-defined constraints can
-        state its additions. Raises `InputError` for any other object, or for another `formulation`
-        than that of the model.
+        Logs a warning if the graph has `MIN_WARNED_NODES` or more nodes, and a `rules_call` states
+        the additions. Raises `InputError` for any other object, or for another `formulation` than
+        that of the model.
         """
         problem = getattr(model, "problem", None)
         if not isinstance(problem, Problem):
@@ -146,12 +146,12 @@ def prove_model(
     """Solve a model from `build`, with any additions, and verify its solution.
 
     Loads each solution into the model. The outcome has the valid schedule `start` if that satisfies
-    the model and the solver finds no solution. `problem`, if given, is a surrogate of the model's
-    problem, for which the form of the model is restated. `rules_call` is the call that states the
-    model's additions, for the hint of an infeasible model.
+    the model and the solver finds no solution. If `problem` is a surrogate of the model's problem,
+    `restate_form` adapts the limits and objective of the compiled model. `rules_call` is the call
+    that states the model's additions, for the hint of an infeasible model.
 
     Raises `ModelError` if the model cannot be compiled, and `VerificationError` if the verifier
-    rejects the solution of an exact formulation.
+    rejects a solution of an exact formulation that no cover cut excludes.
     """
     started_s = time.monotonic()
     problem = problem or model.problem
@@ -185,9 +185,9 @@ def prove_model(
 def _objective_unit(form: StandardForm) -> float:
     """Return the unit in which a solver minimizes a user-defined objective, a power of two.
 
-    A solver's tolerances are absolute, so the smallest cost becomes a thousand units, unless the
-    largest then exceeds `MAX_COST_UNITS`, or the constant `MAX_OFFSET`. A power of two changes no
-    digit. Without costs, the unit is 1.
+    A solver's tolerances are absolute, so the smallest cost becomes 1000 to 2000 units, or less if
+    otherwise the largest exceeds about `MAX_COST_UNITS`, or the constant `MAX_OFFSET`. A power of
+    two changes no digit. Without costs, the unit is 1.
     """
     costs = np.abs(form.objective[form.objective != 0])
     if not costs.size:
@@ -215,7 +215,8 @@ class ExtendedProof(ModelProof):
 
         Returns None without a value, or if the model has the problem's objective. The bound of the
         objective is that of the solver, weakened by its maximum error. A bound within that error of
-        the value counts as the value. A bound beyond the value is no proof and becomes None.
+        the value counts as the value, and so does one beyond it by at most `EQUALITY_TOLERANCE`. A
+        bound further beyond the value is no proof and becomes None.
         """
         if self.is_problem_objective or value is None:
             return None
@@ -279,8 +280,8 @@ def restate_form(
 ) -> StandardForm:
     """Return a model's form, changed to state `problem`, a surrogate of the model's problem.
 
-    The surrogate may have another unit of the objective, or another limit on time, RAM or written
-    bytes. The objective is only replaced if `is_problem_objective`: the form minimizes the
+    The surrogate may have another objective, unit of the objective, or limit on time, RAM or
+    written bytes. The objective is only replaced if `is_problem_objective`: the form minimizes the
     objective of the model's problem.
     """
     model = require_layout(form).model
