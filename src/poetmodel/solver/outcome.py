@@ -17,16 +17,14 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule, Simulation
     from poetmodel.solver.request import Request
 
-REFUTED: Final = (
-    "a verified schedule refutes the proof of the solver, and no other proof was found in time"
-)
+REFUTED: Final = "a verified schedule refutes the proof of the solver, and no valid proof was found"
 """Reason of a result whose schedule contradicts the proof, which is dropped."""
 EQUALITY_TOLERANCE: Final = 1e-6
 """Maximum difference between a value and a bound that counts as a rounding error, relative to the
 value."""
 TOTAL_TOLERANCE: Final = 1e-9
-"""Maximum difference that counts as a rounding error, relative to the total energy or time,
-baseline included. It equals the tolerance of limits."""
+"""Maximum difference that counts as a rounding error, relative to the value with its baseline. It
+equals the tolerance of limits."""
 BYTES_TOLERANCE: Final = 0.5
 """Difference in bytes below which a bound counts as equal to a value [B]. Bytes are whole numbers,
 so no value is between them."""
@@ -53,9 +51,10 @@ class Candidate:
     """Time to verify the schedule [s]."""
 
     def is_better(self, other: Candidate) -> bool:
-        """Return whether this candidate has the better value.
+        """Return whether this candidate has a strictly better value than `other`.
 
-        Compares the user-defined objectives if both candidates have one.
+        Compares the user-defined objectives of models, by their sense, if both candidates have one.
+        Otherwise the smaller `value` is better.
         """
         if self.model_objective is None or other.model_objective is None:
             return self.value < other.value
@@ -72,11 +71,12 @@ class Outcome:
     candidate: Candidate | None = None
     """The best schedule found; None without one."""
     bound: float = 0.0
-    """Proven lower bound on the value of every candidate, in the unit of the quantity."""
+    """Proven lower bound on the value of every valid schedule, in the unit of the quantity; 0 if
+    none is proven."""
     is_infeasible: bool = False
     """Whether it is proved that no schedule exists."""
     reason: str = ""
-    """Reason why no schedule was found, or `REFUTED`."""
+    """Reason why no schedule was found, or `REFUTED`. With a schedule, other texts are ignored."""
     build_s: float = 0.0
     """Time to build and compile models [s]."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +86,10 @@ class Outcome:
     log: str = ""
 
     def with_solves(self, solves: Sequence[Outcome]) -> Outcome:
-        """Return this outcome with the sum of the build times and the joined logs of `solves`."""
+        """Return this outcome with the total build time and the joined logs of `solves`.
+
+        They replace the build time and log of this outcome.
+        """
         build_s = sum(solve.build_s for solve in solves)
         return replace(self, build_s=build_s, log="".join(solve.log for solve in solves))
 
@@ -97,7 +100,8 @@ def make_candidate(
     """Verify a schedule, with its plan if time is a makespan; return it with all violations.
 
     If the plan is not found within `planning_s`, the verifier uses a plan without overlapping
-    transfers.
+    transfers. Raises `ScheduleError` for a schedule of another graph, and `TimeLimitError` after an
+    outer time limit.
     """
     started_s = time.monotonic()
     verdict = verify(problem, schedule, planning_s=planning_s)
@@ -111,7 +115,10 @@ def make_candidate(
 
 
 def make_valid_candidate(problem: Problem, schedule: Schedule | None) -> Candidate | None:
-    """Verify a schedule; return None without a schedule, or if the verifier finds a violation."""
+    """Verify a schedule; return None without a schedule, or if the verifier finds a violation.
+
+    Raises the errors of `make_candidate`.
+    """
     if schedule is None:
         return None
     candidate = make_candidate(problem, schedule)
@@ -138,7 +145,7 @@ def safe_bound(problem: Problem, bound: float) -> float:
 
 
 def is_tight(problem: Problem, value: float, bound: float) -> bool:
-    """Return whether a bound reaches a value within rounding errors."""
+    """Return whether a bound reaches a value within rounding errors; both exclude the baseline."""
     if bound >= value:
         return True
     shortfall = value - bound
@@ -149,14 +156,15 @@ def is_tight(problem: Problem, value: float, bound: float) -> bool:
 
 
 def is_gap_closed(problem: Problem, value: float, bound: float, gap: float) -> bool:
-    """Return whether the gap between a value and a bound is at most `gap`."""
+    """Return whether the gap between a value and a bound is at most `gap`, or a rounding error."""
     return is_tight(problem, value, bound) or relative_gap(value, bound) <= gap
 
 
 def is_refuted(problem: Problem, outcome: Outcome) -> bool:
     """Return whether the valid schedule of an outcome contradicts its bound or infeasibility.
 
-    Differences within rounding errors are no contradiction.
+    Differences within rounding errors are no contradiction. Return False without a valid schedule,
+    and if a model's objective replaced the problem's.
     """
     candidate = outcome.candidate
     if candidate is None or candidate.violations or candidate.model_objective is not None:
@@ -172,7 +180,7 @@ def is_refuted(problem: Problem, outcome: Outcome) -> bool:
 def drop_proof(problem: Problem, outcome: Outcome) -> Outcome:
     """Return an outcome with its schedule, without its proof, and with the reason `REFUTED`.
 
-    The bound becomes the one that is known of the problem without a solve.
+    The bound becomes the one known without a solve, and the termination PROVED becomes STALLED.
     """
     is_proved = outcome.termination == Termination.PROVED
     return replace(
@@ -196,7 +204,11 @@ def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> floa
 def make_result(
     problem: Problem, request: Request, outcome: Outcome, *, formulation: str
 ) -> SolveResult:
-    """Convert an outcome to a result, without a proof that the outcome's schedule refutes."""
+    """Convert an outcome to a result, without a proof that the outcome's schedule refutes.
+
+    A schedule with violations has status FEASIBLE and no bound above the baseline. A caller adds
+    reduction and history.
+    """
     base_result = SolveResult(
         problem=problem,
         status=Status.INFEASIBLE if outcome.is_infeasible else Status.UNKNOWN,
@@ -245,7 +257,7 @@ def make_result(
 
 
 def _unproved_termination(outcome: Outcome) -> Termination:
-    """Return the termination of an outcome whose gap is too large: STALLED in place of PROVED.
+    """Return the termination of an outcome without a valid proof: STALLED in place of PROVED.
 
     A solver may have proved the optimum of a restriction of the problem, or of a user-defined
     objective.

@@ -36,9 +36,10 @@ class SolveProgress:
     seconds: float
     """Time since the solve was requested, building included [s]."""
     overhead: float | None
-    """Smallest overhead of a schedule so far, in addition to `baseline`; None before the first."""
+    """Smallest overhead of a schedule in this phase of the solve, in addition to `baseline`; None
+    before its first schedule."""
     overhead_bound: float | None
-    """Best proven lower bound on the overhead so far; None before the first."""
+    """Largest proven lower bound on the overhead in this phase of the solve; None without one."""
     baseline: float = 0.0
     """The part of the value that every schedule has: for energies and times, a single pass."""
     schedule: Schedule | None = None
@@ -46,17 +47,17 @@ class SolveProgress:
 
     @property
     def value(self) -> float | None:
-        """Smallest value of a schedule so far, as `SolveResult.value`; None before the first."""
+        """`baseline` plus `overhead`, as `SolveResult.value`; None if `overhead` is None."""
         return None if self.overhead is None else self.baseline + self.overhead
 
     @property
     def bound(self) -> float | None:
-        """Best proven lower bound on the value so far; None before the first."""
+        """`baseline` plus `overhead_bound`; None if `overhead_bound` is None."""
         return None if self.overhead_bound is None else self.baseline + self.overhead_bound
 
     @property
     def gap(self) -> float | None:
-        """Gap between overhead and bound, as a fraction of the overhead; None if one is missing."""
+        """Gap between overhead and bound, as a fraction of the overhead; None if either is None."""
         if self.overhead is None or self.overhead_bound is None:
             return None
         return relative_gap(self.overhead, self.overhead_bound)
@@ -83,11 +84,12 @@ class SolveKeywords(SearchKeywords, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The parameters of a solve. The time limit counts from the creation of this object."""
+    """The parameters of a solve. The time limit counts from `started_s`."""
 
     backend: str = "highs"
     time_limit_s: float = 60.0
-    """Wall time for the whole solve, building included [s]."""
+    """Time for the whole solve, building included [s]: processor time if `wall_end_s` is set, else
+    wall time."""
     gap: float = 1e-4
     """Gap tolerance of the overhead, at which the solve stops."""
     threads: int = 1
@@ -100,7 +102,8 @@ class Request:
     presolve: bool = True
     """Whether the solver may reduce a model before it solves it."""
     started_s: float = field(default_factory=now_s)
-    """Time of the request, on the clock that counts against the limit [s]."""
+    """Time of the request, on the clock that counts against the limit [s]; by default the creation
+    of this object."""
     wall_end_s: float | None = field(default_factory=wall_end_s)
     """Latest end on the monotonic clock if the limit is processor time [s]; None otherwise."""
 
@@ -121,7 +124,7 @@ class Request:
     def report(
         self, overhead: float | None, bound: float | None, schedule: Schedule | None = None
     ) -> bool | None:
-        """Call `on_progress` with the overhead and bound so far; return its result.
+        """Call `on_progress` with the overhead and bound so far; return the callback's result.
 
         False requests the end of the solve. Returns None without a callback.
         """
@@ -137,16 +140,16 @@ class Request:
         )
 
     def elapsed_s(self) -> float:
-        """Return the time since the solve was requested [s]."""
+        """Return the time since the solve was requested, on the clock of the limit [s]."""
         return now_s(use_processor_time=self.wall_end_s is not None) - self.started_s
 
     def remaining_s(self) -> float:
-        """Return the time until the limit [s], 0 or more."""
+        """Return the time until the limit or, if earlier, until `wall_end_s` [s], 0 or more."""
         remaining_s = max(0.0, self.time_limit_s - self.elapsed_s())
         return remaining_s if self.wall_end_s is None else min(remaining_s, self.remaining_wall_s())
 
     def remaining_wall_s(self) -> float:
-        """Return the wall time until the limit [s], 0 or more."""
+        """Return the wall time until the limit, or until `wall_end_s` if set [s], 0 or more."""
         if self.wall_end_s is None:
             return self.remaining_s()
         return max(0.0, self.wall_end_s - now_s(use_processor_time=False))
@@ -166,12 +169,13 @@ class History:
     """Baseline for the forwarded reports."""
     entries: list[HistoryEntry] = field(default_factory=list)
     best: SolveProgress | None = None
-    """The report with the best schedule; None before the first."""
+    """The report whose schedule has the smallest overhead; None before a report with a schedule."""
 
     def record(self, progress: SolveProgress) -> bool | None:
-        """Add a report to the history and forward it to `on_progress`.
+        """Add an entry if a report improves a value, update `best`, and call `on_progress`.
 
-        Return the result of `on_progress`; None without a callback.
+        A report with an infinite value or without values has no entry. The callback receives every
+        report, with `baseline`. Return the callback's result; None without a callback.
         """
         overheads = (progress.overhead, progress.overhead_bound)
         known_values = [value for value in overheads if value is not None]
@@ -188,8 +192,8 @@ class History:
         """Return the entries before the end of a solve, and its result as the last entry.
 
         Earlier values are corrected to be no better than the result, because a solver may revise
-        its reports. Return () for a user-defined objective, and all entries as they are if there is
-        no schedule.
+        its reports. Return () if a model's objective replaced the problem's, and all entries as
+        they are if there is no schedule.
         """
         model_objective, simulation = result.model_objective, result.simulation
         if model_objective is not None or simulation is None:
@@ -212,7 +216,7 @@ class History:
     def _add_entry(self, entry: HistoryEntry) -> None:
         """Append an entry with the best values so far, unless neither value has improved.
 
-        If there are more than `MAX_HISTORY_ENTRIES`, delete every second entry.
+        If there are more than `MAX_HISTORY_ENTRIES`, delete every second entry, but not the last.
         """
         entries = self.entries
         if entries:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_TERMS: Final = 4
 """Maximum number of terms of a sum in the call; "..." replaces the rest."""
 MAX_RULES: Final = 4
-"""Maximum number of constraints in the call; "..." replaces the rest."""
+"""Maximum number of constraints in the call; "..." and their number replace the rest."""
 
 
 class _CountKey(NamedTuple):
@@ -31,7 +31,7 @@ class _CountKey(NamedTuple):
     item: int
     """The node or tensor that is counted."""
     stage: int | None
-    """The stage; None if the variable counts over all stages."""
+    """The stage; None if the variable belongs to no single stage."""
 
 
 class _Sum(NamedTuple):
@@ -42,11 +42,11 @@ class _Sum(NamedTuple):
 
 
 def restate_as_call(model: pyo.ConcreteModel) -> str | None:
-    """Return the Python call that states the rows and objective added to a model from `build`.
+    """Return the Python call, for display, that states the rows and objective added to a model.
 
-    Long sums and lists are shortened by "...". Return None without additions, if totals cannot
-    state them, if the model is not exact or has no active objective, or if variables or rows that
-    `build` made were changed.
+    Long sums and lists are shortened by "...". Return None without additions, or if `subject_to`
+    and `minimizing` cannot state them. Also return None if the model is not exact or has no active
+    objective, or if variables or rows that `build` made were changed.
     """
     objective = next(model.component_data_objects(pyo.Objective, active=True), None)
     added_rows = _added_rows(model)
@@ -66,7 +66,10 @@ def restate_as_call(model: pyo.ConcreteModel) -> str | None:
 
 
 def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
-    """Return the added rows by constraint name; None if rows of `build` were changed or removed."""
+    """Return the active added rows by constraint name.
+
+    Return None if rows of `build` were changed, deactivated or removed.
+    """
     rows_by_name: dict[str, list[Any]] = {}
     n_unchanged = 0
     for row in model.component_data_objects(pyo.Constraint, active=True):
@@ -114,10 +117,10 @@ def _counted_variables(model: pyo.ConcreteModel) -> dict[int, _CountKey]:
 
 
 class _TotalsWriter:
-    """Writes linear expressions over the variables of a model as Python sums over totals."""
+    """Writes linear expressions over the variables of a model as sums of totals or stage counts."""
 
     def __init__(self, model: pyo.ConcreteModel, count_key_of: Mapping[int, _CountKey]) -> None:
-        """Count the variables of each node or tensor that are not fixed."""
+        """Store the keys of variables, and the number of unfixed ones per count and item."""
         self.model = model
         self.graph = model.problem.graph
         self.count_key_of = count_key_of
@@ -130,9 +133,10 @@ class _TotalsWriter:
                 self.n_variables[key.kind][key.item] += 1
 
     def subject_to_call(self, added_rows: Mapping[str, list[Any]]) -> str | None:
-        """Return a call of `subject_to` with the added rows, by constraint name.
+        """Return a call of `subject_to` with the added rows, by constraint name, for display.
 
-        Return None if totals cannot state the rows.
+        Of several rows of a constraint only the first is written, and "..." replaces constraints
+        after the first `MAX_RULES`. Return None if `write_constraint` returns None for a row.
         """
         rules = []
         for name, rows in added_rows.items():
@@ -147,7 +151,10 @@ class _TotalsWriter:
         return f"subject_to({', '.join(shown_rules)})"
 
     def write_constraint(self, row: Any) -> str | None:
-        """Return a row as Python code; None if totals cannot state it."""
+        """Return a row as Python code, with long sums shortened.
+
+        Return None if it has no counts, or neither totals nor counts in stages can state it.
+        """
         count_sum = self._parse_sum(row.body)
         if count_sum is None or not count_sum.terms:
             return None
@@ -168,7 +175,10 @@ class _TotalsWriter:
         return f"{text} <= {upper:.10g}" if upper is not None else f"{text} >= {lower:.10g}"
 
     def minimizing_call(self, objective: Any) -> str | None:
-        """Return a call of `minimizing` with an objective; None if totals cannot state it."""
+        """Return a call of `minimizing` with an objective, for display, without its constant.
+
+        A maximized objective is negated. Return None if totals cannot state the objective.
+        """
         count_sum = self._parse_sum(objective.expr)
         if count_sum is None or not count_sum.terms:
             return None
@@ -179,7 +189,7 @@ class _TotalsWriter:
     def _parse_sum(self, expression: Any) -> _Sum | None:
         """Return an expression as a sum of counts.
 
-        Return None if it has any other variable or is not linear.
+        Return None if it is not linear, or has a variable that is neither a count nor a home.
         """
         linear = generate_standard_repn(expression)
         if not linear.is_linear():
@@ -198,10 +208,10 @@ class _TotalsWriter:
         return _Sum({key: value for key, value in terms.items() if value}, constant)
 
     def _write_totals(self, terms: Mapping[_CountKey, float]) -> str | None:
-        """Return a sum over items as Python code.
+        """Return a sum over items as Python code, shortened if it is long.
 
-        Return None if the coefficients of an item differ between stages, or some stages are
-        missing.
+        Return None if the coefficients of an item differ between stages, or the sum omits a
+        variable of an item.
         """
         items: dict[Count, dict[int, list[float]]] = {}
         for key, value in terms.items():
@@ -224,7 +234,9 @@ class _TotalsWriter:
     ) -> Iterator[tuple[float, str]]:
         """Yield (coefficient, Python expression) terms of one count, with `values` by item.
 
-        Yields one term if the values of all items are equal or proportional to their sizes.
+        Yields one term if the values of all counted items, two or more, are equal. For transfers in
+        a graph without state, also if the values are proportional to the sizes of all counted
+        tensors.
         """
         counted_items, sizes = self.n_variables[count].keys(), self.graph.tensor_bytes
         distinct_values = set(values.values())
@@ -241,7 +253,10 @@ class _TotalsWriter:
             yield value, f"v.{count}[{self._quoted_name(count, item)}]"
 
     def _write_stage_terms(self, terms: Mapping[_CountKey, float]) -> str | None:
-        """Return a sum over (stage, item) as Python; None if a term has a count without stages."""
+        """Return a sum over (stage, item) as Python code, shortened if it is long.
+
+        Return None if a term has a count without stages.
+        """
         if any(key.kind not in STAGE_COUNTS for key in terms):
             return None
         return _write_sum(
@@ -256,7 +271,10 @@ class _TotalsWriter:
 
 
 def _write_sum(terms: Iterable[tuple[float, str]]) -> str:
-    """Return (coefficient, expression) terms as a Python sum of at most `MAX_TERMS` terms."""
+    """Return (coefficient, expression) terms as a Python sum for display.
+
+    "..." replaces the terms after the first `MAX_TERMS`.
+    """
     text, n_terms = "", 0
     for n_terms, (value, expression) in enumerate(terms, start=1):
         if n_terms > MAX_TERMS:

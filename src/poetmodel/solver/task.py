@@ -37,7 +37,8 @@ RETRY_NOTE: Final = (
 GREEDY_TIME_RATIO: Final = 0.1
 """Fraction of the time limit after which the greedy heuristic returns its best schedule."""
 MAX_GREEDY_TIME_RATIO: Final = 0.5
-"""Fraction of the remaining time after which the greedy heuristic ends without a schedule."""
+"""Fraction of the remaining time after which the greedy heuristic ends without a schedule, but not
+before `GRACE_S`."""
 MIN_UNITS: Final = 1.0
 """Smallest value of a known schedule, in units of the objective, that a solver resolves to a
 millionth. For a smaller value, the problem is restated in finer units."""
@@ -60,7 +61,8 @@ class Task:
     formulation: str
     """Name of the formulation; for a model, the formulation by which `build` made it."""
     can_restate: ClassVar[bool] = True
-    """Whether limits and objective can be replaced; False for models, whose rows are fixed."""
+    """Whether valid schedules of the problem solve the task, and its limits and objective can be
+    replaced; False for models, which may have added rows."""
 
     @property
     def is_exact(self) -> bool:
@@ -69,7 +71,7 @@ class Task:
 
     @property
     def planned_problem(self) -> Problem:
-        """The problem whose schedules are planned: `problem`, except in `ModelTask`."""
+        """The problem whose schedules are planned: `problem`, or a surrogate in `ModelTask`."""
         return self.problem
 
     @property
@@ -104,10 +106,11 @@ class Task:
         return second_outcome.with_solves([replace(unproved_outcome, log=log), second_outcome])
 
     def _solve_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Build first schedules by heuristics, and prove a bound, starting with the best of them.
+        """Prove a bound, starting with the best of `start` and schedules by heuristics.
 
-        After a time limit, Ctrl-C or a model that is too large, the outcome has the best first
-        schedule, except for a user's model, whose added rows the schedule may violate.
+        If a time limit, Ctrl-C or a model that is too large ends the proof without a schedule, the
+        outcome has the best first schedule. This excludes a user's model, whose added rows the
+        schedule may violate.
         """
         best: Candidate | None = None
         try:
@@ -144,7 +147,8 @@ class Task:
     def _construct_restricted(self, problem: Problem, request: Request) -> Candidate | None:
         """Construct a schedule without paging, or without recomputation; None if neither is valid.
 
-        Such schedules meet many user-defined constraints. Returns None for a problem without them.
+        Such schedules meet many user-defined constraints. Also returns None for a problem without
+        constraints, and for a user's model.
         """
         if not (self.can_restate and problem.constraints):
             return None
@@ -161,7 +165,7 @@ class Task:
     def _check_start(
         self, problem: Problem, request: Request, first_candidate: Candidate | None
     ) -> Outcome | None:
-        """Report the first schedule unless it is optimal.
+        """Report the first schedule unless the bound known without a solve proves it optimal.
 
         Return an outcome if the schedule is optimal, or if the callback stops the solve; None
         otherwise. ``paper`` has another objective and a user's model may have more rows, so their
@@ -185,10 +189,11 @@ class Task:
     ) -> Outcome:
         """Prove a bound, and repeat with finer units of the objective while the gap is open.
 
-        A solver resolves the objective to an absolute tolerance. If the best value is too small or
+        A solver resolves the objective to an absolute tolerance. If the first value is too small or
         too large for the units of the objective, the problem is restated with that value as the
-        reference of the unit. For bytes, the repeated solve searches for a schedule that saves at
-        least one byte.
+        reference of the unit. A repeated solve has the best value as reference, unless the last
+        reference is at most twice this value. Then, and for a peak, it searches for a schedule that
+        saves at least one byte; quantities other than bytes end the loop.
         """
         objective, stated_problem = problem.objective, problem
         if (
@@ -235,10 +240,11 @@ class Task:
     def prove(
         self, problem: Problem, request: Request, start: Candidate | None, bound: float = 0.0
     ) -> Outcome:
-        """Solve `problem` by the formulation, from a known schedule.
+        """Solve `problem` by the formulation, from the valid schedule `start` if there is one.
 
-        ``lazy`` also starts from the proven `bound`, and raises `TimeLimitError` if it exceeds the
-        time limit by more than `GRACE_S`.
+        ``lazy`` also starts from the proven `bound`, raises `TimeLimitError` if it exceeds the time
+        limit by more than `GRACE_S`, and may fall back to ``compact``. Raises `VerificationError`
+        if the verifier rejects a solution of ``compact`` or of a user's model.
         """
         if self.formulation == "lazy":
             from poetmodel.solver import lazy
@@ -256,7 +262,8 @@ def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outc
 
     The groups of a relaxation cannot represent some per-stage user-defined constraints, nor some
     rewarded decisions. The better schedule and bound are returned, or `lazy_outcome` if ``compact``
-    is not needed, takes too long to build or is too large.
+    is not needed, takes too long to build or is too large. After Ctrl-C, `lazy_outcome` is returned
+    with the termination INTERRUPTED.
     """
     candidate = lazy_outcome.candidate
     has_stage_terms = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
@@ -338,7 +345,10 @@ def _merge_outcomes(
 
 
 def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return the schedule of `checkpoint_segments`; None if it is invalid or not found in time."""
+    """Return the schedule of `checkpoint_segments`.
+
+    Return None if it is invalid, too large or not found in time.
+    """
     try:
         with time_limit(request.remaining_s() + GRACE_S):
             return make_valid_candidate(problem, checkpoint_segments(problem))
@@ -349,7 +359,8 @@ def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
 def _greedy_candidate(problem: Problem, request: Request) -> Candidate | None:
     """Return keep-all if it is valid and optimal, else the better of keep-all and `construct`.
 
-    Return None if neither is valid.
+    `construct` is ignored if it does not end in time or is too large. Return None without a valid
+    schedule.
     """
     keep_all = make_valid_candidate(problem, keep_all_if_valid(problem))
     if keep_all is not None and is_tight(problem, keep_all.value, problem.objective.known_bound):

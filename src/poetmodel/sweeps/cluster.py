@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 CONNECT_S: Final = 4
-"""Maximum time for a reply of scheduler or workers [s]."""
+"""Maximum time to connect to the scheduler, to receive its first message, and to close the client
+[s]."""
 _LENGTH_BYTES: Final = 8
-"""Size of the prefix of a Dask message, which is the length of the message [B]."""
+"""Size of the prefix of a Dask message, which states the length of the message [B]."""
 _MAX_GREETING_BYTES: Final = 2**20
 """Maximum size of the first message of a scheduler [B]."""
 _ADDRESS: Final = re.compile(
     r"(?:(?:tcp|tls)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})"
 )
-"""An address of a scheduler: ``tcp://10.0.0.1:8786``."""
+"""An address of a scheduler, such as ``tcp://10.0.0.1:8786``; the protocol may be absent."""
 _VERSION: Final = "__import__('poetmodel').__version__"
 """Expression that each worker evaluates. Unlike a pickled function, it also reaches workers without
 poetmodel, which report an error."""
@@ -36,16 +37,17 @@ poetmodel, which report an error."""
 def connect(
     scheduler: str, isolation: Isolation | None = None
 ) -> Iterator[tuple[Executor, Callable[[], int]]]:
-    """Context manager: connect to a Dask scheduler; yield a pool, and a counter of its threads.
+    """Context manager: connect to a Dask scheduler; yield a pool and a function.
 
-    Workers start processes for the runs. If a worker dies, another one repeats its run. Sets the
-    log level of Dask in this process to CRITICAL.
+    The function returns the present number of threads of all workers, at least 1. Workers start
+    processes for the runs. If a worker dies, another one repeats its run. Sets the log level of
+    Dask in this process to CRITICAL.
 
     Raises
     ------
     InputError
-        If no scheduler listens at the address, the scheduler has no workers, or a worker lacks this
-        version of poetmodel.
+        If the address is malformed, no scheduler listens there, the scheduler has no workers, or a
+        worker lacks this version of poetmodel.
     MissingExtraError
         If the extra ``cluster`` is not installed.
     """
@@ -78,11 +80,13 @@ def _check_workers(scheduler: str, client: Any) -> None:
         raise InputError(
             f"scheduler {scheduler!r}: it has no workers; start some: dask worker {scheduler}"
         )
-    missing = [worker for worker, version in versions.items() if isinstance(version, Exception)]
-    if missing:
+    failed_workers = [
+        worker for worker, version in versions.items() if isinstance(version, Exception)
+    ]
+    if failed_workers:
         raise InputError(
             f"scheduler {scheduler!r}: poetmodel cannot be imported by the workers "
-            f"{join_names(missing)}; install poetmodel {__version__} where they run"
+            f"{join_names(failed_workers)}; install poetmodel {__version__} where they run"
         )
     other_versions = [
         f"{worker} has {worker_version}"
@@ -97,9 +101,10 @@ def _check_workers(scheduler: str, client: Any) -> None:
 
 
 def _check_address(scheduler: str) -> None:
-    """Raise `InputError` if no Dask scheduler seems to listen; Dask itself would retry for minutes.
+    """Raise `InputError` for a malformed address, or if no Dask scheduler seems to listen.
 
-    A scheduler sends the first message; with TLS the client does.
+    Dask itself would retry for minutes. A scheduler sends the first message. With TLS the client
+    does, so any server that accepts a connection passes.
     """
     match = _ADDRESS.fullmatch(scheduler)
     if match is None:

@@ -45,15 +45,15 @@ class Figure:
     """Result that the paper states."""
     grids: tuple[FigureGrid, ...]
     limit_s: float
-    """Limit of each solve, building included [s]."""
+    """Time limit of each solve, building included [s]."""
     quick_limit_s: float
-    """Limit of each solve in a quick figure, building included [s]."""
+    """Time limit of each solve in a quick figure, building included [s]."""
 
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
         """Return the runs without duplicates; budgets ascend along each axis.
 
-        A quick figure has fewer budgets and shorter limits; `time_limit_s` replaces the limits of
-        the figure [s].
+        A quick figure has fewer budgets, no grids without quick budgets, and shorter time limits.
+        `time_limit_s` replaces the time limits of the figure, unless it is None or 0 [s].
         """
         limit_s = time_limit_s or (self.quick_limit_s if quick else self.limit_s)
         unique_runs: dict[Run, None] = {}

@@ -2,7 +2,7 @@
 
 A library is a folder. `INDEX` has one JSON line for each problem: the files of its graph, costs and
 device, its limits as in the ``problem`` of a schedule file, and the best known results.
-`check_solutions` verifies schedule files that other solvers found.
+`check_solutions` verifies schedules or execution orders that other solvers found.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ CHECKSUMS: Final = "SHA256SUMS"
 MAX_MPS_NODES: Final = 60
 """Graphs with fewer nodes always have an MPS file."""
 TOLERANCE: Final = 1e-6
-"""Relative difference up to which two overheads are equal."""
+"""Difference up to which two overheads are equal, relative to the larger one, or to a millionth of
+the baseline if that is more."""
 SCHEDULE, ORDER = ".schedule.json", ".order.json"
 """Suffixes of solutions: a schedule file, or a JSON list of nodes in execution order."""
 _KEYS: Final = frozenset(
@@ -101,7 +102,8 @@ class Instance:
 def file_name(*words: object) -> str:
     """Return a file name: the words in lower case, joined by hyphens.
 
-    Characters other than letters, digits, dots and plus signs become hyphens, too.
+    Each sequence of characters other than ASCII letters, digits, dots and plus signs becomes one
+    hyphen, and is removed at both ends.
     """
     text = "-".join(map(str, words)).lower()
     return re.sub(r"[^a-z0-9.+]+", "-", text).strip("-")
@@ -119,7 +121,7 @@ def _unknown_problem_text(origin: str, name: str, known_names: Iterable[str]) ->
 def write_library(
     instances: Iterable[Instance], folder: Path, *, mps: Collection[str] = (), remark: str = ""
 ) -> list[dict[str, Any]]:
-    """Write an instance library; return the lines of its index as JSON values.
+    """Write an instance library, with README and checksums; return the index lines as JSON values.
 
     Parameters
     ----------
@@ -211,14 +213,17 @@ class _LibraryWriter:
         return self._cost_files[key]
 
     def _write_device(self, device: Device) -> str:
-        """Write a device once, and return the name of its file."""
+        """Copy the shipped file of a device once, and return the name of the copy."""
         name = f"{device.short_name}.toml"
         if not (self._folder / "devices" / name).exists():
             write_text(self._folder / "devices" / name, read_text(shipped_folder("devices") / name))
         return f"devices/{name}"
 
     def _write_mps(self, instance: Instance) -> dict[str, Any] | None:
-        """Write the MPS file of a small or requested problem; return None for other problems."""
+        """Write the MPS file of a small or requested problem; return its name and objective unit.
+
+        Return None for all other problems.
+        """
         name = instance.name
         is_small = len(instance.problem.graph.nodes) < MAX_MPS_NODES
         if not (is_small or name in self._mps):
@@ -302,7 +307,7 @@ class CheckedSolution:
     unit: str = "J"
     """Unit of the overheads: ``J`` or ``s``."""
     reason: str = ""
-    """Reason why the schedule is not valid; empty if it is valid."""
+    """Reason why the schedule is not valid: an error, or its first violations; empty if valid."""
 
 
 def read_library(folder: Path) -> dict[str, dict[str, Any]]:
@@ -344,8 +349,8 @@ def check_solutions(folder: Path, solutions: Path) -> list[CheckedSolution]:
     Raises
     ------
     InputError
-        If `folder` is not a library, `solutions` has no solution or two solutions of one problem,
-        or the name of a solution is not that of a problem.
+        If `folder` is not a library or has an invalid file, `solutions` has no solution or two
+        solutions of one problem, or the name of a solution is not that of a problem.
     """
     index_lines = read_library(folder)
     path_by_name: dict[str, Path] = {}
@@ -402,7 +407,7 @@ class _ProblemReader:
 def _read_solution(path: Path, graph: Graph) -> Schedule:
     """Return the schedule of a schedule file, or of an execution order.
 
-    Raises `PoetModelError` if the file cannot be read.
+    Raises `PoetModelError` if the file cannot be read or states no schedule.
     """
     if path.name.endswith(SCHEDULE):
         return load_document(path).schedule

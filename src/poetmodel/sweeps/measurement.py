@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 """Version of the format of records."""
 NOT_APPLICABLE: Final = "not-applicable"
-"""Status of a method that does not support the graph or a limit."""
+"""Status if a method does not apply to the graph, or its schedule violates a limit."""
 NOT_INSTALLED: Final = "not-installed"
 """Status if the solver is not installed."""
 REFUSED: Final = "refused"
-"""Status if the solver's licence refuses the model."""
+"""Status if the solver's licence is missing or refuses the model."""
 FAILED: Final = "failed"
 """Status of a run that ended with an error; a resumed sweep repeats it."""
 
@@ -69,7 +69,10 @@ def common_fields(kind: str, name: str) -> Record:
 
 @cache
 def git_commit() -> str | None:
-    """Return the short hash of the checked-out Git commit; None for an installed package."""
+    """Return the short hash of the checked-out Git commit.
+
+    Return None for an installed package, and if Git is missing or fails.
+    """
     root = Path(__file__).parents[3]
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():
@@ -143,7 +146,10 @@ def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None)
 
 
 def result_fields(result: SolveResult) -> Record:
-    """Return the record fields of a solve, with the content of a schedule file or None."""
+    """Return the record fields of a solve.
+
+    ``schedule`` is the content of a schedule file; None without a schedule.
+    """
     document = result.to_dict()
     schedule_keys = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
     schedule, simulation = result.schedule, result.simulation

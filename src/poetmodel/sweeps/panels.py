@@ -24,10 +24,11 @@ def figure_panels(
     rows: Sequence[Row],
     schedule_of: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
 ) -> tuple[Panel, ...] | tuple[Map, ...]:
-    """Return the panels or maps of a figure of the paper.
+    """Return the pictures of a figure of the paper: maps for ``figure2``, times for ``table3``.
 
-    `rows` come from `poetmodel.sweeps.tables.rows`. `schedule_of` returns the content of a schedule
-    file by the key of its run, for maps; None skips a run.
+    All other names have panels of the overhead. `rows` come from `poetmodel.sweeps.tables.rows`.
+    `schedule_of` returns the content of a schedule file by the key of its run, for maps; None skips
+    a run.
     """
     if name == "figure2":
         return tuple(_maps(rows, schedule_of))
@@ -43,7 +44,10 @@ def data_digest(panels: Sequence[Panel] | Sequence[Map]) -> str:
 def _maps(
     rows: Sequence[Row], schedule_of: Callable[[str], Mapping[str, Any] | None]
 ) -> Iterable[Map]:
-    """Yield the map of each schedule, titled with its numbers of recomputations and transfers."""
+    """Yield the map of each schedule; rows without a schedule are skipped.
+
+    The title has model, device, RAM budget, and the numbers of recomputations and transfers.
+    """
     for row in rows:
         document = schedule_of(row["key"])
         if document is None:
@@ -58,7 +62,8 @@ def _maps(
 def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
 
-    Each method is a line; with several solvers, each pair of method and solver.
+    Each method is a line; with several solvers, each pair of method and solver. Overheads are in
+    percent of the baseline. Rows without a schedule have no point.
     """
     panels = []
     has_several_solvers = len({row["backend"] for row in rows} - {None}) > 1
@@ -89,8 +94,8 @@ def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
 def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the Pareto front of RAM against overhead: a panel per model and device.
 
-    `front` has rows of `poetmodel.sweeps.tables.pareto`. Rows whose overhead is not below that of
-    all rows with less RAM are left out: they are on the front because of their time.
+    `front` has rows of `poetmodel.sweeps.tables.pareto`, sorted by RAM. Rows whose overhead is not
+    below that of all earlier rows are left out: they are on the front because of their time.
     """
     panels = []
     for (model, device), panel_rows in group_rows(front, "model", "device").items():
@@ -111,7 +116,10 @@ def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
 
 
 def _time_panels(rows: Sequence[Row]) -> Iterable[Panel]:
-    """Yield a panel of time against peak RAM for each model and device."""
+    """Yield a panel of time against peak RAM for each model and device.
+
+    Each pair of method and deadline is a line. Rows without a schedule have no point.
+    """
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         lines = []
         for (method, deadline), line_rows in group_rows(panel_rows, "method", "deadline").items():

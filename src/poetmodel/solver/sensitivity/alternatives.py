@@ -1,7 +1,7 @@
 """Compute the cost of a decision by solving the problem without it, and the next useful RAM budget.
 
-Decisions are forbidden by constraints on totals, so every formulation and back end can solve the
-changed problem, and its bounds hold. Amounts are in the unit of the minimized quantity.
+Decisions are forbidden by user-defined constraints on totals, so the changed problem is solved like
+any other, and its bounds hold. Costs and savings are in the unit of the minimized quantity.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Alternative:
     forbidden: Forbidden
     status: Status
     """``optimal``: proven to be the cheapest schedule without the decision, within the gap.
-    ``infeasible``: proven that no schedule exists without the decision. ``feasible``, ``unknown``:
-    not decided within the time limit."""
+    ``infeasible``: proven that no schedule exists without the decision. ``feasible``: a schedule
+    was found, but not proven to be the cheapest. ``unknown``: no schedule was found."""
     becomes: Treatment | None = None
     """The treatment of the tensor in the found schedule; None without a schedule."""
     extra: float | None = None
@@ -93,7 +93,10 @@ class Alternative:
         return self.status in (Status.OPTIMAL, Status.INFEASIBLE)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields except tensor and schedule as plain values in SI units."""
+        """Return the fields except tensor and schedule, and `proven`, as plain values in SI units.
+
+        `forbidden` has the key ``without``.
+        """
         return {
             "without": str(self.forbidden),
             "status": str(self.status),
@@ -130,7 +133,7 @@ class RamStep:
         return self.status in (Status.OPTIMAL, Status.INFEASIBLE)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values in SI units."""
+        """Return the fields and `proven` as plain values in SI units."""
         return asdict(self) | {"status": str(self.status), "proven": self.proven}
 
 
@@ -163,10 +166,10 @@ def find_alternatives(
     tensor : int
         Position of the tensor in the graph.
     bound : float, optional
-        A proven bound on the minimized quantity, in the unit of the quantity; it is also valid for
-        alternatives.
+        A proven lower bound on the minimized quantity, baseline included, in the unit of the
+        quantity; it is also valid for alternatives.
     time_limit : float
-        Wall time for all alternatives [s].
+        Wall time for all alternatives [s]; each solve has at least 0.1 s.
     threads : int
         As for `poetmodel.solve`.
 
@@ -222,11 +225,11 @@ def find_ram_step(
 ) -> RamStep | None:
     """Find the smallest RAM budget that permits a better schedule than the valid `schedule`.
 
-    First, RAM is minimized subject to a value below that of the schedule by more than the gap. Then
-    the problem is solved again within the found budget, or its present budget if that is larger.
-    `time_limit` is the time for both solves [s]. Returns None if RAM itself is minimized. If no
-    better schedule is found, the result has no `ram_bytes`; its status is INFEASIBLE if a better
-    one is proved not to exist.
+    First, RAM is minimized subject to a value below that of the schedule by the minimum improvement
+    that counts. Then the problem is solved again within the found budget, or within the budget of
+    `problem` if that is larger. `time_limit` is the wall time for both solves [s]; each has at
+    least 0.1 s. Returns None if RAM itself is minimized. If no better schedule is found, the result
+    has no `ram_bytes`; its status is INFEASIBLE if a better one is proved not to exist.
 
     Raises
     ------
@@ -328,7 +331,7 @@ def _list_forbiddable(problem: Problem, treatment: Treatment, i: int) -> Iterato
 
 
 def _forbid(problem: Problem, i: int, forbidden: Forbidden) -> Problem:
-    """Return the problem with a constraint that forbids decisions on tensor `i`."""
+    """Return the problem with a constraint that forbids the decisions `forbidden` on tensor `i`."""
     graph = problem.graph
     names = dict.fromkeys(Count, graph.tensors[i].name)
     names[Count.RECOMPUTATIONS] = graph.nodes[graph.node_of[i]].name
@@ -344,7 +347,7 @@ def _forbid(problem: Problem, i: int, forbidden: Forbidden) -> Problem:
 
 
 def _free_name(problem: Problem, name: str) -> str:
-    """Return a name that no constraint of the problem has: `name`, with primes if it is used."""
+    """Return a name that no constraint of the problem has: `name`, with primes until it is free."""
     used_names = {row.name for row in problem.constraints}
     while name in used_names:
         name += "'"
@@ -361,8 +364,9 @@ def _make_alternative(
 ) -> Alternative:
     """Convert the result of a solve without a decision to an alternative.
 
-    `known_bound` is a proven bound on the overhead. For `KEEPING`, the schedule that evicts the
-    tensor in its longest interval is used if it is better than that of the result.
+    `known_bound` is a proven bound on the overhead. For `KEEPING`, the result's schedule is used
+    only if it evicts the tensor before its last use. The schedule of `_evict_in_longest_interval`
+    replaces it if that is better, or if it is not used.
     """
     base_alternative = Alternative(tensor=i, forbidden=forbidden, status=result.status)
     if result.status == Status.INFEASIBLE:
@@ -401,7 +405,10 @@ def _make_alternative(
 
 
 def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool:
-    """Return whether tensor `i` is read in or after the stage of its first restoration."""
+    """Return whether tensor `i` is read in or after the stage of its first restoration.
+
+    Return False without a restoration.
+    """
     graph, k = problem.graph, problem.graph.node_of[i]
     restore_stages = [t for t, j in schedule.R if j == k and t > k]
     restore_stages += [t for t, j in schedule.M_in if j == i]
@@ -410,10 +417,11 @@ def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool
 
 
 def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
-    """Evict the kept tensor `i` in its longest interval; return the best valid schedule.
+    """Evict the kept tensor `i` in its longest interval; return the better valid schedule.
 
-    The tensor is paged or recomputed for its next use; all other decisions are unchanged. Returns
-    None if the tensor has no interval, or if neither schedule meets the limits.
+    One schedule recomputes the tensor for its next use, the other pages it out and in. All other
+    decisions are unchanged. Returns None if the tensor has no interval between uses, or if neither
+    schedule is permitted and valid.
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})

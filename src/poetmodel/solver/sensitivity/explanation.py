@@ -61,11 +61,14 @@ class Explanation:
     """Why a problem has no schedule, and the changes that permit one."""
 
     reason: str
-    """The reason in the result of the solve."""
+    """The reason in the result of the solve; if a conflict was found and the reason is no obstacle,
+    a statement of the conflict."""
     obstacles: tuple[str, ...]
-    """Messages on each limit that no schedule meets, even without the other limits."""
+    """Messages on each limit that evidently no schedule meets, even without the other limits; () if
+    added constraints are explained."""
     remedies: tuple[Remedy, ...]
-    """Result of each change of a single limit."""
+    """Results of changes of a single limit or of the batch size; () if added constraints are
+    explained."""
     added_constraints: tuple[str, ...] = ()
     """Names of constraints added to a model that contradict each other or the limits."""
     user_constraints: tuple[str, ...] = ()
@@ -107,7 +110,8 @@ class Explanation:
     def hints(self) -> Iterator[str]:
         """Yield sentences on the conflict, the changes and the notes.
 
-        Changes that do not suffice are only stated if no change does.
+        Changes that do not suffice are stated only if no change does. One sentence replaces theirs
+        if there are two or more, all proven insufficient.
         """
         context = f" together with {' and '.join(self.limits)}" if self.limits else ""
         if self.user_constraints:
@@ -140,7 +144,7 @@ class Explanation:
         yield from self.notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the explanation as plain values in SI units."""
+        """Return the explanation as plain values in SI units; the sentences contain the notes."""
         return {
             "reason": self.reason,
             "sentences": list(self.sentences()),
@@ -179,8 +183,8 @@ def explain_infeasible(
     result : SolveResult
         The result that proves infeasibility.
     model : ConcreteModel, optional
-        The solved model, if a model was solved. If its problem has a schedule, the explanation has
-        the added constraints that conflict.
+        The solved model, if a model was solved. If a schedule of its problem without additions is
+        found, the explanation has the constraints and limits that conflict, and no changes.
     time_limit : float
         Time for the whole explanation [s]. For the conflict of user-defined constraints this is
         processor time, so that other work on the machine does not change the result, and at most
@@ -191,10 +195,11 @@ def explain_infeasible(
     Returns
     -------
     Explanation
-        Changes of one limit each, with the smallest amount that suffices. Every "does not help" is
-        proven, and for every amount that suffices, the verifier accepted a schedule. For problems
-        with user-defined constraints, also a minimal set that conflicts, with the nearest limit of
-        each member. A constraint that is not proven to belong to the set is only in `unchecked`.
+        Changes of one limit each, with the smallest amount found that suffices. Every "does not
+        help" is proven, and for every amount that suffices, the verifier accepted a schedule. For
+        problems with user-defined constraints, also a set of limits that conflicts, minimal if
+        `unchecked` is empty. A constraint that is not proven to belong to the set is in
+        `unchecked`, and in `remedies` only if its change suffices.
 
     Raises
     ------
@@ -268,7 +273,8 @@ def _describe_limit(limit: StatedLimit) -> str:
 def _describe_conflict(problem: Problem, conflict: Conflict[StatedLimit]) -> str:
     """Return the reason of infeasibility with the amounts of the conflicting limits only.
 
-    With unchecked members, it has the number of all constraints in place of their names.
+    With unchecked members, it has all limits, and the number of all constraints in place of their
+    names.
     """
     if conflict.unchecked:
         n_rows = len(problem.constraints)
@@ -286,7 +292,10 @@ def _describe_conflict(problem: Problem, conflict: Conflict[StatedLimit]) -> str
 
 
 def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
-    """Yield notes on the device's RAM, resident bytes, large gradients and the batch size."""
+    """Yield notes on the device's RAM, resident bytes, large gradients and the batch size.
+
+    Only notes that apply are yielded.
+    """
     device = problem.costs.device
     for remedy in remedies:
         nearest_bytes = remedy.nearest if remedy.change == Change.RAM else None
@@ -371,7 +380,10 @@ def _explain_added_rows(
 
 
 def _describe_row(row: Any) -> str:
-    """Return the name of an added row, or of the limit that a row of `build` states."""
+    """Return the name of an added row, or of the limit or constraint that a row of `build` states.
+
+    For all other rows of `build`, return ``the rules of execution``.
+    """
     from poetmodel.model.arrays import Label
 
     if not isinstance(row, Label):

@@ -29,9 +29,9 @@ class Limit:
     name: str
     """``time``, ``energy``, or the kind of RAM limit. ``keep_all``, ``recompute``, ``page`` and
     ``both`` name the permitted decisions. ``stated`` is within the other limits of the problem, and
-    ``block`` with aligned tensors."""
+    ``block`` without them, with aligned tensors."""
     result: SolveResult
-    """The result with the schedule of the smallest amount, and the proof."""
+    """The result of the solve, with the schedule of the smallest amount if one was found."""
 
     def __repr__(self) -> str:
         value = "none" if self.value is None else f"{self.value:.6g}"
@@ -73,14 +73,15 @@ class Limit:
 
     @property
     def at_floor(self) -> bool:
-        """Whether the schedule's peak equals the minimum RAM."""
+        """Whether the schedule's peak equals the minimum RAM; False without a schedule."""
         simulation, floor = self.result.simulation, self.result.problem.floor
         return simulation is not None and simulation.peak_ram_bytes == floor.bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the smallest amount, its bound and the peak of its schedule, in SI units.
+        """Return the smallest amount, its bound, and the peak of its schedule, in SI units.
 
-        Values that need a schedule are None without one.
+        Also has status, reason and the RAM of the device. Values that need a schedule are None
+        without one.
         """
         simulation, graph = self.result.simulation, self.result.problem.graph
         document: dict[str, Any] = {
@@ -127,10 +128,10 @@ def find_limits(
     backend, gap, threads, solver_options
         As for `solve`.
     time_limit : float
-        Wall time for all solves together [s].
+        Wall time for all solves together [s]; each limit has at least 0.1 s.
     alignment : int, optional
-        Also find the smallest RAM, without other limits, if the addresses of all tensors in RAM are
-        multiples of `alignment`, as in exported C [B].
+        Also find the smallest RAM, without deadline, energy budget and user-defined constraints, if
+        the addresses of all tensors in RAM are multiples of `alignment`, as in exported C [B].
 
     Returns
     -------
@@ -183,7 +184,7 @@ def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _min_ram_problem(problem: Problem, *, recompute: bool, paging: bool) -> Problem:
-    """Return the problem that minimizes RAM without other limits."""
+    """Return the problem that minimizes RAM, without limits except that of storage."""
     return problem.without_limits(
         Quantity.RAM,
         Quantity.TIME,

@@ -28,7 +28,7 @@ MIN_CHANGE_S: Final = 0.05
 """Minimum time for one change [s]."""
 
 MAX_NAMED_TENSORS: Final = 3
-"""Maximum number of tensors that a sentence names."""
+"""Maximum number of tensors that a sentence names if there are two or more beyond."""
 DIGITS: Final = 10
 """Digits of a time or energy in sentences. The rounding is within the tolerance of limits."""
 BOUND_ERROR_RATIO: Final = 1e-6
@@ -39,7 +39,7 @@ needs."""
 
 
 class Change(StrEnum):
-    """Changes of a problem, each of one limit."""
+    """Changes of a problem, each of one limit or of the batch size."""
 
     RAM = "ram"
     """More RAM."""
@@ -111,29 +111,35 @@ _SIDE_TEXTS: Final = {"upper": "at most", "lower": "at least"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Result of one change, with all other limits unchanged. Amounts are in bytes, s or J."""
+    """Result of one change, with all other limits unchanged.
+
+    Amounts are in bytes, s or J; those of a constraint are in `unit`.
+    """
 
     change: Change
     works: bool | None
     """True: a schedule was found. False: none exists, which is proven. None: not decided."""
     allowed: float | None = None
-    """The present limit; None if the changed limit is no amount."""
+    """The present limit; None if the changed limit is no amount, and for a constraint without a
+    found schedule."""
     nearest: float | None = None
     """The limit nearest to the present one with which a schedule was found; None without one."""
     bound: float | None = None
-    """Proven: with a limit below `bound` (above `bound` for a lower limit), no schedule exists."""
+    """Proven: with a limit below `bound` (above `bound` for a lower limit), no schedule exists.
+    None without a proof."""
     node: str | None = None
-    """For more RAM than the minimum RAM, the node at the peak of the schedule found with `nearest`;
-    None otherwise."""
+    """For `Change.RAM` if the present budget is at least the minimum RAM, the node at the peak of
+    the schedule found; None otherwise."""
     tensors: tuple[str, ...] = ()
-    """The tensors in RAM at the peak of that schedule."""
+    """For a change of an amount, the tensors in RAM at the peak of the schedule found; () for
+    constraints and without a schedule."""
     constraint: str | None = None
-    """Name of the changed user-defined constraint."""
+    """Name of the changed user-defined constraint; None for another change."""
     side: str | None = None
-    """The changed limit of the constraint: ``upper`` or ``lower``; None if the constraint is
-    removed."""
+    """The changed limit of the constraint: ``upper`` or ``lower``. None if the constraint is
+    removed as a whole, or no schedule was found."""
     unit: str = ""
-    """Unit of the constraint's sum, if it has one."""
+    """Unit of the constraint's sum; empty without one."""
 
     def __repr__(self) -> str:
         verdicts = {True: "would suffice", False: "would not suffice", None: "not decided"}
@@ -145,7 +151,7 @@ class Remedy:
         return str(self.change) if self.constraint is None else f"constraint {self.constraint!r}"
 
     def raise_bound_above_stated(self) -> Remedy:
-        """Return the remedy with its bound raised above the present limit.
+        """Return the remedy with its bound raised to the present limit, in bytes to one byte above.
 
         The present limit is proven infeasible. Remedies of user-defined constraints, and those
         without an amount or bound, are returned unchanged.
@@ -157,7 +163,10 @@ class Remedy:
 
     @property
     def proven(self) -> bool:
-        """Whether it is proven that no limit nearer to the present one suffices."""
+        """Whether it is proven that no limit nearer to the present one suffices.
+
+        If `nearest` is None, whether `works` is decided.
+        """
         if self.works is None:
             return False
         if self.nearest is None or self.bound is None:
@@ -197,7 +206,10 @@ class Remedy:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values in SI units."""
+        """Return the fields and `proven` as plain values in SI units.
+
+        `constraint`, `side` and `unit` are included only for a constraint.
+        """
         values = asdict(self) | {"proven": self.proven, "tensors": list(self.tensors)}
         omitted_keys = () if self.constraint is not None else ("constraint", "side", "unit")
         return {key: value for key, value in values.items() if key not in omitted_keys}
@@ -216,7 +228,8 @@ class _Attempt(NamedTuple):
 def stated_limits(problem: Problem) -> Iterator[Change]:
     """Yield the change that removes each limit of a problem, user-defined constraints excluded.
 
-    Storage counts as limited only if it is smaller than all tensors together.
+    Forbidden recomputation counts as a limit, and forbidden paging if there is storage. Storage
+    counts as limited only if tensors can be paged and it is smaller than all tensors together.
     """
     all_bytes = sum(problem.graph.tensor_bytes)
     for change, amount_limit in AMOUNTS.items():
@@ -241,8 +254,9 @@ def find_remedies(
     """Solve an infeasible problem with each change by itself, within `time_limit` [s].
 
     `conflict` has limits that no schedule meets together, or is None. With a conflict, only its
-    members and the batch size are changed, because a change of any other limit cannot suffice.
-    After Ctrl-C, the tuple has the remedies so far.
+    members and the batch size are changed, because a change of any other limit cannot suffice:
+    `works` of other limits is False. Without a conflict, user-defined constraints have no remedies.
+    After Ctrl-C, changes that were not solved are omitted.
     """
     attempts = list(_make_attempts(problem, conflict))
     results = iter(
@@ -265,9 +279,10 @@ def find_remedies(
 
 
 def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> Iterator[_Attempt]:
-    """Yield the attempt for each change that may be tried.
+    """Yield an attempt for each stated limit, the batch size, and each constraint in the conflict.
 
-    If the removed limit is an amount, the changed problem minimizes its quantity.
+    If the removed limit is an amount, the changed problem minimizes its quantity. A limit outside
+    the conflict has no changed problem.
     """
     for change in stated_limits(problem):
         variant = ChangedProblem(problem=without_limits(problem, change), gap=1.0)
@@ -350,8 +365,9 @@ def _is_one_sided(rows: Rows) -> bool:
 def _with_batch_size_1(problem: Problem) -> Problem | None:
     """Return the problem with batches of 1, for a built-in network with estimated costs.
 
-    Limits as numbers and user-defined constraints are unchanged. Returns None for batches of 1,
-    other graphs and costs, and constraints that do not fit the smaller graph.
+    All limits keep their amounts, even if they were stated as percentages, and user-defined
+    constraints are unchanged. Returns None for batches of 1, other graphs and costs, and
+    user-defined constraints or objectives that do not fit the smaller graph.
     """
     from poetmodel.device import Costs
     from poetmodel.graph.zoo import MODELS
@@ -397,7 +413,7 @@ def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remed
 def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
     """Convert the result of the problem without user-defined constraints `rows` to a remedy.
 
-    For a single constraint with one limit, the result has the smallest sum that suffices.
+    For a single constraint with one limit, the result minimizes the sum, negated for a lower limit.
     """
     row = rows[0]
     works = result.schedule is not None
@@ -443,7 +459,7 @@ def _find_row_limit(
 ) -> float | None:
     """Return `value`, if possible rounded, as the limit of a constraint that a result meets.
 
-    Return None if the verifier rejects the schedule with both limits.
+    Return None if the verifier rejects the schedule with the rounded and with the exact limit.
     """
     other_rows = without_limits(problem, (row,)).constraints
     for limit in (value if isinstance(value, int) else float(f"{value:.{DIGITS}g}"), value):
@@ -457,9 +473,9 @@ def _find_row_limit(
 def _find_accepted_amount(
     problem: Problem, amount_limit: _Amount, result: SolveResult, amount: float
 ) -> float | None:
-    """Return the smallest tried limit from `amount` up with which the verifier accepts a schedule.
+    """Return the smallest tried limit from `amount` up that the result's schedule meets.
 
-    Return None if it accepts none. Larger limits than `amount` are only tried for RAM: transfers
+    Return None if the verifier accepts none. Larger limits are only tried for RAM: transfers
     that overlap computation take longer with less RAM, so a schedule found with more RAM may miss
     its deadline if the budget is its peak.
     """

@@ -37,12 +37,12 @@ class UsedLimit:
     """``ram``, ``time`` (the deadline) or ``energy`` (the energy budget)."""
     state: LimitState
     allowed: float
-    """The amount that the limit permits."""
+    """The amount that the limit permits; for RAM without resident bytes."""
     used: float
-    """Amount that the schedule uses."""
+    """The amount that the schedule uses; for RAM without resident bytes."""
     saved: float | None
-    """Saving of the minimized quantity by the schedule found without the limit; None if no schedule
-    was found."""
+    """Saving of the minimized quantity by the schedule found without the limit, 0 or more; None if
+    no schedule was found without it."""
     most_saved: float | None
     """Proven maximum saving without this limit alone; None if no schedule was found without it."""
 
@@ -64,16 +64,17 @@ def find_used_limits(
     result : SolveResult
         The result of the problem.
     time_limit : float
-        Wall time for all limits [s].
+        Wall time for all limits [s]; each has at least `MIN_LIMIT_S`.
     threads : int
         As for `poetmodel.solve`.
 
     Returns
     -------
     tuple of UsedLimit
-        One for each stated limit. Each is decided by solving the problem again without it, from the
-        schedule of the result. A limit on the minimized quantity is slack without a solve. Empty if
-        the result has no schedule: use `explain_infeasible` for such results.
+        One for each of these limits. Each is decided by solving the problem again without it, from
+        the schedule of the result. A limit on the minimized quantity is slack without a solve.
+        After Ctrl-C, limits that were not solved are open. Empty if the result has no schedule: use
+        `explain_infeasible` for infeasible results.
     """
     problem, simulation = result.problem, result.simulation
     if simulation is None:
@@ -123,8 +124,8 @@ def _compare_results(
 ) -> tuple[LimitState, float | None, float | None]:
     """Return whether a limit binds, the saving found without it, and the proven maximum saving.
 
-    `unlimited_result` is that of the solve without the limit. Return (OPEN, None, None) if that
-    solve found no schedule.
+    `unlimited_result` is that of the solve without the limit, None after Ctrl-C. Return
+    (OPEN, None, None) if it is None or has no schedule.
     """
     if unlimited_result is None or unlimited_result.value is None:
         return LimitState.OPEN, None, None

@@ -1,6 +1,6 @@
 """Solve variants of a problem one after the other within a common time limit.
 
-Each solve starts from the best schedule of the earlier solves.
+By default, a solve starts from the best schedule of earlier solves that is valid for its variant.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ChangedProblem:
     gap: float = 1e-4
     """Gap tolerance; 1 to stop at the first schedule."""
     tries_paging_first: bool = False
-    """Whether half of the time is for a first schedule without recomputation at the minimum RAM.
-    Such a schedule often exists and is found fast."""
+    """Whether up to half of the time is for a first schedule without recomputation at the minimum
+    RAM. Such a schedule often exists and is found fast."""
 
 
 def solve_variants(
@@ -46,12 +46,16 @@ def solve_variants(
     solver_options: Mapping[str, OptionValue] | None = None,
     start: Schedule | None = None,
 ) -> list[SolveResult]:
-    """Solve variants of a problem in the given order, each from the best schedule so far.
+    """Solve variants of a problem in the given order, each from the best valid schedule so far.
 
     Variants with stricter limits should precede those with looser limits, so that schedules of
-    earlier variants are valid for later ones. If none is valid, a variant starts from `start`.
+    earlier variants with the same minimized quantity are valid for later ones. If none is valid, a
+    variant starts from `start`. A variant with `tries_paging_first` spends up to half of its time
+    on a schedule without recomputation at the minimum RAM, and starts from this one if it is found.
+
     `time_limit` is the wall time for all variants, divided equally among the remaining ones [s].
-    Each has at least `min_s`, which is above 0 [s]. After Ctrl-C, the list has the results so far.
+    Each has at least `min_s`, which is above 0 [s]. After Ctrl-C, the list has the results so far,
+    that of the interrupted solve included.
     """
     end_s = time.monotonic() + time_limit
     solve_problem = partial(solve, backend=backend, threads=threads, solver_options=solver_options)
@@ -106,6 +110,6 @@ def _best_valid_schedule(results: Sequence[SolveResult], problem: Problem) -> Sc
 
 
 def _paging_problem_at_min_ram(problem: Problem) -> Problem:
-    """Return the problem with the minimum RAM as budget, minimal energy and no recomputation."""
+    """Return the problem that minimizes energy in the minimum RAM, without recomputation."""
     ram = min(MAX_BYTES, max(1, problem.floor.bytes + problem.resident_bytes))
     return replace(problem, ram=ram, minimize=Quantity.ENERGY, recompute=False)
