@@ -43,10 +43,7 @@ class Milp(Solver):
         return dict.fromkeys((self.name, self.package), self.import_package().__version__)
 
     def run(self, call):
-        """Solve a model that has columns and no trivial contradiction.
-
-        Raises `UnknownOptionError` for an unknown option, or a value that it does not permit.
-        """
+        """Solve a nontrivial model; raise `UnknownOptionError` for an unknown or invalid option."""
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         form, limits, remaining_s = call.form, call.limits, call.finish_build()
