@@ -55,15 +55,15 @@ def solve(
     time_limit : float
         Wall time for the whole call, building included [s].
     gap : float
-        Stop when the gap of the overhead is at most this.
+        Stop when the gap of the overhead, or of a model's user-defined objective, is at most this.
     threads : int
-        Maximum number of threads. With two or more, a second process searches for schedules during
-        the proof.
+        Maximum number of threads. With two or more, ``lazy`` searches for schedules in a second
+        process during the proof.
     seed : int
-        Seed of the solver.
+        Seed of the solver and of heuristics.
     start : Schedule, optional
         A first schedule for the problem. The solve begins from the best of this schedule, if it is
-        valid, and those of built-in heuristics.
+        valid, and those of built-in heuristics; ``paper`` begins without a schedule.
     on_progress : callable, optional
         Called with a `SolveProgress` at irregular intervals; returning False stops the solve.
     solver_options : mapping of str to bool, int, float or str, optional
@@ -79,15 +79,18 @@ def solve(
     Raises
     ------
     InputError
-        If the problem, the limits, the start or a solver option cannot be used.
+        If the problem, the formulation, a parameter, the start or the type of a solver option
+        cannot be used.
     BackendUnavailableError
         If the solver is missing, or its licence refuses the model.
+    BackendError
+        If the solver fails, has no such option or refuses its value.
     VerificationError
         If the verifier rejects a solution of an exact formulation.
 
     Notes
     -----
-    Ctrl-C ends the solve with the best schedule so far.
+    Ctrl-C during the search ends the solve with the best schedule so far.
     """
     from poetmodel.backends.registry import backend as find_backend
 
@@ -168,9 +171,9 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
 def _add_reported_schedule(
     problem: Problem, outcome: Outcome, best: SolveProgress | None
 ) -> Outcome:
-    """Return `outcome`; if the search was cut short, add the best reported schedule.
+    """Return `outcome`; if its termination is in `CUT_SHORT`, add the best reported schedule.
 
-    The reported schedule is used only if it is valid and better than that of the outcome.
+    The reported schedule is used only if it is valid and has a smaller value than the outcome's.
     """
     candidate, schedule = outcome.candidate, None if best is None else best.schedule
     is_included = candidate is not None and candidate.schedule is schedule

@@ -34,30 +34,31 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
 
 FIRST_SOLVE_RATIO: Final = 0.6
-"""Fraction of the time limit for the first solve. The rest is for its plan and arena, and for
-further solves if the arena is too large, each with half of the remaining time."""
+"""Fraction of the time limit for the first solve. The rest is for plans, arenas and further solves:
+each has half of the remaining time if the first arena is too large, else one has all of it."""
 QUICK_S: Final = 5.0
-"""Maximum time of one quick heuristic, and of the overrun of a local search [s]."""
+"""Maximum time of one repair or greedy construction, and of the overrun of a local search [s]."""
 QUICK_DIVISORS: Final = (48, 12)
 """Divisors of the RAM whose quotients are the reductions for the quick heuristics: the first to
 repair the first schedule or to page every tensor, the second to construct a greedy schedule."""
 MARGIN_DIVISOR: Final = 256
-"""Divisor of the RAM whose quotient is a margin. If the first solve was cut short, the RAM is
-reduced by the margin in addition to the excess, because a further solve would cost more than the
+"""Divisor of the RAM whose quotient is a margin. If the first solve reached its time limit, the RAM
+is reduced by the margin in addition to the excess, because a further solve would cost more than the
 margin."""
 MAX_PLACING_S: Final = 10.0
 """Maximum time to place one plan in an arena [s]."""
 
 
 class Fitted(NamedTuple):
-    """A result with the plan of its schedule and an arena within the budget."""
+    """A result with the plan of its schedule and an arena within the usable RAM."""
 
     result: SolveResult
     """Result for the stated problem; without a schedule, it has the reason."""
     plan: Plan | None
     """The plan; None without a valid schedule."""
     arena: Arena | None
-    """The arena of the plan, no larger than the budget; None without a valid schedule."""
+    """The arena of the plan, no larger than `Problem.usable_ram_bytes`; None without a valid
+    schedule."""
 
 
 def fit_arena(
@@ -73,8 +74,8 @@ def fit_arena(
 ) -> Fitted:
     """Solve a problem, plan its schedule and place all copies in an arena within the RAM budget.
 
-    If the arena exceeds the budget, the problem is solved again with the budget reduced by the
-    excess, until the arena fits, no smaller budget is left, or solves or time run out.
+    If the arena exceeds the budget, the problem is solved again with smaller budgets, until the
+    arena fits, no budget is left to try, solves or time run out, or a solve is interrupted.
 
     Parameters
     ----------
@@ -85,15 +86,16 @@ def fit_arena(
     alignment : int
         Offsets are multiples of this power of two [B].
     solve : callable
-        The function that solves a problem, with a ``time_limit`` and `options`.
+        The function that solves a problem, with a ``time_limit`` and `options`. Later solves may
+        have another ``start``, or none.
     max_solves : int
-        Maximum number of solves until an arena fits. If the first arena fits, one more may improve
-        the schedule.
+        Maximum number of solves until an arena fits, local searches included. If the first arena
+        fits, one more may improve the schedule.
     time_limit : float
         Wall time for all solves, plans and arenas [s].
     available_bytes : int, optional
         Maximum RAM for tensors that the reason of a failure may recommend [B]. Default: the RAM of
-        the device without resident bytes.
+        the device without resident bytes; without a device, no maximum.
     **options
         Other keyword arguments of `solve`.
 
@@ -102,14 +104,16 @@ def fit_arena(
     Fitted
         Result, plan and arena. The bound of the result is that of the stated problem, so its gap
         includes the cost of the arena. Without a valid schedule, plan and arena are None. A result
-        without a schedule has the reason; its status is ``infeasible`` if it is proved that no
-        arena fits.
+        without a schedule has the reason; its status is ``infeasible`` if it is proved that there
+        is no schedule, or that no arena fits.
 
     Raises
     ------
     InputError
-        If the alignment is not a power of two, the time limit is invalid, or the deadline counts
-        overlapping transfers, but the plan has none (mode ``blocking``).
+        If the alignment is not a power of two, or the time limit is invalid. Also if tensors may be
+        paged and time is a makespan of overlapping transfers, but the mode is ``blocking``.
+    ValueError
+        If the mode is unknown.
 
     Notes
     -----
@@ -120,11 +124,13 @@ def fit_arena(
     is reduced by the smallest excess of all arenas so far, because a single arena may be large by
     chance.
 
-    The first solve has three fifths of the time. If its arena fits and the solve was cut short, the
-    remaining time is used to improve the schedule. Otherwise each further solve has half of the
-    remaining time, and only searches for a schedule, without a bound, if the first was cut short
-    with a wide gap. A plan and its arena are made in any case, and improved while time remains. If
-    time runs out before an arena fits, schedules of fast heuristics with less RAM are tried.
+    The first solve has three fifths of the time. If its arena fits and the solve reached its limit,
+    the remaining time is used to improve the schedule. If the arena is too large, each further
+    solve has half of the remaining time. It is only a local search, without a bound, if the first
+    solve reached its limit with a wide gap, unless time is a makespan. A plan and its arena are
+    made in any case, and improved while time remains. If time runs out before an arena fits,
+    schedules of fast heuristics with less RAM are tried. Schedules of published methods (`solve`)
+    are neither improved nor replaced by heuristics.
     """
     check_alignment(alignment)
     mode, request = StorageMode(mode), Request(time_limit_s=time_limit)
@@ -161,14 +167,15 @@ def plan_and_place(
     graph, costs, schedule, mode
         As in `poetmodel.planner.make_plan`.
     ram_budget_bytes : int or None
-        RAM that the plan may use [B].
+        RAM that the plan may use [B]; at least, and for None, the peak of the schedule.
     arena_limit_bytes : int, optional
-        Limit on the arena, and the budget that the plan states [B]. Default: `ram_budget_bytes`.
+        Limit on the arena, and the budget that the plan states [B]. Default: `ram_budget_bytes`; if
+        that is None, there is no limit.
     alignment, seed : int
         As in `poetmodel.placement.place`.
     may_delay_transfers : bool
-        Whether to plan with a smaller budget, so that overlapping transfers start later, if the
-        arena exceeds its limit.
+        Whether to plan again with smaller budgets, down to the peak of the schedule, so that
+        overlapping transfers start later, if the arena exceeds its limit.
     time_limit : float, optional
         Wall time after which plan and arena are not improved any more [s].
 
@@ -181,6 +188,8 @@ def plan_and_place(
     ------
     PlanError
         If the schedule is not valid, or the alignment is not a power of two.
+    CostError
+        If the costs do not match the graph.
     """
     end_s = time.monotonic() + (math.inf if time_limit is None else time_limit)
     limit_bytes = ram_budget_bytes if arena_limit_bytes is None else arena_limit_bytes
@@ -223,7 +232,7 @@ class _FittingSearch:
         options: SearchKeywords,
         request: Request,
     ) -> None:
-        """Store the arguments. `request` has the time limit of all solves together."""
+        """Store the arguments. `request` has the time limit of the whole search."""
         self.problem, self.mode, self.alignment = problem, mode, alignment
         self.solve, self.request = solve, request
         self.start = options.get("start")
@@ -236,10 +245,14 @@ class _FittingSearch:
         self.smallest_arena_bytes: int | None = None
         """Size of the smallest arena so far; None before the first."""
         self.plan_and_place_s = 0.0
-        """Time to plan and place the last schedule [s]."""
+        """Time to plan and place the last schedule [s]; 0 before the first."""
 
     def find_fitting(self, max_solves: int) -> Fitted:
-        """Solve with smaller RAM budgets until the arena fits, or until solves or time run out."""
+        """Solve, with smaller RAM budgets if the first arena is too large; see `fit_arena`.
+
+        If the first arena fits, the remaining time may be used to improve the schedule. Returns the
+        first result without plan and arena if it has no valid schedule.
+        """
         first_result = self._solve_within(self.problem, FIRST_SOLVE_RATIO, self.start)
         if first_result.schedule is None or first_result.violations:
             return Fitted(first_result, None, None)
@@ -255,7 +268,8 @@ class _FittingSearch:
     ) -> Fitted:
         """Solve with smaller RAM budgets, because the first arena is `excess_bytes` too large.
 
-        Returns a result without a schedule if no arena fits within `max_solves` and the time limit.
+        `max_solves` is the maximum number of further solves. Returns a result without a schedule if
+        no plan is found that meets all limits and whose arena fits.
         """
         result = first_result
         peak_bytes = (
@@ -307,8 +321,8 @@ class _FittingSearch:
         """Solve for the remaining time, from a first schedule whose arena fits.
 
         Returns the better schedule whose arena fits, with the better bound and the time of both
-        solves. Returns the first result, plan and arena at once if the first solve was not cut
-        short, or if the remaining time is too short.
+        solves. Returns the first result, plan and arena at once if its solve ended before its limit
+        or by a published method, or if little time remains.
         """
         was_cut_short = (
             first_result.method == "optimal" and first_result.termination == Termination.TIME_LIMIT
@@ -345,7 +359,7 @@ class _FittingSearch:
     ) -> Fitted | None:
         """Build schedules with less RAM by fast heuristics; return the first whose arena fits.
 
-        Return None if none fits without a violation, and if the result is that of a published
+        Return None if none fits without a violation, or if the first result is that of a published
         method (of `poetmodel.baselines`), whose schedule no other heuristic may replace.
         """
         # The schedule of a published method must be its own.
@@ -385,9 +399,10 @@ class _FittingSearch:
         return replace(result, time_limit_s=self.request.time_limit_s)
 
     def _solve_from_first(self, first_result: SolveResult, smaller_problem: Problem) -> SolveResult:
-        """Solve with less RAM, from the first solve's schedule if that solve was cut short.
+        """Solve with less RAM, from the first schedule, repaired, if its solve reached its limit.
 
-        If its gap was wide, only a local search from that schedule follows.
+        If its gap was above `LazyParams.wide_gap_ratio` and time is no makespan, only search
+        locally from that schedule. Published methods start without a schedule.
         """
         if first_result.method != "optimal" or first_result.termination != Termination.TIME_LIMIT:
             return self._solve_within(smaller_problem, 1 / 2)
@@ -445,10 +460,10 @@ class _FittingSearch:
     def _make_fitted(
         self, first_result: SolveResult, result: SolveResult, plan: Plan, arena: Arena
     ) -> Fitted:
-        """Convert a result with less RAM to one of the stated problem, verified with its plan.
+        """Convert a later result, maybe with less RAM, to one of the stated problem; verify it.
 
-        The result has the violations that the verifier finds, the bound of the first result, and
-        the times of both.
+        The result has the violations of schedule and `plan` that the verifier finds, the bound of
+        the first result, and the times of both.
         """
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
@@ -466,7 +481,10 @@ class _FittingSearch:
         return Fitted(_with_status(stated_result), plan, arena)
 
     def _infeasible_result(self, result: SolveResult) -> SolveResult:
-        """Convert the infeasibility proof for rounded sizes to a result of the stated problem."""
+        """Convert the infeasibility proof for rounded sizes to a result of the stated problem.
+
+        The status is ``unknown`` if the problem has user-defined constraints.
+        """
         reason = (
             f"no addresses fit {self._usable_ram_text()}: tensors at multiples of "
             f"{self.alignment} B need more; {result.reason}"
@@ -476,7 +494,7 @@ class _FittingSearch:
         return replace(result, status=status, reason=reason)
 
     def _min_excess_bytes(self) -> int:
-        """Return the excess of the smallest arena so far over the usable RAM [B]."""
+        """Return the excess of the smallest arena so far over the usable RAM [B], maybe below 0."""
         return (self.smallest_arena_bytes or 0) - self.usable_bytes
 
     def _no_fit_result(self, first_result: SolveResult) -> SolveResult:
@@ -493,7 +511,7 @@ class _FittingSearch:
             reason += f"the smallest block found takes {format_bytes(excess_bytes)} more; "
             reason += ", or ".join(hints or ["the device has no more RAM: take a smaller step"])
         else:
-            reason += "raise the time limit"
+            reason += "plans that fit violate other limits; raise the time limit"
         return replace(
             first_result,
             status=Status.UNKNOWN,
@@ -508,7 +526,11 @@ class _FittingSearch:
 
 
 def _with_status(result: SolveResult) -> SolveResult:
-    """Return a result with a schedule, with the status and termination that its gap implies."""
+    """Return a result with a schedule, with the status that its gap implies.
+
+    The termination becomes PROVED if the gap is within the tolerance, and STALLED instead of PROVED
+    otherwise.
+    """
     is_proved = (result.gap or 0.0) <= result.requested_gap
     termination = result.termination
     if is_proved or termination == Termination.PROVED:
@@ -525,14 +547,14 @@ def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
 def _refit_quickly(
     problem: Problem, schedule: Schedule, *, max_s: float = QUICK_S
 ) -> Schedule | None:
-    """Repair a schedule for a problem with less RAM; None if that fails within `max_s`."""
+    """Repair a schedule for a problem with less RAM; None if that fails or exceeds `max_s` [s]."""
     with limit_execution(max_s), suppress(TimeLimitError):
         return refit(problem, schedule, max_s=max_s / 2)
     return None
 
 
 def _construct_quickly(problem: Problem) -> Schedule | None:
-    """Construct a greedy schedule; None if that fails within `QUICK_S`."""
+    """Construct a greedy schedule; None if that fails or exceeds `QUICK_S`."""
     with limit_execution(QUICK_S), suppress(TimeLimitError):
         return construct(problem, max_s=QUICK_S / 2)
     return None

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 RELAXATION_RATIO: Final = 0.5
-"""Fraction of the time limit for the relaxation, if its schedule may miss the deadline."""
+"""Fraction of the remaining time for the relaxation, if the makespan matters."""
 SURROGATE_RATIO: Final = 0.5
 """Fraction of the remaining time for each further surrogate."""
 MIN_WEIGHT_STEP: Final = 1 / 64
 """Smallest difference between two transfer weights that the bisection distinguishes."""
 TIME_WEIGHTS: Final = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
-"""Transfer weights in the order in which they are tried if the makespan is minimized. Small weights
-are first because most transfers can overlap computations."""
+"""Transfer weights of surrogates that minimize time, in the order in which they are tried after
+weight 0. Small weights are first because most transfers can overlap computations."""
 
 
 @dataclass(slots=True)
@@ -52,12 +52,12 @@ class TransferWeightSearch:
     start: Schedule | None
     problem: Problem = field(init=False)
     best: Candidate | None = None
-    """Best schedule whose plan meets all limits; None without one."""
+    """Best schedule, by `Candidate.is_better`, whose plan meets all limits; None without one."""
     bound: float = 0.0
     """Proven lower bound on the value of every plan minus the baseline, in the unit of the
     quantity."""
     model_bound: float | None = None
-    """Bound of the relaxation on the user-defined objective of a model."""
+    """Bound of the relaxation on the user-defined objective of a model; None without one."""
     min_late_makespan_s: float | None = None
     """Smallest makespan of the schedules whose plan violates limits [s]; None without one."""
     weight_outcomes: list[tuple[float, Outcome]] = field(default_factory=list)
@@ -67,7 +67,12 @@ class TransferWeightSearch:
         self.problem = self.task.planned_problem
 
     def find_schedule(self) -> Outcome:
-        """Try transfer weights until the best plan is proved optimal or the time limit passes."""
+        """Try transfer weights; return the best schedule whose plan meets all limits, and a bound.
+
+        Ends when the gap is closed, no weight is left to try, the time limit passes or a solve is
+        interrupted. Tries only weight 0 if the makespan does not matter. Returns the outcome of the
+        relaxation if that is infeasible.
+        """
         relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
         try:
             if self.start is not None:
@@ -89,7 +94,10 @@ class TransferWeightSearch:
 
     @property
     def _is_timed(self) -> bool:
-        """Whether the makespan matters: it is limited, minimized, or its idle energy is limited."""
+        """Whether the makespan matters: it is limited, minimized, or its idle energy is limited.
+
+        Idle energy that is only minimized does not count.
+        """
         problem = self.problem
         limits_energy = problem.energy_budget_j is not None or any(
             Total.ENERGY in row.terms for row in problem.constraints
@@ -117,7 +125,10 @@ class TransferWeightSearch:
             self._try_weight(weight, problem=problem)
 
     def _bisect_weight(self) -> None:
-        """Bisect for the smallest transfer weight whose plan meets all limits."""
+        """Bisect for the smallest transfer weight whose plan meets all limits, starting with 1.
+
+        If a surrogate has no schedule, its limit is too strict, so smaller weights follow.
+        """
         small_weight, sufficient_weight = 0.0, None
         while not self._is_done() and (
             sufficient_weight is None or sufficient_weight - small_weight > MIN_WEIGHT_STEP
@@ -132,10 +143,11 @@ class TransferWeightSearch:
     def _try_weight(
         self, weight: float, *, time_ratio: float | None = None, problem: Problem | None = None
     ) -> tuple[Outcome, bool]:
-        """Solve the surrogate of `problem` for one transfer weight, by default the stated problem.
+        """Solve the surrogate of `problem`, by default the stated one, for one transfer weight.
 
-        Return the outcome, and whether the plan of its schedule meets all limits. Raises the bound,
-        stores the outcome, and stores the schedule if it is the best.
+        The solve takes the fraction `time_ratio` of the remaining time, by default
+        `SURROGATE_RATIO`. Return the outcome, and whether the plan of its schedule meets all
+        limits. Raises the bound, stores the outcome, and stores the schedule if it is the best.
         """
         request = self.request
         time_ratio = SURROGATE_RATIO if time_ratio is None else time_ratio
@@ -178,9 +190,10 @@ class TransferWeightSearch:
     ) -> bool:
         """Verify a schedule with its plan, and store it if it is the best.
 
-        Return whether the schedule is valid. Reports a new best schedule if the makespan matters,
-        and registers the makespan of a plan that violates limits. The bound of the relaxation on
-        `model_objective`, a user-defined objective, is stored, because it holds for every plan.
+        Return whether schedule and plan are valid within all limits. Reports a new best schedule if
+        the makespan matters, and registers the makespan of a plan that violates limits. The bound
+        of the relaxation on `model_objective`, a user-defined objective, is stored, because it
+        holds for every plan.
         """
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound
@@ -210,7 +223,7 @@ class TransferWeightSearch:
     def _make_candidate(self, schedule: Schedule) -> Candidate:
         """Verify a schedule with its plan.
 
-        The plan has no overlapping transfers if no time is left to plan.
+        The plan has no overlapping transfers if the remaining time does not suffice to plan.
         """
         planning_s = self.request.remaining_s() + GRACE_S
         return make_candidate(self.problem, schedule, planning_s=planning_s)
@@ -236,7 +249,11 @@ class TransferWeightSearch:
         """
 
         def report(progress: SolveProgress) -> bool | None:
-            """Report the best schedule and the bound of the stated problem."""
+            """Report the best schedule and the bound of the stated problem.
+
+            If the makespan does not matter, the schedule is that of `progress`. Return the result
+            of the user's callback: False requests the end of the solve; None without a callback.
+            """
             bound = self.bound
             if weight == 0 and progress.overhead_bound is not None:
                 bound = max(bound, progress.overhead_bound)

@@ -79,7 +79,8 @@ def prove_formulation(
     better one; ``paper`` ignores it. The outcome has no schedule if building would take or takes
     longer than the remaining time.
 
-    Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
+    Raises `VerificationError` if the verifier rejects the solution of an exact formulation, and
+    `ModelError` if ``paper`` cannot state the problem.
     """
     expected_s = estimate_build_s(problem, formulation)
     if expected_s > request.remaining_s():
@@ -158,8 +159,9 @@ class ModelProof:
     def prove(self, start: Candidate | None) -> Outcome:
         """Solve the model; return the outcome with the better of the solution and `start`.
 
-        The first schedule `start` is used only if it satisfies the rows of the model. Without
-        `drops_unneeded_decisions`, it is used only if the solver finds no solution.
+        The first schedule `start` is used only if it decides all columns of the model and satisfies
+        its rows. Without `drops_unneeded_decisions`, it is used only if the solver finds no
+        solution. Raises `VerificationError` as `_solve_until_accepted` does.
         """
         form = self.form
         start_point = None if start is None else schedule_point(form, start.schedule)
@@ -190,9 +192,9 @@ class ModelProof:
         cuts remain in `form`. The solution of ``paper`` is accepted with its violations.
 
         Return the solver's last solution, with the best bound and the total times, and its
-        candidate. The solution is None if no time was left for a call; the candidate is None
-        without an accepted solution. Raises `VerificationError` if no cover cut excludes a rejected
-        solution.
+        candidate. The solution is None if no time was left for the first call. Without an accepted
+        solution, the candidate is None. Raises `VerificationError` if no cover cut excludes a
+        rejected solution.
         """
         formulation = self.arrays.formulation
         raw = self._call_solver(start_point)
@@ -229,7 +231,8 @@ class ModelProof:
     def _call_solver(self, start_point: NDArray[np.float64] | None) -> RawSolution | None:
         """Solve the form within the remaining time; return None if no time remains.
 
-        If the solver exceeds the limit, it is abandoned and its last report is returned.
+        If the solver exceeds the limit by `PATIENCE_S`, it is abandoned and its last report is
+        returned.
         """
         request, remaining_s = self.request, self.request.remaining_s()
         if remaining_s <= 0:
@@ -270,7 +273,8 @@ class ModelProof:
     def _report(self, progress: BackendProgress) -> bool | None:
         """Store a report of the solver, and forward its incumbent and bound to the request.
 
-        Returns the callback's result, or False to stop an abandoned solver.
+        The incumbent is None if the model minimizes another objective. Returns the callback's
+        result, or False to stop an abandoned solver.
         """
         if self.is_abandoned:
             return False
@@ -283,9 +287,10 @@ class ModelProof:
         return self.request.report(incumbent, self._problem_bound(progress.bound))
 
     def _extract_candidate(self, x: NDArray[np.float64]) -> Candidate:
-        """Verify the schedule of a solution.
+        """Verify the schedule of a solution, and return it with any violations.
 
-        With `drops_unneeded_decisions`, return it without unneeded decisions if it remains valid.
+        With `drops_unneeded_decisions`, return it without unneeded decisions if it remains valid
+        and its value does not rise.
         """
         problem, schedule = self.problem, self.extract_schedule(x)
         candidate = make_candidate(problem, schedule)
@@ -305,10 +310,10 @@ class ModelProof:
         return schedule_from_columns(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _problem_bound(self, bound: float | None) -> float | None:
-        """Convert the model's bound to one on the problem, in the unit of the problem.
+        """Convert the model's bound to one on the problem, in the unit of the minimized quantity.
 
-        It is at least the bound known without a solve. Return None without a bound, or if the model
-        is not exact or minimizes another objective.
+        It excludes the baseline, and is at least the bound known without a solve. Return None
+        without a bound, or if the model is not exact or minimizes another objective.
         """
         if bound is None or not (self.arrays.exact and self.is_problem_objective):
             return None

@@ -53,7 +53,10 @@ class Disaggregation:
     """The graph of the problem with its state; None if it is `graph`."""
 
     def schedule(self) -> Schedule:
-        """Return the schedule, with page-outs right after first computations."""
+        """Return the schedule, with page-outs right after first computations.
+
+        Tensors that are paged in and replacements of state on storage are paged out.
+        """
         graph = self.stated_graph or self.graph
         return with_immediate_page_outs(
             graph,
@@ -92,7 +95,8 @@ class Disaggregation:
     def step_loads(self) -> Iterator[tuple[int, int, int]]:
         """Yield (stage, step, bytes in RAM) of every active step before the last of its stage.
 
-        A step is active if its node is recomputed or an output of the node is paged in.
+        A step is active if its node is recomputed or an output of the node is paged in. Raises
+        `TimeLimitError` if the time limit passes.
         """
         recomputed_nodes: dict[int, list[int]] = {}
         paged_tensors: dict[int, list[int]] = {}
@@ -183,7 +187,8 @@ def disaggregate(
     kept for the next group, the recomputation or page-in happens in the last stage of the group. A
     node that reads state is recomputed no later than the replacement of that state. A tensor is
     evicted after its last need. Decisions without a need are dropped. `stated_graph` is the graph
-    of the problem with its state; None if it is `graph`.
+    of the problem with its state; None if it is `graph`. Raises `TimeLimitError` if the time limit
+    passes.
     """
     last_stages = (stated_graph or graph).last_stages
     result = _Disaggregator(graph, grouping, events, decisions, last_stages).disaggregate()
@@ -227,7 +232,7 @@ class _Disaggregator:
                 self.kept_tensors[group].add(i)
 
     def disaggregate(self) -> Disaggregation:
-        """Return the disaggregated schedule."""
+        """Assign the decisions of all groups, and return the result."""
         for group in range(self.grouping.n_groups):
             check_time_limit()
             self._add_group(group)
@@ -260,8 +265,9 @@ class _Disaggregator:
     def _assign_recomputations(self, group: int, readers: dict[int, list[int]]) -> dict[int, int]:
         """Assign stages to the recomputations of a group, the last node first.
 
-        Return the stage of each recomputed tensor. Adds the stages of recomputations to `readers`
-        of their inputs. Recomputations that no stage needs are dropped.
+        Adds the recomputations to the result, and their stages to `readers` of their inputs.
+        Recomputations of which no output is needed are dropped. Return the stage of each
+        recomputed output that is neither paged in nor kept into the group.
         """
         graph = self.graph
         stage_of: dict[int, int] = {}
@@ -285,9 +291,9 @@ class _Disaggregator:
         return stage_of
 
     def _first_need(self, group: int, i: int, readers: dict[int, list[int]]) -> int | None:
-        """Return the first stage of the group that reads tensor `i`.
+        """Return the first stage of the group that reads tensor `i`, also for a recomputation.
 
-        If none does, return the last stage if the next group keeps the tensor, else None.
+        If none does, return the last stage if the tensor is kept into the next group, else None.
         """
         if readers.get(i):
             return min(readers[i])
@@ -303,7 +309,7 @@ class _Disaggregator:
             self.result.spans.append((i, stage + 1, end))
 
     def _merge_spans(self) -> None:
-        """Merge adjacent spans of the same tensor."""
+        """Sort the spans, and merge adjacent or overlapping spans of the same tensor."""
         spans: list[tuple[int, int, int]] = []
         for i, begin, end in sorted(self.result.spans):
             if spans and spans[-1][0] == i and spans[-1][2] + 1 >= begin:

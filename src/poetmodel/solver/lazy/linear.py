@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LinearSolution:
-    """The last point and the best value of the solves of a linear relaxation."""
+    """The last point and the largest value of the solves of a linear relaxation."""
 
     x: NDArray[Any] | None
     """The last point; None if no solve returned one, or if the relaxation is infeasible."""
@@ -43,9 +43,10 @@ def add_cuts(
 ) -> LinearSolution:
     """Solve a linear relaxation and add violated cuts to it, until its value stops rising.
 
-    Each solve starts from the basis of the last one, and raises the session's bound. Calls
-    `on_cut_point` with each point before cuts exclude the point. Cuts that are not tight are
-    removed.
+    Ends also when no cut is violated, rounds run out, a solve is not optimal or the session is
+    done. Each solve starts from the basis of the last one, and raises the session's bound. Calls
+    `on_cut_point` with each point before the search for cuts that exclude the point. Cuts that are
+    not tight are removed.
     """
     params = session.params
     n_idle_rounds = 0
@@ -106,9 +107,9 @@ def add_rows(
 ) -> tuple[Relaxation, LinearSolution]:
     """Enforce more rows, beginning with those of `grouping`, while that raises the linear bound.
 
-    Rows are those of the worst stage of each sequence of stages with violated rows. In a large
-    relaxation, they alternate with stages that are tight at the incumbent, because these may be
-    tight at the optimum.
+    Ends also when no further row is violated or the session is done. Rows are those of the worst
+    stage of each sequence of stages with violated rows. In a large relaxation, they alternate with
+    stages that are tight at the incumbent, because these may be tight at the optimum.
 
     Few rows are added at a time, because finer groups have more columns; twice as many after a
     round without gain. Calls `on_solution` with each solution before rows are added, and
@@ -166,9 +167,10 @@ def add_rows(
 
 
 def _tight_stages(session: Session) -> list[int]:
-    """Return the stages in which the incumbent uses more than `tight_ratio` of the RAM.
+    """Return the stages at whose last step the incumbent uses more than `tight_ratio` of the RAM.
 
-    Of consecutive stages, only the fullest is returned. Empty without an incumbent.
+    Of consecutive stages, only the fullest is returned. The fullest stage is first. Empty without
+    an incumbent.
     """
     incumbent = session.bounds.incumbent
     if incumbent is None:
@@ -184,7 +186,8 @@ def kept_spans(
 
     In a span (begin, end, level), the fraction `level` of the tensor stays in RAM across the ends
     of stages begin..end-1. A tensor restored in a group is assumed to be in RAM from the first to
-    the last computation in the group that reads the tensor, and afterwards if the group keeps it.
+    the last stage of the group that reads the tensor, then at the level at which it is kept into
+    later groups. Recomputations that read the tensor are ignored.
     """
     graph, grouping, events = (
         relaxation.problem.working_graph,
@@ -226,7 +229,8 @@ def kept_spans(
 def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Estimate the bytes of every stage row for a fractional point, shape (stages,).
 
-    Tensors are in RAM in the spans of `kept_spans`.
+    Tensors are in RAM in the spans of `kept_spans`. State counts at the fraction of its home that
+    is RAM; state without a column for its home is not counted.
     """
     graph = relaxation.problem.working_graph
     sizes = graph.tensor_bytes

@@ -8,15 +8,16 @@ from typing import Final
 CUT_FAMILIES: Final = ("rounding", "interval")
 """Families of cuts, named like their modules, in the order in which they are separated."""
 HEURISTICS: Final = frozenset({"repair", "repair_on_the_way", "local_search"})
-"""Phases of the primal heuristic: ``repair`` repairs solutions of relaxations, and
-``repair_on_the_way`` also incumbents of unfinished solves; ``local_search`` follows repairs."""
+"""Phases of the primal heuristic: ``repair`` repairs solutions of relaxations, with
+``repair_on_the_way`` also those of unfinished solves; ``local_search`` is the large neighbourhood
+search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyParams:
     """Parameters of the row generation.
 
-    No parameter can make a result wrong: parameters change only the time until it is found.
+    No parameter can make a schedule or a bound invalid: parameters change the search and its time.
     ``docs/concepts/lazy.md`` describes the alternatives that were tried.
 
     The end of a name states unit and range: ``_ratio`` is a fraction from 0 to 1, ``_s`` seconds
@@ -35,7 +36,7 @@ class LazyParams:
     """Gap up to which a solve is near its end: no local search follows a repair, and equal
     decisions are not counted, because counters would only add columns."""
     wide_gap_ratio: float = 0.03
-    """Gap above which relaxations take long, so few rows are added."""
+    """Gap above which relaxations take long: few rows are added, and integer solves are limited."""
     far_gap_ratio: float = 0.1
     """Gap above which the proof will probably not end in time. From this gap to twice the gap, more
     and more time moves from integer solves to the heuristic."""
@@ -44,7 +45,7 @@ class LazyParams:
     cut_rounds: int = 30
     """Maximum number of cut rounds on one relaxation."""
     cuts_per_round: int = 400
-    """Number of interval cuts in one round after which no further ones are added."""
+    """Number of interval cuts in one round after which no further ones are sought."""
     cut_violation: float = 1e-3
     """Minimum violation of an added cut, 0 or more. Interval cuts have coefficients of 1 or -1;
     rounding cuts are divided by the size of their largest tensor."""
@@ -68,14 +69,14 @@ class LazyParams:
     rounds_without_gain: int = 3
     """Number of rounds without a gain after which the cut loop or the row loop stops."""
     max_sums: int = 1 << 20
-    """Maximum number of distinct sums of tensor sizes for a rounded row, in multiples of their
-    greatest common divisor: one bit each."""
+    """Maximum limit of a row for which sums of tensor sizes are enumerated, one bit each, in
+    multiples of their greatest common divisor. Larger limits are rounded down to a multiple."""
 
     # -- rows after an integer relaxation ----------------------------------------------------------
     easy_growth_ratio: float = 0.5
     """Maximum number of rows added after a relaxation that was solved without branching, as a
-    fraction of its groups. The next relaxation is hardly larger, and most of its time is for
-    building it."""
+    fraction of its groups, if the parameters below permit fewer. The next relaxation is hardly
+    larger, and most of its time is for building it."""
     single_row_gain_ratio: float = 0.02
     """Relative rise of the bound by the last rows, above which a single row is added. More rows
     cause finer groups, more columns and a weaker linear relaxation."""
@@ -88,29 +89,30 @@ class LazyParams:
 
     # -- integer relaxations -----------------------------------------------------------------------
     wide_gap_time_ratio: float = 0.75
-    """Maximum fraction of the remaining time for one integer solve with a wide gap; the rest is for
-    the primal heuristic. With a small gap a solve may take all remaining time, because a solve that
-    is cut short starts again."""
+    """Maximum fraction of the remaining time, at least `MIN_SOLVE_S`, for one integer solve with a
+    wide gap; the rest is for the primal heuristic. With a smaller gap a solve may take all
+    remaining time, because a solve that is cut short starts again."""
     far_gap_time_ratio: float = 0.3
     """As `wide_gap_time_ratio`, for gaps of at least twice `far_gap_ratio`."""
     idle_root_time_ratio: float = 0.1
-    """Fraction of the remaining time without a better solution or bound after which an integer
-    solve with a wide gap ends if it is still at its root."""
+    """Fraction of the remaining time, at least `MIN_SOLVE_S`, without a better solution or bound
+    after which an integer solve with a wide gap ends if it is still at its root."""
     search_time_ratio: float = 0.5
-    """Fraction of the elapsed time that is due to the primal heuristic with a wide gap. The local
-    search does not wait until all linear relaxations are solved, which may take seconds each."""
+    """Fraction of the elapsed time that is due to the primal heuristic, for gaps up to
+    `far_gap_ratio`. With a wide gap, the local search does not wait until all linear relaxations
+    are solved, which may take seconds each."""
     far_search_time_ratio: float = 0.8
     """As `search_time_ratio`, for gaps of at least twice `far_gap_ratio`. Examples are steps in
     tiles, whose rounds take seconds and prove little; the remaining rounds yield solutions from
     which the search starts."""
     counted_use_ratio: float = 0.02
-    """Fraction of the best value, or of a limit, that one decision must exceed so that equal
-    decisions are counted; 1 disables counting."""
+    """Fraction of the cutoff, or of a limit, that one decision must exceed so that equal decisions
+    are counted; 1 disables counting."""
 
     # -- deadlines ---------------------------------------------------------------------------------
     without_schedule_time_ratio: float = 1 / 6
     """Fraction of the remaining time after which, if no schedule was found, the search for the
-    fastest schedule begins; 1 disables that search."""
+    fastest schedule begins, if `can_search_fastest`; 1 disables that search."""
 
     # -- primal worker -----------------------------------------------------------------------------
     worker_start_s: float = 0.5

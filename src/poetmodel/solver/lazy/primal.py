@@ -26,28 +26,29 @@ if TYPE_CHECKING:
 REPAIR_S: Final = 1.0
 """Maximum time of one repair in the proof's thread, unless the heuristic is due more [s]."""
 SEARCH_S: Final = 3.0
-"""Maximum time of the local search after one solution [s]."""
+"""Maximum time of the local search after one solution, unless the heuristic is due more [s]."""
 IDLE_ITERATIONS_PER_COLUMN: Final = 0.01
 """Iterations without a better schedule after which the first local search ends, for each column of
 the largest relaxation. The limit is doubled after a search that found a better schedule, and halved
 after other searches, but never below this."""
 ITERATIONS_PER_OFFER: Final = 100
-"""Number of iterations of a local search after which its best schedule is verified."""
+"""Number of iterations of a local search between two offers of its best schedule."""
 
 
 @dataclass(slots=True)
 class PrimalHeuristic:
     """Searches for schedules near the solutions of relaxations and near the incumbent.
 
-    Solutions are disaggregated and repaired if they violate limits, and a large neighbourhood
-    search continues from the incumbent. The heuristic never changes the bound.
+    Schedules of disaggregated solutions are repaired if they violate limits, and a large
+    neighbourhood search continues from these or the incumbent. The heuristic never changes the
+    bound.
     """
 
     session: Session
     should_stop: Callable[[], bool] = lambda: False
     """Returns whether a local search must end: a new solution is available, or a worker runs."""
     max_repair_s: float = math.inf
-    """Maximum time of one repair [s]."""
+    """Maximum time of one repair, unless the heuristic is due more [s]."""
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
     idle_iterations_per_column: float = IDLE_ITERATIONS_PER_COLUMN
     """Iterations without a better schedule after which the next local search ends, for each column
@@ -62,14 +63,15 @@ class PrimalHeuristic:
 
     @property
     def due_s(self) -> float:
-        """Time that is due to the heuristic and not yet spent [s]."""
+        """Time that is due to the heuristic and not yet spent [s]; negative if it spent more."""
         fraction = self.session.params.search_time_fraction(self.session.bounds.gap())
         return fraction * (now_s() - self.started_s) - self.spent_s
 
     def repair(self, solution: Schedule, *, search_locally: bool = True) -> None:
-        """Repair the schedule of a relaxation's solution, and offer the result to the session.
+        """Repair the schedule of a relaxation's solution; offer the best schedule to the session.
 
-        While the gap is not small, a local search follows if `search_locally`.
+        Does not repair without the heuristic ``repair``. While the gap is not small, a local search
+        follows if `search_locally`. Adds the time to `spent_s`.
         """
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:
@@ -83,9 +85,10 @@ class PrimalHeuristic:
     def improve(self) -> None:
         """Search locally until several iterations find no better schedule; offer the best one.
 
-        Ends early after the due time, or `SEARCH_S` if that is longer, and after a quarter of the
-        remaining time. Returns at once without the heuristic ``local_search``. Adapts the number of
-        idle iterations, and adds the time spent.
+        Ends early after the due time, or `SEARCH_S` if that is longer, at most a quarter of the
+        remaining time; also if `should_stop` returns True or the session is done. Returns at once
+        without the heuristic ``local_search``. Adapts the number of idle iterations, and adds the
+        time to `spent_s`.
         """
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
@@ -119,7 +122,7 @@ class PrimalHeuristic:
         return now_s() + min(max_s, self.session.request.remaining_s())
 
     def _offer(self) -> None:
-        """Offer the best schedule of the local search to the session if it beats the incumbent."""
+        """Offer the best schedule of `neighbourhood` to the session if it beats the incumbent."""
         incumbent = self.session.bounds.incumbent
         if incumbent is None or self.neighbourhood.best_score < (0.0, incumbent.value):
             schedule = self.neighbourhood.schedule()
@@ -131,9 +134,9 @@ class ViolatedRows(NamedTuple):
     """The rows that a solution violates and its relaxation does not enforce."""
 
     stages: list[int]
-    """Stages with violated rows, the worst violation first."""
+    """The worst stage of each sequence of stages with violated rows, the worst first."""
     steps: list[tuple[int, int]]
-    """Steps with violated rows, if no row of a stage is violated."""
+    """The worst violated step of each stage, by stage; empty if a row of a stage is violated."""
     user_limits: dict[int, frozenset[int]]
     """Violated per-stage constraints: the position in the problem's `stage_limits`, with the
     `coefficient_change_stages` of the constraint."""

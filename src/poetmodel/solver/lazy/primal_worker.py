@@ -1,7 +1,7 @@
 """The primal worker: a process that searches for schedules during the proof.
 
-Each process uses one core. The proof sends its bounds and solutions, and receives better schedules.
-Each process verifies the schedules that it receives.
+Each process uses one core. The proof sends its bounds, solutions and schedules, and receives better
+schedules. Each process verifies the schedules that it receives.
 """
 
 from __future__ import annotations
@@ -52,27 +52,28 @@ class ProofState:
     max_columns: int
     """Maximum number of columns of a relaxation."""
     found_schedule: FoundSchedule | None = None
-    """The best schedule; None if it was already sent."""
+    """The incumbent; None without one, or if the process has one that is at least as good."""
     solution: Schedule | None = None
-    """The schedule of the latest solution of a relaxation; None if it was already sent."""
+    """The schedule of the latest solution of a relaxation; None without one, or if it was already
+    sent."""
 
 
 class PrimalWorker:
     """The proof's side of the worker process, which executes the primal heuristic.
 
-    As a context manager, it starts the process some time after entry, and ends it on exit.
+    As a context manager, it starts the process `worker_start_s` after entry, and ends it on exit.
     Schedules that the process finds are offered to the session.
 
     If the process cannot be started or is killed, for example when memory is short, the solve
-    continues without it and logs the event. If the search or the progress callback fails, the solve
-    is stopped and `raise_error` raises the error.
+    continues without it and logs the event. If the search fails, or the progress callback fails for
+    a schedule of the process, the solve is stopped and `raise_error` raises the error.
     """
 
     def __init__(self, session: Session) -> None:
-        """Create the thread that supervises the process; entering the context starts both."""
+        """Create the thread that supervises the process; entering the context starts the thread."""
         self.session = session
         self.running_event = threading.Event()
-        """Set while the process is running."""
+        """Set while the process searches."""
         self._solutions: deque[Schedule] = deque(maxlen=1)
         self._best_value = float("inf")
         """Smallest value of a schedule that was sent to or received from the process."""
@@ -95,14 +96,14 @@ class PrimalWorker:
         self._solutions.append(solution)
 
     def raise_error(self) -> None:
-        """Raise the error of the worker thread, if there is one."""
+        """Raise the first stored error of the search or the progress callback, if there is one."""
         if self._error is not None:
             raise self._error
 
     def _supervise(self) -> None:
         """Start the process, send updates until the search ends or the context exits, then end it.
 
-        Stores errors for `raise_error`.
+        Logs a process that cannot be started, and stores other errors for `raise_error`.
         """
         session, params = self.session, self.session.params
         if self._close_event.wait(params.worker_start_s):
@@ -128,7 +129,8 @@ class PrimalWorker:
     def _send_updates(self, process: WorkerProcess, search_future: Future[None]) -> None:
         """Send changed states of the proof until the search ends or the context exits.
 
-        Log an ended process, and raise `BackendError` if the search failed.
+        Log a process that ended before the session was done, and raise `BackendError` if the search
+        failed.
         """
         sent_state = None
         while not search_future.done():
@@ -154,9 +156,10 @@ class PrimalWorker:
             raise BackendError(msg) from error
 
     def _next_state(self) -> ProofState:
-        """Return the state of the proof, with a schedule or solution only if it was not sent yet.
+        """Return the state of the proof, with a solution only if it was not sent yet.
 
-        The schedule and solution then count as sent.
+        The state has the incumbent if that is better than all schedules sent or received. Incumbent
+        and solution then count as sent.
         """
         session, incumbent, new_schedule = self.session, self.session.bounds.incumbent, None
         if incumbent is not None and incumbent.value < self._best_value:
@@ -170,7 +173,7 @@ class PrimalWorker:
         )
 
     def _receive(self, found: FoundSchedule) -> None:
-        """Offer a schedule that the process found to the session."""
+        """Offer a schedule of the process to the session; store errors for `raise_error`."""
         self._best_value = min(self._best_value, found.value)
         try:
             self.session.offer_schedule(found.schedule)
@@ -212,7 +215,7 @@ class PrimalSearch:
         self._best_value = float("inf")
 
     def search_until_done(self) -> None:
-        """Search until the session is done: from each new solution, and locally in between."""
+        """Search until the session is done: from the latest solution, and locally in between."""
         while not self.session.is_done():
             if self._has_new_solution() and self._solution is not None:
                 solution, self._solution = self._solution, None
@@ -237,7 +240,7 @@ class PrimalSearch:
         return self._solution is not None
 
     def _report(self, _progress: SolveProgress) -> None:
-        """Send the incumbent to the proof if its value is better than the best one of the proof."""
+        """Send the incumbent to the proof if it is better than all schedules sent or received."""
         incumbent = self.session.bounds.incumbent
         if incumbent is not None and incumbent.value < self._best_value:
             self._best_value = incumbent.value
@@ -247,7 +250,10 @@ class PrimalSearch:
 def search_schedules(
     job: WorkerJob, problem: Problem, request: Request, params: LazyParams, state: ProofState
 ) -> None:
-    """Search for schedules in the worker process until the session is done."""
+    """Search for schedules in the worker process, from `state`, until the session is done.
+
+    Sends each better schedule as a progress message.
+    """
     with infrequent_gc():
         search = PrimalSearch(job, problem, request, params)
         search.update(state)

@@ -43,11 +43,14 @@ def prove(
     """Solve a problem by row generation over groups of stages.
 
     `first_grouping` has the rows that are enforced at the start, by default the stage row with the
-    largest load of keep-all. `bound` is a proven bound, in the unit of the minimized quantity. With
-    two or more threads, a second process searches for schedules during the proof. After Ctrl-C, the
-    outcome has the best schedule and bound so far. If no schedule is found within a fraction of the
-    time, and `can_search_fastest` is True, `find_fastest_schedule` decides whether any schedule
-    meets the deadline.
+    largest load of keep-all. `bound` is a proven bound, without the baseline, in the unit of the
+    minimized quantity. With two or more threads, a second process searches for schedules during the
+    proof. After Ctrl-C, the outcome has the best schedule and bound so far.
+
+    Without `start`, if no schedule is found within a fraction of the time and `can_search_fastest`
+    is True, `find_fastest_schedule` searches for one that meets the deadline. Unless it proves that
+    there is none, or is interrupted, a second row generation follows. Raises `TimeLimitError` if
+    the limit of the context passes during that search.
 
     ``docs/concepts/lazy.md`` proves that each reduction is exact. With one thread, problem and seed
     determine the result unless a time limit ends a phase.
@@ -83,8 +86,8 @@ def prove(
 def generate_rows(session: Session, first_grouping: Grouping | None = None) -> Outcome:
     """Execute the row generation of one session, and return its outcome.
 
-    If a solver exceeds the time limit, it is abandoned. `first_grouping` is by default the stage
-    row with the largest load of keep-all.
+    If a solver exceeds the time limit by `PATIENCE_S`, it is abandoned. `first_grouping` is by
+    default the stage row with the largest load of keep-all.
     """
     if first_grouping is None:
         loads = checkpoint_all_profile(session.problem.graph)
@@ -128,7 +131,10 @@ def generate_rows(session: Session, first_grouping: Grouping | None = None) -> O
 
 
 def _merge_statistics(last_outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
-    """Return `last_outcome` with the merged statistics, logs and build times of all sessions."""
+    """Return `last_outcome` with the merged statistics, logs and build times of all `outcomes`.
+
+    Rounds, nodes and times are sums; columns and rows are maxima; logs are joined.
+    """
     statistics = dict(last_outcome.statistics)
     for name, combine in (("rounds", sum), ("columns", max), ("rows", max), ("nodes", sum)):
         values = [outcome.statistics[name] for outcome in outcomes if name in outcome.statistics]
@@ -157,10 +163,11 @@ def find_fastest_schedule(
 ) -> Outcome:
     """Minimize time within all other limits until it is decided whether the deadline can be met.
 
-    Raise `ValueError` for problems without a deadline. The search takes a fraction of the remaining
-    time, and reports `bound`, the proven bound of the problem. The candidate of the outcome meets
-    every limit; the outcome is infeasible if it is proved that no schedule does. The outcome is
-    interrupted only if the caller's callback or Ctrl-C ended the search.
+    Raise `ValueError` for problems without a deadline. The search takes at most a fraction of the
+    remaining time, and reports `bound`, the proven bound of the problem. The candidate of the
+    outcome meets every limit, or is None; the bound of the outcome is one on the time. The outcome
+    is infeasible if it is proved that no schedule meets all limits. It is interrupted only if the
+    caller's callback or Ctrl-C ended the search.
     """
     if problem.deadline_s is None:
         msg = "the problem has no deadline"
@@ -171,7 +178,7 @@ def find_fastest_schedule(
     meets_deadline = False
 
     def report_bound(progress: SolveProgress) -> bool:
-        """Report the bound; return False if a schedule meets the deadline or the user stops."""
+        """Report `bound`; return False if a schedule meets the deadline or the callback stops."""
         nonlocal meets_deadline
         meets_deadline = meets_deadline or (
             progress.overhead is not None and progress.overhead <= max_overhead

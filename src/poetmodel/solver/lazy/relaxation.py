@@ -87,7 +87,7 @@ class Relaxation:
     separators: dict[str, Separator] = field(init=False, default_factory=dict)
     """Separators of cuts, by the name of the family."""
     cuts: list[Cut] = field(init=False, default_factory=list)
-    """Cuts found so far, over the columns of `form`."""
+    """Current cuts, over the columns of `form`."""
 
     @classmethod
     def build(
@@ -96,7 +96,11 @@ class Relaxation:
         grouping: Grouping,
         is_recomputable: Sequence[bool],
     ) -> Relaxation:
-        """Build and compile the relaxation that enforces the rows of `grouping`."""
+        """Build and compile the relaxation that enforces the rows of `grouping`.
+
+        It has no separators and no cuts. `is_recomputable` is the result of `recomputable_nodes`.
+        Raises `TimeLimitError` if the time limit passes.
+        """
         started_s = time.monotonic()
         model = build_relaxation(problem, grouping, is_recomputable)
         form = to_standard_form(model)
@@ -153,7 +157,10 @@ class Relaxation:
         return form.with_rows(cut_rows, right_sides, np.full(len(cuts), np.inf), names)
 
     def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
-        """Separate cuts of all families; return those that `x` violates by over `min_violation`."""
+        """Return cuts of all `separators` that `x` violates by more than `min_violation`.
+
+        Does not add them to `cuts`.
+        """
         cut_lists = (separator.separate(x, min_violation) for separator in self.separators.values())
         return [cut for cuts in cut_lists for cut in cuts]
 
@@ -164,7 +171,8 @@ class Relaxation:
     def restate_cuts(self, coarser_relaxation: Relaxation) -> None:
         """Replace the cuts by those of `coarser_relaxation`, in the columns of this relaxation.
 
-        Raises `TimeLimitError` if the time limit passes.
+        Cuts that their separator does not restate are omitted. Raises `TimeLimitError` if the time
+        limit passes.
         """
         cuts_by_terms: dict[tuple[tuple[float, int], ...], Cut] = {}
         for cut in coarser_relaxation.cuts:
@@ -175,7 +183,10 @@ class Relaxation:
         self.cuts = list(cuts_by_terms.values())
 
     def group_decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
-        """Return the decisions of a solution `x`, over groups."""
+        """Return the decisions of a solution `x`, over groups, without the extra counts.
+
+        Free keeps are included, and state without a column counts as resident.
+        """
         return GroupDecisions(
             kept=_indices_at_one(self.kept, x) | self.events.free_keeps,
             recomputed=_indices_at_one(self.recomputed, x),
@@ -186,7 +197,10 @@ class Relaxation:
         )
 
     def disaggregate(self, x: NDArray[np.float64]) -> Disaggregation:
-        """Convert a solution `x` over groups to a schedule over stages."""
+        """Convert a solution `x` over groups to a schedule over stages.
+
+        Raises `TimeLimitError` if the time limit passes.
+        """
         problem, decisions = self.problem, self.group_decisions(x)
         graph = problem.working_graph
         return disaggregate(
@@ -196,9 +210,10 @@ class Relaxation:
     def rewarded_decisions(
         self, x: NDArray[np.float64], disaggregation: Disaggregation
     ) -> list[Restoration]:
-        """Return rewarded decisions of a solution `x` that the disaggregated schedule lacks.
+        """Return the rewarded decisions of a solution `x` that `disaggregation` lacks.
 
         Recomputations and page-ins have stage -1, because the solution does not decide their stage.
+        All rewarded page-outs are returned, because a disaggregation has none.
         """
         graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
@@ -225,9 +240,9 @@ class Relaxation:
         ]
 
     def claimed_ram_bytes(self, x: NDArray[np.float64]) -> float:
-        """Return the RAM that a solution may use [B]: the budget or, if RAM is minimized, its peak.
+        """Return the RAM that a solution may use [B]: the usable RAM or, if minimized, its peak.
 
-        The peak is increased by the rounding error, and is at least the minimum RAM.
+        The peak is at least the minimum RAM, plus the rounding error, and at most the usable RAM.
         """
         usable_bytes = self.problem.usable_ram_bytes
         if self.model.peak is None:
@@ -236,7 +251,10 @@ class Relaxation:
         return min(max(peak_bytes, self.problem.floor.bytes) * (1 + ROUNDING), usable_bytes)
 
     def schedule_point(self, schedule: Schedule) -> NDArray[np.float64] | None:
-        """Return the point of a schedule; None if it violates a row of the reduced relaxation."""
+        """Return the point of a schedule; None if that violates a row or bound of `form`.
+
+        None also if the schedule does not decide all columns.
+        """
         events, grouping = self.events, self.grouping
         group_of = grouping.group_of
         node_of = self.problem.graph.node_of

@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.session import Session
 
 MIN_SOLVE_S: Final = 5.0
-"""Minimum time limit of the first integer solve, doubled after a solve that adds no row [s]."""
+"""Minimum time limit of the first integer solve, within the remaining time; doubled after a solve
+that adds no row [s]."""
 _COMPLETED: Final = frozenset({SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP})
-"""Statuses of a relaxation that needs no further solve."""
+"""Statuses with a solution after which the same relaxation needs no further solve."""
 
 
 class RowGeneration:
@@ -53,7 +54,7 @@ class RowGeneration:
         self.primal = PrimalHeuristic(session, max_repair_s=REPAIR_S)
         self.worker: PrimalWorker | None = None
         self.n_rounds = 0
-        """Number of integer relaxations so far."""
+        """Number of integer solves so far."""
         self._n_linear_solutions = 0
         self._min_solve_s = MIN_SOLVE_S
         """Minimum time limit of the next integer solve [s]."""
@@ -67,10 +68,13 @@ class RowGeneration:
         """The bound when rows were last added; minus infinity before."""
 
     def execute_rounds(self) -> bool:
-        """Repeat rounds until the gap is closed, time runs out or a round has no effect.
+        """Repeat rounds until the session is done or a round has no effect.
 
         A round solves a relaxation, disaggregates its solution, searches for schedules, and adds
-        violated rows and cuts. Returns whether it is proved that no schedule exists.
+        violated rows and cuts. A relaxation without a point below its cutoff also ends the rounds.
+        Sets `stop_reason` of the session if a round has no effect, time runs out or a model is too
+        large. Returns whether it is proved that no schedule exists. Raises errors of the primal
+        worker.
         """
         session, is_infeasible = self.session, False
         with self._limit_execution():
@@ -80,7 +84,7 @@ class RowGeneration:
                 best_known_before = session.best_known()
                 raw = self._solve_relaxation(relaxation)
                 if raw is None:
-                    break  # the time limit has passed
+                    break  # the time limit has passed, or the session was stopped
                 if raw.is_infeasible or raw.status == SolverStatus.CUTOFF:
                     is_infeasible = self._is_infeasible()
                     break
@@ -98,7 +102,7 @@ class RowGeneration:
                     self._min_solve_s *= 2
                     is_idle = raw.status in _COMPLETED and session.best_known() == best_known_before
                     if is_idle and not session.is_done():
-                        # Neither bound nor incumbent changed: the open gap is below tolerances.
+                        # Neither bound nor incumbent changed: further rounds would not change them.
                         session.stop_reason = Termination.STALLED
         return is_infeasible
 
@@ -106,9 +110,9 @@ class RowGeneration:
     def _limit_execution(self) -> Iterator[None]:
         """Limit the rounds inside the context to the time limit; run the primal worker in parallel.
 
-        The worker runs only if the request has at least two threads. On exit, set the session's
-        `stop_reason` if the time limit has passed or a model was too large, end the worker, and
-        raise its errors.
+        The worker runs only if the request has at least two threads. On exit, end the worker and
+        raise its errors. Suppresses `TimeLimitError`, raised `GRACE_S` after the limit, and
+        `TooLargeError`: they set the session's `stop_reason` if it is None.
         """
         session = self.session
         try:
@@ -133,8 +137,8 @@ class RowGeneration:
     def _first_relaxation(self) -> Relaxation | None:
         """Return the first integer relaxation, with the rows and cuts that linear relaxations add.
 
-        Searches for schedules near the linear solutions. Returns None if a linear relaxation is
-        infeasible.
+        Stores its grouping. Searches for schedules near the linear solutions. Returns None if a
+        linear relaxation is infeasible.
         """
         session = self.session
         callbacks = self._search_from_linear, self._search_if_due
@@ -145,9 +149,9 @@ class RowGeneration:
         return None if solution.is_infeasible else relaxation
 
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
-        """Solve an integer relaxation with the incumbent as cutoff, and raise the session's bound.
+        """Solve an integer relaxation below the cutoff, if any, and raise the session's bound.
 
-        Return None if no time remains.
+        Return None if no time remains or the session was stopped.
         """
         session, params = self.session, self.session.params
         extra_limits = session.cutoff_limits(relaxation)
@@ -183,7 +187,8 @@ class RowGeneration:
     def _handle_progress(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
         """Raise the bound and offer better solutions during an integer solve.
 
-        Return False to stop the solve.
+        With ``repair_on_the_way``, repairs a solution whose schedule does not become the incumbent.
+        Return False to stop the solve: if the session is done, or the solve is idle at its root.
         """
         session, best_known_before = self.session, self.session.best_known()
         if progress.bound is not None:
@@ -226,9 +231,10 @@ class RowGeneration:
     def _refine(
         self, relaxation: Relaxation, raw: RawSolution, violated_rows: ViolatedRows
     ) -> Relaxation:
-        """Return a relaxation that also enforces the worst of `violated_rows`, with cuts.
+        """Return a relaxation that also enforces some of `violated_rows`, with cuts.
 
-        Stores its grouping, and raises the bound by linear relaxations. Return `relaxation` itself
+        These are the first stages and steps, up to `_max_rows_to_add` of each, and all user limits.
+        Stores the grouping, and raises the bound by linear relaxations. Return `relaxation` itself
         if the session is done.
         """
         session = self.session
@@ -285,7 +291,8 @@ class RowGeneration:
     ) -> None:
         """Repair a relaxation's solution and search near it, in the primal worker if that runs.
 
-        `search_locally` is whether a local search in this process may follow the repair.
+        Otherwise this thread repairs it, and a local search follows if `search_locally` and the gap
+        is not small.
         """
         schedule = relaxation.disaggregate(x).schedule()
         if self.worker is not None:

@@ -60,7 +60,7 @@ class BoundTracker:
     tolerance: float
     """Gap at which the solve ends."""
     incumbent: Candidate | None = None
-    """Best schedule that the verifier accepted."""
+    """Best schedule that the verifier accepted; None without one."""
     ceiling: float = math.inf
     """Value from which schedules are useless. The solve ends when the bound reaches it."""
     lower_bound: float = 0.0
@@ -89,7 +89,7 @@ class BoundTracker:
         return is_better
 
     def upper_value(self) -> float | None:
-        """Return the smaller of the incumbent's value and the ceiling; None if both are missing."""
+        """Return the smaller of the incumbent's value and the ceiling; None without either."""
         incumbent = self.incumbent
         upper = self.ceiling if incumbent is None else min(incumbent.value, self.ceiling)
         return None if math.isinf(upper) else upper
@@ -100,7 +100,7 @@ class BoundTracker:
         return math.inf if upper is None else relative_gap(upper, self.lower_bound)
 
     def is_closed(self) -> bool:
-        """Return whether the gap is within the tolerance, or the bound reaches the ceiling."""
+        """Return whether the incumbent's gap is closed, or the bound reaches the ceiling."""
         with self.lock:
             if self.lower_bound >= self.ceiling:
                 return True
@@ -121,7 +121,7 @@ class Session:
     ceiling: InitVar[float] = math.inf
     """Value from which schedules are useless."""
     bound: InitVar[float] = 0.0
-    """Proven bound so far, in the unit of the minimized quantity."""
+    """Proven bound so far, without the baseline, in the unit of the minimized quantity."""
     params: LazyParams = field(default_factory=LazyParams)
     give_up_s: float = math.inf
     """Time since the request at which a solve without any schedule ends [s]."""
@@ -135,7 +135,8 @@ class Session:
     n_nodes: int = 0
     """Number of branch-and-bound nodes of all integer models."""
     root_bound: float | None = None
-    """Bound before the first integer model, in the unit of the minimized quantity."""
+    """Bound before the first integer model, without the baseline, in the unit of the minimized
+    quantity; None before that model."""
     stop_event: threading.Event = field(default_factory=threading.Event)
     """Event that ends the running solver call, and then the session."""
     is_abandoned: bool = False
@@ -168,7 +169,8 @@ class Session:
     def is_done(self) -> bool:
         """Return whether the gap is closed, the session was stopped or its time is up.
 
-        Sets `stop_reason` after Ctrl-C, at the time limit, or at `give_up_s` without a schedule.
+        Sets `stop_reason` if `stop_event` is set (by Ctrl-C or an error of the primal worker), at
+        the time limit, or at `give_up_s` without a schedule.
         """
         if self.stop_reason is None and self.stop_event.is_set():
             self.stop_reason = Termination.INTERRUPTED
@@ -178,7 +180,7 @@ class Session:
         return self.stop_reason is not None or self.bounds.is_closed()
 
     def best_known(self) -> tuple[float, Candidate | None]:
-        """Return the best bound and schedule so far."""
+        """Return the proven bound and the incumbent so far."""
         return self.bounds.lower_bound, self.bounds.incumbent
 
     def raise_bound(self, bound: float) -> None:
@@ -214,7 +216,7 @@ class Session:
     def report(self) -> None:
         """Report the bound and the incumbent to the progress callback of the request.
 
-        Stop the session if the callback returns False.
+        Stop the session if the callback returns False. Has no effect after `abandon`.
         """
         with self.report_lock:
             if self.is_abandoned:
@@ -231,10 +233,10 @@ class Session:
     def build_relaxation(
         self, grouping: Grouping, coarser_relaxation: Relaxation | None = None
     ) -> Relaxation:
-        """Build the relaxation of a grouping with its separators.
+        """Build the relaxation of a grouping with the separators of the enabled cut families.
 
-        If `coarser_relaxation` is given, its cuts are restated for the new one. Raises
-        `TimeLimitError` if the time limit passes.
+        If `coarser_relaxation` is given, its cuts are restated for the new one. Adds the build
+        time. Raises `TimeLimitError` if the time limit passes.
         """
         with time_limit(self.request.remaining_s()):
             relaxation = Relaxation.build(self.problem, grouping, self.is_recomputable)
@@ -264,9 +266,9 @@ class Session:
     def to_problem_bound(self, relaxation: Relaxation, bound: float) -> float:
         """Convert a bound of an integer solve to the unit of the problem, limited to `upper_value`.
 
-        The solve's cutoff is slightly above `upper_value`. If no point is below the cutoff, the
-        proof holds up to `upper_value` only. A bound clearly above the cutoff is not limited,
-        because it contradicts a schedule.
+        `safe_bound` reduces the bound first. The solve's cutoff is slightly above `upper_value`. If
+        no point is below the cutoff, the proof holds up to `upper_value` only. A bound clearly
+        above the cutoff is not limited, so that a contradiction to the incumbent is detected.
         """
         value = safe_bound(self.problem, bound) * relaxation.unit
         upper = self.bounds.upper_value()
@@ -297,7 +299,8 @@ class Session:
         `extra_limits` are further `Limits`. If `progress_callback` returns False, it ends this
         solver call only. Updates the statistics, and reports bound and incumbent. If the back end
         solved again, the bound becomes the one before this call, because the first attempt may have
-        reported wrong bounds. Returns None if no time remains or the session was stopped.
+        reported wrong bounds. Returns None if no time remains or the session was stopped. May set
+        `stop_reason`, as `is_done` does.
         """
         remaining_s = self.request.remaining_s()
         if remaining_s <= 0 or self.stop_reason is not None:

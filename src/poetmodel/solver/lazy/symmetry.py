@@ -76,9 +76,9 @@ def solve_with_counts(
 ) -> RawSolution | None:
     """Solve a relaxation, with counters of interchangeable decisions unless the gap is small.
 
-    The solution has the columns of `form`. `settings` are further arguments of
-    `Session.solve_form`. At a small gap, counters would only add columns. Returns None if no time
-    remains or the session was stopped.
+    The solution has the columns of `form`; points of progress reports may have counters after them.
+    `settings` are further arguments of `Session.solve_form`. At a small gap, counters would only
+    add columns. Returns None if no time remains or the session was stopped.
     """
     params, counted_form = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:
@@ -102,9 +102,10 @@ def count_equal_columns(
 ) -> CountedForm | None:
     """Return a form with counters of interchangeable decisions; None if there are none to count.
 
-    A form without a limit on time, energy or storage, or with a negative cost, has no counters. The
-    counters represent only points below `cutoff`, in units of the objective. Decisions are counted
-    if each uses more than `min_use_ratio` of the cutoff or of a limit.
+    A form without limits on sums over all decisions has no counters, nor has one with a negative
+    cost, a negative coefficient in a limit or an infinite limit. The counters represent only points
+    below `cutoff`, in units of the objective; None for no cutoff. Decisions are counted if each
+    uses more than `min_use_ratio` of the cutoff or of a limit.
 
     Notes
     -----
@@ -116,9 +117,9 @@ def count_equal_columns(
 
         sum(x[j] for j in C)  =  sum(at_least[u] for u = 1, 2, ...)
 
-    and the ``at_least`` replace the ``x`` in the objective and in the limits. Every 0/1 point has
-    exactly one such extension, of the same value. The number of ``at_least`` is an upper bound on
-    the columns in ``C`` that are 1 below the cutoff and within each limit.
+    and the ``at_least`` replace the ``x`` in the objective and in the limits. Every 0/1 point below
+    the cutoff and within each limit has exactly one such extension, of the same value. The number
+    of ``at_least`` is an upper bound on the columns in ``C`` that are 1 at such a point.
     """
     limit_rows = counted_limit_rows(form)
     if not limit_rows or form.objective.min(initial=0.0) < 0.0:
@@ -153,7 +154,7 @@ def count_equal_columns(
 
 
 def counted_limit_rows(form: StandardForm) -> list[int]:
-    """Return the indices of rows that limit a sum over all decisions: time, energy, storage."""
+    """Return the indices of rows that limit a sum over all decisions: those of `COUNTED_LIMITS`."""
     return [
         row_index
         for row_index, row in enumerate(form.rows)
@@ -166,8 +167,9 @@ def _symmetry_classes(
 ) -> list[tuple[NDArray[np.int64], int]]:
     """Return classes of interchangeable binary columns, with the maximum number that can be 1.
 
-    Skips columns that use at most `min_use_ratio` of every limit and of the cutoff. Returns [] if a
-    limit has a negative coefficient or is infinite.
+    Skips columns that use at most `min_use_ratio` of every limit and of the cutoff, columns without
+    an equal one, and columns that cannot be 1. Returns [] if a limit has a negative coefficient or
+    is infinite.
     """
     coefficients = form.matrix[limit_rows].toarray()
     limit_values = form.row_upper[limit_rows]

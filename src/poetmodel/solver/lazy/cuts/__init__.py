@@ -1,9 +1,9 @@
 """Cuts: inequalities that every valid schedule satisfies, one family in each module.
 
-Each family has a `Separator` for each relaxation. A cut has an origin in terms of the graph, from
-which the separator of the same family restates the cut for a finer relaxation. A new family is a
-module with a function `make_separator`, like those of the existing ones, and its name in
-`CUT_FAMILIES` of `solver.lazy.params`.
+Each enabled family has a `Separator` for each relaxation. A cut may have an origin in terms of the
+graph, from which the separator of the same family restates the cut for a finer relaxation. A new
+family is a module with a function `make_separator`, like those of the existing ones, and its name
+in `CUT_FAMILIES` of `solver.lazy.params`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Cut(LinearRow):
     """
 
     origin: Any = None
-    """Stages, nodes and tensors of the cut, for `restate` of its family."""
+    """Stages, nodes and tensors of the cut, for `restate` of its family; None if its cuts are not
+    restated."""
     is_in_bytes: bool = True
     """Whether the row sums bytes instead of decisions."""
 
@@ -37,7 +38,7 @@ class Cut(LinearRow):
         return self.lower - float(self.value(x.__getitem__))
 
     def loosened_lower(self) -> float:
-        """Return `lower`, reduced by `LOOSENING` if the row sums bytes.
+        """Return `lower`; if the row sums bytes, minus `LOOSENING` times ``max(1, abs(lower))``.
 
         A row of decisions needs no tolerance: a 0/1 point that violates it does so by at least 1.
         """

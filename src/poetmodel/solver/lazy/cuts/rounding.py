@@ -30,8 +30,9 @@ def make_separator(
 class RoundingSeparator:
     """Finds rounded rows of one relaxation, from at most `max_sums` sums of sizes for each row.
 
-    If `is_out_of_time` returns True, the enumeration ends: the rows of hundreds of large tensors
-    take seconds.
+    With more sums, the limit is only rounded down to a multiple of the sizes' common divisor. If
+    `is_out_of_time` returns True, the enumeration ends: the rows of hundreds of large tensors take
+    seconds.
 
     Notes
     -----
@@ -57,10 +58,11 @@ class RoundingSeparator:
         self._rows: list[Cut] | None = None
 
     def rows(self) -> list[Cut]:
-        """Return the rounded rows of the enforced stage rows, at most one for each minimum size.
+        """Return rounded rows of the enforced stage rows, at most one per stage and minimum size.
 
-        The rows are cached. There are fewer if time runs out, and none if RAM is minimized, because
-        the limit is then a column.
+        The rows are cached. There are fewer if `is_out_of_time` returns True, and none if RAM is
+        minimized, because the limit is then a column. Raises `TimeLimitError` if the time limit
+        passes.
         """
         if self._rows is None:
             relaxation = self.relaxation
@@ -78,7 +80,10 @@ class RoundingSeparator:
         return ()
 
     def _stage_cuts(self, t: int) -> Iterator[Cut]:
-        """Yield the rounded rows of stage `t`, for growing sets of its largest tensors."""
+        """Yield the rounded rows of stage `t`, for growing sets of its largest tensors.
+
+        Sets that fit together, or whose largest sum is the limit itself, have no row.
+        """
         relaxation = self.relaxation
         graph = relaxation.problem.working_graph
         step_tensors = {*graph.inputs_of[t], *graph.outputs_of[t]}
@@ -109,8 +114,8 @@ class RoundingSeparator:
     def _crossing_columns(self, t: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
         """Yield (bytes, column) of earlier tensors that may stay in RAM after the group of `t`.
 
-        Tensors of `step_tensors` are skipped. Tensors that are kept for free have no column, and no
-        enforced row counts them.
+        Tensors of `step_tensors` and of 0 bytes are skipped, as are fixed keeps: no enforced row
+        counts free keeps, and dominated keeps are 0.
         """
         relaxation = self.relaxation
         graph, grouping = relaxation.problem.working_graph, relaxation.grouping
