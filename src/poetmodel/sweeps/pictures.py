@@ -21,22 +21,24 @@ MAP_INCHES: Final = (3.75, 4.0)
 MAX_TICKS: Final = 6
 """Maximum number of labelled powers of ten on a logarithmic axis."""
 FEW_DECADES: Final = 100
-"""Ratio of largest to smallest value below which ticks between powers of ten are labelled."""
+"""Ratio of largest to smallest positive overhead below which ticks between powers of ten are
+labelled."""
 LEGEND_COLUMNS: Final = 4
-"""Number of columns of the legend."""
+"""Maximum number of columns of the legend."""
 MARKERS: Final = "osv^D<>PX*"
 """Markers of lines; they repeat if there are more lines."""
 
 
 def check_suffix(path: Path) -> None:
-    """Raise an error if no picture can be drawn into a file of this name; see `check_picture`."""
+    """Check the suffix of a picture: .png, .svg or .pdf. Raise the errors of `check_picture`."""
     check_picture(path, PICTURE_LIBRARIES)
 
 
 def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
     """Draw panels or maps into a file, with at most three panels or two maps in a row.
 
-    Equal data produce equal bytes.
+    The suffix of the file name selects the format. With one version of matplotlib, equal data
+    produce equal bytes. Raises the errors of `check_suffix` and `write_bytes`.
     """
     check_suffix(path)
     file_format = path.suffix[1:].lower()
@@ -46,7 +48,7 @@ def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
 def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, note: str) -> bytes:
     """Return the content of a picture file with panels or maps and a note in its metadata.
 
-    Formats are png, svg and pdf. Equal data produce equal bytes.
+    Formats are png, svg and pdf. With one version of matplotlib, equal data produce equal bytes.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -86,9 +88,10 @@ def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, n
 
 
 def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str, Any]:
-    """Draw one panel; return the drawn lines by name.
+    """Draw one panel; return the drawn lines by name, without lines that have no points.
 
-    `line_names` are those of all panels: each line has the same style in all of them.
+    `line_names` are those of all panels: lines of one name have the same style in all panels. If no
+    line has points, the panel shows the text "no schedule".
     """
     handles = {}
     for name, points in panel.lines:
@@ -118,9 +121,9 @@ def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str,
 
 
 def _set_overhead_scale(axes: Any, overheads: Sequence[float]) -> None:
-    """Scale the axis logarithmically; linearly below the smallest positive overhead if one is 0.
+    """Scale the y axis logarithmically; linearly below the smallest positive overhead if one is 0.
 
-    If no overhead is positive, the whole axis stays linear.
+    If no overhead is positive, the whole axis stays linear. Labels are percentages.
     """
     from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 

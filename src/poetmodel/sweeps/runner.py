@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poetmodel.sweeps.runs import Run
 
 POLL_S: Final = 0.2
-"""Interval between checks of runs that another command has claimed [s]."""
+"""Interval between attempts to start runs that other processes have claimed [s]."""
 MAX_ATTEMPTS: Final = 2
 """Maximum number of attempts to execute a run whose process dies."""
 
@@ -34,22 +34,22 @@ class Progress:
     total: int
     """Number of runs of the sweep."""
     done: int
-    """Number of runs with a record, those of earlier sweeps included."""
+    """Number of recorded runs, including those of earlier sweeps that did not fail."""
     failed: int
-    """Number of runs of this sweep that ended with an error."""
+    """Number of runs that were recorded as failed since the sweep began, by any process."""
     remaining_s: float | None
-    """Estimated time of the remaining runs [s]; None before the first record."""
+    """Estimated time of the remaining runs [s]; None until this sweep counts a run as done."""
     last: Record | None = None
-    """The newest record; None before the first."""
+    """Record of the run that was counted last; None at the start of the sweep."""
 
 
 def shard(text: str) -> slice:
-    """Parse a shard ``I/N``: return the slice that selects each N-th run from the I-th on.
+    """Parse a shard ``I/N``: return the slice that selects every N-th run from the I-th on.
 
     Raises
     ------
     InputError
-        If the text has another format.
+        If the text has another format, or I is not from 1 to N.
 
     Examples
     --------
@@ -76,30 +76,32 @@ def sweep(
     warm: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Record]:
-    """Execute the runs that have no record yet, and return the records of all runs.
+    """Execute the runs without a record or with a failed one; return the records of all runs.
 
     Parameters
     ----------
     runs : sequence of Run
         The runs of a `grid`, budgets ascending.
     folder : Path
-        Folder of records and schedules. Runs with a record there, for example of a killed sweep,
-        are not repeated, unless they failed.
+        Folder of records and schedules, created if it is missing. Runs with a record there, for
+        example of a killed sweep, are not repeated, unless they failed.
     workers : int
         Number of concurrent runs, each in a process of this machine or in `pool`; ignored with
         `scheduler`.
     pool : concurrent.futures.Executor, optional
         Executor that replaces processes of this machine, such as one of Dask. Files that runs name
-        are sent with them. The pool stays open.
+        are sent with them. The pool stays open. Ignored with `scheduler`.
     scheduler : str, optional
         Address of a running Dask scheduler, such as ``tcp://10.0.0.1:8786``. Its workers execute
         the runs, one for each of their threads at a time, each in a process of its own. Needs the
         extra ``cluster``.
     warm : bool
-        Whether methods that use a solver start from the schedule of the next smaller budget, which
-        is valid for the larger one. Budgets of one problem are then solved one after the other.
+        Whether methods that use a solver start from the schedule of the largest smaller budget that
+        has one, which is valid for the larger budget. Their runs that differ only in the budget are
+        then executed one after the other.
     on_progress : callable, optional
-        Called with the `Progress` at the start and after each run.
+        Called with the `Progress` at the start and after each run; never if no run is left to
+        execute.
 
     Returns
     -------
@@ -109,16 +111,19 @@ def sweep(
     Raises
     ------
     InputError
-        If the folder cannot be used, the scheduler cannot be reached, or a worker of it has another
-        version of poetmodel.
+        If the folder cannot be used, or a file to send with a run cannot be read. With `scheduler`,
+        if it cannot be reached, it has no workers, a worker lacks this version of poetmodel, or the
+        extra is not installed.
     WorkersLostError
-        If `pool` or the connection to the scheduler breaks. Recorded runs stay.
+        If `pool` or the connection to the scheduler breaks, or cancels a run. Recorded runs stay.
 
     Notes
     -----
-    Ctrl-C, or killing the sweep, loses the runs in progress. If a process dies, its run is started
-    again in a new process, and recorded as failed if this process dies, too. Concurrent sweeps in
-    one folder share its runs: the sweep that claims a run first executes it.
+    Ctrl-C, or killing the sweep, loses the runs in progress. Without `pool`, if the process of a
+    run dies, the run is started again in another process, and recorded as failed if that process
+    dies, too. Errors of a run are recorded, also if a worker of `pool` has another version of
+    poetmodel. Concurrent sweeps in one folder share its runs: the sweep that claims a run first
+    executes it.
     """
     if scheduler is not None:
         from poetmodel.sweeps.cluster import connect
@@ -139,7 +144,7 @@ def _execute_runs(
     warm: bool,  # noqa: FBT001
     on_progress: Callable[[Progress], None] | None,
 ) -> list[Record]:
-    """Execute the runs without a record in a pool, and return the records of all runs."""
+    """Execute the unfinished runs in a pool, and return the records of all runs; see `sweep`."""
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
     if queue.remaining_chains:
@@ -155,7 +160,10 @@ def sweep_queue(
     warm: bool,
     on_progress: Callable[[Progress], None] | None,
 ) -> RunQueue[Run]:
-    """Return the queue of the runs of a sweep that have no record; parameters as in `sweep`."""
+    """Return a queue that executes the unfinished runs of a sweep; parameters as in `sweep`.
+
+    A run is unfinished if it has no record, or if its record is that of a failure.
+    """
     runs_of_axis: dict[Run, list[Run]] = {}
     for run in runs:
         runs_of_axis.setdefault(run.chain, []).append(run)
@@ -164,7 +172,10 @@ def sweep_queue(
         return warm and method(run.method).uses_solver
 
     def find_start(run: Run) -> dict[str, Any] | None:
-        """Return the schedule of the largest smaller budget that has one, or None."""
+        """Return the schedule of the largest smaller budget that has one.
+
+        Return None if there is none, or if the run uses no start.
+        """
         axis = runs_of_axis[run.chain]
         smaller_runs = axis[: axis.index(run)] if uses_start(run) else []
         schedules = (store.load_schedule(other.key) for other in reversed(smaller_runs))
@@ -183,7 +194,7 @@ def sweep_queue(
 
 
 class Recordable(Protocol):
-    """A run with a key and fields, which a record contains."""
+    """A run with a key for its records, and fields from which another process can execute it."""
 
     @property
     def key(self) -> Hashable:
@@ -198,7 +209,7 @@ AnyRun = TypeVar("AnyRun", bound=Recordable)
 
 @dataclass(slots=True, kw_only=True)
 class RunQueue(Generic[AnyRun]):
-    """A queue that executes the runs without a record and stores their records."""
+    """A queue that executes the runs without a record or with a failed one, and stores records."""
 
     store: RecordFile
     runs: Sequence[AnyRun]
@@ -217,17 +228,17 @@ class RunQueue(Generic[AnyRun]):
     on_progress: Callable[[Progress], None] | None = None
     """Callback at the beginning and after each run."""
     remaining_chains: list[list[AnyRun]] = field(default_factory=list)
-    """Runs that are neither recorded as finished nor in progress, grouped by chain."""
+    """Runs to execute, grouped by chain; without the chains that this process is executing."""
     n_skipped: int = 0
-    """Number of runs with a record of an earlier sweep."""
+    """Number of runs that had a record without failure when the queue was made."""
     n_done: int = 0
-    """Number of runs that were recorded since the start."""
+    """Number of runs that were recorded since the queue was made, by any process."""
     n_failed: int = 0
     """Number of runs of `n_done` that failed."""
     start_s: float = field(default_factory=time.monotonic)
     """Start of the sweep on the monotonic clock [s]."""
     death_counts: Counter[Hashable] = field(default_factory=Counter)
-    """Number of processes that died during a run, by key."""
+    """Number of processes that died during each run, by the key of the run."""
     earlier_failures: dict[Hashable, Record] = field(default_factory=dict)
     """Records of failed runs, which are repeated, by key."""
     claims: dict[Hashable, Claim] = field(default_factory=dict)
@@ -250,15 +261,18 @@ class RunQueue(Generic[AnyRun]):
         self.remaining_chains = list(chains.values())
 
     def execute(self, pool: Executor, max_runs: int | Callable[[], int]) -> None:
-        """Execute all runs that no other process claims, `max_runs` at a time.
+        """Execute the remaining runs, at most `max_runs` at a time, and store their records.
 
-        `max_runs` may be a function that returns the current maximum. The method returns when all
-        runs are recorded, including those of other processes.
+        `max_runs` may be a function that returns the current maximum. Waits for runs that other
+        processes claim, and executes them if they are released without a record. Returns when all
+        runs are recorded. Releases all claims of this queue, also after an error.
 
         Raises
         ------
         WorkersLostError
-            If the pool breaks.
+            If the pool breaks, cancels a run or accepts no more runs.
+        InputError
+            If a record cannot be written, or a file that a run names cannot be read.
         """
         name_of_pool = pool_name(pool)
         count_slots = max_runs if callable(max_runs) else lambda: max_runs
@@ -302,9 +316,10 @@ class RunQueue(Generic[AnyRun]):
         )
 
     def _claim_chains(self, max_chains: int) -> list[list[AnyRun]]:
-        """Claim the first runs of at most `max_chains` chains, and return these chains.
+        """Claim the first run of each of at most `max_chains` chains, and return these chains.
 
-        Removes these chains, and runs that another process has recorded, from `remaining_chains`.
+        Removes these chains from `remaining_chains`. If another process has recorded the first runs
+        of a chain, removes and counts these runs.
         """
         claimed_chains: list[list[AnyRun]] = []
         other_chains: list[list[AnyRun]] = []
@@ -327,15 +342,15 @@ class RunQueue(Generic[AnyRun]):
         return claimed_chains
 
     def _claim(self, run: AnyRun) -> bool:
-        """Claim a run; return False while another process holds its claim."""
+        """Claim a run, if not done before; return False while another process holds its claim."""
         if run.key not in self.claims and (claim := self.store.claim(run.key)) is not None:
             self.claims[run.key] = claim
         return run.key in self.claims
 
     def _count_if_recorded(self, run: AnyRun) -> bool:
-        """Count a run as done if another process has recorded it since this process began.
+        """Count a claimed run as done if it was recorded since the queue was made.
 
-        Return whether the run was counted.
+        Return whether the run was counted; its claim is then released.
         """
         record = self.store.find_record(run.key)
         if record is None or record == self.earlier_failures.get(run.key):
@@ -353,10 +368,10 @@ class RunQueue(Generic[AnyRun]):
     def _record_result(
         self, future: Future[Record], chain: list[AnyRun], name_of_pool: str
     ) -> list[AnyRun]:
-        """Store the record of the first run of a chain; return the remaining runs.
+        """Store and count the record of the first run of a chain; return the remaining runs.
 
-        If the process of the run died fewer than `MAX_ATTEMPTS` times, return the whole chain
-        without a record. Raise `WorkersLostError` if the pool broke.
+        If the process of the run has died, but fewer than `MAX_ATTEMPTS` times, store no record and
+        return the whole chain. Raise `WorkersLostError` if the pool broke or cancelled the run.
         """
         if _is_lost(future):
             raise self._lost_error(None if future.cancelled() else future.exception())
@@ -372,7 +387,7 @@ class RunQueue(Generic[AnyRun]):
         return chain[1:]
 
     def _report_progress(self, last: Record | None = None) -> None:
-        """Call `on_progress` with the progress; `last` is the newest record."""
+        """Call `on_progress`, if any, with the progress; `last` is the record counted last."""
         if self.on_progress is None:
             return
         elapsed_s = time.monotonic() - self.start_s
@@ -389,7 +404,7 @@ class RunQueue(Generic[AnyRun]):
 
 
 def _is_lost(future: Future[Any]) -> bool:
-    """Return whether a run ended because its pool broke or cancelled it."""
+    """Return whether a run ended because its pool broke or cancelled it; waits for its end."""
     if future.cancelled():
         return True
     error = future.exception()

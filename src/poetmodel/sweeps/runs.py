@@ -36,7 +36,7 @@ class Settings:
     deadline_counts: str | None = None
     """The time that the deadline limits; None for the device's default."""
     time_limit_s: float = 60.0
-    """Wall time of a solve, building included [s]."""
+    """Maximum wall time of a solve, building included [s]."""
     gap: float = 1e-4
     """Gap tolerance of a solve."""
     threads: int = 1
@@ -46,7 +46,7 @@ class Settings:
     constraints: str | None = None
     """Text of a file of user-defined constraints; None without one."""
     commit: int | None = None
-    """Number of steps between two commits of state to storage; None without commits."""
+    """Number of steps from one commit of state to storage to the next; None without commits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,8 @@ class Run:
     in_place: bool = False
     """Whether operators may overwrite their inputs."""
     tile: str | None = None
-    """Largest slice of a weight, in the format of ``--tile``; None for whole weights."""
+    """Maximum size of a slice of a weight, or of a tensor of a step file, in the format of
+    ``--tile``; None for undivided tensors."""
     train: str | None = None
     """Trained layers, in the format of ``--train``; None for all."""
     deadline: str | None = None
@@ -78,13 +79,14 @@ class Run:
     method: str = "optimal"
     """Name of the method."""
     backend: str | None = None
-    """The solver, for methods that need one."""
+    """The solver, for methods that need one; None for other methods."""
     formulation: str | None = None
-    """The formulation, for methods that need a solver; None for the default."""
+    """The formulation, for methods that need a solver; None for the default one and for other
+    methods."""
     settings: Settings = Settings()
     """Settings that all runs of the sweep share."""
     inputs: str = ""
-    """Hash of graph, device and the file of a user-defined method, on which the key depends."""
+    """Hash of graph and device, then of the files of a user-defined method; part of the key."""
 
     @property
     def key(self) -> str:
@@ -94,18 +96,18 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name in tables and messages: network, device, limits, method and solver."""
+        """Name in tables and messages: network, device, limits, method, solver and formulation."""
         texts = (self.network, self.device, self.ram, self.deadline, self.method, self.backend)
         return " | ".join(text for text in (*texts, self.formulation) if text)
 
     @property
     def shape(self) -> Variant:
-        """Input sizes, state, tiles and trained layers of the network."""
+        """Input sizes, state, in-place operators, tiles and trained layers of the network."""
         return Variant(**{field.name: getattr(self, field.name) for field in fields(Variant)})
 
     @property
     def network(self) -> str:
-        """Name of the model in tables, with all sizes and state that differ from its defaults."""
+        """Name of the model in tables, with all settings of `shape` that differ from defaults."""
         return self.shape.label(self.model)
 
     @property
@@ -119,7 +121,8 @@ class Run:
         Raises
         ------
         InputError
-            If the model or device is unknown, or a limit cannot be used.
+            If model, shape, device, a limit or the user-defined constraints are invalid, or if the
+            constraints contain an objective.
         """
         graph, device = load_graph(self.model, self.shape), load_device(self.device)
         costs = Costs.estimate(graph, device)
@@ -142,7 +145,7 @@ class Run:
         return constrained_problem
 
     def _budget(self) -> Budget:
-        """Return the RAM budget; a percentage of a step in tiles refers to the whole step."""
+        """Return the RAM budget; its percentage refers to the keep-all peak without tiles."""
         budget = Budget.parse(self.ram)
         if self.tile is None or budget.fraction is None:
             return budget
@@ -152,7 +155,7 @@ class Run:
         return budget.to_size(keep_all_bytes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, without sizes and state that have their defaults.
+        """Return the fields as plain values, without settings of `shape` that have their defaults.
 
         Omits user-defined constraints and commits that are None, so that keys of older records stay
         valid.
@@ -184,14 +187,16 @@ def grid(
 ) -> tuple[Run, ...]:
     """Return all runs of a sweep: models x shapes x devices x deadlines x methods x budgets.
 
-    Shapes are sizes of the models' inputs, or `Variant`s with state. Budgets ascend and vary
-    fastest. Back ends and formulations (None for the default) multiply only the methods that need a
-    solver. Duplicate runs are removed.
+    Shapes are sizes of the models' inputs, or `Variant`s with further settings. Budgets ascend and
+    vary fastest. Back ends and formulations (None for the default) multiply only the methods that
+    need a solver. Other methods have runs only if None is among the formulations. Duplicate runs
+    are removed.
 
     Raises
     ------
     InputError
-        If a model, device, method or limit is invalid; the error lists all of them.
+        If a model, shape, device, method, limit or the settings' constraints are invalid; the error
+        lists all of these faults.
     """
     faults: dict[str, None] = {}
     methods_by_name: dict[str, Method] = {}
@@ -241,7 +246,10 @@ def grid(
 
 
 def _find_shareable_method(name: str) -> Method:
-    """Return a method by its name; raise `InputError` if it is registered in this process only."""
+    """Return a method by its name; raise `InputError` if it is registered in this process only.
+
+    Raises the errors of `poetmodel.baselines.lookup.method` for invalid names and files.
+    """
     found_method = find_method(name)
     if found_method.user_function is not None and not is_found_by_other_processes(name):
         raise InputError(
@@ -253,7 +261,10 @@ def _find_shareable_method(name: str) -> Method:
 
 @cache
 def load_graph(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Return the graph of a model or file, cached; a tile size in `shape` divides a step file."""
+    """Return the graph of a model or file, cached; a tile size in `shape` divides a step file.
+
+    Raises `InputError` if the model, the file or the shape is invalid.
+    """
     if model.endswith(".step.json") and shape.overrides.keys() == {"tile"}:
         from poetmodel.lowered.io import load_step
         from poetmodel.tiling.choice import divide_step
@@ -264,7 +275,7 @@ def load_graph(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 @cache
 def load_device(device: str) -> Device:
-    """Return the device of a run; cached in the process."""
+    """Return a device by its name or file, cached; raise `DeviceError` if it is invalid."""
     return Device.load(device)
 
 

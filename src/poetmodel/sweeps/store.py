@@ -27,7 +27,8 @@ RECORDS: Final = "cells.jsonl"
 SCHEDULES: Final = "schedules"
 """Folder of the schedule files, each by the key of its run."""
 CLAIMS: Final = "claims"
-"""Folder with a locked file for each run that a process is solving."""
+"""Name, or suffix after the name of a record file, of the folder with a locked file for each run in
+progress."""
 _FIELDS: Final = frozenset({"key", "status", "cell", "result"})
 """Fields of every record of a sweep."""
 
@@ -40,10 +41,10 @@ class RecordFile:
 
     Notes
     -----
-    Each record is flushed to disk before the next one is written; an incomplete write is undone.
-    The next write removes an incomplete last line of a killed process, and adds a missing end of
-    line to a complete line. Lines without a record are skipped. Several processes may write at the
-    same time, each the records of the runs that it claims.
+    Each record is flushed to disk before the next one is written; a failed write is undone. The
+    next write removes a last line without end that is no record, as a killed process leaves it, and
+    ends a last line that is a record. Lines without a record are skipped. Several processes may
+    write at the same time, each the records of the runs that it claims.
     """
 
     def __init__(self, path: Path, key_of: Callable[[Record], Hashable]) -> None:
@@ -55,22 +56,28 @@ class RecordFile:
         self._parsed_bytes = 0
 
     def records(self) -> list[Record]:
-        """Return the last record of each key, in the order of the file."""
+        """Return the last record of each key, in the order of the first records of the keys.
+
+        Return an empty list if there is no file; raise `InputError` if it cannot be read.
+        """
         self._parse_new_lines()
         return list(self._records.values())
 
     def finished_records(self) -> dict[Hashable, Record]:
-        """Return the records of all runs that have not failed, by key."""
+        """Return, by key, the last record of each run; omit runs whose last record is a failure."""
         self._parse_new_lines()
         return {key: record for key, record in self._records.items() if record["status"] != FAILED}
 
     def find_record(self, key: Hashable) -> Record | None:
-        """Return the newest record of a run, whichever process wrote it; None without one."""
+        """Return the last record of a run, whichever process wrote it; None without one."""
         self._parse_new_lines()
         return self._records.get(key)
 
     def add(self, record: Record) -> None:
-        """Append a record to the file and flush it to disk."""
+        """Append a record to the file and flush it to disk.
+
+        Raises `InputError` if the file cannot be written, and `ValueError` for NaN or an infinity.
+        """
         content = (json.dumps(record, allow_nan=False) + "\n").encode()
         with raise_write_errors(self.path), self.path.open("a+b") as stream:
             _lock(stream.fileno(), wait=True)  # until the file is closed
@@ -85,15 +92,16 @@ class RecordFile:
                 raise
 
     def claim(self, key: Hashable) -> Claim | None:
-        """Claim a run for this process; return None while another process holds the claim.
+        """Claim a run for this process; return None if the run is claimed already.
 
-        A claim ends with `Claim.release`, or with this process, even if it is killed.
+        A claim ends with `Claim.release`, or with this process, even if it is killed. Where files
+        cannot be locked, several processes can claim one run.
         """
         name = hashlib.sha256(str(key).encode()).hexdigest()[:20]
         return Claim.acquire(self.claims_folder / name)
 
     def _parse_new_lines(self) -> None:
-        """Parse the lines that were written since the last call."""
+        """Parse the lines written since the last call; all lines if the file was truncated."""
         if not self.path.exists():
             return
         if self.path.stat().st_size < self._parsed_bytes:  # the file was truncated
@@ -115,7 +123,7 @@ class RecordFile:
             return None
 
     def _end_last_line(self, stream: BinaryIO) -> None:
-        """Add a missing end of line to a complete last line; remove an incomplete last line."""
+        """End a last line without end if it is a record, else remove it."""
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - 1))
         if stream.read(1) in (b"", b"\n"):
@@ -130,7 +138,7 @@ class RecordFile:
 
 
 class Store(RecordFile):
-    """Records and schedules of a sweep in a folder, which is created if it is missing.
+    """Records and schedules of a sweep in a folder, which is created if it does not exist.
 
     Parameters
     ----------
@@ -151,7 +159,10 @@ class Store(RecordFile):
             (folder / SCHEDULES).mkdir(parents=True, exist_ok=True)
 
     def add(self, record: Record) -> None:
-        """Write a record, and its schedule to a file of its own."""
+        """Write the schedule of a record, if any, to a file; append the record without it.
+
+        An existing schedule file of the run stays if the record has no schedule.
+        """
         if record.get("schedule") is not None:
             text = json.dumps(record["schedule"], allow_nan=False)
             write_text(self._schedule_path(record["key"]), text + "\n")
@@ -160,7 +171,7 @@ class Store(RecordFile):
     def load_schedule(self, key: str) -> dict[str, Any] | None:
         """Return the content of the schedule file of a run.
 
-        Return None if the file is missing or incomplete.
+        Return None if there is no such file, or if it cannot be read or contains no JSON object.
         """
         path = self._schedule_path(key)
         document = None
@@ -169,10 +180,10 @@ class Store(RecordFile):
         return document if isinstance(document, dict) else None
 
     def merge(self, other_store: Store) -> int:
-        """Copy the records and schedules of another folder that this folder lacks.
+        """Copy records and schedules from another folder for runs that have no record in this one.
 
-        A record of a failed run is replaced by one of a finished run. Return the number of copied
-        records.
+        A record of a failed run is replaced if the run is finished in the other folder. Return the
+        number of copied records.
         """
         finished_by_key = self.finished_records()
         n_copied = 0
@@ -207,7 +218,7 @@ class Claim:
 
     @classmethod
     def acquire(cls, path: Path) -> Claim | None:
-        """Create and lock a file; return None if another process holds the lock."""
+        """Create a file and its folder, and lock the file; return None if it is locked already."""
         while True:
             with raise_write_errors(path):
                 path.parent.mkdir(exist_ok=True)
@@ -224,7 +235,7 @@ class Claim:
             os.close(descriptor)  # the file was removed between opening and locking
 
     def release(self) -> None:
-        """Remove the file, its folder if empty, and with the file the lock."""
+        """Remove the file, release its lock, and remove its folder if that is empty."""
         with suppress(OSError):
             self.path.unlink()
         os.close(self.descriptor)
@@ -233,9 +244,9 @@ class Claim:
 
 
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Lock a file; return False if another process holds the lock.
+    """Lock a file; return False if it is locked already. With `wait`, wait for the lock instead.
 
-    With `wait`, wait for the lock. Return True without a lock on systems that have none.
+    Return True without a lock if the system or the file system has no locks.
     """
     if sys.platform == "win32":
         return True

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from poetmodel.sweeps.tables import Row
 
 CLOSED_GAP: Final = 1e-4
-"""Maximum gap of a proven optimum: the gap tolerance of the solves."""
+"""Maximum gap of a proven optimum: the default gap tolerance of sweeps."""
 _STATUS_TEXTS: Final[Mapping[str, str]] = {
     NOT_APPLICABLE: "-",
     Status.INFEASIBLE: "impossible",
@@ -23,7 +23,7 @@ _STATUS_TEXTS: Final[Mapping[str, str]] = {
     REFUSED: "refused by the licence",
     NOT_INSTALLED: "not installed",
 }
-"""Text that a table shows if there is no schedule, by status."""
+"""Text that a table shows for a status without a schedule; other statuses are shown themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,16 @@ class Summary:
 
 
 def figure_summaries(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
-    """Return the tables of a figure of the paper from rows of `poetmodel.sweeps.tables`."""
+    """Return the tables of a figure of the paper from rows of `poetmodel.sweeps.tables`.
+
+    Names other than ``figure2`` and ``table3`` have tables of the overheads of methods.
+    """
     summary_functions = {"figure2": _map_summary, "table3": _pofo_summaries}
     return tuple(summary_functions.get(name, _method_summaries)(rows))
 
 
 def status_text(row: Row) -> str:
-    """Return the text that a table shows for a row without a schedule: its status."""
+    """Return the text that a table shows for a row without a schedule, by the row's status."""
     status = str(row["status"])
     return _STATUS_TEXTS.get(status, status)
 
@@ -58,14 +61,14 @@ def group_rows(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list
 
 
 def overhead_ratio(row: Row) -> float | None:
-    """Return the overhead as a fraction of the baseline; None without a schedule."""
+    """Return the overhead as a fraction of the baseline; None without a schedule or baseline."""
     if row["overhead_j"] is None or not row["baseline_energy_j"]:
         return None
     return float(row["overhead_j"] / row["baseline_energy_j"])
 
 
 def format_fraction(ratio: float | None) -> str:
-    """Format a fraction as a percentage with three digits; None as a dash."""
+    """Format a fraction as a percentage with three significant digits; None as a dash."""
     return "-" if ratio is None else f"{100 * ratio:.3g} %"
 
 
@@ -73,7 +76,10 @@ def format_fraction(ratio: float | None) -> str:
 
 
 def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
-    """Yield a table of overheads for each model and device: methods in rows, budgets in columns."""
+    """Yield a table of overheads for each model and device: methods in rows, budgets in columns.
+
+    If runs have deadlines, each pair of deadline and method has a row.
+    """
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         budgets = tuple(dict.fromkeys(row["ram"] for row in panel_rows))
         has_deadlines = any(row["deadline"] for row in panel_rows)
@@ -92,7 +98,10 @@ def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
 
 
 def _overhead_text(row: Row) -> str:
-    """Return the overhead as text; for `optimal` with a gap above `CLOSED_GAP`, also the gap."""
+    """Return the overhead as text; for `optimal` with a gap above `CLOSED_GAP`, also the gap.
+
+    Return the text of the status if `overhead_ratio` is None.
+    """
     ratio = overhead_ratio(row)
     if ratio is None:
         return status_text(row)
@@ -106,7 +115,7 @@ def _overhead_text(row: Row) -> str:
 
 
 def _map_summary(rows: Sequence[Row]) -> Iterable[Summary]:
-    """Yield one table of the recomputations and transfers of each schedule of the maps."""
+    """Yield one table: numbers of recomputations and transfers, and overhead, of each run."""
     lines = []
     for row in rows:
         counts = (_format_count(row[name]) for name in ("recomputed", "paged_out", "paged_in"))
@@ -132,8 +141,9 @@ def _format_count(count: int | None) -> str:
 def _pofo_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield a table for each model and device that compares POFO with the optimum, by RAM budget.
 
-    The last columns are about the optimal schedule with the smallest peak among those that take no
-    more time than that of POFO.
+    The last columns describe the schedule with the smallest peak among those of ``optimal``, with
+    any budget or deadline, that take no more time than that of POFO. A row has only the budget and
+    POFO's status if POFO, or ``optimal`` without a deadline, has no schedule for the budget.
     """
     for (model, device), device_rows in group_rows(rows, "model", "device").items():
         optimal_rows = [
@@ -195,7 +205,10 @@ def _peak_time_overhead(row: Row) -> tuple[str, str, str]:
 
 
 def _peak_and_savings(row: Row, smallest_row: Row | None) -> tuple[str, str]:
-    """Format the peak of `smallest_row`, and its savings relative to `row`; "none" without it."""
+    """Format the peak of `smallest_row`, and its savings relative to `row`.
+
+    Return ("none", "") if `smallest_row` is None.
+    """
     if smallest_row is None:
         return "none", ""
     ram_saving, time_saving = (

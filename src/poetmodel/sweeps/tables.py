@@ -31,14 +31,15 @@ _MODEL_KEYS: Final = ("model_value", "model_bound")
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
-    """Return one flat row per record, with the best bound of all budgets of its problem.
+    """Return one flat row per record, with the largest bound for its or a larger budget.
 
     Returns
     -------
     list of dict
-        Metrics are None without a schedule. ``axis_bound_j`` is the best bound on the overhead that
-        was proven for this or a larger budget of the same problem by the same method and back end:
-        a bound with more RAM is also valid with less RAM. ``axis_gap`` is the gap to this bound.
+        Rows in the order of the records. Metrics are None without a schedule. ``axis_bound_j`` is
+        the largest bound on the overhead among runs that have this or a larger budget and are
+        otherwise equal: a bound with more RAM is also valid with less RAM. It is at most the
+        overhead. ``axis_gap`` is the gap to this bound.
     """
     table = [_make_row(record) for record in records]
     rows_by_axis: dict[Run, list[Row]] = {}
@@ -91,7 +92,7 @@ def _metric_columns() -> tuple[str, ...]:
 
 
 def _status(record: Record) -> str:
-    """Return the status of a record; derive it from the reason in older records."""
+    """Return the status of a record; for ``unavailable`` in older records, that of the reason."""
     if record["status"] == "unavailable":
         return REFUSED if "licence" in record["reason"] else NOT_INSTALLED
     return str(record["status"])
@@ -118,8 +119,8 @@ def pareto(rows: Sequence[Row]) -> list[Row]:
     -------
     list of dict
         Copies with ``proven``: whether no schedule within the row's limits takes less energy, up to
-        the gap tolerance. Of equal rows only the first is returned. Sorted by model, device and
-        RAM.
+        the gap tolerance. Rows without a schedule are left out. Of rows with equal energy, RAM and
+        time, only the first is returned. Sorted by model, device and RAM.
     """
     solved_rows = [row for row in rows if row["energy_j"] is not None]
     front: list[Row] = []
@@ -146,7 +147,10 @@ def _dominates(row: Row, other_row: Row, *, is_earlier: bool) -> bool:
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as a CSV file with a header; missing values are empty."""
+    """Write rows as a CSV file with a header, the columns of the first row; None becomes empty.
+
+    Raises `ValueError` for a row with further columns, and the errors of `write_text`.
+    """
     buffer = io.StringIO(newline="")
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()

@@ -37,7 +37,7 @@ _MODEL, _DEVICE, _METHOD = "model", "device", "method"
 class LocalProcesses(Executor):
     """An executor with processes of this machine; dead processes are replaced.
 
-    `shutdown` kills the processes that are still busy.
+    `shutdown` kills all processes, also those that are busy.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LocalProcesses(Executor):
         self._lock = threading.Lock()
 
     def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function in an idle process, or in a new one."""
+        """Call a function in an idle process, or in a new one; keyword arguments are ignored."""
         with self._lock:
             self._worker_processes = [
                 process for process in self._worker_processes if process.is_alive
@@ -71,7 +71,7 @@ def _call_function(_: WorkerJob, function: Callable[..., Any], *arguments: Any) 
 
 
 def pool_name(pool: Executor) -> str:
-    """Return the name of a pool for records: its package and class."""
+    """Return package and class of a pool for records; a `ShippingPool` has those of its pool."""
     pool = getattr(pool, "pool", pool)
     return f"{type(pool).__module__.partition('.')[0]}.{type(pool).__qualname__}"
 
@@ -91,7 +91,10 @@ class ModuleFunction:
     """Name of the function."""
 
     def __call__(self, *arguments: Any) -> Any:
-        """Import the module and call the function; prepends the folder to ``sys.path``."""
+        """Import the module, call the function and return its result.
+
+        Prepends the folder to ``sys.path`` if it is not there.
+        """
         if self.folder not in sys.path:
             sys.path.insert(0, self.folder)
         return getattr(importlib.import_module(self.module), self.name)(*arguments)
@@ -102,8 +105,9 @@ class Isolation:
     """Settings of the processes that workers start for their runs."""
 
     grace_s: float | None = None
-    """Time after which a run is killed, in addition to the `limit_s` of its fields [s]. Each run
-    then has a new process. None for processes that are reused, without a time limit."""
+    """A run is killed after the `limit_s` of its fields plus this time [s], and raises
+    `TimeLimitError`. Each run then has a new process. None for processes that are reused, without
+    a time limit."""
 
 
 class ShippingPool(Executor):
@@ -122,7 +126,11 @@ class ShippingPool(Executor):
         self._isolation = isolation
 
     def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function with the fields of a run and its start, in a worker."""
+        """Call a function with the fields of a run and its start, in a worker.
+
+        The fields and the start are the `arguments`; keyword arguments are ignored. Raises the
+        errors of `read_run_files`.
+        """
         run_fields, start = arguments
         files = read_run_files(run_fields)
         return self.pool.submit(
@@ -131,9 +139,11 @@ class ShippingPool(Executor):
 
 
 def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
-    """Read the files that a run names; return them by field.
+    """Read the files that a run names as model, device and method; return them by field.
 
-    The files of a method include the modules that it imports from its folder.
+    Omits fields that name no file. The files of a method include the imported modules of its
+    folder. Raises `InputError` if the file of a model or device cannot be read, and
+    `UserMethodError` if the file of a method raises an exception when it is imported.
     """
     files_by_field: dict[str, Files] = {}
     for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):
@@ -142,7 +152,7 @@ def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
             files_by_field[field] = {Path(name).name: read_bytes(name)}
     try:
         found_method = method(run_fields[_METHOD])
-    except (KeyError, InputError):  # studies of bench name methods that poetmodel lacks
+    except (KeyError, InputError):  # studies of bench name no method, or one of their own
         return files_by_field
     if method_paths := list_method_files(found_method):
         content_by_name = {path.name: path.read_bytes() for path in method_paths}
@@ -162,15 +172,17 @@ def execute_shipped_run(
 ) -> Record:
     """Execute a run in a worker that may be on another machine; return its record.
 
-    Writes the files to a temporary folder, from which the run reads them; the record has the paths
-    of the caller.
+    Writes the files to temporary folders, from which the run reads them; the record has the paths
+    of the caller. Also raises the errors of `measure`.
 
     Raises
     ------
     InputError
         If the worker has another version of poetmodel.
     TimeLimitError
-        If the run exceeds its limit and grace.
+        If the run does not end within its `limit_s` plus the grace of `isolation`, if there is one.
+    ProcessEndedError
+        If the process of the run dies.
     """
     if version != __version__:
         raise InputError(f"the worker has poetmodel {__version__}, expected {version}")
@@ -200,7 +212,10 @@ def execute_shipped_run(
 
 
 def _write_files(files: Files) -> str:
-    """Write files to a folder named by the hash of their content; return its path."""
+    """Write files to a temporary folder, named by a hash of names and contents; return its path.
+
+    Files that exist there are not written again.
+    """
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -214,7 +229,7 @@ def _write_files(files: Files) -> str:
 
 @cache
 def _temporary_folder() -> Path:
-    """Return a temporary folder that is removed when the process ends."""
+    """Return the temporary folder of this process, which is removed when the process ends."""
     temporary_folder = tempfile.TemporaryDirectory(prefix="poetmodel-", ignore_cleanup_errors=True)
     _TEMPORARY_FOLDERS.append(temporary_folder)
     return Path(temporary_folder.name)
@@ -226,5 +241,8 @@ _TEMPORARY_FOLDERS: Final[list[tempfile.TemporaryDirectory[str]]] = []
 
 @cache
 def _reused_processes(_method_folder: str | None) -> LocalProcesses:
-    """Return the processes that this worker reuses for one user-defined method, or without one."""
+    """Return the processes that this worker reuses for the files of one user-defined method.
+
+    None stands for all runs whose method is not sent as files.
+    """
     return LocalProcesses()

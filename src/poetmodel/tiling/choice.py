@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
 
 MAX_NODES: Final = 5000
-"""Maximum number of nodes of a step in tiles that ``auto`` considers."""
+"""Maximum number of nodes of the steps in tiles that ``auto`` considers."""
 MAX_CANDIDATES: Final = 4
-"""Maximum number of sizes to try, from the largest that fits downwards."""
+"""Maximum number of sizes that `candidate_tiles` returns."""
 
 
 def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
-    """Parse a tile size [B] or ``auto`` or ``none`` for a captured step.
+    """Parse a tile size [B] or ``auto`` or ``none`` (also None) for a captured step.
 
     Raises
     ------
@@ -46,9 +46,10 @@ def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
 
 
 def divide_step(step: LoweredStep, tile: str | int | TileChoice | None) -> LoweredStep:
-    """Return a step in tiles of a stated size; for ``none``, `step` itself.
+    """Divide a step into tiles of a stated size; return `step` itself if no tensor is divided.
 
-    Raises the errors of `parse_tile`, and `InputError` for ``auto``.
+    For ``none``, no tensor is divided. Raises the errors of `parse_tile`, and `InputError` for
+    ``auto``.
     """
     tile_bytes = parse_tile(tile).require_size()
     return step if tile_bytes is None else tile_step(step, tile_bytes)
@@ -59,10 +60,11 @@ def choose_tiles(
 ) -> tuple[int | None, LoweredStep]:
     """Choose the tile size; return (size [B], step in tiles), or (None, `step`) if undivided.
 
-    ``auto`` chooses the largest of 1, 1.5, 2, 3, 4, 6 … KiB with which no node needs more than
+    ``auto`` chooses the largest of 1, 1.5, 2, 3, 4, 6 … KiB for which `needed_bytes` is at most
     `ram_bytes`. The step stays undivided if it fits, or if no tiles need less RAM. If no size fits,
-    the size that needs the least RAM is chosen. Tilings of more than `MAX_NODES` nodes are
-    excluded. For a stated size, raises the errors of `divide_step`.
+    the size that needs the least RAM is chosen, the largest of several. The search ends at the
+    first size with more than `MAX_NODES` nodes. For a stated size or ``none``, returns it with the
+    result of `divide_step`, and raises the errors of that function.
     """
     if not choice.is_auto:
         return choice.size_bytes, divide_step(step, choice)
@@ -100,11 +102,11 @@ def candidate_tiles(
 ) -> list[tuple[int | None, LoweredStep]]:
     """Return at most `MAX_CANDIDATES` tile sizes [B] to try, each with the step in tiles.
 
-    The first pair is that of `choose_tiles`, (None, `step`) if undivided. With ``auto``, smaller
-    sizes that fit in `ram_bytes` follow if the first one divides the step and fits: finer tiles
-    permit more schedules, but coarser tiles have fewer nodes. No smaller sizes follow if the
-    problem `names_nodes`, for example in measured costs or user-defined constraints, because each
-    size has other node names.
+    The first pair is that of `choose_tiles`, (None, `step`) if undivided. With ``auto``, the next
+    smaller sizes that fit in `ram_bytes`, up to `MAX_NODES` nodes, follow if the first one divides
+    the step and fits: finer tiles permit more schedules, but coarser tiles have fewer nodes. No
+    smaller sizes follow if the problem `names_nodes`, for example in measured costs or user-defined
+    constraints, because each size has other node names. Raises the errors of `choose_tiles`.
     """
     first_tiling = choose_tiles(step, choice, device, ram_bytes=ram_bytes, paging=paging)
     first_size, tiled_step = first_tiling
@@ -129,7 +131,10 @@ def _list_candidate_sizes(max_bytes: int) -> list[int]:
 
 
 def needed_bytes(step: LoweredStep, device: Device, *, paging: bool) -> int:
-    """Return the minimum RAM of a step with the alignment of a device [B]."""
+    """Return the minimum RAM of a step with the alignment of a device [B].
+
+    Without `paging`, all state is in RAM. With it, state on memory-mapped storage needs no RAM.
+    """
     is_memory_mapped = device.storage is not None and device.storage.memory_mapped
     aligned = align_sizes(step.graph, device_alignment(device))
     return floor(aligned, memory_mapped=paging and is_memory_mapped, resident=not paging).bytes

@@ -1,8 +1,9 @@
 """Int8 kernels: convert their calls to loops over channels, and loops to calls.
 
-Loops over images end with a dimension of pixels. Its size is 0, except in conversions of images of
-one pixel, because only its stride matters: slices have fewer channels per pixel. If an undivided
-result is computed slice by slice, the stride is larger than the channels of the slice.
+Loops that begin with a batch dimension end with a dimension of pixels. Its size is 0, because only
+its stride matters: slices have fewer channels per pixel. If an undivided result is computed slice
+by slice, the stride is larger than the channels of the slice. In quantizations, lookups and
+dequantizations of images of one pixel, the size is 1.
 """
 
 from __future__ import annotations
@@ -273,7 +274,10 @@ def _read_convolution_dx(call: Call) -> Loops | None:
 
 
 def _write_convolution_dx(loops: Loops) -> Call | None:
-    """Convert loops to the input gradient of a convolution; None for unsupported strides."""
+    """Convert loops to the input gradient of a convolution.
+
+    None for unsupported loops or strides.
+    """
     sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
     pixel_stride, gradient_pixel_stride = (
         _pixel_stride(loops, 0, sizes.plane),
@@ -488,7 +492,7 @@ INT8_PRODUCT_KERNELS: Final = tuple(
     for kind in ("pointwise", "conv2d")
     for direction in ("", "_dx", "_dw")
 )
-"""Kernels whose every result depends on all channels of an input."""
+"""Kernels of linear layers and non-depthwise convolutions, and their input and weight gradients."""
 INT8_LOOP_FORMATS: Final[
     dict[str, tuple[Callable[[Call], Loops | None], Callable[[Loops], Call | None]]]
 ] = {

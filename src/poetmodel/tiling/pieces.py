@@ -44,7 +44,7 @@ class Slices:
     layouts: Mapping[str, ChannelLayout]
     """Layout of the channels of each buffer that has channels."""
     element_counts: Mapping[str, int]
-    """Number of elements of buffers; for masks, of bits."""
+    """Number of elements by buffer, for masks of bits; without an entry, that of the buffer."""
     ranges_of: Mapping[str, tuple[Range, ...]]
     """(first channel, end channel) of each slice, by divided buffer; the end is exclusive."""
     partial_results: dict[str, Buffer] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Slices:
         return replace(undivided_buffer, elements=elements)
 
     def all_buffers(self) -> dict[str, Buffer]:
-        """Return all buffers of the step in tiles, by name."""
+        """Return all buffers of the step in tiles, by name; `partial_results` included."""
         named_ranges = (
             (name, channel_range)
             for name in self.undivided_step.buffers
@@ -197,9 +197,10 @@ class _PieceCalls:
 class Expansion:
     """The pieces that replace a node with divided tensors.
 
-    There is one piece for each slice of results, combined with each slice of the channels that
-    the results sum. Pieces that write the same tensor are a chain: each piece continues the sums of
-    the piece before, in the same memory.
+    There is one piece for each combination of slices of results, of other divided tensors and of
+    summed channels. Pieces that write the same slice of results are a chain: each piece copies the
+    result of the piece before, which the copy may overwrite, and continues its sums or writes
+    further channels.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class Expansion:
 
         `sliced_calls` has the divided tensors of each call, None for calls without divided tensors.
         `ranges` has the slices of each axis. Raises `UnsliceableError` if the calls cannot be
-        divided.
+        divided, or if several pieces write one slice of state.
         """
         self._slices, self._node_index, self._sliced_calls, self._ranges = (
             slices,
@@ -244,7 +245,11 @@ class Expansion:
         return UnsliceableError(buffers & self._slices.ranges_of.keys())
 
     def _make_piece_calls(self) -> Iterator[_PieceCalls]:
-        """Yield the calls of each piece; raise `UnsliceableError` if a call cannot be divided."""
+        """Yield the calls of each piece.
+
+        Raises `UnsliceableError` if a call cannot be divided, or if a call without an axis is
+        between calls with the axis.
+        """
         calls_of_axis = {
             axis: [
                 j
@@ -307,7 +312,7 @@ class Expansion:
     def _versioned_name(self, result_slice: str, piece_index: int) -> str:
         """Return the name of the content of a result slice after a piece.
 
-        After the last writer, the name is that of the slice, before, that of a partial result.
+        From the last writer on, it is the name of the slice; before, that of a partial result.
         Raises `UnsliceableError` if no piece up to `piece_index` writes the slice.
         """
         writers = self._writers[result_slice]
@@ -328,11 +333,12 @@ class Expansion:
         return result_slice + "".join(f"[:{end}]" for end in range_ends)
 
     def make_pieces(self) -> Iterator[Piece]:
-        """Yield the pieces in order; raise `UnsliceableError` if a slice has no earlier writer.
+        """Yield the pieces in order.
 
-        Adds the buffers of partial results to `Slices.partial_results`.
+        Raises `UnsliceableError` if a piece uses a slice of results that neither it nor an earlier
+        piece writes. Adds the buffers of partial results to `Slices.partial_results`.
         """
-        # Pieces with the same slice of the larger group are consecutive.
+        # `order_pieces` orders pieces by the slices of the axis with the largest tensor.
         ordering_axis = max(self._axes, key=lambda axis: (self._largest_bytes(axis), not axis[1]))
         flops = _divide_proportionally(
             self._node.flops, [self._ranges[axis] for axis in self._axes]
@@ -348,7 +354,7 @@ class Expansion:
             )
 
     def _largest_bytes(self, axis: Axis) -> int:
-        """Return the size of the largest tensor on an axis [B]."""
+        """Return the undivided size of the largest tensor on an axis [B]."""
         calls = [call for call in self._sliced_calls if call]
         names = (name for call in calls for name, d in call.views.values() if call.axes[d] == axis)
         return max(self._slices.undivided_step.buffers[name].bytes for name in names)
@@ -357,7 +363,8 @@ class Expansion:
         """Return the node and the calls of a piece.
 
         In a chain, each piece except the first begins with a copy of the previous partial result.
-        Adds the buffers of partial results to `Slices.partial_results`.
+        Adds the buffers of partial results to `Slices.partial_results`. Raises `UnsliceableError`
+        as `make_pieces`.
         """
         node, piece = self._node, self._piece_calls[piece_index]
         versioned_names = {
@@ -412,7 +419,10 @@ class Expansion:
         ), tuple(calls)
 
     def _find_in_place_slices(self, name: str, channel_range: Range) -> list[tuple[str, str]]:
-        """Return the (output slice, input slice) pairs if output `name` may overwrite an input."""
+        """Return an (output slice, input slice) pair per input that output `name` may overwrite.
+
+        Omits inputs with other slices than the output.
+        """
         slices = self._slices
         return [
             (slices.slice_name(name, channel_range), slices.slice_name(input_name, channel_range))
@@ -423,8 +433,8 @@ class Expansion:
     def _find_piece_inputs(self, calls: Iterable[Call]) -> list[str]:
         """Return the inputs of a piece, as slices of the inputs of the node.
 
-        These are the slices that `calls` read, and all slices of inputs that no call of the node
-        reads.
+        These are the slices that `calls` use, and all slices of inputs that no call of the node
+        uses.
         """
         read_names = {name for call in calls for name in call.buffers}
         call_names = {name for call in self._calls for name in call.buffers}
@@ -438,10 +448,10 @@ class Expansion:
     def _estimate_piece_traffic(
         self, flops: int, inputs: Sequence[str], outputs: Sequence[Tensor]
     ) -> int | None:
-        """Return the memory traffic of a piece [B]; None if the operator states none.
+        """Return the memory traffic of a piece [B]; None if the node states none.
 
-        The traffic is the size of the tensors of the piece, plus a fraction of the other traffic of
-        the node, in proportion to FLOP.
+        The traffic is the size of the tensors of the piece, plus a fraction of the node's traffic
+        beyond the size of its tensors, in proportion to FLOP.
         """
         node, size_bytes = self._node, self._slices.size_bytes
         if node.bytes_moved is None:
@@ -456,7 +466,10 @@ class Expansion:
 
 
 def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: int) -> Tensor:
-    """Return an output of a piece: a tensor, a slice of it, or a partial result of a chain."""
+    """Return an output of a piece: a tensor, a slice of it, or a partial result of a chain.
+
+    If `tensor` replaces state, the output replaces the slice `result_slice` of this state.
+    """
     if tensor.replaces is None:
         return Tensor(name=new_name, bytes=size)
     name = tensor.name if result_slice == tensor.replaces else f"{result_slice}+"
@@ -491,8 +504,8 @@ def _format_range(channel_range: Range) -> str:
 def order_pieces(pieces: Sequence[Piece]) -> list[Piece]:
     """Return pieces in an order in which operators on one group are executed slice by slice.
 
-    State precedes its first reader; state without a reader is last. Replacements of state follow
-    all other readers.
+    State directly precedes its first reader; state without a reader is last. A replacement of
+    state follows all other readers of this state.
     """
     sort_keys = _make_sort_keys(pieces)
     producers = {
@@ -525,7 +538,10 @@ def order_pieces(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _make_sort_keys(pieces: Sequence[Piece]) -> list[tuple[int, ...]]:
-    """Return the keys (index of the sequence of pieces of one group, slice, node, piece)."""
+    """Return the keys (index of the sequence of pieces of one group, slice, node, piece).
+
+    A piece without a group belongs to the sequence of the piece before.
+    """
     sequence_index, group = 0, ""
     keys: list[tuple[int, ...]] = []
     for piece_index, piece in enumerate(pieces):
@@ -540,7 +556,8 @@ def _find_dependencies(
 ) -> tuple[Mapping[int, set[int]], list[int]]:
     """Return the successors of each piece, and its number of predecessors that are not state.
 
-    `producers` has the index of the piece that makes each tensor.
+    State has no successors here. Predecessors of a replacement of state include all other readers
+    of this state. `producers` has the index of the piece that makes each tensor.
     """
     readers = defaultdict(set)
     for piece_index, piece in enumerate(pieces):

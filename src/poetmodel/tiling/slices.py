@@ -62,18 +62,24 @@ class ChannelLoops:
 
     @property
     def sum_arguments(self) -> Mapping[int, int]:
-        """Index of the argument that continues a sum, by the dimension that the kernel sums."""
+        """Index of the argument that continues a sum, by the dimension that the kernel sums.
+
+        Empty for a kernel that has no such argument.
+        """
         kernel = self.loops.call.kernel
         last = len(self.loops.call.arguments) - 1
         return {SUMMED_DIMENSIONS[kernel]: last} if kernel in SUMMED_DIMENSIONS else {}
 
     @property
     def is_product(self) -> bool:
-        """Whether the kernel is a product, whose results depend on all channels of an input."""
+        """Whether the kernel is a product: a matrix product, a convolution or its ``dx`` or ``dw``.
+
+        Depthwise convolutions are no products.
+        """
         return self.loops.call.kernel in PRODUCT_KERNELS
 
     def is_weight(self, index: int, *, is_state: bool) -> bool:
-        """Return whether tensor `index` is the weight of a product, or the gradient of the weight.
+        """Return whether tensor `index` is a product's weight, or the result ``dw`` of its kernel.
 
         `is_state` states whether the tensor is state, as are the weights of matrix products.
         """
@@ -96,7 +102,10 @@ class ChannelLoops:
         return prod(self.loops.sizes) if index == self.mask_index else elements
 
     def find_summed_layouts(self, names: Collection[str]) -> Iterator[tuple[str, ChannelLayout]]:
-        """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums."""
+        """Yield (buffer, layout) for each buffer in `names` over whose channels the call sums.
+
+        Only for kernels with `sum_arguments`; skips pointers with an offset.
+        """
         for ref, strides in zip(self.loops.refs, self.loops.strides, strict=True):
             for d in self.sum_arguments:
                 if ref.buffer in names and not ref.offset and strides[d]:
@@ -133,7 +142,7 @@ class ChannelLoops:
     def can_slice(self, dimension: int) -> bool:
         """Return whether a dimension can be computed slice by slice.
 
-        The kernel must sum over the dimension, or every written tensor must have it.
+        The dimension must be in `sum_arguments`, or every written tensor must have a stride in it.
         """
         if dimension in self.sum_arguments:
             return True
@@ -149,8 +158,9 @@ class ChannelLoops:
     ) -> Call | None:
         """Return the call for ranges of channels; None if the kernel cannot execute it.
 
-        `ranges` has (first channel, end channel, number of channels) by dimension. `views` has the
-        slices by tensor index; all other tensors are undivided.
+        `ranges` has (first channel, end channel, number of undivided channels) by dimension.
+        `views` has the slices by tensor index; all other tensors are undivided. Calls for later
+        ranges of a summed dimension continue the sum.
         """
         loops, sizes = self.loops, list(self.loops.sizes)
         for d, (first_channel, end_channel, n_channels) in ranges.items():
@@ -206,6 +216,6 @@ class ChannelLoops:
 
 
 def parse_channel_loops(call: Call) -> ChannelLoops | None:
-    """Convert a call to loops; None if it has indices, or its kernel has no ranges of channels."""
+    """Convert a call to loops; None if it has an index range, or no form as loops over channels."""
     loops = None if call.index_range is not None else call_to_channel_loops(call)
     return None if loops is None else ChannelLoops(replace(loops, call=call))

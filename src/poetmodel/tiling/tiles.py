@@ -41,12 +41,13 @@ MIN_TILE_BYTES: Final = 4 * BLOCK
 
 
 def tile_step(step: LoweredStep, tile_bytes: int) -> LoweredStep:
-    """Return a step in which no tensor that can be divided is larger than `tile_bytes`.
+    """Return a step with tensors divided into slices of at most `tile_bytes`, where possible.
 
     Tensors that operators process channel by channel form a group with the same slices. Groups have
-    the fewest slices possible. Every slice except the last has a multiple of four channels; slices
-    of byte inputs have any number. A group without a larger tensor stays undivided, and so do the
-    tensors of kernels without ranges of channels.
+    the fewest slices possible. Every slice except the last has a multiple of four channels, even if
+    four are larger than `tile_bytes`; slices of byte inputs have any number. A group without a
+    larger tensor stays undivided, and so do returned buffers and tensors of kernels without ranges
+    of channels. Returns `step` itself if no tensor is divided.
     """
     (tiled_step,) = (tiled_step for _, tiled_step in make_distinct_tilings(step, (tile_bytes,)))
     return tiled_step
@@ -82,10 +83,10 @@ def min_tiled_bytes(
 ) -> int:
     """Return a lower bound on the RAM of a step in tiles of any size [B].
 
-    A call needs at least the smallest slice of each tensor. Only calls of the forward pass count,
-    because updates may be fused with their gradients. State needs no RAM if the core reads it in
-    place on storage (`reads_in_place`); all state is in RAM if it `is_resident`. Sizes are rounded
-    up to the alignment.
+    A call needs at least the smallest slice of each tensor, except outputs that may overwrite an
+    input. Only calls of the forward pass count, because updates may be fused with their gradients.
+    State needs no RAM if the core reads it in place on storage (`reads_in_place`); all state is in
+    RAM if it `is_resident`. Sizes of slices are rounded up to the alignment.
     """
     tiling = _Tiling(split_fused_updates(step), 0, set(step.returned_buffers))
     graph = tiling.graph
@@ -133,10 +134,11 @@ class _Tiling:
         *,
         training_tiling: _Tiling | None = None,
     ) -> None:
-        """Divide `step` into tiles of at most `tile_bytes`, except the buffers `undivided_names`.
+        """Find the slices of `step`, of at most `tile_bytes` where possible; see `tile_step`.
 
-        For a forward pass, `training_tiling` is the tiling of the training step whose state the
-        pass reads. Raises `UnsliceableError` if some buffers must also stay undivided.
+        Buffers `undivided_names` stay undivided. For a forward pass, `training_tiling` is the
+        tiling of the training step whose state the pass reads. Raises `UnsliceableError` if further
+        buffers must stay undivided.
         """
         self.undivided_step, self.graph, self.training_tiling = step, step.graph, training_tiling
         self._undivided_names, self._tile_bytes = undivided_names, tile_bytes
@@ -165,7 +167,7 @@ class _Tiling:
         return self.slice_ranges, groups, frozenset(self._undivided_names)
 
     def min_slice_bytes(self, name: str) -> int:
-        """Return the size of the smallest possible slice of a buffer [B]."""
+        """Return the size of the smallest possible slice of a buffer, except a last one [B]."""
         size = self.undivided_step.buffers[name].bytes
         if name not in self._sliceable:
             return size
@@ -173,7 +175,7 @@ class _Tiling:
         return size * min(block, channels := self._layouts[name].channels) // channels
 
     def shared_slices(self, forward_pass: LoweredStep) -> dict[str, tuple[Range, ...]]:
-        """Return the slices of the state that a forward pass reads."""
+        """Return the slices of divided state that a forward pass reads, by buffer."""
         state_names = (
             self.slice_ranges.keys()
             & self.undivided_step.values.keys()
@@ -184,10 +186,10 @@ class _Tiling:
     # -- buffers with channels, and those that are divided -----------------------------------------
 
     def _find_layouts(self) -> None:
-        """Fill `_layouts` and `_element_counts`, starting from parameters and summed inputs.
+        """Fill `_layouts` and `_element_counts`, starting from state and summed byte inputs.
 
-        The channels of a parameter are its first dimension. State of a forward pass has the layouts
-        of its training step.
+        The channels of a state tensor are its first dimension. State of a forward pass has the
+        layouts of its training step.
         """
         if self.training_tiling is None:
             for tensor in self.undivided_step.states:
@@ -331,7 +333,8 @@ class _Tiling:
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
         """Group buffers; return the slices of each buffer of a divided group.
 
-        Raises `UnsliceableError` if slices of one group would differ.
+        Raises `UnsliceableError` if fixed slices of one group differ, or if a call has no dimension
+        for the channels of a tensor.
         """
         product_groups, weight_buffers = [], set()
         state_buffers = {
@@ -376,7 +379,8 @@ class _Tiling:
     def _divide_groups(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
         """Yield (buffer, slices) for groups with a tensor that is too large or has fixed slices.
 
-        Raises `UnsliceableError` if the fixed slices of a group differ.
+        Omits groups with too few channels for two slices. Raises `UnsliceableError` if the fixed
+        slices of a group differ.
         """
         members = defaultdict(list)
         for name in sorted(self._sliceable):
@@ -404,7 +408,7 @@ class _Tiling:
     # -- the step ----------------------------------------------------------------------------------
 
     def make_step(self) -> LoweredStep:
-        """Return the step in tiles, with inference and evaluation in tiles.
+        """Return the step in tiles, with inference and evaluation in tiles if it has them.
 
         Raises `UnsliceableError` if some buffers must also stay undivided.
         """
@@ -434,7 +438,10 @@ class _Tiling:
         )
 
     def _tile_forward_pass(self, forward_pass: LoweredStep) -> LoweredStep:
-        """Return a forward pass in tiles, with the same slices of state as this step."""
+        """Return a forward pass in tiles, with the same slices of state as this step.
+
+        Raises `UnsliceableError` if some buffers must also stay undivided.
+        """
         return _Tiling(
             forward_pass, self._tile_bytes, self._undivided_names, training_tiling=self
         ).make_step()

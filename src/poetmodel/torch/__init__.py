@@ -102,8 +102,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import a name at its first use, and store it as a global of this module.
 
-    Raises `AttributeError` for an unknown name, and `BackendUnavailableError` without the PyTorch
-    or ExecuTorch that the name needs.
+    Raises `AttributeError` for an unknown name, and `BackendUnavailableError` without a supported
+    release of PyTorch, or of ExecuTorch if the name needs it.
     """
     if name in _MODULES:
         require_torch()

@@ -1,8 +1,8 @@
 """Cache of JSON values in a folder or in memory, by kind and key; keys of graphs and hosts.
 
-The files are JSON; several processes may share them. The first line has format, version, kind, key
-and the checksum of the second line, which is the content. Files are written atomically. An
-unreadable or damaged file counts as missing.
+Several processes may share the files, which have two lines of JSON. The first line has format,
+version, kind, key and the checksum of the second line, which is the content. Files are written
+atomically. An unreadable or damaged file is ignored, as if it did not exist.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME_DIGITS: Final = 40
 _NAME_PATTERN: Final = "*-" + "[0-9a-f]" * _NAME_DIGITS + ".json"
 """Pattern of the names of the cache's files; a folder may contain other files."""
 FOLDER_VARIABLE: Final = "POETMODEL_CACHE"
-"""Environment variable with the default folder; empty for no cache."""
+"""Environment variable with the default folder; if it is empty, the default cache is in memory."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ def digest(*values: Any) -> str:
 def default_folder() -> Path | None:
     """Return the default folder of the cache; None if the variable `FOLDER_VARIABLE` is empty.
 
-    Without the variable, it is ``poetmodel`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. Raises
-    `RuntimeError` if it would be there and the user has no home directory.
+    Without the variable, it is ``poetmodel`` in ``$XDG_CACHE_HOME`` or else in ``~/.cache``. Raises
+    `RuntimeError` if it would be in ``~/.cache`` and the user has no home directory.
     """
     folder_setting = os.environ.get(FOLDER_VARIABLE)
     if folder_setting is not None:
@@ -82,9 +82,9 @@ class Cache:
             return cls(None)
 
     def read(self, kind: str, key: str) -> Any:
-        """Return the stored value; None if it is missing, or its file is unreadable or damaged.
+        """Return the stored value; None without one, or if its file is unreadable or damaged.
 
-        Sets the modification time of the file to now, because `_prune` removes the oldest files.
+        Sets the modification time of a valid file to now, because `_prune` removes the oldest.
         """
         if self.folder is None:
             encoded = self._encoded_values.get((kind, key))
@@ -110,7 +110,8 @@ class Cache:
     def write(self, kind: str, key: str, content: Any) -> None:
         """Store a JSON value; remove the least recently used files above `MAX_FILES`.
 
-        A failure to write is only logged. Raises `ValueError` for NaN or an infinite number.
+        A failure to write is only logged. Raises `ValueError` for NaN or an infinite number, and
+        `TypeError` for another value that JSON lacks. A cache in memory has no maximum.
         """
         encoded = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         if self.folder is None:
@@ -163,7 +164,10 @@ def _code_digest() -> str:
 
 
 def host_key() -> list[Any]:
-    """Return versions and properties of the host on which costs, workspaces and kernels depend."""
+    """Return versions, host properties and PyTorch settings, for keys of costs and kernels.
+
+    Costs, workspaces and the choice of kernels depend on them.
+    """
     return [
         _code_digest(),
         str(torch.__version__),
@@ -185,7 +189,7 @@ def plain_operations(graph: torch.fx.Graph) -> list[Any]:
     Raises
     ------
     NoKeyError
-        If `plain_value` cannot represent an argument.
+        If `plain_value` cannot represent an argument, or an attribute of a `CustomOperation`.
     """
     positions = {node: index for index, node in enumerate(graph.nodes)}
     return [
@@ -206,7 +210,7 @@ def plain_layout(tensor: torch.Tensor) -> list[Any]:
 
 
 def _plain_target(target: Any, positions: dict[Any, int]) -> Any:
-    """Return the target of a call as text; of a `CustomOperation` [class, attributes]."""
+    """Return the target of an FX node as text; of a `CustomOperation` [class, attributes]."""
     if isinstance(target, CustomOperation):
         return [type(target).__name__, plain_value(target.key_attributes(), positions)]
     if isinstance(target, str | torch._ops.OpOverload):  # noqa: SLF001 - the type of operators
@@ -215,7 +219,7 @@ def _plain_target(target: Any, positions: dict[Any, int]) -> Any:
 
 
 def plain_value(value: Any, positions: dict[Any, int]) -> Any:
-    """Return an argument of a call as JSON values; an FX node becomes its entry in `positions`.
+    """Return an argument of a call as JSON values; FX nodes become ["node", position].
 
     Raises
     ------
