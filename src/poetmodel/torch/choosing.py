@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     Loss = Callable[..., torch.Tensor] | None
 
 SELECTION_RATIO: Final = 0.8
-"""Fraction of the time limit for the selection; the rest is for the schedule of the selected
-set."""
+"""Fraction of the time limit for trials of tile sizes and the selection; the rest is for the
+schedule of the selected set."""
 
 _NO_COSTS: Final = "no costs: set device, such as nrf52840, or profile, a file of costs"
 _NO_BOARD: Final = "tile: needs a device; set device, such as nrf52840"
@@ -77,14 +77,14 @@ class Choice:
     """The solve of the step that trains only the selected layers. If no set of layers was found,
     its `reason` explains why."""
     step: LoweredStep | None
-    """The step of `result`, captured without masks; None if no set of layers was found."""
+    """The step of `result`, without masks; None if no set of layers was found."""
     note: str = ""
-    """The scope of the proof, if it does not cover all steps: tiles of one size, the undivided
-    step, or only the schedule. Empty otherwise."""
+    """Text for display: the steps for which ``infeasible`` is proved, if not all, or that no bound
+    on other sets is proved. Empty otherwise."""
     tile_bytes: int | None = None
     """The tile size of all steps [B]; None without tiles."""
     tile_trials: tuple[TileTrial, ...] = ()
-    """Tile sizes tried for ``auto``; empty with other options."""
+    """Trials of tile sizes for ``auto``; empty for other options, or if there was one candidate."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -108,9 +108,10 @@ class Choice:
 
     @property
     def status(self) -> Status:
-        """Status of the selection: ``optimal`` within the requested gap.
+        """Status of the selection: ``optimal`` within the requested gap, otherwise ``feasible``.
 
-        ``infeasible`` means that no layer can be trained within the limits.
+        ``infeasible`` means that no layer can be trained within the limits, ``unknown`` that no set
+        was found in time.
         """
         return self.selection.status
 
@@ -185,15 +186,16 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         Name of the step; by default the class of `model`.
     tile : str or int, optional
         Maximum tensor size, such as ``32KiB``: the steps are divided into tiles, as in `export`.
-        ``auto`` tries sizes that fit, within a fraction of the time limit, and uses the size with
-        the best schedule for the step that trains all layers. Default: no tiles.
+        ``auto`` divides only a step that does not fit: it tries at most four sizes that fit, within
+        a fraction of the time limit. It uses the size with the smallest minimized value for the
+        step that trains all layers. Default: no tiles.
     backend, time_limit, gap, threads, seed, solver_options
         As for `poetmodel.solve`. The gap applies to the score, and to the schedule of the set. The
-        time limit does not include captures.
+        time limit includes neither the capture that trains all layers nor gradient norms.
     **limits
         Limits as for `poetmodel.Problem`: ``ram``, ``deadline``, ``deadline_counts``,
         ``aux_bytes``, ``energy_budget``, ``commit``, ``recompute``, ``paging``, and ``minimize``.
-        Percentages refer to the step that trains all layers without tiles.
+        Percentages refer to the step that trains all layers, those of RAM without tiles.
 
     Returns
     -------
@@ -204,9 +206,11 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     Raises
     ------
     CaptureError
-        If the step cannot be captured, or an operator has no kernel.
+        If the step cannot be captured or executed, an operator has no kernel, or the profile lacks
+        costs of the step that trains the selected layers.
     InputError
-        If an option is invalid, or a score is missing, invalid, or of an unknown or int8 layer.
+        If an option is invalid, a score is missing, invalid, or of an unknown or int8 layer, or all
+        scores are 0.
 
     Notes
     -----
@@ -345,10 +349,10 @@ def _choose_tiles(
 ) -> tuple[ChosenTiles, dict[str, Any]]:
     """Choose the tile size of a step; return (tile size with the step in tiles, limits).
 
-    With tiles, the returned limits have the RAM in bytes, because a percentage of RAM refers to the
-    step without tiles. If `choice.is_whole`, step and limits are unchanged. Otherwise, each
-    candidate is solved for a fraction of the time, and the best value decides; a single candidate
-    is not solved. Raises `InputError` without a device.
+    If `choice.is_whole`, step and limits are unchanged. Otherwise the returned limits have the RAM
+    in bytes, because a percentage of RAM refers to the step without tiles. Each candidate is solved
+    for a fraction of the time, and the smallest value decides; a single candidate is not solved.
+    Raises `InputError` without a device.
     """
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), dict(limits)
@@ -378,7 +382,8 @@ def _proof_scope(
 ) -> str:
     """Return the scope of a proof that no layer can be trained, as text for display.
 
-    Empty if the proof covers all steps, or if `status` is not ``infeasible``.
+    Empty if `status` is not ``infeasible``. For an undivided step also empty without a device, or
+    if no tiles need less RAM.
     """
     device = problem.costs.device
     if status != Status.INFEASIBLE:
@@ -405,10 +410,10 @@ def gradient_norms(
     loss_fn: Loss,
     batch: Sequence[Any],
 ) -> dict[str, float]:
-    """Return the norm of the gradients of each layer, by layer; 0 for a layer without gradients.
+    """Return the 2-norm of the gradients of each layer, by layer; 0 for a layer without gradients.
 
-    Works on a copy: the model, its buffers and its gradients do not change. Raises `CaptureError`
-    if the forward or backward pass fails.
+    Works on a copy: the model, its buffers and its gradients do not change. The state of the random
+    generator may change. Raises `CaptureError` if the forward or backward pass fails.
     """
     model_copy, loss_copy = copy.deepcopy((with_fronts(model), loss_fn))
     parameters = _captured_parameters(model_copy, loss_copy)

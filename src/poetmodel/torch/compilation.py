@@ -62,17 +62,18 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
         The network, on the CPU, in the mode (train or eval) in which it will be executed.
     loss_fn : callable, optional
         The loss is ``loss_fn(model(*inputs[:-1]), inputs[-1])``. Without a `loss_fn`, it is
-        ``model(*inputs)``, the ``loss`` attribute of this output, or its first element. A single
-        mapping in the tuple whose keys are parameters of ``forward`` is passed by name:
-        ``model(**batch)``.
+        ``model(*inputs)``, the ``loss`` item or attribute of this output, or its first element. If
+        the only argument of the model is a mapping whose keys are parameters of ``forward``, it is
+        passed by name: ``model(**batch)``.
     inputs : sequence or mapping
-        Example inputs, the target last: tensors, or nested tuples, lists and mappings of tensors;
-        the model receives mappings as dicts. A mapping contains the inputs by name: the model is
-        called as ``model(**batch)``, and a step returns its output, detached. `loss_fn` must then
-        be None.
+        Example inputs, the target last: tensors, numbers, strings or None, or nested tuples, lists
+        and mappings of these; the model receives mappings as dicts. A mapping contains the inputs
+        by name: the model is called as ``model(**batch)``, and a step returns its output, detached.
+        `loss_fn` must then be None.
     ram : str or int
         The budget for tensors and workspaces: bytes, a size such as ``20MiB``, or a percentage of
-        the peak when everything is kept. Parameters and gradients count only with an `optimizer`.
+        the peak when everything is kept. Parameters, and gradients that are complete, count only
+        with an `optimizer`.
         With several input shapes (`dynamic`), a percentage below 100 refers to the peak of the
         first shape, and all have the same budget in bytes.
     storage : str or Path, optional
@@ -103,21 +104,22 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
         string, container or name that the model or the loss reads: raise an error, or compile
         again.
     accumulate : int
-        Number of steps over which gradients accumulate: their loss is divided by this number. The
-        loss that a step returns is not divided.
+        Number of steps over which gradients accumulate: the backward pass of each step divides the
+        loss by this number. The loss that a step returns is not divided.
     optimizer : torch.optim.Optimizer or sequence of them, optional
         Include the optimizer's updates in the step: each parameter is updated as soon as its
         gradient is computed, and the gradient is freed. One or several optimizers that `trace`
         supports. The budget then also counts parameters, buffers, inputs and the optimizer's state.
-        If these do not fit and tensors may be paged, the solver chooses parameters, buffers and
-        optimizer state that are in `storage` between steps; steps read and write them there.
+        If not everything can be kept and tensors may be paged, the solver chooses parameters,
+        buffers and optimizer state that are in `storage` between steps; steps read and write them
+        there.
     clip_grad_norm : float, optional
         Clip the total norm of all gradients, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.
     cache : str, Path or bool
         Folder for results of compilation, which later compilations of the same step reuse. Default:
-        the variable ``POETMODEL_CACHE`` (empty for none), else ``~/.cache/poetmodel``; False for
-        none.
+        the variable ``POETMODEL_CACHE`` (empty for none), else ``poetmodel`` in ``$XDG_CACHE_HOME``
+        or ``~/.cache``; False for none.
 
     Returns
     -------
@@ -131,7 +133,7 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
     CaptureError
         If the step cannot be captured, or its results differ from those of eager PyTorch.
     BudgetError
-        If a limit is not usable.
+        If the RAM or the deadline is invalid, or the RAM does not exceed the reserved bytes.
     NoScheduleError
         If no schedule meets the limits, or none was found in time.
     InputError
@@ -204,11 +206,11 @@ class Step:
         CaptureError
             If the inputs, the parameters, the modules, or Python values that model or loss read
             differ from those at compilation. With ``dynamic="retrace"`` the step is then compiled
-            again, which may raise the errors of `compile`.
+            again, which may raise the errors of `compile`. Also if a test of the model for finite
+            numbers fails, or a parameter that the step updates already has a gradient.
         PageError
-            If a page cannot be written, read or verified. The step then has no effect, except if it
-            was compiled with an optimizer but without `storage` or `rollback`: then some parameters
-            may have been updated.
+            If a page cannot be written, read or verified. With `rollback` the step then has no
+            effect. Without it, gradients may have been added, or parameters updated.
         """
         compiled, flat_inputs = self.select(*inputs, **named_inputs)
         return compiled.runner(flat_inputs)
@@ -217,7 +219,8 @@ class Step:
         """Return (compiled step for inputs like these, flat inputs).
 
         The compiled step becomes the current one. If none matches, compiles a new one if `dynamic`
-        is ``retrace``, and otherwise raises `CaptureError`.
+        is ``retrace``, and otherwise raises `CaptureError`. Also raises the errors of
+        `_structure_inputs`.
         """
         name = self._current.trace.joint.name
         batch = self._structure_inputs(inputs, named_inputs)
@@ -240,8 +243,8 @@ class Step:
     def _structure_inputs(self, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> Inputs:
         """Return the inputs of a call as a sequence or mapping, as in `compile`.
 
-        Raises `CaptureError` for inputs by position if the step was compiled with names, and for
-        inputs by name if it was compiled without.
+        Raises `CaptureError` for inputs by position, except a single mapping, if the step was
+        compiled with names, and for inputs by name if it was compiled without.
         """
         joint = self._current.trace.joint
         if joint.output is None and not named_inputs:
@@ -271,7 +274,7 @@ class Step:
 
     @property
     def plan(self) -> Plan:
-        """The plan that is executed."""
+        """The plan of the current compiled step."""
         return self._current.plan
 
     @property
@@ -281,7 +284,7 @@ class Step:
 
     @property
     def source(self) -> str:
-        """The executed program as Python code."""
+        """The program of the current compiled step as Python code."""
         return self._current.runner.program.source
 
     def verify(self, *inputs: Any, **named_inputs: Any) -> Certificate:
@@ -325,8 +328,8 @@ class Step:
         Returns
         -------
         dict
-            Numbers, strings, lists and dicts that JSON can represent. ``certificate`` is None
-            before the first `verify`.
+            Numbers, strings, lists and dicts that JSON can represent. ``certificate`` is that of
+            the last `verify` of the current compiled step, None before the first.
 
         Raises
         ------
@@ -445,7 +448,10 @@ def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) 
 
 
 def _format_compile_call(compiled: Compiled, options: CompileOptions) -> str:
-    """Return Python code that calls `compile` with these options, without default values."""
+    """Return Python code that calls `compile` with these options, without default values.
+
+    A device is replaced by its key or name, an optimizer by the name ``optimizer``.
+    """
     parameters = signature(compile).parameters
     has_named_inputs = compiled.trace.joint.output is not None
     arguments = ["model", "None", "batch"] if has_named_inputs else ["model", "loss_fn", "inputs"]

@@ -54,7 +54,10 @@ _SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
 
 
 def is_final_result(result: SolveResult, *, time_limit_s: float) -> bool:
-    """Return whether solving again for `time_limit_s` seconds cannot improve a result."""
+    """Return whether to use a cached result instead of solving for `time_limit_s` seconds.
+
+    False after an interrupt, and if the solve reached a time limit below `time_limit_s`.
+    """
     if result.termination == Termination.TIME_LIMIT:
         return (result.time_limit_s or 0.0) >= time_limit_s
     return result.termination != Termination.INTERRUPTED
@@ -69,8 +72,9 @@ class CachedSchedules:
     def load_result(self, problem: Problem, *, gap: float) -> SolveResult | None:
         """Return the cached result of a problem: its schedule, verified now, and its bound.
 
-        Returns None if the cache has no result, or the schedule is invalid. If the solve stopped at
-        a wider gap than `gap`, the termination is ``interrupted``, so that the result is not final.
+        Returns None if the cache has no valid result, or the schedule is invalid. If the solve
+        stopped at a wider gap than `gap`, the termination is ``interrupted``, so that the result is
+        not final.
         """
         content = self._cache.read("schedule", _problem_key(problem))
         if content is None:
@@ -104,9 +108,10 @@ class CachedSchedules:
         return result
 
     def store(self, result: SolveResult) -> None:
-        """Store the schedule and bound of a result, unless the cache has a better one.
+        """Store a result (schedule and bound), unless the cached result is better.
 
-        Does nothing for a result without a schedule or a time limit.
+        Better is a smaller value, or the same value with a smaller gap. Has no effect for a result
+        without a schedule or a time limit.
         """
         problem, schedule = result.problem, result.schedule
         if schedule is None or result.time_limit_s is None:
@@ -125,9 +130,10 @@ class CachedSchedules:
 
 
 class CachedStep(CachedSchedules):
-    """Loads and stores the profiles and costs of a captured step in a cache.
+    """Loads and stores the profiles, costs and schedules of a captured step in a cache.
 
-    If the cache has no folder, or `joint` contains a value without a key, the cache is in memory.
+    If the cache has no folder, or `joint` contains a value without a key, a new one in memory is
+    used.
     """
 
     def __init__(self, cache: Cache, joint: Joint) -> None:
@@ -142,7 +148,7 @@ class CachedStep(CachedSchedules):
             self._cache = Cache(None)
 
     def load_trace(self) -> Trace:
-        """Return the trace of the step, from cached profiles if there are any.
+        """Return the trace of the step, from cached profiles if there are valid ones.
 
         Otherwise executes the step to profile it, and stores the profiles.
         """
@@ -226,6 +232,7 @@ def _plain_graph(joint: Joint) -> list[Any]:
     """Return operations, shapes, arguments, results and clipping norm of a graph, for a key.
 
     Shapes are included because they may depend on values that the model reads, such as masks.
+    Raises `NoKeyError` if a value has no key.
     """
     nodes = list(joint.graph_module.graph.nodes)
     shapes = [[list(tensor.shape) for tensor in tensors_in(node.meta.get("val"))] for node in nodes]

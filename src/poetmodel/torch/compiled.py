@@ -72,7 +72,10 @@ class CompileOptions:
     cache: str | Path | bool
 
     def __post_init__(self) -> None:
-        """Check the options that need no graph; raise one `InputError` for all invalid options."""
+        """Check `dynamic`, `storage`, `paging`, `accumulate` and `cache`.
+
+        Raises one `InputError` for all errors.
+        """
         faults = []
         storage: Any = self.storage
         if self.dynamic not in ("error", "retrace"):
@@ -102,9 +105,9 @@ class Compiled:
 
     Creating the object captures, measures and solves the step, and compares it with eager PyTorch.
     Parameters and errors are those of `poetmodel.torch.compile`. `first_compiled` is the step as
-    compiled for the first input shapes, with which it shares budget and state file; None for the
-    first input shapes themselves. `show_phase` is called with the name of each phase of
-    compilation.
+    compiled for the first input shapes, which determines a budget in percent, and whose state file
+    is shared; None for the first input shapes themselves. `show_phase` is called with the name of
+    each phase of compilation.
     """
 
     def __init__(
@@ -233,7 +236,8 @@ class Compiled:
         """Solve the problem, or return the cached result if it is final. Caches new results.
 
         The solver uses as many threads as PyTorch, which is idle at that time. If no schedule was
-        found, the `reason` of the result also explains the reserved bytes.
+        found, the `reason` of the result also explains the reserved bytes. Raises the error of
+        `_build_problem`.
         """
         problem, options = self._build_problem(), self.options
         result = cached_result = self.cached_step.load_result(problem, gap=options.gap)
@@ -273,7 +277,8 @@ class Compiled:
     def _make_runner(self, plan: Plan) -> Runner:
         """Return the runner of a plan.
 
-        Creates the state file if the plan needs one, and stores it in `state_store`.
+        Creates the page file and the state file if they are needed; an existing `state_store` is
+        used again. Sets `state_store`.
         """
         runner = Runner(
             self.trace,
@@ -294,7 +299,7 @@ class Compiled:
             self.state_store.close()
 
     def _budget_message(self) -> str:
-        """Return the message for a budget that is too small, with the smallest budget to set."""
+        """Return the message for a budget that is too small, with the lowest that may suffice."""
         scheduled, keep_all_bytes = self.scheduled, self.keep_all_bytes
 
         def format_size(size_bytes: int, round_number: Callable[[float], int]) -> str:
@@ -331,9 +336,9 @@ def _make_reserved_state_resident(graph: Graph, schedule: Schedule) -> Schedule:
 
 
 def _check_host(model: torch.nn.Module) -> None:
-    """Raise `CaptureError` in inference mode or under autocast, `InputError` for other devices.
+    """Raise `CaptureError` in inference mode or under CPU autocast.
 
-    The parameters must be on the CPU.
+    Raises `InputError` for parameters on other devices than the CPU.
     """
     refuse_inference_mode()
     if torch.is_autocast_enabled("cpu"):
@@ -378,9 +383,10 @@ def _find_costs(
 
 @contextmanager
 def show_phases(*, after_s: float = 0.0) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the name of the current phase on stderr.
+    """Context manager that yields a function to show the name of the current phase on stderr.
 
-    The display appears after `after_s` seconds. Without a terminal, the function does nothing.
+    The display appears after `after_s` seconds, and is removed at the end. Without a terminal, the
+    function does nothing.
     """
     if not sys.stderr.isatty():
         yield lambda _: None

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 CAPTURE_LOCK: Final = RLock()
-"""Held during captures and measurements, which change settings of PyTorch and of the process."""
+"""Held by `compile` and the back end, because captures and measurements change settings of PyTorch
+and of the process."""
 
 
 def onednn_kernels(*, enabled: bool) -> AbstractContextManager[None]:
@@ -60,9 +61,10 @@ def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
     real ``mse_loss_backward`` is contiguous for all inputs. Code that calls ``view`` or
     ``contiguous()`` would then be captured for the predicted strides. The captured view may be
     impossible for the real tensor, or there may be one copy more or less than in eager mode, which
-    changes the order of sums. Therefore one call of each operator and input layout is executed on
-    zeros, and fake outputs get the strides of the real outputs. If the call fails, the predicted
-    strides stay. Known values are attached to fake tensors, and reads recorded in `values`.
+    changes the order of sums. Therefore each operation that returns new CPU tensors of two or more
+    dimensions is executed on zeros, once for equal layouts and other arguments. Fake outputs get
+    the strides of the real outputs. If the call fails, the predicted strides stay. Known values are
+    attached to fake tensors, and reads recorded in `values`.
     """
     # Real tensors that the code refers to become constants.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -88,7 +90,8 @@ class _StrideCorrector:
         """Return the fake outputs of an operation, or the known value that Python reads.
 
         Records reads and asserts. Raises `ForbiddenError` if Python reads a random number, if one
-        determines a shape, and as `_check_foreign_tensors` does.
+        determines a shape, and as `_check_foreign_tensors` does. If Python reads an unknown value,
+        PyTorch raises its own error.
         """
         keywords = kwargs or {}
         if not isinstance(func, OpOverload):
@@ -127,9 +130,10 @@ class _StrideCorrector:
         return outputs
 
     def _predict_outputs(self, func: Any, types: Any, args: Any, keywords: Any) -> Any:
-        """Return PyTorch's predicted outputs, or for some operators those of a call on zeros.
+        """Return PyTorch's predicted outputs.
 
-        If that call has no outputs, PyTorch's prediction is returned.
+        For `_UNPREDICTED_OPERATORS`, return fakes like the outputs of a call on zeros, unless that
+        call fails.
         """
         if func.overloadpacket.__name__ in _UNPREDICTED_OPERATORS:
             leaves, spec = _pytree.tree_flatten((args, keywords))
@@ -139,7 +143,7 @@ class _StrideCorrector:
         return self._predict(func, types, args, keywords)
 
     def _fake_outputs(self, known_value: KnownValue) -> Any:
-        """Return fake tensors like known outputs, with the known values attached."""
+        """Return fake CPU tensors like known outputs; attach values as `KnownValues.attach`."""
 
         def make_fake(real_tensor: torch.Tensor) -> torch.Tensor:
             return torch.empty_strided(
@@ -152,7 +156,12 @@ class _StrideCorrector:
         return outputs
 
     def correct_strides(self, func: Any, args: Any, keywords: Any, outputs: Any) -> Any:
-        """Return fake outputs with the strides of real ones; views of inputs stay unchanged."""
+        """Return fake outputs with the strides of the same call on zeros.
+
+        Unchanged are views of inputs, outputs of less than two dimensions, and those on other
+        devices than the CPU. All outputs are unchanged if an input is not strided, or if
+        `_real_layouts` returns None.
+        """
         leaves, spec = _pytree.tree_flatten(outputs)
         inputs = tensors_in((args, keywords))
         if any(tensor.layout != torch.strided for tensor in inputs):
@@ -185,7 +194,7 @@ class _StrideCorrector:
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
         """Return (shape, strides) of each output of a call on zeros, cached.
 
-        Returns None if the call fails, or an argument has no hash.
+        Returns None if the call fails, takes a generator, or has an argument without a hash.
         """
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_layout_key, leaves)))
@@ -200,7 +209,10 @@ class _StrideCorrector:
 
 
 def _check_foreign_tensors(func: OpOverload, args: Any, keywords: Any) -> None:
-    """Raise `ForbiddenError` if a tensor that is not fake is written, or used with a gradient."""
+    """Raise `ForbiddenError` if a tensor that is not fake is written or tracked by autograd.
+
+    Autograd tracks a tensor that requires a gradient while gradients are enabled.
+    """
     for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - has the writes
         value = args[position] if position < len(args) else keywords.get(argument.name)
         for tensor in tensors_in(value):
@@ -225,9 +237,9 @@ def _layout_key(leaf: Any) -> Any:
 def _measure_layouts(
     func: Any, leaves: Sequence[Any], spec: Any, *, uses_onednn: bool
 ) -> Sequence[Any] | None:
-    """Execute an operation on zeros; return (shape, strides) of each output, None if it fails.
+    """Execute an operation on zeros; return (shape, strides) of each output.
 
-    The entry of an output that is no tensor is None.
+    Returns None if `_execute_on_zeros` does. The entry of an output that is no tensor is None.
     """
     outputs = _execute_on_zeros(func, leaves, spec, uses_onednn=uses_onednn)
     if outputs is None:
@@ -252,7 +264,7 @@ def _execute_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, uses_onedn
 
 
 def _zeros_like(leaf: Any) -> Any:
-    """Return zeros with the shape and strides of a fake tensor; any other object unchanged."""
+    """Return CPU zeros with the shape and strides of a tensor; any other object unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     dimensions = zip(leaf.shape, leaf.stride(), strict=True)
@@ -277,10 +289,11 @@ _MISPREDICTED_OPERATORS: Final = frozenset(
 
 @contextmanager
 def correct_fake_strides(inputs: Sequence[Any]) -> Iterator[None]:
-    """Context manager that corrects the strides of fake tensors in another library's capture.
+    """Context manager that corrects the strides of fake tensors in a capture by AOTAutograd.
 
     Without the correction, views could be captured that are impossible for the real tensors. Only
-    operators with wrong predictions are corrected. Has no effect if `inputs` have no fake mode.
+    `_MISPREDICTED_OPERATORS` are corrected. Has no effect if PyTorch finds no fake mode, neither in
+    its tracing context nor by `inputs`.
     """
     mode = detect_fake_mode(inputs)
     if mode is None:
@@ -311,19 +324,20 @@ def annotate_nodes(
     module_trail: list[str],
     check: Callable[[Sequence[str]], object],
 ) -> Iterator[None]:
-    """Context manager that annotates each recorded node with its module and the user's line.
+    """Context manager that annotates each node recorded inside a module with module and line.
 
-    Has no effect in PyTorch 2.9, which lacks annotations; messages then name only the operator.
+    The line is that of the user's code. Has no effect in PyTorch 2.9, which lacks annotations;
+    messages then name only the operator.
 
     Parameters
     ----------
     captured_module : torch.nn.Module
         The module whose submodules get hooks.
     module_trail : list of str
-        Replaced by the modules that are being executed, the innermost last. After an exception it
-        still has the modules in which the exception was raised.
+        Replaced by descriptions of the modules that are being executed, the innermost last. After
+        an exception it still has the modules in which the exception was raised.
     check : callable
-        Called with `module_trail` at the beginning and end of each module.
+        Called with `module_trail` before each module is added to it or removed; may raise.
     """
     annotate = getattr(traceback, "annotate", None)
     if annotate is None:
@@ -388,7 +402,7 @@ def annotate_nodes(
 def attach_known_values(
     captured_module: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
 ) -> Iterator[None]:
-    """Context manager that attaches `inputs` and buffers to the fake ones of each forward pass."""
+    """Context manager that attaches values of inputs and buffers to the fakes of forward passes."""
     buffers = {
         path: buffer.detach()
         for path, buffer in captured_module.named_buffers(remove_duplicate=False)
@@ -555,7 +569,10 @@ def retain_random_operations() -> AbstractContextManager[None]:
 
 @contextmanager
 def refuse_seeding() -> Iterator[None]:
-    """Context manager that refuses seeding (`ForbiddenError`), and restores the random state."""
+    """Context manager that refuses seeding of the CPU generator (`ForbiddenError`).
+
+    At its end it restores the generator's state.
+    """
     generator = torch.default_generator
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed and torch.seed call the generator. The functions themselves must not be

@@ -1,15 +1,16 @@
 """Known values of fake tensors in a capture, and reads of them by Python code.
 
-A fake tensor gets a known value if it depends on the code, the inputs and the buffers alone. Python
-code may read the value: by an ``if``, ``.item()`` or a shape that depends on a mask. For each value
-that is read, an expression in terms of inputs and buffers is recorded. A guard evaluates the
-expression again before each step.
+A fake tensor gets a known value if it depends on the code, the inputs and the buffers alone, and is
+not large. Python code may read the value: by an ``if``, ``.item()`` or a shape that depends on a
+mask. For each value that is read and is no constant, an expression in terms of inputs and buffers
+is recorded. A guard evaluates the expression again before each step.
 
 Whether numbers are finite depends on parameters, so no guard can test it before a step. Models for
 detection and translation often test it to clamp overflows: ``if not torch.isfinite(x).all()``. A
 captured step assumes that all numbers are finite, and returns the result of the test as one more
-output. If the test fails, the step is undone. Tests of the arguments of distributions, and those of
-``torch.linalg``, for example that a matrix is invertible, are treated in the same way.
+output. If the test fails, the step raises `CaptureError`; `Runner` describes its rollback. Tests of
+the arguments of distributions, and those of ``torch.linalg``, for example that a matrix is
+invertible, are treated in the same way.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallExpression:
-    """A function call, and its result; arguments are expressions or Python objects."""
+    """A function call, which stands for its result; arguments are expressions or Python objects."""
 
     function: Any
     leaves: tuple[Any, ...]
@@ -146,7 +147,7 @@ class KnownValue:
     real_value: Any
     """The value; None for random values, which Python code must not read."""
     expression: SourceTensor | CallExpression | None = None
-    """Expression of the value in terms of inputs and buffers; None for a constant."""
+    """Expression of the value in terms of inputs and buffers; None if constant or random."""
     is_metadata_only: bool = False
     """Whether `real_value` has the right shape, strides and type, but other numbers."""
 
@@ -168,7 +169,10 @@ class KnownValues:
     def attach_source(
         self, tensor: torch.Tensor, real_value: torch.Tensor, source: SourceTensor
     ) -> None:
-        """Attach `real_value` to a fake input or buffer, if it is small, strided and on the CPU."""
+        """Attach `real_value` to a fake input or buffer.
+
+        Has no effect if `real_value` is large (`_MAX_STORED`), not strided, or not on the CPU.
+        """
         fake = tensor
         if isinstance(fake, FunctionalTensor):
             fake = torch._from_functional_tensor(fake.elem)  # noqa: SLF001 - no other way
@@ -179,9 +183,13 @@ class KnownValues:
     def evaluate(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
         """Evaluate an operation on known inputs; return the result.
 
-        Returns None if an input is unknown or the operation fails, and a random value if one is
-        drawn or read. An in-place operation changes known constants. If one of its tensors is no
-        constant, or it draws numbers, the known values of all its tensors are invalidated instead.
+        Returns a random value if one is drawn or read, and no value that is read is unknown.
+        Otherwise returns None if a value that is read is unknown, the operation fails, or it is in
+        place and one of its tensors depends on inputs. Also returns None for operators without
+        tensor arguments except `_CREATORS`, and for large tensors of `_FROM_METADATA`.
+
+        An in-place operation changes known constants. If one of its tensors is no constant, or it
+        draws numbers, the known values of all its tensors are invalidated instead.
         """
         inputs = tensors_in((arguments, keywords))
         name = function.overloadpacket.__name__
@@ -223,9 +231,11 @@ class KnownValues:
             return KnownValue(real_value, self._make_call_expression(function, arguments, keywords))
 
     def attach(self, outputs: Any, known_value: KnownValue | None) -> None:
-        """Attach known values to the fake outputs of an operation, except large ones.
+        """Attach known values to the fake outputs of an operation.
 
-        Has no effect if `known_value` is None or has other numbers (`is_metadata_only`).
+        Skips large values, and values of another shape than the fake; random values are attached to
+        all outputs. Has no effect if `known_value` is None or has other numbers
+        (`is_metadata_only`).
         """
         if known_value is None or known_value.is_metadata_only:
             return
@@ -281,7 +291,8 @@ class KnownValues:
 
         Returns None if the values that determine the shape are unknown, and a random value if they
         are random. If only these values are known, the result has other numbers
-        (`is_metadata_only`).
+        (`is_metadata_only`). An index by integers, whose shape is fixed, has the result of
+        `evaluate`.
         """
         known_value = self.evaluate(function, arguments, keywords)
         is_known = known_value is not None and known_value.real_value is not None
@@ -413,7 +424,10 @@ class ValueGuards:
         return not self.reads or self._current_values(sources) == self._expected_values
 
     def differences(self, sources: Sequence[torch.Tensor]) -> Iterator[str]:
-        """Yield a text for each value that has changed, given the current tensors of `sources`."""
+        """Yield a text for each value that has changed, given the current tensors of `sources`.
+
+        If the values cannot be computed, yield one text.
+        """
         values = self._current_values(sources)
         for index, read in enumerate(self.reads):
             subject = f"the {read.description}" + (f" at {read.line}" if read.line else "")
@@ -479,7 +493,10 @@ _EXPECTED_ATTRIBUTE: Final = "poetmodel_expected"
 
 
 class FiniteChecks:
-    """Records tests for finite numbers in the forward pass of a capture; off by default."""
+    """Records tests for finite numbers, and assertions, in the forward pass of a capture.
+
+    Both are off by default.
+    """
 
     def __init__(self) -> None:
         self.records_tests = self.records_asserts = False
@@ -490,7 +507,7 @@ class FiniteChecks:
 
     @contextmanager
     def record_tests(self) -> Iterator[None]:
-        """Context manager that clears the recorded tests, and records those of a forward pass."""
+        """Context manager that clears the recorded tests, and records tests of enabled kinds."""
         self.lines.clear()
         self._results.clear()
         with ExitStack() as stack:
@@ -542,8 +559,9 @@ class _FiniteTestMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function; mark the result of a test with its value for finite numbers.
 
-        If Python reads a marked result whose value is unknown, record the test, and return the
-        value for finite numbers.
+        Also marks reductions, negations and combinations of marked results. If Python reads a
+        marked result whose value is unknown, record the test, and return the value for finite
+        numbers.
         """
         name = getattr(func, "__name__", "")
         tensors = [value for value in args if isinstance(value, torch.Tensor)]

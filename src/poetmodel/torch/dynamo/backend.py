@@ -69,10 +69,11 @@ def backend(  # noqa: PLR0913 - its options
         The maximum that the compiled function may allocate at the same time: activations, returned
         gradients, results, workspaces. Calls that wait for their backward pass count together. Pass
         bytes, ``8GiB``, or a percentage of the peak of the same function with everything kept. The
-        percentage refers to the function's first shape, and its bytes apply to all later shapes.
-        Without gradients no tensor is kept, and any percentage means the whole peak. ``eager``: the
-        peak of the model itself, with its checkpoints if it has any. Parameters, inputs and the
-        optimizer's state are not counted.
+        percentage refers to the function's first shape, and its bytes apply to all later shapes;
+        100 % keeps everything in each shape. For calls that wait together it refers to the first
+        step. Without gradients no tensor is kept, and any percentage means the whole peak.
+        ``eager``: the peak of the model itself, with its checkpoints if it has any. Parameters,
+        inputs and the optimizer's state are not counted.
     kernels : str
         ``eager``: the kernels that PyTorch uses without ``torch.compile``, with the same results
         bit by bit. ``inductor``: the fused kernels of ``torch.compile``, with its results bit by
@@ -99,15 +100,16 @@ def backend(  # noqa: PLR0913 - its options
         Only with eager kernels.
     loss_only : bool
         Whether only scalars have gradients: if one of the results is a loss, other results, such as
-        logits, are returned detached. Otherwise PyTorch would create zero gradients for them. A
-        gradient that reaches one of them raises an error.
+        logits, are returned detached. Without this option PyTorch creates zero gradients for them.
+        A gradient that reaches a detached result raises an error.
     add_gradients : bool
         Whether the backward pass adds each gradient of a parameter to ``.grad`` as soon as it is
         computed, and frees it, instead of returning all gradients at its end. ``.grad`` is then not
         part of the budget. Hooks of ``register_post_accumulate_grad_hook`` run after the backward
-        pass of the function. Refused by name are other hooks of parameters, gradients that are not
-        for ``.grad``, parameters with gradients from elsewhere in the same backward pass, DDP and
-        FSDP2. Only with eager kernels.
+        pass of the function. Other hooks of parameters, hooks of saved tensors,
+        ``create_graph=True``, a sparse ``.grad``, DDP and FSDP2 are refused. So are gradients that
+        are not for ``.grad``, and parameters with gradients from elsewhere in the same backward
+        pass. Only with eager kernels.
     on_progress : callable, optional
         Called with the progress of a solve; the solve ends if it returns False.
     cache : str, Path or bool
@@ -208,7 +210,7 @@ def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any
     """Compile a graph: the back end ``torch.compile(..., backend="poetmodel", options={...})``.
 
     Options are the parameters of `backend`; equal options share one back end with one budget.
-    Raises `InputError` for invalid options.
+    Raises `InputError` for invalid options, and the errors of planning, such as `BudgetError`.
     """
     options = keywords.pop("options", {})
     parameters = signature(backend).parameters
@@ -240,15 +242,16 @@ def plans() -> list[PlanRecord]:
     Returns
     -------
     list of PlanRecord
-        As in ``plans`` of a `Backend`. Records of equal options are in the order of capture.
+        As in ``plans`` of a `Backend`. Records with equal options are adjacent, in the order of
+        capture.
     """
     return [record for _, back_end in _NAMED_BACK_ENDS for record in back_end.plans]
 
 
 def summary() -> str:
-    """Return one line for each graph of the back ends that were requested by name.
+    """Return the summaries of the back ends that were requested by name, in the order of requests.
 
-    Returns a hint if there is no graph.
+    Returns a hint if PyTorch has called none of them.
     """
     return (
         "\n".join(back_end.summary() for _, back_end in _NAMED_BACK_ENDS if back_end.was_called)

@@ -76,7 +76,10 @@ BACK_END_FUNCTIONS: Final[list[object]] = []
 
 
 def _find_refusal_recorder(back_end: object) -> Callable[[str], object] | None:
-    """Return a function that records a refusal of a back end; None for a foreign back end."""
+    """Return a function that records a refusal of a back end; None for a foreign back end.
+
+    For `BACK_END_FUNCTIONS` the function has no effect.
+    """
     if isinstance(back_end, Backend):
         return back_end._live.record_refusal  # noqa: SLF001 - of this module
     has_no_recorder = any(back_end is function for function in BACK_END_FUNCTIONS)
@@ -94,7 +97,7 @@ class Backend(GraphPlanner):
         super().__init__(*arguments, **options)
         add_wrapper_advice(_find_refusal_recorder)
         self.names: dict[int, str] = {}
-        """Names of the graph's arguments in the compiled function, by position."""
+        """Names of the last graph's arguments in the compiled function, by position."""
         self._added_parameters: dict[int, str] = {}
         """Names of the arguments whose gradients the backward pass adds, by position."""
 
@@ -133,7 +136,8 @@ class Backend(GraphPlanner):
         CaptureError
             If PyTorch cannot capture the call as one graph, or a graph cannot be planned.
         InputError
-            If times are to be measured, kernels are Inductor's, or the device has no storage.
+            If times are to be measured, kernels are Inductor's, or there is no device with storage
+            for `paging`.
         """
         settings = self._settings
         storage = None if settings.device is None else settings.device.storage
@@ -148,7 +152,10 @@ class Backend(GraphPlanner):
         return planner.plans
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a graph; ``torch.compile`` calls this."""
+        """Compile a graph; ``torch.compile`` calls this.
+
+        Records and raises the errors of `require_whole_model` and of planning.
+        """
         with self.record_refusals():
             require_whole_model(has_one_plan=self._has_one_plan)
             title = self._make_name_suffix(module, inputs)
@@ -186,7 +193,8 @@ class Backend(GraphPlanner):
     ) -> Any:
         """Compile a graph of a call; with ``outside="auto"`` a later call compiles it again.
 
-        Raises `InputError` for ``outside="auto"`` if the step has several graphs.
+        Raises `InputError` for ``outside="auto"`` if other calls are expected to wait together with
+        this one.
         """
         if self._settings.outside == AUTO and call.waits_with_others:
             raise InputError(_AUTO_ERROR)
@@ -238,9 +246,9 @@ class Backend(GraphPlanner):
         backward_compiler: Any,
         **options: Any,
     ) -> CompiledVariant:
-        """Compile a graph by the plan of the current `FirstCall`, or by a new plan without one.
+        """Compile a graph by the plan of the current `FirstCall`; if it has none, by a new plan.
 
-        `backward_compiler` compiles the backward pass.
+        Records the plan. `backward_compiler` compiles the backward pass.
         """
         is_sharded = self._call is not None and self._call.is_sharded
         counted_graph = CountedGraph(self._live, is_sharded=is_sharded)
@@ -276,7 +284,7 @@ class Backend(GraphPlanner):
     def compile_variant(
         self, graph_calls: GraphCalls, graph_plan: GraphPlan, arguments: Sequence[Any]
     ) -> CompiledVariant:
-        """Compile the graph of `graph_calls` by another plan."""
+        """Compile the graph of `graph_calls` by another plan; add its record to `plans`."""
         call, frontier = graph_calls.frontier.graph_problem.call, self._frontier
         record = graph_plan.record
         name = f"{record.name}, plan {len(graph_calls.variants) + 1}"
@@ -293,9 +301,13 @@ class Backend(GraphPlanner):
     def choose_plan(self, frontier: Frontier, *, is_pinned: bool) -> GraphPlan | None:
         """Return the plan of the next call of a graph; None for the first compiled plan.
 
-        Before the first call of a step the plans of all its calls are chosen. With `is_pinned`, the
-        call has the first compiled plan. Stores in the live state whether the call `is_pinned`, and
-        whether it has the plan chosen for it in the step (`is_expected`).
+        With `is_pinned`, the call has the first compiled plan. Before the first call of a step, the
+        plans of its calls are chosen if the last step is complete and its calls wait together. A
+        call without a chosen plan has `tight_plan` if other calls wait or are expected to. Raises
+        the error of `StepPlanner.begin_step`.
+
+        Stores in the live state whether the call `is_pinned`, and whether it has the plan chosen
+        for it in the step (`is_expected`).
         """
         self._live.is_pinned, self._live.is_expected = is_pinned, False
         if is_pinned:
@@ -412,7 +424,10 @@ class GraphCalls:
         self._back_end = back_end
         self._first_variant = first_variant
         self.variants: dict[int, CompiledVariant] = {}
-        """Compiled variants of the graph, by the ``id`` of their plan."""
+        """Compiled variants of the graph, by the ``id`` of their plan.
+
+        The first one is included only if its plan is `tight_plan`.
+        """
         if first_variant.counted_graph.waits_with_others:
             self.variants[id(frontier.tight_plan)] = first_variant
 
@@ -447,7 +462,7 @@ def _find_local_modules() -> list[torch.nn.Module]:
 
 
 def _find_sharded_modules() -> list[torch.nn.Module]:
-    """Return the modules sharded by FSDP2 that contain local modules of the captured function."""
+    """Return the modules sharded by FSDP2 that are or contain local modules of the function."""
     return [
         sharded_module
         for module in _find_local_modules()
@@ -456,7 +471,7 @@ def _find_sharded_modules() -> list[torch.nn.Module]:
 
 
 def _find_function_name() -> str:
-    """Return the name of the captured function, or of the module that it calls."""
+    """Return the class of the module that the captured function calls, else name and line."""
     translator = _find_translator()
     if translator is None:
         return "a function"
@@ -476,7 +491,7 @@ def _count_passes(
 
 
 def require_whole_model(*, has_one_plan: bool) -> None:
-    """Raise `CaptureError` unless Dynamo captures the function as one graph.
+    """Raise `CaptureError` if Dynamo captures a function without ``fullgraph=True``.
 
     After a graph break there is more than one graph, and the code between graphs has no budget. The
     buckets of DDP are separate graphs too, but refused only with `has_one_plan`: for a back end in

@@ -66,8 +66,9 @@ class Profiles:
     def load_or_measure(self, joint: JointGraph) -> list[OpProfile]:
         """Return the profiles of a graph's operations: from the cache, or measured and then cached.
 
-        Measuring executes each operation on synthetic tensors, once for each call key, except
-        operations whose kernel is generated.
+        Measuring executes each operation on synthetic tensors, once for each call key. Operations
+        with effects, collectives and generated kernels retain predicted profiles. Raises the errors
+        of `profile_on_synthetic`.
         """
         key = self._key(joint)
         cached_lists = None if key is None else self._cache.read("profiles", key)

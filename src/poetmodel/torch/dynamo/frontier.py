@@ -47,7 +47,7 @@ class Frontier:
 
     @cached_property
     def min_saved_bytes(self) -> int:
-        """Bytes of tensors that the backward pass needs and that cannot be recomputed [B]."""
+        """Bytes saved for the backward pass if all recomputable tensors are recomputed [B]."""
         return _min_saved_bytes(self.graph_problem.graph, self.graph_problem.middle_node)
 
     @cached_property
@@ -72,7 +72,7 @@ class Frontier:
 
     @cached_property
     def keep_all_plan(self) -> GraphPlan:
-        """The plan that keeps every tensor.
+        """The plan within the keep-all peak; without regions it keeps every tensor.
 
         Raises `BudgetError` if no plan was found, for example if budgets of regions are too small.
         """
@@ -84,9 +84,9 @@ class Frontier:
 
     @cached_property
     def tight_plan(self) -> GraphPlan:
-        """The plan with the fewest saved bytes, at the smallest peak for which one was found.
+        """The plan with at most `min_saved_bytes` saved, at the smallest tried peak that has one.
 
-        `keep_all_plan` if none was found.
+        `keep_all_plan` if none was found; raises its error.
         """
         for factor in _PEAK_FACTORS:
             peak_bytes = min(ceil(factor * self.min_peak_bytes), self.graph_problem.keep_all_bytes)
@@ -103,10 +103,11 @@ class Frontier:
         return any(graph_plan is plan for plan in self._plan_by_limits.values())
 
     def find_plans(self, budget_bytes: int, until_s: float) -> list[GraphPlan]:
-        """Return the plans within a budget that are not dominated in peaks, saved bytes and time.
+        """Return the found plans within a budget that no other one dominates.
 
-        The plans are in order of time; there may be none. Solves for new plans. After `until_s`
-        [s], on the monotonic clock, each takes at most about a second.
+        They are compared by peaks, saved bytes and time, and in order of time; there may be none.
+        Solves for new plans. After `until_s` [s], on the monotonic clock, each takes at most about
+        a second. Raises the error of `keep_all_plan`.
         """
         self._until_s = until_s
         graph_problem = self.graph_problem
@@ -172,7 +173,7 @@ class Frontier:
 
 
 def _min_saved_bytes(graph: Graph, first_backward_node: int) -> int:
-    """Return the bytes of tensors that each schedule saves for the backward pass [B].
+    """Return the bytes saved for the backward pass if all recomputable tensors are recomputed [B].
 
     These are the tensors of earlier nodes that cannot be recomputed, and that the backward pass, or
     a recomputation for it, reads.
