@@ -138,7 +138,7 @@ class Cache:
         for path in files:
             with suppress(OSError):  # another process has removed it
                 dated_files.append((path.stat().st_mtime, path))
-        for _, path in sorted(dated_files)[: len(dated_files) - MAX_FILES]:
+        for _, path in sorted(dated_files)[: max(0, len(dated_files) - MAX_FILES)]:
             path.unlink(missing_ok=True)
 
 
