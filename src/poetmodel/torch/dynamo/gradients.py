@@ -1,9 +1,12 @@
 """Gradients that the backward graph adds to ``.grad`` itself, instead of returning them.
 
-Autograd gets None for these gradients and accumulates none, but calls the hooks after accumulation.
-Cases whose sums could differ from those of autograd are refused, before the backward pass adds any
-gradient. Autograd has no list of the nodes of a pass, so the first check of a pass reads the
-outputs from the Python frame that called the engine.
+Autograd gets None for these gradients and accumulates none, but recent versions of PyTorch call the
+hooks after accumulation. Cases whose sums could differ from those of autograd are refused.
+
+The first check of a backward pass covers all its calls, so that a refusal leaves ``.grad``
+unchanged. Autograd has no list of the nodes of a pass, so this check reads the outputs from the
+Python frame that called the engine. If another thread called the engine, as for passes on GPUs,
+each call is checked alone, and earlier calls may have added gradients before a refusal.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ WRAPPER_ERROR: Final = (
 
 
 def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, is_owned: bool) -> None:
-    """Add a gradient to ``parameter.grad``, in the layout that autograd would choose.
+    """Add a gradient to ``parameter.grad``; if that is None, set it, in the layout of autograd.
 
     Parameters
     ----------
@@ -63,7 +66,10 @@ has_side_effect(add_gradient)
 
 
 def trained_parameters(inputs: Sequence[Any], names: Mapping[int, str]) -> dict[int, str]:
-    """Return the name of each input that is a trained parameter, by its position in `inputs`."""
+    """Return the name of each input that is a trained parameter, by its position in `inputs`.
+
+    Without a name in `names`, it is ``parameter`` and the position.
+    """
     return {
         position: names.get(position) or f"parameter {position}"
         for position, value in enumerate(inputs)
@@ -113,7 +119,10 @@ def is_addition(node: Any) -> bool:
 
 
 def _set_ownership(graph: fx.Graph) -> None:
-    """Set `is_owned` of each addition: whether no other operation reads the gradient's storage."""
+    """Set `is_owned` of each addition.
+
+    It is True if the gradient is computed, and no other node except views reads its storage.
+    """
     readers: dict[int | None, set[fx.Node]] = {}
     for node in graph.nodes:
         for source in node.all_input_nodes:
@@ -144,7 +153,9 @@ class AdditionChecks:
     ) -> Any:
         """Wrap a compiled function, so that it registers a check of each call's backward pass.
 
-        The wrapper raises `CaptureError` for calls that are not supported.
+        Calls with gradients disabled are not checked. The wrapper raises `CaptureError` in a
+        forward pass of DDP, under hooks of saved tensors, and if `find_node` finds no node although
+        a result needs a gradient.
 
         Parameters
         ----------
@@ -155,7 +166,7 @@ class AdditionChecks:
         """
 
         def call_compiled(*arguments: Any) -> Any:
-            """Call the function, and register the check of its backward pass."""
+            """Call the function; with gradients enabled, register the backward pass's check."""
             if not torch.is_grad_enabled():
                 return compiled_function(*arguments)
             if active_ddp() is not None:
@@ -194,7 +205,8 @@ def _check_pass(node: Any) -> None:
     """Raise `CaptureError` if gradients of a call may not be added to ``.grad``; a prehook.
 
     The first check of a backward pass covers all its calls, so that an error leaves ``.grad``
-    unchanged. Registers a `_GradientWatch` for each parameter of the call.
+    unchanged, unless another thread called the engine. Registers a `_GradientWatch` for each
+    parameter of the call.
     """
     if torch.is_grad_enabled():
         raise CaptureError(
@@ -220,7 +232,7 @@ def _current_pass_id() -> int:
 
 
 def _find_targets(node: Any) -> list[tuple[Any, str]]:
-    """Return (AccumulateGrad node, name) of each parameter of a call with added gradients."""
+    """Return (AccumulateGrad node, name) of each parameter whose gradient a call adds."""
     names = node.metadata[_NAMES_KEY]
     return [
         (target, names[id(target.variable)])
@@ -254,7 +266,7 @@ def _check_calls(pass_id: int, nodes: Sequence[Any]) -> None:
 
 
 def _leaf_ids(node: Any) -> set[int]:
-    """Return the ``id`` of each leaf whose gradient `node` computes or, as an output, receives."""
+    """Return the ``id`` of each leaf whose gradient `node` computes or accumulates."""
     targets = [node, *(target for target, _ in node.next_functions)]
     return {id(target.variable) for target in targets if _is_leaf(target)}
 
@@ -262,8 +274,8 @@ def _leaf_ids(node: Any) -> set[int]:
 def _find_executed_nodes() -> list[Any]:
     """Return the nodes that the running backward pass executes.
 
-    AccumulateGrad nodes are omitted unless they are outputs. Returns [] if another thread called
-    the engine, as for passes on GPUs.
+    AccumulateGrad nodes are omitted unless the pass begins at them. Returns [] if another thread
+    called the engine, as for passes on GPUs.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no other way
     while frame is not None and frame.f_code is not _engine_run_backward.__code__:

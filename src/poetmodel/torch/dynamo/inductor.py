@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.rewriting import GraphPlanner
 
 MAX_LARGE_INPUTS: Final = 4
-"""Maximum number of large inputs of an operation that Inductor inlines."""
+"""Maximum number of large inputs of an operation that Inductor inlines: those of at least half the
+size of the result."""
 MAX_ATTEMPTS: Final = 5
-"""Maximum number of plans of a graph; each reserves more bytes for Inductor."""
+"""Maximum number of plans of a graph; each further one reserves more bytes for Inductor."""
 _UNTAGGED_REDUCTIONS: Final = frozenset(("cumsum", "prepare_softmax_online"))
 """Operators that reduce, but lack PyTorch's tag of reductions."""
 _SEEDED_OPERATORS: Final = frozenset(
@@ -73,9 +74,9 @@ class InliningPredictor:
         self._results = set(results)
         self._forward = find_ancestors(results[:n_forward_outputs])
         self._reductions: set[fx.Node] = set()
-        """Reductions, and element-wise operations on their results, which are not inlined.
+        """Reductions, and operations on their results with as many elements; none is inlined.
 
-        Inductor generates such element-wise operations as scalar code after the reduction. In a
+        Inductor generates such operations on results as scalar code after the reduction. In a
         reader they would be vector code, whose logarithm, for example, may differ in the last bit.
         """
         for node in graph.nodes:
@@ -143,8 +144,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     def __init__(self, graphs: GraphPlanner, *, reserved_bytes: int = 0) -> None:
         self.graphs = graphs
         self.results_bytes = self.final_bytes = 0
-        """Bytes of the last graph: results of the forward pass, and all results that the backward
-        pass returns, with autograd's copies [B]."""
+        """Bytes of the last graph: results of the forward pass, and results of both passes with
+        autograd's copies of gradients [B]."""
         self._reserved_bytes = reserved_bytes
 
     def __call__(
@@ -156,7 +157,11 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a joint graph; return the modules of its forward and backward passes."""
+        """Plan a joint graph; return the modules of its forward and backward passes.
+
+        Raises `CaptureError` after a graph break and with buckets of DDP, otherwise as `JointGraph`
+        and `GraphPlanner.rewrite`. Records the refusal.
+        """
         with self.graphs.record_refusals():
             return self._split_graph(gm, num_fwd_outputs, static_lifetime_input_indices)
 
@@ -168,8 +173,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a joint graph; return the modules of its forward and backward passes.
 
-        Removes unused and repeated nodes from the graph of `gm`. Sets `results_bytes` and
-        `final_bytes`.
+        Removes unused nodes from the graph of `gm`, and repeated ones if PyTorch's option ``cse``
+        is on. Sets `results_bytes` and `final_bytes`.
         """
         require_whole_model(has_one_plan=True)
         gm.graph.eliminate_dead_code()
@@ -213,7 +218,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         return str, (self.uuid(),)
 
     def uuid(self) -> str:
-        """Return a digest of the options and the host, on which plans depend."""
+        """Return `GraphPlanner.key`, a digest of the values on which plans depend."""
         return self.graphs.key
 
 
@@ -229,12 +234,16 @@ class MeasuringCompiler:
     def __init__(self, counted_graph: CountedGraph) -> None:
         self._counted_graph = counted_graph
         self.forward_bytes = self.backward_bytes = 0
-        """Peaks of the forward and backward passes on synthetic tensors [B]."""
+        """Peaks of the forward and backward passes on synthetic tensors; 0 before they are
+        compiled [B]."""
         self._strides: dict[str, tuple[int, ...]] = {}
         """Strides of the arguments of the forward pass, by name."""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a forward or backward graph, store its measured peak, return the counted pass."""
+        """Compile a graph of one pass, store its measured peak, and return the counted pass.
+
+        Raises `CaptureError` if the graph fails on synthetic tensors, or a profiler is on.
+        """
         names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
         compiled_function = compile_fx_inner(gm, example_inputs, **options)
         is_backward = options.get("is_backward", False)
@@ -242,7 +251,7 @@ class MeasuringCompiler:
         def measure_peak(integer: int) -> int:
             """Execute the graph twice on synthetic inputs; return the second peak [B].
 
-            Integer inputs are filled with `integer`.
+            Inputs that are not floating-point are filled with `integer`.
             """
             makers = []
             for name, value in zip(names, example_inputs, strict=True):
@@ -275,7 +284,7 @@ class MeasuringCompiler:
 
 
 def _make_synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
-    """Return a function that returns a synthetic value like `value`.
+    """Return a function that returns a synthetic tensor like `value`, or `value` if it is none.
 
     With `is_counted` each call allocates a new tensor, so that a measured peak includes it.
     """
@@ -297,9 +306,9 @@ def _make_synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Cal
 class InductorBackend(Backend):
     """The back end whose kernels Inductor generates.
 
-    Inductor chooses which kernels are fused, and their order. Therefore the compiled graph is
-    executed on synthetic tensors. If its peak exceeds the budget, the graph is planned again with a
-    smaller budget.
+    Inductor chooses which operations are fused, and the order of kernels. Therefore the compiled
+    graph is executed on synthetic tensors. If its peak exceeds the budget, the graph is planned
+    again with a smaller budget. There are at most `MAX_ATTEMPTS` plans.
     """
 
     _has_one_plan = True
@@ -316,7 +325,13 @@ class InductorBackend(Backend):
     ) -> Any:
         """Compile a graph; repeat with more bytes reserved for Inductor until the peak fits.
 
-        Raises `BudgetError` if the measured peak exceeds the budget after `MAX_ATTEMPTS`.
+        A call without gradients has no plan, and is compiled once.
+
+        Raises
+        ------
+        BudgetError
+            If the first plan is not found, or no plan of at most `MAX_ATTEMPTS` has a measured peak
+            within the budget. For a call without gradients as `_inference_budget_bytes`.
         """
         layouts = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
         cache, key = self._settings.cache, digest(self.key, module.code, layouts)
@@ -385,7 +400,9 @@ class InductorBackend(Backend):
         )
 
     def _inference_budget_bytes(self, counted_graph: CountedGraph) -> int:
-        """Return the budget of a call without gradients: its peak, unless stated in bytes [B].
+        """Return the budget of a call without gradients [B].
+
+        It is the call's peak, unless the budget is stated in bytes.
 
         Raises
         ------

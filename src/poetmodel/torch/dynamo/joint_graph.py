@@ -64,7 +64,8 @@ class JointGraph(StepGraph):
     Raises
     ------
     CaptureError
-        If sizes are unknown, or a value is no dense tensor. The message has a remedy.
+        If a size is unknown, a tensor is not strided, an operator takes a function, or a policy is
+        ``MUST_CPU_OFFLOAD``. The message has a remedy.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class JointGraph(StepGraph):
             node for node in graph.nodes if node.meta.get("partitioner_tag") == "must_be_in_forward"
         ]
         self.forward_nodes = find_ancestors([*self.results[:count], *written_nodes])
-        """All nodes of the forward pass."""
+        """Nodes of the forward pass, and arguments that they read."""
         calls = [node for node in graph.nodes if node.op == "call_function"]
         independent_nodes = _independent_nodes(calls, self.forward_nodes, self.tangents)
         self.forward_nodes |= _saved_copies(independent_nodes, self.forward_nodes)
@@ -115,7 +116,7 @@ class JointGraph(StepGraph):
         self.final_results = self.find_storages(
             node for node in self.results if not is_addition(node)
         )
-        """Storages that are returned at the end, by index."""
+        """Indices of the storages of results of both passes, without additions to ``.grad``."""
         self.outside_bytes = 0
         """Peak of the memory that other code uses between forward and backward [B]."""
 
@@ -124,12 +125,15 @@ class JointGraph(StepGraph):
         return Phase.FORWARD if node in self.forward_nodes else Phase.BACKWARD
 
     def aliased_inputs(self, node: fx.Node) -> Iterable[fx.Node]:
-        """Return the inputs of the operation whose output a node picks."""
+        """Return the inputs of the operation whose output a node selects."""
         inputs: Iterable[fx.Node] = node.args[0].all_input_nodes
         return inputs
 
     def find_storages(self, nodes: Iterable[Any]) -> tuple[int, ...]:
-        """Return the indices of the storages that `nodes` are in; other values are ignored."""
+        """Return the ascending indices of the storages that `nodes` are in.
+
+        Arguments, and values that are no nodes, are ignored.
+        """
         return self.find_reads(node for node in nodes if isinstance(node, fx.Node)).storages
 
     def apply_profiles(self, profiles: Sequence[OpProfile]) -> None:
@@ -155,9 +159,9 @@ class JointGraph(StepGraph):
 
     @property
     def has_zero_tangents(self) -> bool:
-        """Whether a scalar and other results need gradients.
+        """Whether both a scalar and a result that is no scalar need gradients.
 
-        The gradients of the latter are probably 0.
+        The gradients of results that are no scalars are probably 0.
         """
         are_scalars = [fake_value(node).numel() == 1 for node in self.tangents]
         return any(are_scalars) and not all(are_scalars)
@@ -170,6 +174,8 @@ class JointGraph(StepGraph):
     def checkpointed_peak_bytes(self, graph: Graph) -> int | None:
         """Return the peak RAM with the checkpoints of the model itself [B]; None without any.
 
+        `graph` is the training graph. A region has the operations of one checkpoint whose policy is
+        to recompute them.
         Of a checkpointed region only the tensors are kept that nodes outside of the region read in
         the forward pass. When the backward pass first needs another tensor, the region is
         recomputed up to its last needed operation.
@@ -230,9 +236,10 @@ class JointGraph(StepGraph):
         return peak_bytes
 
     def is_repeatable(self, operation: Operation) -> bool:
-        """Return whether an operation may be recomputed: not random, and without effects.
+        """Return whether an operation may be recomputed.
 
-        User-defined operators may have effects. ``MUST_SAVE`` forbids recomputation.
+        It must not be random, have an effect, be of another library or user-defined, be a
+        collective, or have the policy ``MUST_SAVE``.
         """
         if self.policy_of(operation) is CheckpointPolicy.MUST_SAVE:
             return False
@@ -282,10 +289,13 @@ class JointGraph(StepGraph):
         return Graph(name="captured", nodes=(*nodes, results_node), kernels="pytorch")
 
     def _make_node(self, operation: Operation) -> Node:
-        """Return the node of an operation; results that the caller holds get 0 bytes."""
+        """Return the node of an operation; results that the caller holds get 0 bytes.
+
+        The workspace of the first backward node covers `outside_bytes`.
+        """
         caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
-        if len(operation.storages) > 1:  # the caller holds a copy too
+        if len(operation.storages) > 1:  # recomputing makes a second copy
             workspace_bytes += sum(self.storages[number].bytes for number in caller_storages)
         # The memory that other code uses between the passes is freed by the first backward node.
         if operation.node is self._first_backward_node:
@@ -355,8 +365,8 @@ class JointGraph(StepGraph):
     def copied_bytes(self) -> int:
         """Bytes of the gradients that autograd copies when they are returned [B].
 
-        Autograd does not copy a gradient that is returned once, is in new memory, and has the
-        strides of its parameter.
+        Autograd does not copy a gradient when it is returned first, if it is in new memory and has
+        the strides of its parameter.
         """
         from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
@@ -388,7 +398,7 @@ def _has_gradient_strides(node: fx.Node, parameter: torch.Tensor) -> bool:
 def _independent_nodes(
     calls: Iterable[fx.Node], forward_nodes: Collection[fx.Node], tangents: Iterable[fx.Node]
 ) -> list[fx.Node]:
-    """Return pure nodes of the backward pass that do not depend on gradients.
+    """Return pure nodes of the backward pass that do not depend on tangents, in graph order.
 
     AOTAutograd traces them in the forward pass: casts, and copies of slices to be saved.
     """
@@ -407,8 +417,8 @@ def _saved_copies(
 ) -> set[fx.Node]:
     """Return independent nodes that should be computed in the forward pass, with their ancestors.
 
-    These nodes are the only readers of a storage in the backward pass, and together they are
-    smaller than the storage. Saving them instead of the storage needs less RAM.
+    These nodes are the only readers of a storage in the backward pass, read no other storage, and
+    together are smaller than the storage. Saving them instead of the storage needs less RAM.
     """
     readers: dict[int, set[fx.Node]] = {}
     sizes: dict[int, int] = {}
@@ -452,8 +462,8 @@ def _execution_order(
     """Yield `calls` in their order, but delay expanding independent nodes up to their first reader.
 
     The outputs of an expanding node are at least as large as its inputs. Computed at the start of
-    the backward pass, all of them would be in RAM at the same time. All other independent nodes
-    keep their position.
+    the backward pass, all of them would be in RAM at the same time. Expanding nodes without a
+    reader come last. All other independent nodes keep their position.
     """
     delayed_nodes = {
         node: position for position, node in enumerate(filter(_is_expanding, independent_nodes))
@@ -478,12 +488,15 @@ def _execution_order(
 
 
 def _storage_keys(nodes: Iterable[fx.Node]) -> set[int | None]:
-    """Return the storage keys of `nodes`; None stands for nodes without a storage."""
+    """Return the storage keys of `nodes`; None stands for nodes whose output is not one tensor."""
     return {fake_storage_key(node) for node in nodes}
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Return whether a node may be moved in the order: not random, without effects."""
+    """Return whether a node may be moved in the order.
+
+    It must not be random, have an effect, be of another library, or call the user's functions.
+    """
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     return not (is_random or has_effect(node) or is_foreign(node.target) or node.is_impure())
 
@@ -537,12 +550,15 @@ def _check_plannable(graph: fx.Graph) -> None:
 
 
 def _display_name(node: fx.Node) -> str:
-    """Return the name of a node for display; for an argument that in the compiled function."""
+    """Return a node's name for display; for an argument, its name in the compiled function."""
     return str(node.meta.get(ARGUMENT_NAME, node.name))
 
 
 def _find_line(node: fx.Node) -> str:
-    """Return the innermost line outside of PyTorch that created a node; else its module or name."""
+    """Return the innermost line outside of PyTorch that created a node; else its module or name.
+
+    If the node has no stack trace, that of a reader or an input is used.
+    """
     traces = (
         near_node.meta.get("stack_trace")
         for near_node in (node, *node.users, *node.all_input_nodes)
@@ -557,7 +573,10 @@ def _find_line(node: fx.Node) -> str:
 
 
 def storage_sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Return the size of each storage that `nodes` are in, by storage key [B]."""
+    """Return the size of each storage that `nodes` are in, by storage key [B].
+
+    Nodes whose output is not one tensor are skipped.
+    """
     keys = ((fake_storage_key(node), node) for node in nodes)
     return {
         key: fake_value(node).untyped_storage().nbytes() for key, node in keys if key is not None

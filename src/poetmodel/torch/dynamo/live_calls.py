@@ -1,7 +1,7 @@
 """Live calls of a back end: counts the bytes that they hold, and refuses passes over the budget.
 
-A call is live from its forward pass until its backward pass has been executed, or until no gradient
-can reach it. Until then autograd holds the tensors that the call saved, and its results.
+A call is live from its forward pass until a backward pass without ``retain_graph=True`` has been
+executed, or until no gradient can reach the call. Until then its saved tensors and results count.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _COMPILED_NODE: Final = "CompiledFunctionBackward"
 """Name of the autograd node of a call of a compiled graph."""
-_MAX_VIEWS: Final = 3
-"""Maximum number of views between a result and the autograd node of its call."""
+_MAX_DEPTH: Final = 3
+"""Maximum number of autograd nodes from that of a result to that of its call, both included."""
 _COMPILE_WHOLE_ADVICE: Final = (
     "allow more, or compile the module that contains the blocks, or the function that makes all of "
     "these calls, which is planned as one; otherwise run each backward pass before the next call, "
@@ -51,14 +51,17 @@ _DELETE_RESULTS_ADVICE: Final = (
 
 
 class _SizedStorage(NamedTuple):
-    """The storage of a tensor that a graph returned, and its size."""
+    """The storage of a tensor that a graph returned, with a size.
+
+    The size is that of the storage, or of all tensors that are freed with it.
+    """
 
     storage: StorageWeakRef
     bytes: int
 
     @property
     def alive_bytes(self) -> int:
-        """Size while the storage exists, then 0 [B]."""
+        """`bytes` while the storage exists, then 0 [B]."""
         return 0 if self.storage.expired() else self.bytes
 
 
@@ -85,13 +88,13 @@ class _LiveCall:
     number: int = -1
     """Number of the call among those of its step with a choice of plans; otherwise -1."""
     node: weakref.ref[Any] | None = None
-    """The autograd node; None until the compiled function has returned."""
+    """The autograd node; None until the compiled function has returned, or if none was found."""
     is_returned: bool = False
     """Whether the compiled function has returned."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of saved tensors and results that exist [B]."""
+        """Bytes of existing saved tensors, and of results if a backward pass is possible [B]."""
         held_bytes = self.saved_bytes
         if self._has_node:
             held_bytes += sum(result.alive_bytes for result in self.results)
@@ -109,12 +112,12 @@ class _LiveCall:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the call holds no bytes: its saved tensors are freed, or it has no node."""
+        """Whether the call holds no bytes, and its saved tensors are freed or it has no node."""
         return not self.held_bytes and (self.saved_storage is not None or not self._has_node)
 
     @property
     def _has_node(self) -> bool:
-        """Whether the autograd node exists, so that a backward pass is possible."""
+        """Whether the autograd node exists or may still be found: a backward pass is possible."""
         if self.node is None:
             return not self.is_returned
         return self.node() is not None
@@ -136,7 +139,7 @@ class CountedGraph:
     def __init__(
         self, calls: LiveCalls, *, is_sharded: bool = False, frontier: Frontier | None = None
     ) -> None:
-        """Start without a plan: `set_plan` sets name, budget, peaks and number of results."""
+        """Start without a plan; `set_plan` sets the attributes that depend on it."""
         self.is_sharded = is_sharded
         self.frontier = frontier
         self.name = ""
@@ -154,7 +157,7 @@ class CountedGraph:
         """Attribute `call`: the call whose forward pass has ended in this thread, or None."""
 
     def set_plan(self, graph_plan: GraphPlan) -> None:
-        """Set name, budget, peaks and number of results to those of a plan."""
+        """Set name, budget, `waits_with_others`, peaks and number of results by a plan."""
         self.name = graph_plan.record.name
         self.waits_with_others = graph_plan.middle_node is not None
         self.budget_bytes = graph_plan.record.ram_budget_bytes
@@ -171,7 +174,7 @@ class CountedGraph:
     def count_forward(self, compiled_pass: CompiledPass) -> CompiledPass:
         """Wrap a forward pass, so that its calls become live.
 
-        The wrapper raises `BudgetError` if the pass could exceed the budget.
+        The wrapper raises `BudgetError` as `LiveCalls.begin_pass` does.
         """
 
         def forward(arguments: list[Any]) -> Any:
@@ -193,20 +196,30 @@ class CountedGraph:
         return _mark_boxed(forward, compiled_pass)
 
     def count_backward(self, compiled_pass: CompiledPass) -> CompiledPass:
-        """Wrap a backward pass, so that it ends its call; raises as `count_forward`."""
+        """Wrap a backward pass, so that it ends its call unless ``retain_graph=True``.
+
+        The wrapper raises `BudgetError` as `LiveCalls.begin_pass` does.
+        """
         return self._count_final_pass(compiled_pass, self._make_backward_pass)
 
     def count_inference(self, compiled_pass: CompiledPass) -> CompiledPass:
-        """Wrap a graph without a backward pass, to count it; raises as `count_forward`."""
+        """Wrap a graph without a backward pass, so that its peak is reserved while it runs.
+
+        The wrapper raises `BudgetError` as `LiveCalls.begin_pass` does.
+        """
         return self._count_final_pass(compiled_pass, self._make_inference_pass)
 
     def _count_final_pass(
         self, compiled_pass: CompiledPass, make_pass: Callable[[Sequence[Any]], _Pass]
     ) -> CompiledPass:
-        """Wrap the last pass of a call; `make_pass` makes the `_Pass` from the arguments."""
+        """Wrap the last pass of a call, to reserve its peak while it runs and then end the call.
+
+        `make_pass` makes the `_Pass` from the arguments. The wrapper raises `BudgetError` as
+        `LiveCalls.begin_pass` does. A call with ``retain_graph=True`` stays live.
+        """
 
         def counted_pass(arguments: list[Any]) -> Any:
-            """Execute and count the pass; a call with ``retain_graph=True`` stays live."""
+            """Execute and count the pass, and record the new tensors that it returns."""
             running_pass = self._calls.begin_pass(make_pass(arguments))
             try:
                 values = compiled_pass(arguments)
@@ -239,7 +252,8 @@ class CountedGraph:
     ) -> _OutputLayout:
         """Return the outputs of the first forward pass that are not in storages of its arguments.
 
-        A storage of more than one output counts once, as a result if one of them is a result.
+        A storage of more than one output counts once, as a result if one of them is a result. Empty
+        storages are omitted.
         """
         known_storages = set(argument_storages)
         new_outputs: list[tuple[int, int]] = []
@@ -310,18 +324,19 @@ class _Pass:
     backward_call: _LiveCall | None = None
     """The call whose backward pass this is; None for other passes, or if unknown."""
     retains_graph: bool = False
-    """Whether that call stays live after the pass, by ``retain_graph=True``."""
+    """Whether `backward_call` stays live after the pass, by ``retain_graph=True``."""
     argument_storages: dict[int, StorageWeakRef] = field(default_factory=dict)
-    """Storages of the arguments, by key; empty if no other call is live."""
+    """Storages of the arguments, by key, as `LiveCalls.find_argument_storages` returns them; empty
+    for a forward pass."""
     forward_call: _LiveCall | None = None
     """The call that a forward pass has begun; None until it has returned."""
     returned_storages: dict[int, _SizedStorage] = field(default_factory=dict)
-    """Gradients, or results of a graph without a backward pass, by storage key; empty if no other
-    call is live."""
+    """Gradients, or results of a graph without a backward pass, by storage key, as
+    `LiveCalls.find_new_tensors` returns them; empty for a forward pass."""
     is_done: bool = False
     """Whether the last pass of a call has returned."""
     number: int = -1
-    """Number of its call in the step; -1 if the call has no choice of plans."""
+    """Number of its call among those of the step with a choice of plans; otherwise -1."""
 
 
 class LiveCalls:
@@ -330,7 +345,8 @@ class LiveCalls:
     Parameters
     ----------
     keep_all_fraction : float, optional
-        The budget of calls that wait together, as a fraction of their peak with everything kept.
+        The budget of calls that wait together, as a fraction of their peak with everything kept;
+        None if it is stated in bytes.
     """
 
     def __init__(self, keep_all_fraction: float | None = None) -> None:
@@ -350,13 +366,15 @@ class LiveCalls:
         self.is_pinned = False
         """Whether the next call has no choice of plans."""
         self.last_step: tuple[Event, ...] | None = None
-        """Passes of the last complete step; None if the last step was not complete."""
+        """Passes of the last step that ended and had calls with a choice of plans; None if it was
+        not complete."""
         self._events: list[Event] = []
         """Passes of the current step."""
         self._next_number = 0
         """Number of the next call with a choice of plans in the current step."""
         self._is_regular = True
-        """Whether each pass of this step could be attributed to a call."""
+        """Whether the passes of this step ran one after another, returned, retained no graph, and
+        each backward pass was attributed to a call."""
         self._keep_all_bytes = 0
         """Peak of the calls of this step so far, with everything kept [B]."""
         self._forward_bytes = 0
@@ -366,7 +384,8 @@ class LiveCalls:
         self.has_completed_step = False
         """Whether a step, or a call without gradients, was ever completed."""
         self.concurrent_bytes = 0
-        """Maximum RAM of calls that were live at the same time [B]; 0 if there were none."""
+        """Maximum RAM that counted at a pass with other live calls or running passes [B]; 0 if
+        there was none."""
         self._lock = Lock()
         self._calls: list[_LiveCall] = []
         """Live calls, in the order of their forward passes."""
@@ -411,7 +430,11 @@ class LiveCalls:
         *,
         retains_graph: bool = False,
     ) -> dict[int, StorageWeakRef]:
-        """Return the storages of arguments by key; empty if only `backward_call` is live."""
+        """Return the storages of arguments by key; empty if they are not needed.
+
+        They are not needed if no call except `backward_call` is live, no pass runs, no returned
+        tensor is recorded, and the graph is not retained.
+        """
         is_alone = all(call is backward_call for call in self._calls) and not (
             self._passes or self._returned_storages
         )
@@ -420,7 +443,7 @@ class LiveCalls:
     def find_new_tensors(self, running_pass: _Pass, values: Any) -> dict[int, _SizedStorage]:
         """Return the storages of new tensors among the `values` that a pass returns, by key.
 
-        Empty if no other call is live.
+        Empty if no call stays live after the pass, and no other pass runs.
         """
         with self._lock:
             has_other_calls = any(
@@ -437,13 +460,14 @@ class LiveCalls:
         }
 
     def begin_pass(self, new_pass: _Pass) -> _Pass:
-        """Reserve the peak of a pass until its end; return the pass.
+        """Reserve the peak of a pass until its end, and record it in the step; return the pass.
 
         Raises
         ------
         BudgetError
-            If the pass, with the bytes of live calls, could exceed the budget, or if after this
-            forward pass each backward pass could.
+            If the pass, with live calls and other running passes, could exceed the budget. For a
+            forward pass also if the interval after it, or each possible backward pass, could,
+            unless the plan was chosen for the step. The reason is recorded as `refusal`.
         """
         text = self._reserve(new_pass)
         if text is not None:
@@ -456,7 +480,8 @@ class LiveCalls:
     def end_pass(self, ended_pass: _Pass) -> None:
         """End a pass: its call becomes live after a forward pass, and ends after a backward pass.
 
-        The step ends with the backward pass of its last live call.
+        A failed pass, and ``retain_graph=True``, leave the live calls unchanged. The step ends when
+        a last pass of a call has returned, no call is live and no pass runs.
         """
         with self._lock:
             self._passes.remove(ended_pass)
@@ -479,7 +504,7 @@ class LiveCalls:
                 self._end_step()
 
     def next_call_number(self) -> int:
-        """Return the number of the next call in its step; 0 for the first one of a step."""
+        """Return the number of the next call with a choice of plans; 0 for the first of a step."""
         with self._lock:
             self._remove_finished()
             return self._next_number if self._calls or self._passes else 0
@@ -487,7 +512,8 @@ class LiveCalls:
     def _end_step(self) -> None:
         """Set `last_step` to the passes of the step, or to None if the step is not complete.
 
-        Has no effect if no call of the step has a choice of plans.
+        It is complete if it is regular, and exactly its calls with a choice of plans had a backward
+        pass. Has no effect if no call of the step has a choice of plans.
         """
         backward_numbers = {event.number for event in self._events if event.is_backward}
         forward_numbers = {event.number for event in self._events if event.number >= 0}
@@ -505,7 +531,8 @@ class LiveCalls:
     ) -> None:
         """Record a pass in the step, with the RAM that no choice of plans changes; set its number.
 
-        Before the first backward pass also records the interval before it.
+        Before a backward pass of a known call that follows no backward pass, also records the
+        interval between both passes. Updates `_is_regular`.
         """
         backward_call = new_pass.backward_call
         if new_pass.is_backward:
@@ -546,8 +573,10 @@ class LiveCalls:
     ) -> tuple[int, bool]:
         """Return (budget [B], whether it is final).
 
-        A percentage refers to the calls of the first step, which are known when a backward pass
-        begins; until then the budget may increase. Updates the keep-all peak of these calls.
+        The budget is at least the largest one of the graphs of the pass, live calls and running
+        passes. A percentage refers to the calls of the first step, which are known when a backward
+        pass begins; until then the budget is at least their keep-all peak so far. Updates this
+        peak.
         """
         graphs = [
             new_pass.graph,
@@ -576,7 +605,10 @@ class LiveCalls:
         return max(graph_budget_bytes, int(fraction * self._keep_all_bytes)), new_pass.is_backward
 
     def _reserve(self, new_pass: _Pass) -> str | None:
-        """Reserve the peak of a pass; return None, or the error message if it is too large."""
+        """Reserve the peak of a pass, and record the pass in the current or a new step.
+
+        Returns None, or the error message if it could exceed the budget; then reserves no bytes.
+        """
         graph = new_pass.graph
         with self._lock:
             self._remove_finished()
@@ -644,7 +676,7 @@ class LiveCalls:
     def _min_backward_bytes(self, graph: CountedGraph, held_bytes: int) -> int:
         """Return the smallest peak of any backward pass after a forward pass of `graph` [B].
 
-        `held_bytes` is the RAM that all other calls hold during the forward pass.
+        `held_bytes` is all RAM that counts during the forward pass besides its own peak.
         """
         peaks = [held_bytes + graph.peaks.backward_bytes]
         for call in self._calls:
@@ -653,7 +685,7 @@ class LiveCalls:
         return min(peaks)
 
     def _remove_finished(self) -> None:
-        """Remove finished calls; if no call is live, also forget the returned tensors."""
+        """Remove finished calls; if none is live and no pass runs, forget the returned tensors."""
         self._calls = [call for call in self._calls if not call.is_finished]
         if not self._calls and not self._passes:
             self._returned_storages.clear()
@@ -676,10 +708,11 @@ def _storage_references(values: Iterable[Any]) -> dict[int, StorageWeakRef]:
 def find_compiled_node(results: Any) -> weakref.ref[Any] | None:
     """Return a weak reference to the autograd node of the compiled call that returned `results`.
 
-    Also finds the node behind views. None if there is none.
+    Also finds the node behind views of a result, up to `_MAX_DEPTH` nodes deep. Returns None if
+    there is none.
     """
     nodes = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
-    for _ in range(_MAX_VIEWS):
+    for _ in range(_MAX_DEPTH):
         nodes = [node for node in nodes if node is not None]
         for node in nodes:
             if type(node).__name__ == _COMPILED_NODE:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class RemeasuredGraph:
     """A compiled graph that is planned again with the outside memory measured in its first step.
 
-    The measurement ends with the next step, because a profiler that ends inside a backward pass
-    would be restored by autograd at the end of the pass.
+    The measurement ends with the next call or compilation, because a profiler that ends inside a
+    backward pass would be restored by autograd at the end of the pass.
 
     Parameters
     ----------
@@ -43,10 +43,11 @@ class RemeasuredGraph:
         self._tangents_bytes = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        """Execute the forward pass; start one measurement of the memory after it.
+        """Execute the forward pass; measure the memory after it, unless that succeeded before.
 
-        The first call with gradients enabled and without a profiler starts it. The next call ends
-        the measurement, and compiles the graph again with the measured memory.
+        A call with gradients enabled and without a profiler starts a measurement, and the next call
+        ends it. If a backward pass was executed in between, that call compiles the graph again with
+        the measured memory, and later calls do not measure.
         """
         measured_memory = self.end_measurement()
         if self._compile_again is not None and measured_memory is not None:
@@ -66,7 +67,7 @@ class RemeasuredGraph:
         def compile_backward(
             module: fx.GraphModule, inputs: Sequence[Any]
         ) -> Callable[[list[Any]], Any]:
-            """Compile the backward graph; each execution starts a new section first."""
+            """Compile the backward graph; in a measurement, its execution starts a new section."""
             nodes = module.graph.find_nodes(op="placeholder")
             tangents = [node for node in nodes if str(node.target).startswith(TANGENTS)]
             self._tangents_bytes = sum(storage_sizes(tangents).values())
@@ -100,7 +101,9 @@ class RemeasuredGraph:
 
 
 class LossOnlyGraph:
-    """A graph with a scalar result, the loss, whose other results are detached.
+    """A graph whose results that are no scalars are detached, if it returns a loss.
+
+    The loss is a scalar result that needs a gradient. Without one, the graph is unchanged.
 
     Parameters
     ----------
@@ -162,6 +165,9 @@ _MEASURED_GRAPHS: Final[list[RemeasuredGraph]] = []
 
 
 def end_measurements() -> None:
-    """End running measurements, because a compilation needs the profiler; calls repeat them."""
+    """End running measurements without a result, because a compilation needs the profiler.
+
+    Later calls repeat them.
+    """
     for graph in tuple(_MEASURED_GRAPHS):
         graph.end_measurement()

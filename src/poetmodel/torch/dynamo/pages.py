@@ -28,9 +28,10 @@ _FILE_BY_NUMBER: Final[weakref.WeakValueDictionary[int, SlotFile]] = weakref.Wea
 
 
 class SlotFile(ScratchFile):
-    """A file whose size is the peak of the bytes paged out at the same time.
+    """A file of slots; a free slot is reused for pages of equal size, in units of 4096 B.
 
-    A forked process creates a file of its own.
+    The file grows if no such slot is free. A forked process creates a file of its own when it first
+    writes.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -51,7 +52,8 @@ class SlotFile(ScratchFile):
     def write(self, memory: memoryview) -> int:
         """Write a page into a free slot; return its offset after the medium has stored the page.
 
-        In a forked process this first creates a new file. Raises `PageError` if writing fails.
+        In a forked process the first page creates a new file. Raises `PageError` if writing fails,
+        `InputError` if that file cannot be created.
         """
         if self.process != os.getpid():
             self._create()
@@ -68,7 +70,7 @@ class SlotFile(ScratchFile):
         return offset
 
     def check_process(self) -> None:
-        """Raise `PageError` in a process that was forked from the one that writes the pages."""
+        """Raise `PageError` in a forked process that has not created a file of its own."""
         if self.process != os.getpid():
             raise PageError(
                 f"{self.path}: a step that began before this process was forked can be completed "
@@ -76,7 +78,10 @@ class SlotFile(ScratchFile):
             )
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Read the page at `offset` into `memory`; raise `PageError` if its checksum is wrong."""
+        """Read the page at `offset` into `memory`.
+
+        Raises `PageError` if the page cannot be read or its checksum is wrong.
+        """
         self._read_page(offset, memory, "a page")
 
     def free_slot(self, offset: int, size_bytes: int, process: int) -> None:
@@ -86,7 +91,10 @@ class SlotFile(ScratchFile):
 
 
 def page_out(tensor: torch.Tensor, file_number: int) -> torch.Tensor:
-    """Write the storage of a tensor to file `file_number`; return the token of the slot used."""
+    """Write the storage of a tensor to file `file_number`; return the token of the slot used.
+
+    The slot is free again when the token is deleted. Raises as `SlotFile.write`.
+    """
     file, size = _FILE_BY_NUMBER[file_number], tensor.untyped_storage().nbytes()
     offset = file.write(bytes_of(tensor.untyped_storage()))
     file.layouts[offset] = (size, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -102,6 +110,7 @@ def page_in(token: torch.Tensor, dtype: torch.dtype, file_number: int) -> torch.
     """Read the tensor in the token's slot into new memory, with its original strides.
 
     Original strides may differ from those that PyTorch predicts, because kernels choose them.
+    Raises `PageError` as `SlotFile.check_process` and `SlotFile.read` do.
     """
     file, offset = _FILE_BY_NUMBER[file_number], int(token)
     file.check_process()

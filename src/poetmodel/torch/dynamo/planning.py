@@ -49,18 +49,18 @@ _MAX_PERCENT: Final = 100
 MIN_SOLVE_S: Final = 1.0
 """Time for solving a graph even after the time limit of the call [s]."""
 REFUSING_S: Final = 1.0
-"""CPU time of the search for the smallest sufficient budget when a budget is refused [s]."""
+"""CPU time of a search for the smallest sufficient budget, as for a refused budget [s]."""
 REFUSING_NODE_S: Final = 1e-4
 """Additional CPU time of that search per node [s]."""
 REFUSING_WALL_RATIO: Final = 30.0
 """Maximum wall-clock time of that search, relative to its CPU time, for a busy machine."""
 FIRST_TIME_RATIO: Final = 0.15
-"""Fraction of the time limit after which a first solve without a schedule ends, in CPU time."""
+"""Limit on the CPU time of the first solve of a problem, as a fraction of the time limit."""
 EAGER_PEAK: Final = "eager"
 """The value of ``ram=`` for the peak of the model itself."""
 _ZEROS_HINT: Final = " (loss_only=True omits those of all results but the loss)"
 LOSS_OUTSIDE: Final = "memory of the loss between forward and backward pass not counted"
-"""Text if no result that needs a gradient is a scalar."""
+"""Text if results need gradients, none of them is a scalar, and no outside memory is known."""
 MEASURED: Final = "measured"
 """The value of ``costs=`` for times that are measured on this host instead of estimated."""
 
@@ -70,7 +70,7 @@ class PlanRecord:
     """The plan of one captured graph in numbers. All bytes are those of PyTorch's allocator."""
 
     name: str
-    """Number of the graph, its function, and the shapes of inputs."""
+    """Number of the graph, function, shapes of the first inputs, and number of a further plan."""
     ram_budget_bytes: int
     predicted_peak_bytes: int
     """Peak of the graph's allocations: at most the budget [B]."""
@@ -142,9 +142,9 @@ class PassPeaks(NamedTuple):
     forward_bytes: int
     """Peak of the forward pass."""
     held_bytes: int = 0
-    """Saved tensors and results between both passes."""
+    """Saved tensors and results between both passes; an upper bound with Inductor's kernels."""
     saved_bytes: int = 0
-    """Saved tensors that are not results."""
+    """Saved tensors that are not results; 0 with Inductor's kernels, where it is unknown."""
     backward_bytes: int = 0
     """Peak of the backward pass, with results and gradients; 0 without a backward pass."""
     retained_bytes: int | None = None
@@ -178,12 +178,13 @@ class GraphPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendOptions:
-    """Options of a back end; `poetmodel.torch.backend` describes each field."""
+    """Options of a back end; `poetmodel.torch.backend` describes each field but `paging`."""
 
     ram: str | int
     device: Device | None
     costs: str | None
     paging: Paging | Storage | None
+    """Transfer times of pages; None without paging."""
     time_limit: float
     gap: float
     on_progress: Callable[[SolveProgress], bool | None] | None
@@ -216,10 +217,11 @@ class BackendOptions:
         """Return the budget of a graph [B].
 
         `keep_all_bytes` is the graph's peak with everything kept, `eager_bytes` its peak with the
-        checkpoints of the model itself, if any.
+        checkpoints of the model itself, if any. ``eager`` means `eager_bytes`, or `keep_all_bytes`
+        without checkpoints.
 
         A percentage refers to the first shape of a function, whose peak is stored in `call`,
-        because the RAM of the host does not depend on inputs. A budget of 100 % keeps everything
+        because the RAM of the host does not depend on inputs. From 100 % a budget keeps everything
         for each shape. Without gradients no tensor is saved, and a percentage means the whole peak.
         """
         budget = self.budget
@@ -266,9 +268,9 @@ class FirstCall:
     wrapped_bytes: int = 0
     """Bytes of DDP and FSDP2 during the call [B]."""
     share: Callable[[str, Callable[[], Any]], Any] = lambda _, compute: compute()
-    """Called with a key and a function; returns the function's result in the first process."""
+    """Called with a key and a function; returns, in all processes, its result in the first one."""
     gather: Callable[[str, Any], list[Any]] = lambda _, value: [value]
-    """Called with a key and a value; returns the values of all processes."""
+    """Called with a key and a value; returns the values of all processes, by rank."""
     rates: tuple[float, float] | None = None
     """Smallest `load_machine_rates` of all processes; None to load those of this process."""
     min_ram: dict[str, SolveResult] = field(default_factory=dict)
@@ -302,12 +304,18 @@ def plan(
 ) -> GraphPlan:
     """Plan a graph with the profiles of its operations, within its budget.
 
+    Applies the profiles to `joint`, and stores the keep-all peak of a first shape in `call`.
     `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B].
 
     Raises
     ------
     BudgetError
-        If the budget is too small; the message has the smallest known sufficient budget.
+        If the budget is too small, or no plan was found in time. Without regions, the message has
+        the smallest known sufficient budget, if any.
+    CaptureError
+        As `RankExchange.share`, if processes share plans.
+    InputError
+        If a region has no tensor.
     """
     graph_problem = GraphProblem.from_joint(
         joint,
@@ -371,7 +379,7 @@ class GraphProblem:
     forward_extra_bytes: int
     """Memory during the forward pass that is not in the plan [B]."""
     keep_all_bytes: int
-    """Peak with everything kept, without DDP and FSDP2 [B]."""
+    """Peak with everything kept, without memory of DDP, FSDP2 and Inductor [B]."""
     eager_bytes: int | None
     """Peak with the checkpoints of the model itself [B]; None without any."""
     is_predicted: bool
@@ -431,7 +439,7 @@ class GraphProblem:
 
     @property
     def middle_node(self) -> int:
-        """Index of the node between both passes, or of the first backward node without it."""
+        """Index of the node between both passes; without it, of the node after the forward pass."""
         return sum(operation.phase is Phase.FORWARD for operation in self.joint.operations)
 
     def make_problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
@@ -456,12 +464,12 @@ class GraphProblem:
         return Problem(graph, costs, ram=usable_bytes, paging=paging, minimize="time")
 
     def plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
-        """Return a plan within two limits; None if none was found in time.
+        """Return a plan within two limits; None if there is none, or none was found in time.
 
         Parameters
         ----------
         peak_bytes : int
-            Upper bound on the RAM of each pass, including memory that is not in the plan [B].
+            Upper bound on the RAM of each pass, `extra_bytes` included [B].
         saved_bytes : int
             Upper bound on the tensors saved for the backward pass, without results [B].
         """
@@ -501,7 +509,9 @@ class GraphProblem:
     ) -> GraphPlan:
         """Return the plan of the schedule of `result`, with its check, peaks and record.
 
-        Raises `VerificationError` if the schedule exceeds the budget of a region.
+        `middle_node` is the node of the problem's graph between both passes, if any. Raises
+        `NoScheduleError` without a schedule, and `VerificationError` if the schedule exceeds the
+        budget of a region.
         """
         graph, schedule = problem.graph, result.require_schedule()
         plan, check = checked_plan(
@@ -552,7 +562,10 @@ class GraphProblem:
     def _pass_peaks(
         self, graph: Graph, plan: Plan, check: PlanCheck, middle_node: int | None
     ) -> PassPeaks:
-        """Return the peaks of both passes of a plan, including memory that is not in the plan."""
+        """Return the peaks of both passes of a plan, with memory that is not in the plan.
+
+        Memory of DDP and FSDP2 is not included.
+        """
         high_bytes = [record.peak_bytes for record in check.records]
         count = self.middle_node
         first_after_forward = next(
@@ -609,8 +622,9 @@ def _solve(
 ) -> SolveResult:
     """Return the result of a problem from the cache, if it is final; otherwise solve and store it.
 
-    If the first fraction of the time limit finds no schedule, the solve ends, unless the schedule
-    with the smallest RAM fits. Results with regions are not cached.
+    The solve begins with a cached schedule, if any. Otherwise it ends after `FIRST_TIME_RATIO` of
+    the time limit if no schedule was found, and that of a search for the smallest RAM does not fit.
+    Results with regions are not cached.
     """
     schedules = CachedSchedules(settings.cache)
     cached_result = None if regions else schedules.load_result(problem, gap=settings.gap)
@@ -755,9 +769,10 @@ def _budget_refusal(
     *,
     is_proved: bool,
 ) -> str:
-    """Return the message that a budget is too small, with the smallest sufficient one found.
+    """Return the message that a budget is too small, with the smallest sufficient one if found.
 
-    `is_proved` is whether the budget is proven too small.
+    `is_proved` is whether the budget is proven too small. If neither that nor the search for the
+    smallest budget proves it, the message is that no plan was found in time.
     """
     min_ram_result = _find_cached_min_ram(problem, settings, call)
     is_proved = is_proved or (min_ram_result.bound or 0.0) > problem.usable_ram_bytes

@@ -51,7 +51,7 @@ class RankExchange:
         key : str
             Identifies the value. It must be equal in all processes.
         compute : callable
-            Called in the first process only; returns the value.
+            Called in the first process only; returns the value, which must be picklable.
 
         Raises
         ------
@@ -87,12 +87,12 @@ class RankExchange:
         key : str
             Identifies the value. It must be equal in all processes.
         value : object
-            Value of this process, such as a measurement.
+            Value of this process, such as a measurement; must be picklable.
 
         Raises
         ------
         CaptureError
-            As for `share`.
+            If another process has another key, or does not call in time.
         """
         if _is_alone():
             return [value]
@@ -104,7 +104,8 @@ class RankExchange:
     def _exchange(self, key: str, value: bytes) -> tuple[distributed.Store, str]:
         """Write the value of this process, and wait for all processes.
 
-        Returns (store, prefix of the keys of this exchange). Raises `CaptureError` as `share` does.
+        Returns (store, prefix of the keys of this exchange). Raises `CaptureError` if another
+        process has another `key`, or does not call in time.
         """
         if self._number is None:
             self._number = next(_EXCHANGE_NUMBERS)

@@ -58,7 +58,8 @@ _ANNOTATION_PREFIX: Final = "poetmodel.region "
 _MAX_NAMES: Final = 8
 """Maximum number of module names in an error message."""
 _TRIAL_S: Final = 3.0
-"""Time limit of each trial problem of `_search_with_less_ram` [s]."""
+"""Time limit of each trial problem of `_search_with_less_ram`, and minimum time limit of a model
+with the rows of regions [s]."""
 _TRIAL_GAP: Final = 0.05
 """MIP gap of a trial problem."""
 _MAX_NODES: Final = 100
@@ -77,9 +78,10 @@ def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[An
     ram : str or int
         Upper bound on the size of tensors that are allocated in the block and are in RAM when the
         backward pass begins: bytes, ``2MiB``, or a percentage of their size with everything kept.
+        An invalid budget raises `BudgetError` when the code is compiled.
     name : str
         Blocks with equal name and budget are one region. Tensors of a nested block count in both
-        regions.
+        regions if the names differ, otherwise in the inner one.
 
     Returns
     -------
@@ -93,7 +95,7 @@ def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[An
 
 
 def region_errors(regions: Any) -> Iterator[str]:
-    """Yield an error for each invalid budget of a module or pattern."""
+    """Yield an error for each invalid budget in `regions`, or one if it is no mapping or None."""
     if not isinstance(regions, Mapping | None):
         yield f"regions: expected budgets by module, such as encoder.*, got {quote(regions)}"
         return
@@ -114,7 +116,7 @@ class Region:
     limit_bytes: int
     """Budget of the tensors that are in RAM when `stage` begins [B]."""
     stage: int
-    """First backward stage."""
+    """First stage after the forward pass."""
 
     def slack_bytes(self, graph: Graph, present_tensors: Collection[int]) -> int:
         """Return the budget less the region's bytes in `present_tensors`; may be negative [B]."""
@@ -141,8 +143,9 @@ def find_regions(
 ) -> tuple[Region, ...]:
     """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`.
 
-    `module_budgets` has budgets by module name or pattern. Returns () for a graph without a
-    backward pass. Raises `InputError` if the operations of a region compute no tensor.
+    `module_budgets` has budgets by module name or pattern. Only forward operations count. Returns
+    () for a graph without a backward pass. Raises `InputError` if the operations of a region
+    compute no tensor, `BudgetError` for an invalid budget.
     """
     phases = [operation.phase for operation in joint.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
@@ -210,7 +213,11 @@ def solve_with_regions(
     First the problem is solved without budgets; its bound is also valid with budgets. If its
     schedule exceeds a budget, heuristics search for a schedule that meets all budgets. If the gap
     stays open, and the graph has at most `_MAX_NODES` nodes, a model with the rows of regions is
-    solved. The result has no schedule if no schedule that meets all budgets was found.
+    solved. Its time limit is at least `_TRIAL_S`, also after `time_limit`. `on_progress` is called
+    only in the first solve.
+
+    The result has no schedule if no schedule that meets all budgets was found. Other fields may
+    then be those of the first solve.
     """
     deadline_s = monotonic() + time_limit
     result = solve(problem, time_limit=time_limit / 3, gap=gap, on_progress=on_progress)
@@ -289,8 +296,9 @@ def _recompute_excess(
     """Return a schedule that evicts and recomputes tensors so that all budgets are met, or None.
 
     While a region exceeds its budget, the tensor with the lowest recomputation cost per byte in all
-    such regions is evicted. The cost includes recomputing all missing inputs. Returns None if no
-    tensor of such regions can be recomputed.
+    such regions is evicted. The cost includes inputs that are neither saved nor already recomputed.
+    At the end, evicted tensors that fit the budgets are saved again. The RAM budget is ignored.
+    Returns None if no tensor of such regions can be recomputed.
     """
     graph, costs = problem.graph, problem.objective.coefficients.compute
     saved_tensors = tensors_in_ram(first_schedule, regions[0].stage)
@@ -337,7 +345,7 @@ def _recompute_excess(
 def _search_with_less_ram(
     problem: Problem, regions: tuple[Region, ...], first_schedule: Schedule, deadline_s: float
 ) -> Candidate | None:
-    """Return a verified schedule that meets the budgets of regions; None if none is found in time.
+    """Return a verified schedule that meets the budgets of regions; None if none is found.
 
     Each trial problem has less RAM at the first backward stage than the schedule of the previous
     one uses there: less by the bytes by which that schedule exceeds the budgets.

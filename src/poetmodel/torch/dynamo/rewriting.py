@@ -74,7 +74,7 @@ NO_GRAPH_TEXT: Final = (
     "no graph was compiled, and the functions ran without a budget: pass fullgraph=True to "
     "torch.compile"
 )
-"""Summary if PyTorch never called the back end."""
+"""Summary without a plan or a refusal, for example if PyTorch never called the back end."""
 REFUSED_ONLY_LINE: Final = "nothing ran, because the step was refused: "
 """Start of the summary after a refusal if no step was completed."""
 CONCURRENT_LINE: Final = "calls that waited for their backward pass together: at most "
@@ -132,7 +132,7 @@ class GraphPlanner:
         self._live.outside_bytes = self._stated_outside_memory().peak_bytes
         self._ranks = RankExchange(settings.time_limit)
         self._frontier: Frontier | None = None
-        """Plans of the graph that was captured last."""
+        """Plans of the graph that was planned last; None if its calls have one plan."""
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         """DDP modules with compiled functions."""
         self._fsdp_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -144,9 +144,13 @@ class GraphPlanner:
     ) -> Iterator[FirstCall]:
         """Context manager around the planning of one call's graphs, with a common time limit.
 
-        Yields the call. Graphs of the same code and parameters are shapes of one function. With
-        `earlier_call`, that call is repeated; `changes` are fields of the new one. A nested use
-        yields the outer call. A terminal shows the current phase.
+        Yields the call; a nested use ignores its arguments and yields the outer call. Calls with
+        the same code and the same parameters in `inputs` are shapes of one function
+        (`FirstCall.function`). With `earlier_call`, that call is repeated with a new time limit.
+        `changes` replace fields of the call. A terminal shows the current phase.
+
+        Ends running measurements of outside memory. Logs a warning in the last compilation of the
+        code that Dynamo's ``recompile_limit`` permits.
         """
         if self._call is not None:
             yield self._call
@@ -208,7 +212,7 @@ class GraphPlanner:
 
     @property
     def key(self) -> str:
-        """Digest of options, host and sizes of first shapes, on which plans depend."""
+        """Digest of budget, device, time limit, gap, host and keep-all peaks of first shapes."""
         settings = self._settings
         values = [str(settings.ram), str(settings.device), settings.time_limit, settings.gap]
         values += self._first_keep_all_bytes.values()  # they determine the budget of later shapes
@@ -216,12 +220,15 @@ class GraphPlanner:
 
     @property
     def plans(self) -> list[PlanRecord]:
-        """One record for each graph, in the order of capture."""
+        """One record for each plan of a graph, in the order of planning."""
         return [graph_plan.record for graph_plan in self._graph_plans]
 
     @contextmanager
     def record_refusals(self) -> Iterator[None]:
-        """Context manager that records an error of this package as the last refusal."""
+        """Context manager that records an error of this package as the last refusal.
+
+        The error is raised again.
+        """
         try:
             yield
         except PoetModelError as error:
@@ -230,14 +237,15 @@ class GraphPlanner:
 
     @property
     def was_called(self) -> bool:
-        """Whether PyTorch has called the back end: a graph was planned, or a call refused."""
+        """Whether a graph was planned, or a call was refused since the last completed step."""
         return bool(self._graph_plans) or self._live.refusal is not None
 
     def summary(self) -> str:
-        """Return one line for each graph: peak, budget, recomputed and paged tensors, overhead.
+        """Return one line for each plan: peak, budget, recomputed and paged tensors, overhead.
 
         Further lines describe chosen plans of steps, and calls that waited together. After a
-        refusal its reason is the last line, or the only line if no step was completed.
+        refusal, until the next completed step, its reason is the last line, or the only line if no
+        step was ever completed. Without any line, returns `NO_GRAPH_TEXT`.
         """
         refusal, lines = self._live.refusal, [*map(str, self.plans)]
         lines += map(str, self._steps.choices)
@@ -257,13 +265,13 @@ class GraphPlanner:
         Parameters
         ----------
         path : str or Path
-            ``*.json``: the records of all graphs; ``*.html``: a page about the schedule of the
-            graph with the highest peak, which needs ``poetmodel[report]``.
+            ``*.json``: the records of all plans; ``*.html``: a page about the schedule of the plan
+            with the highest peak, which needs ``poetmodel[report]``.
 
         Raises
         ------
         InputError
-            If no graph was compiled yet, the file cannot be written, or it has another suffix.
+            If there is no plan yet, the file cannot be written, or it has another suffix.
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """
@@ -287,13 +295,18 @@ class GraphPlanner:
     ) -> tuple[fx.Graph, list[fx.Node]]:
         """Plan a graph; return (graph in the order of its plan, nodes that its forward pass saves).
 
+        Uses the plan of the current call if it has one; otherwise solves for a plan.
         `reserved_bytes` of the budget are for memory that the plan does not count [B]. Records the
         plan and logs it, with warnings.
 
         Raises
         ------
         BudgetError
-            If the budget is too small; the message has the smallest known sufficient budget.
+            If the budget is too small, or no plan was found in time.
+        CaptureError
+            If an operation cannot be measured, or processes do not plan the same graph in time.
+        InputError
+            If a region has no tensor.
         """
         with self.plan_call() as call:
             name = f"graph {len(self._graph_plans)}{call.title}"
@@ -328,7 +341,9 @@ class GraphPlanner:
         """Return (profiles of a graph, `call` with rates and bytes of its wrappers).
 
         Measurements of processes differ, by their processors or by chance. Each process uses the
-        worst ones of all processes, so that all have one plan, which is valid in each.
+        largest workspaces, times and bytes of wrappers and the smallest rates of all processes, so
+        that all have one plan, which is valid in each. For a prediction, returns predicted profiles
+        and `call` unchanged.
         """
         if self._is_predicted:
             return [operation.profile for operation in joint.operations], call
@@ -354,10 +369,10 @@ class GraphPlanner:
         call: FirstCall,
         reserved_bytes: int,
     ) -> GraphPlan:
-        """Return the plan of a graph; set `_frontier` for graphs whose calls may wait together.
+        """Return the plan of a graph; set `_frontier`, to None unless its calls may wait together.
 
-        If other calls wait at the same time, the plan is that with the fewest saved bytes.
-        Raises `BudgetError` if the budget is too small.
+        If other calls are expected to wait at the same time, the plan is that with the fewest saved
+        bytes. Raises as `plan`.
         """
         self._frontier = None
         options: dict[str, Any] = {

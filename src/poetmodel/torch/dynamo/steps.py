@@ -1,13 +1,15 @@
 """One budget for a step of several calls: the choice of a plan for each call.
 
-The first step executes each call by the plan that saves the fewest bytes. Then all calls are known,
-and a small integer program chooses among the plans of each graph. It minimizes the time of all
-calls, subject to, for each pass and for the interval between forward and backward passes::
+The first step executes each call by the plan that saves the fewest bytes, except a first call that
+is not expected to wait with other calls, which is planned alone. Then all calls are known, and a
+small integer program chooses among the plans of each graph. It minimizes the time of all calls,
+subject to, for each pass and for the interval between forward and backward passes::
 
     sum(saved[c, plan of c] for calls c that wait) + peak[pass, plan of its call] + fixed <= budget
 
-`fixed` is the memory that does not depend on plans: results, returned gradients, parameters that
-FSDP2 gathered, buckets of DDP, and the stated memory outside of compiled functions.
+`fixed` is the memory that does not depend on the choice: results, returned gradients, calls with
+one plan, parameters that FSDP2 gathered, buckets of DDP, and, in the interval, the stated memory
+outside of compiled functions.
 """
 
 from __future__ import annotations
@@ -31,22 +33,22 @@ _LOG: Final = logging.getLogger(__name__)
 _CHOICE_LIMIT_S: Final = 5.0
 """Time limit of a choice among plans [s]."""
 _MAX_CHOICES: Final = 4
-"""Maximum number of different steps with chosen plans; in further ones each call saves the
-fewest bytes."""
+"""Maximum number of different steps for which plans are chosen; the calls of further ones have the
+plans of a first step."""
 
 
 class Event(NamedTuple):
-    """A pass of a step, or the interval between the last forward and first backward pass."""
+    """A pass of a step, or the interval before a backward pass that follows no backward pass."""
 
     frontier: Frontier | None
-    """The plans of the graph; None for the interval, or for a graph with one plan."""
+    """The plans of the graph; None for an interval, or for a graph with one plan."""
     number: int
     """Number of the call among those of the step with a choice of plans; otherwise -1."""
     is_backward: bool
     waiting_numbers: tuple[int, ...]
-    """Numbers of other calls whose saved tensors are in RAM."""
+    """Numbers of waiting calls with a choice of plans, without the call of the pass itself."""
     fixed_bytes: int
-    """Other RAM during the pass that no choice of plans changes [B]."""
+    """RAM during the pass that no choice of plans changes [B]."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def gather_max_fixed_bytes(
 
 
 def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
-    """Return the frontier of each call's graph, in the order of the numbers of the calls."""
+    """Return one frontier for each call number among events with one, by ascending number."""
     frontier_of = {event.number: event.frontier for event in events if event.frontier is not None}
     return [frontier_of[number] for number in sorted(frontier_of)]
 
@@ -190,13 +192,13 @@ class StepPlanner:
         self.keep_all_fraction = keep_all_fraction
         self.budget_bytes = budget_bytes
         self.step_plan: StepPlan | None = None
-        """Plans of the current step; None if each call saves the fewest bytes."""
+        """Plans of the current step; None if its calls have the plans of a first step."""
         self._choices: dict[Hashable, StepPlan | None] = {}
         """Chosen plans by `make_step_key`; None if no choice was found."""
 
     @property
     def choices(self) -> list[StepPlan]:
-        """The chosen plans of all steps, in the order of the choices."""
+        """The chosen plans of all different steps, in the order of the choices."""
         return [choice for choice in self._choices.values() if choice is not None]
 
     def begin_step(
@@ -207,8 +209,9 @@ class StepPlanner:
     ) -> StepPlan | None:
         """Choose the plans of a step, given the passes of the previous step; set `step_plan`.
 
-        Choices are cached. Returns None if no choice was found, and beyond `_MAX_CHOICES` steps.
-        The first choice sets `budget_bytes` if it is None.
+        Choices are cached by `make_step_key`. Returns None if no choice was found, and for further
+        steps after `_MAX_CHOICES` different ones. The first choice sets `budget_bytes` if it is
+        None.
 
         Parameters
         ----------
@@ -219,6 +222,8 @@ class StepPlanner:
 
         Raises
         ------
+        BudgetError
+            If the plan of a graph that keeps every tensor was not found.
         CaptureError
             If another process has another step, or does not call in time.
         """
