@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HOOKS: Final = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 )  # fmt: skip
-"""Attributes of a module that contain its hooks."""
+"""Attributes of a module that contain the hooks of its forward and backward passes."""
 
 # -- guards ------------------------------------------------------------------------------------
 
@@ -33,31 +33,35 @@ class Assumptions:
     """Properties of inputs and modules on which a captured step depends."""
 
     inputs: tuple[Any, ...]
-    """`_guarded_properties` of each flat input, also of numbers."""
+    """`_guarded_properties` of each flat input, whether a tensor or not."""
     modules: tuple[int, ...]
     """``id`` of each module."""
     training: tuple[bool, ...]
     """Whether each module is in training mode."""
     hooks: tuple[tuple[int, ...], ...]
-    """Keys of each module's hooks, which are part of the graph."""
+    """Keys of the `HOOKS` of each module; the hooks are part of the graph."""
     tensors: tuple[Any, ...]
-    """`_guarded_properties` of each parameter and buffer; empty if modules changed."""
+    """`_guarded_properties` of each parameter and buffer; empty if modules were added, removed or
+    replaced, or a parameter or buffer is missing."""
     aliases: tuple[int, ...]
-    """For each parameter and buffer, and each input that the step changes or differentiates: the
-    index of the first of them that is the same tensor."""
+    """For each of `tensors`, then for each input that the step changes or differentiates: the index
+    of the first of them that is the same tensor."""
     overlaps: tuple[int | None, ...]
-    """For each input the index, among the tensors that the step changes, of one that overlaps it in
-    memory; None if none does. Empty if the step changes no tensor, or modules changed."""
+    """For each input the index, among the tensors that the step may change, of the first that
+    overlaps it in memory, also of the input itself; None if none does. Empty if the step changes no
+    tensor, or `tensors` is empty."""
     autocast: bool
-    """Whether autocast is on around the step; autocast inside the model is part of the graph."""
+    """Whether autocast on the CPU is on around the step; autocast inside the model is part of the
+    graph."""
 
 
 class Guards:
     """Checks whether a captured step is valid for a call, by properties of state and inputs.
 
-    These must be the properties at construction. Construction and checks raise `CaptureError` if no
-    compiled step supports the call: in inference mode, for inputs that were computed with a
-    gradient, and for hooks of parameters or inputs.
+    The properties must be those at construction, and values that Python code read those of the
+    capture. Construction and checks raise `CaptureError` if no compiled step supports the call: in
+    inference mode, for inputs that require a gradient and were computed from other tensors, and for
+    gradient hooks of parameters or inputs.
     """
 
     def __init__(self, joint: Joint) -> None:
@@ -88,7 +92,10 @@ class Guards:
             if argument in mutated_arguments or argument in updated_arguments
         ]
         self._find_changed_tensors = Lookup([argument.target for argument in changed_arguments])
-        """Finds the parameters and buffers that the step changes, given the captured module."""
+        """Finds the parameters and buffers that the step may change, given the captured module.
+
+        With an optimizer, these are all parameters and buffers.
+        """
         self._changed_inputs = [
             argument.position for argument in target_inputs if argument in mutated_arguments
         ]
@@ -103,8 +110,8 @@ class Guards:
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step is valid for flat inputs and the current state.
 
-        Constant tensors must be the objects of the capture. Raises `CaptureError` if no compiled
-        step supports the call.
+        Constant tensors must be the objects of the capture. Returns False if a Python value or a
+        constant has changed. Otherwise raises `CaptureError` if no compiled step supports the call.
         """
         joint = self._joint
         return (
@@ -117,8 +124,9 @@ class Guards:
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield a text for each difference of flat inputs and state from those at compilation.
 
-        After a replaced module, or a missing tensor, further differences are omitted. Raises
-        `CaptureError` if no compiled step supports the call.
+        After a replaced, added or removed module, or a missing tensor, further differences are
+        omitted. Values that Python code read from tensors are only compared if all else is equal.
+        Raises `CaptureError` if no compiled step supports the call.
         """
         compiled_assumptions, current_assumptions = (
             self.compiled_assumptions,
@@ -152,7 +160,7 @@ class Guards:
                     (new_index if old_index is None else old_index) or 0
                 ]
                 verb = "shares no memory" if new_index is None else "shares memory"
-                yield f"{name} {verb} with {changed_name}, which the step changes"
+                yield f"{name} {verb} with {changed_name}, which the step may change"
         yield from self._module_differences(current_assumptions)
         replaced_constants = [*self._replaced_constant_names()]
         yield from (f"{name} is another tensor, or missing" for name in replaced_constants)
@@ -192,13 +200,13 @@ class Guards:
         )
 
     def _replaced_constant_names(self) -> Iterator[str]:
-        """Yield the name of each constant tensor that is replaced by another object, or missing."""
+        """Yield each name under which a constant is replaced by another object, or missing."""
         for holder, key, name, constant in self._constants:
             if holder.get(key) is not constant:
                 yield name
 
     def _module_differences(self, current_assumptions: Assumptions) -> Iterator[str]:
-        """Yield a text for each changed training mode, hook and autocast mode."""
+        """Yield texts for changed training modes, changed hooks of each module, and autocast."""
         compiled_assumptions = self.compiled_assumptions
         # The first module wraps the model and its loss, and never changes.
         if compiled_assumptions.training[1:] != current_assumptions.training[1:]:
@@ -214,8 +222,8 @@ class Guards:
     def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
         """Return the current assumptions of a step on flat inputs.
 
-        Raises `CaptureError` as `refuse_inference_mode` and `refuse_inputs` do, and for hooks of
-        parameters.
+        Raises `CaptureError` as `refuse_inference_mode` and `refuse_inputs` do, and for gradient
+        hooks of parameters and buffers, unless `tensors` of the result would be empty.
         """
         joint = self._joint
         modules = tuple(joint.module.modules())
@@ -304,7 +312,7 @@ def refuse_inference_mode() -> None:
 
 
 def refuse_inputs(inputs: Iterable[Any]) -> None:
-    """Raise `CaptureError` if a flat input was computed with a gradient, or has a gradient hook."""
+    """Raise `CaptureError` if a flat input requires a gradient, and is no leaf or has a hook."""
     for position, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             continue
@@ -327,11 +335,11 @@ def _is_hooked(tensor: torch.Tensor | None) -> bool:
 
 
 def _hook_error(step_name: str, tensor_names: Sequence[str]) -> str:
-    """Return the message for tensors with hooks, with a remedy."""
+    """Return the message for tensors with gradient hooks, with a remedy."""
     return (
         f"{step_name}: {join_names(tensor_names)}: a compiled step does not run hooks of "
-        "parameters (register_hook, register_post_accumulate_grad_hook); remove them, and "
-        "process .grad after the step"
+        "parameters and inputs (register_hook, register_post_accumulate_grad_hook); remove them, "
+        "and process .grad after the step"
     )
 
 
@@ -354,7 +362,7 @@ def _guarded_properties(value: Any) -> Any:
 
 def _format_properties(properties: Any) -> str:
     """Return the result of `_guarded_properties` as text."""
-    if len(properties) == 2:  # noqa: PLR2004 - no tensor: type and text
+    if len(properties) == 2:  # noqa: PLR2004 - no plain tensor: type, text
         return str(properties[1])
     shape, dtype, stride, device, requires_grad = properties
     layout = f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"
@@ -374,9 +382,10 @@ def _property_differences(
 
 
 def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Sequence[int]) -> str:
-    """Return a text that names the replaced or removed modules, given the ``id`` of each module.
+    """Return a text with names of replaced or removed modules, given the ``id`` of each module.
 
-    If there are none, it states that modules were added.
+    `names` are those of the old modules. If none was replaced or removed, the text states that
+    modules were added.
     """
     if len(old_ids) == len(new_ids):
         replaced_names = [
@@ -397,7 +406,10 @@ def _describe_replaced(names: Sequence[str], old_ids: Sequence[int], new_ids: Se
 def _alias_differences(
     names: Sequence[str], old_aliases: Sequence[int], new_aliases: Sequence[int]
 ) -> Iterator[str]:
-    """Yield a text for each tensor that became the same as another one, or ceased to be so."""
+    """Yield a text for the old and for the new alias of each tensor whose alias has changed.
+
+    An alias is an index as in `Assumptions.aliases`; a tensor's own index yields no text.
+    """
     for index, (old_alias, new_alias) in enumerate(zip(old_aliases, new_aliases, strict=True)):
         if old_alias == new_alias:
             continue

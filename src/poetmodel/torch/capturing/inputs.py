@@ -40,7 +40,7 @@ def _convert_mappings(inputs: Any) -> Any:
 
 
 def positional_inputs(inputs: Inputs) -> tuple[Any, ...]:
-    """Return inputs as a tuple; a mapping of named inputs becomes one dict, sorted by name."""
+    """Return inputs as a tuple; named inputs become a tuple of one dict, sorted by name."""
     if isinstance(inputs, Mapping):
         return (dict(sorted(inputs.items(), key=lambda item: str(item[0]))),)
     return tuple(inputs)
@@ -53,7 +53,10 @@ def flatten(inputs: Inputs) -> tuple[list[Any], Any]:
 
 
 def unflatten(flat: Sequence[Any], spec: Any) -> tuple[Any, ...]:
-    """Return a flat list in the nesting `spec` that `flatten` returned."""
+    """Return flat inputs as a tuple, in the nesting `spec` that `flatten` returned.
+
+    Mappings are dicts; named inputs are a tuple of one dict.
+    """
     inputs: tuple[Any, ...] = _pytree.tree_unflatten(list(flat), spec)
     return inputs
 
@@ -62,8 +65,8 @@ def copy_inputs(inputs: Inputs) -> Inputs:
     """Return inputs with a detached copy of each tensor; ``requires_grad`` is unchanged.
 
     Each copy has memory of its own, because a batch is often a view of a larger tensor, and two
-    inputs may share one storage. A mapping becomes a tuple of one dict. Anything but a tuple, list
-    or mapping is returned unchanged.
+    inputs may share one storage. A list becomes a tuple, and a mapping a tuple of one dict.
+    Anything but a tuple, list or mapping is returned unchanged.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         return inputs
@@ -78,7 +81,10 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def input_names(spec: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return the name of each flat input for display: ``inputs[0]``; if `by_name`, key and path."""
+    """Return the name of each flat input for display: ``inputs[0]``; if `by_name`, key and path.
+
+    With `by_name`, `spec` is that of named inputs.
+    """
     count = spec.num_leaves
     if not by_name:
         return tuple(f"inputs[{position}]" for position in range(count))
@@ -104,10 +110,11 @@ def _find_signature(model: torch.nn.Module) -> inspect.Signature | None:
 def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
     """Return whether a model gets the items of its only argument, a mapping, as keywords.
 
-    True if `arguments` is a mapping. Also true for a tuple of one mapping, if ``forward`` takes
-    keywords only, or if all keys are parameters of ``forward`` and there is more than one key or
-    parameter, so that no single name matches by chance. If ``forward`` takes ``**kwargs`` besides
-    named parameters, one key that is a parameter suffices instead of all.
+    True if `arguments` is a mapping. Also true for a tuple of one mapping, if ``forward`` takes no
+    positional arguments, or if all keys are parameters of ``forward`` and there is more than one
+    key or parameter, so that no single name matches by chance. If ``forward`` takes ``**kwargs``
+    besides named parameters, one key that is a parameter suffices instead of all. False for a tuple
+    if the signature of ``forward`` is unknown.
     """
     if isinstance(arguments, Mapping):
         return True
@@ -146,10 +153,10 @@ def refuse(name: str, errors: Iterable[str]) -> None:
 def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iterator[str]:
     """Yield each error of a step that is detectable without executing the step.
 
-    Callers stop at the first error, because later checks may fail after it.
+    Callers stop at the first error, because later checks may then raise other exceptions.
     """
     if not torch.is_grad_enabled():
-        yield "gradients are off (torch.no_grad): capture a training step outside of it"
+        yield "gradients are off (torch.no_grad, for example): capture a training step with them on"
     if not isinstance(model, torch.nn.Module):
         yield f"expected a torch.nn.Module, got a {type(model).__name__}"
     for path, module in model.named_modules():
@@ -172,7 +179,7 @@ def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iter
 
 
 def empty_input_errors(inputs: Inputs) -> Iterator[str]:
-    """Yield an error for each input without elements, such as a batch of 0."""
+    """Yield an error for each input tensor without elements, such as a batch of 0."""
     flat, spec = flatten(inputs)
     names = input_names(spec, by_name=isinstance(inputs, Mapping))
     for name, value in zip(names, flat, strict=True):
@@ -181,7 +188,7 @@ def empty_input_errors(inputs: Inputs) -> Iterator[str]:
 
 
 def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
-    """Yield an error if a parameter or buffer is lazy, nested, or of a class with own operators."""
+    """Yield an error if a parameter or buffer is lazy, or strided but not plain (`is_plain`)."""
     if torch.nn.parameter.is_lazy(tensor):
         yield (
             f"{path} has no shape yet, as in every lazy module; call the model once on inputs first"
@@ -194,7 +201,10 @@ def _tensor_errors(path: str, tensor: torch.Tensor) -> Iterator[str]:
 
 
 def _module_errors(path: str, module: torch.nn.Module) -> Iterator[str]:
-    """Yield an error if a module, or its forward, is compiled, scripted or a parallel wrapper."""
+    """Yield errors of a module that is compiled, scripted or a parallel wrapper.
+
+    Also yields an error if its ``forward`` is compiled. Submodules are not checked.
+    """
     kinds = [kind.__name__ for kind in type(module).__mro__]
     subject = f"module {path!r} is" if path else "the model is"
     is_wrapper = "OptimizedModule" in kinds
@@ -230,13 +240,20 @@ def _is_compiled(function: object) -> bool:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is strided, not nested, and of no class with its own operators."""
+    """Return whether a tensor is strided, not nested, and not of a class with own operators.
+
+    Such a class defines ``__torch_dispatch__``.
+    """
     has_standard_dispatch = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     return has_standard_dispatch and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def input_errors(inputs: object) -> Iterator[str]:
-    """Yield each error of inputs that a step does not support: their container, names, values."""
+    """Yield the errors of inputs that a step does not support.
+
+    They are the error of the container, otherwise of the first invalid name, otherwise the errors
+    of all values, or one if there are no inputs.
+    """
     if not isinstance(inputs, tuple | list | Mapping):
         yield (
             "inputs: expected a tuple such as (x, y), the target last, or a mapping of named "
@@ -278,7 +295,8 @@ def input_errors(inputs: object) -> Iterator[str]:
 def _call_errors(model: torch.nn.Module, inputs: Inputs, *, has_no_loss_fn: bool) -> Iterator[str]:
     """Yield an error if ``forward`` cannot be called with the inputs.
 
-    With a loss_fn the last input is the target, which ``forward`` does not get.
+    With a loss_fn the last input is the target, which ``forward`` does not get. Yields none if the
+    signature is unknown, or pre-hooks may change the arguments.
     """
     signature = _find_signature(model)
     if signature is None or model._forward_pre_hooks:  # noqa: SLF001 - hooks may change arguments
@@ -309,8 +327,8 @@ _CONSTANT_TYPES: Final = (
 def find_loss(name: str, output: Any) -> Any:
     """Return the loss of an output: its item or attribute ``loss``, its first item, or itself.
 
-    Raises `CaptureError` if ``loss`` is None, no tensor, or missing in a mapping. A first item may
-    be any object.
+    Raises `CaptureError` if ``loss`` is None, no tensor, or missing in a mapping. A first item, or
+    the output itself, may be any object.
     """
     is_mapping = isinstance(output, Mapping)
     if is_mapping:
@@ -334,8 +352,8 @@ class OutputStructure:
     """The structure of a model's output around its loss and other tensors.
 
     Tuples, lists, dataclasses and the attributes of the output itself are rebuilt; mappings
-    become dicts. Numbers, strings and functions are those of the capture. Any other object, such
-    as the cache of a language model, becomes None.
+    become dicts. Numbers, strings and other `_CONSTANT_TYPES` are those of the capture. Any other
+    object, such as the cache of a language model, becomes None.
     """
 
     names: tuple[str, ...]
@@ -366,7 +384,10 @@ class OutputStructure:
         return structure, [tensor for _, tensor in further_leaves]
 
     def build(self, loss: torch.Tensor, other_tensors: Sequence[torch.Tensor]) -> Any:
-        """Return an output of this structure with new tensors, in the order of `names`."""
+        """Return an output of this structure with `loss` and other tensors.
+
+        `other_tensors` are in the order of `names`.
+        """
         values = (loss, *other_tensors)
         return self._builder(values[position] for position in self._positions)
 
@@ -417,7 +438,7 @@ def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
 
 
 def _copy_with_attributes(value: Any, attributes: dict[str, Any]) -> Any:
-    """Return a shallow copy of an object whose attributes in `attributes` are replaced."""
+    """Return a shallow copy of an object, with the values of `attributes` as attributes."""
     object_copy = copy.copy(value)
     vars(object_copy).update(attributes)
     return object_copy

@@ -104,15 +104,17 @@ def capture(
     -------
     Joint
         The captured step, in which an int8 front replaces each module quantized by PT2E. Capturing
-        changes no parameter, gradient, buffer or random generator. If forward sets attributes,
-        stores tensors outside of the model, or reads the value of a buffer that the step changes, a
-        warning is logged.
+        changes no parameter, gradient, buffer or random generator. A warning is logged if forward
+        stores tensors in attributes of the model, or in globals, dicts or attributes outside of it,
+        or reads the value of a buffer that the step changes.
 
     Raises
     ------
     CaptureError
-        If the step cannot be captured. The message has a remedy; if they are known, it names the
-        operation and its line.
+        If the step cannot be captured. Most messages have a remedy; if they are known, they name
+        the operation and its line.
+    InputError
+        If a module quantized by PT2E cannot be converted to an int8 front.
     """
     name = name or type(model).__name__
     refuse(name, step_errors(model, loss_fn, inputs))
@@ -254,9 +256,9 @@ def _record_python_reads(
 ) -> None:
     """Execute an eager forward pass on copies of the inputs; record the Python values it reads.
 
-    Restores all tensors, the random state and attributes. An error in the pass is ignored, because
-    the capture that follows raises it. Raises `CaptureError` if each forward pass changes Python
-    state.
+    Executes up to two more passes if the first changes Python state. Restores all tensors, the
+    random state and attributes. An error in the first pass is ignored, because the capture that
+    follows raises it. Raises `CaptureError` if each forward pass changes Python state.
     """
     written_tensors = WrittenTensors(captured_module.buffers())
 
@@ -295,7 +297,7 @@ def _try_export(
     An export is repeated if the code stores tensors of one forward pass for the next: then
     `leftovers` registers their holders. It is also repeated if the code reads an unknown value:
     then `checks` record tests for finite numbers. Any other error, and one that remains after this,
-    is raised.
+    is raised. After each error `snapshot` is restored.
     """
     values = KnownValues()
     context = TracingContext(make_fake_mode(values, uses_onednn=uses_onednn))
@@ -351,7 +353,11 @@ def _wrap_with_loss(
             self.training = model.training
 
         def forward(self, *flat_inputs: Any) -> Any:
-            """Return the loss, other outputs of the model, and the result of checks."""
+            """Return the loss, other tensors of the output, and the result of checks, as a tuple.
+
+            Other tensors are omitted if `output_structures` is None; the loss is then returned
+            alone if there is no check.
+            """
             with assigned_buffers.track_pass(), checks.record_tests():
                 inputs = unflatten(flat_inputs, spec)
                 arguments = inputs if loss_fn is None else inputs[:-1]
@@ -370,7 +376,10 @@ def _wrap_with_loss(
 
 
 def _capture_errors(joint: Joint) -> Iterator[str]:
-    """Yield each reason why a captured step is refused: its loss, no gradient, an operation."""
+    """Yield each reason why a captured step is refused: its loss, no gradient, an operation.
+
+    Callers stop at the first one, because later checks may then raise other exceptions.
+    """
     losses = [result.node.meta["val"] for result in joint.results if result.kind is OutputKind.LOSS]
     if len(losses) != 1 or losses[0].numel() != 1:
         shapes = [tuple(loss.shape) for loss in losses]

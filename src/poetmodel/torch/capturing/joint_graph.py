@@ -32,16 +32,22 @@ ANNOTATION: Final = "poetmodel.module"
 """Key under a node's ``custom`` annotations: path of the module in which the node was recorded."""
 
 LOCATION: Final = "poetmodel.place"
-"""Key under a node's ``custom`` annotations: the module and the user's line, as text."""
+"""Key under a node's ``custom`` annotations: the module and, if known, the line, as text."""
 
 
 def format_path(path: str) -> str:
-    """Return a path in the captured module relative to the user's module, for display."""
+    """Return a path in the captured module relative to the user's module, for display.
+
+    Returns "" for the user's module itself, and paths in a loss module unchanged.
+    """
     return path.removeprefix(BODY).lstrip(".")
 
 
 def location_suffix(node: fx.Node) -> str:
-    """Return " in MODULE at LINE" of a node for messages; "" if the module is unknown."""
+    """Return " in MODULE at LINE" of a node for messages; "" if the module is unknown.
+
+    An unknown line is omitted.
+    """
     notes = node.meta.get("custom") or {}
     path = format_path(notes.get(ANNOTATION, ""))
     location = notes.get(LOCATION) or (f"module {path!r}" if path else "")
@@ -59,9 +65,10 @@ class InputKind(StrEnum):
     TANGENT = "tangent"
     """The gradient that starts the backward pass, with the shape of the loss."""
     CONSTANT_TENSOR = "constant"
-    """A tensor that the module's code refers to."""
+    """A tensor that the module's code refers to, but no parameter, buffer or input."""
     MOMENT = "moment"
-    """A state tensor of an optimizer for a parameter."""
+    """A state tensor of an optimizer for a parameter, or state that only an exported step has, such
+    as a gradient sum."""
     LEARNING_RATE = "learning rate"
     """The learning rate of a parameter group when the step begins."""
 
@@ -75,17 +82,17 @@ class OutputKind(StrEnum):
     OUTPUT = "output"
     """A further output of the model; returned at the end of the step, detached."""
     GRADIENT = "gradient"
-    """The gradient of an input; accumulated into ``.grad`` of the input."""
+    """The gradient of a graph input; accumulated into ``.grad`` of its tensor."""
     MUTATION = "mutation"
-    """The new value of a buffer or input; copied into the buffer or input at the end of the
-    step."""
+    """The new value of a graph input that forward changes, such as a buffer; copied into its tensor
+    at the end of the step."""
 
 
 class OptimizerValue(Protocol):
     """An optimizer's value that a step reads, such as a moment."""
 
     def value(self) -> torch.Tensor:
-        """Return the current value."""
+        """Return the current value, or the initial value of state that does not exist yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +109,8 @@ class InputSpec:
     """Path of a parameter or buffer in the captured module, such as ``model.conv1.weight``; of a
     constant its attribute in the graph module; empty for other kinds."""
     name: str
-    """Name for display: the path in the user's module, or ``inputs[0]``."""
+    """Name for display: of a captured parameter, buffer or constant its path in the user's module,
+    of an input as in `input_names`; otherwise the kind, or the name of the optimizer's value."""
     position: int = 0
     """Position of a user input among the flat inputs; otherwise 0."""
     optimizer_value: OptimizerValue | None = None
@@ -133,7 +141,7 @@ class Lookup:
     """Finds the tensors at fixed paths in a module, such as ``layers.0.weight``.
 
     Each call finds the current objects, because modules and tensors may be replaced between calls.
-    A module on more than one path is read once, for speed.
+    A call looks up each module path once, for speed.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -149,7 +157,8 @@ class Lookup:
     def __call__(self, module: torch.nn.Module) -> list[torch.Tensor]:
         """Return the current tensors, in the order of the paths.
 
-        Raises `AttributeError` if a path no longer exists.
+        A parameter or buffer that was set to None is returned as None. Raises `AttributeError` if a
+        path no longer exists.
         """
         modules = {"": module}
         for path, owner, name in self._modules:
@@ -176,11 +185,14 @@ class Joint:
     module: torch.nn.Module
     """The captured module: applies the user's module, at `BODY`, and the loss to flat inputs."""
     graph_module: fx.GraphModule
-    """Forward, loss and backward; functional: no operation changes a tensor in place."""
+    """Forward, loss, backward and, with `optimizer`, updates; functional: no operation changes a
+    tensor in place."""
     arguments: tuple[InputSpec, ...]
-    """Graph inputs: placeholders in order, then constants."""
+    """Graph inputs: captured placeholders in order, captured constants, then inputs that later
+    changes of the graph add, such as values of an optimizer."""
     results: tuple[OutputSpec, ...]
-    """Graph outputs in order; absent gradients are omitted."""
+    """Graph outputs in order; absent gradients are omitted. With `optimizer`, only the loss and
+    other outputs of the model."""
     input_spec: Any
     """Nesting of the inputs (``torch.utils._pytree.TreeSpec``)."""
     inputs: tuple[Any, ...]
@@ -192,9 +204,10 @@ class Joint:
     output: OutputStructure | None = None
     """Structure of the model's output if inputs are named; None if the step returns the loss."""
     accumulate: int = 1
-    """Divisor of the loss at the start of the backward pass."""
+    """Number by which the loss is divided for the backward pass, but not in the output."""
     finite_check_lines: tuple[str, ...] = ()
-    """Lines that test whether numbers are finite; if a test fails, the step is undone."""
+    """Lines that test whether numbers are finite or in range, or a matrix is invertible. If a test
+    fails, the step is undone, and raises `CaptureError`."""
     optimizer: torch.optim.Optimizer | None = None
     """Optimizer whose updates are part of the step; None for a step that ends with the
     gradients."""
@@ -212,7 +225,10 @@ class Joint:
         return Lookup([argument.target for argument in self.module_arguments])
 
     def module_tensors(self) -> list[torch.Tensor]:
-        """Return the current tensors of `module_arguments`."""
+        """Return the current tensors of `module_arguments`.
+
+        Raises `AttributeError` if the path of one no longer exists.
+        """
         return self._lookup(self.module)
 
     @cached_property
@@ -238,7 +254,10 @@ class Joint:
         return input_names(self.input_spec, by_name=self.output is not None)
 
     def build_output(self, loss: torch.Tensor, other_tensors: Sequence[torch.Tensor]) -> Any:
-        """Return the output of a step: the loss, or the model's output with these tensors."""
+        """Return the output of a step: the model's output with these tensors, or the loss alone.
+
+        It is the loss alone if `output` is None.
+        """
         return loss if self.output is None else self.output.build(loss, other_tensors)
 
     def tensors_by_name(self, output: Any) -> dict[str, torch.Tensor]:
@@ -291,9 +310,9 @@ class Joint:
     def value(self, argument: InputSpec, inputs: Sequence[Any] | None = None) -> torch.Tensor:
         """Return the current value of an argument; `inputs` are by default those of the capture.
 
-        Returns the parameter, buffer, input, constant or optimizer value itself, not a copy. For a
-        tangent returns ones divided by `accumulate`. An input that is a number is returned too,
-        although the graph contains the number of the capture.
+        Returns a parameter, buffer, input or constant itself, not a copy; for a value of an
+        optimizer ``OptimizerValue.value()``; for a tangent ones divided by `accumulate`. An input
+        that is a number is returned too, although the graph contains the number of the capture.
         """
         if argument.kind is InputKind.USER_INPUT:
             flat_inputs = self.inputs if inputs is None else inputs

@@ -36,9 +36,9 @@ class ModuleSnapshot:
     """A snapshot of the state of a step's modules, to be restored after forward passes.
 
     Covers attributes, hooks, submodules, parameters, buffers and modes; the content of containers
-    and of objects of a user's classes that a module refers to; flags and hooks of its tensors;
-    PyTorch's global module hooks; classes of modules, which parametrizations change. Values of
-    tensors are not covered.
+    and user objects (`is_user_object`) that a module refers to; ``requires_grad``, hooks and
+    attributes of parameters and buffers; PyTorch's global module hooks; classes of modules, which
+    parametrizations change. Values of tensors are not covered.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -60,7 +60,10 @@ class ModuleSnapshot:
         """Whether no forward pass of the current export has begun yet."""
 
     def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Container]:
-        """Yield the attributes of a module, and containers and user objects reachable from them."""
+        """Yield the attributes of a module, and containers and user objects reachable from them.
+
+        Those that an earlier call has yielded are omitted.
+        """
         visited_ids = self._visited_ids  # containers of several modules are yielded once
         attributes = vars(module)
         self._owners[id(attributes)] = module
@@ -82,14 +85,17 @@ class ModuleSnapshot:
             pending += [(key, item) for item in items if not isinstance(item, _PLAIN_TYPES)]
 
     def instances_of(self, types: tuple[type, ...]) -> Iterator[Any]:
-        """Yield the instances of `types` in the snapshot, once for each container that has them."""
+        """Yield the instances of `types` that are items or attributes in the snapshot.
+
+        An object in several containers is yielded several times.
+        """
         for container in self._containers:
             for value in container.values():
                 if isinstance(value, types):
                     yield value
 
     def contents(self) -> Iterator[tuple[str, str, Any, Any, bool]]:
-        """Yield each container of the modules.
+        """Yield each container of the modules, without those of PyTorch's global hooks.
 
         Yields (module path, attribute, holder, content in the snapshot, `is_owner`). The attribute
         is empty for the attributes of a module itself. With `is_owner` the content is the
@@ -113,13 +119,16 @@ class ModuleSnapshot:
         )
 
     def restore(self, *, is_capturing: bool = False) -> tuple[tuple[str, str], ...]:
-        """Restore the snapshot; return (path, attribute) of each attribute that lost a tensor.
+        """Restore the snapshot; return (path, attribute) of each replaced content with a tensor.
+
+        The content is the value of an attribute, or all items of a container in it.
 
         With `is_capturing`, a forward pass of a capture begins, for which PyTorch has replaced
         parameters and buffers and may have set hooks. Parameters and buffers are then left
-        unchanged, and hooks restored to those before the first such pass.
+        unchanged, and hooks of modules restored to those before the first such pass since the last
+        restoration without `is_capturing`.
 
-        Attributes that every module has, or that hooks derive from parameters, are not returned.
+        Attributes that every module has, or that modules derive from parameters, are not returned.
         """
         is_first_pass = is_capturing and self._is_before_first_pass
         self._is_before_first_pass = not is_capturing
@@ -255,7 +264,7 @@ _REPLACED_ATTRIBUTES: Final = ("_parameters", "_buffers")
 def is_user_object(value: Any) -> bool:
     """Return whether an object has attributes, and its class is not of Python, PyTorch or NumPy.
 
-    True for `UserDict` and `UserList`.
+    True for `UserDict` and `UserList`, False for classes and Python modules.
     """
     if isinstance(value, UserDict | UserList):
         return True
@@ -282,13 +291,13 @@ class AssignedBuffers:
         """(path of the module, name) of each buffer that a forward pass has assigned."""
         self._registered_buffers: frozenset[tuple[str, str]] = frozenset()
         self.before_forward: Callable[[], object] | None = None
-        """Called before each forward pass."""
+        """Called before each forward pass; no call if None."""
 
     def register_assigned(self) -> bool:
         """Register the buffers that forward has assigned, so that later passes copy new values.
 
         Returns whether one was not registered before. Raises `CaptureError` if an assigned buffer
-        shares its memory with another buffer.
+        shares its memory with another buffer, or is one tensor under two names.
         """
         has_new = not self._registered_buffers.issuperset(self._assigned_buffers)
         buffers = self._current_buffers()
@@ -310,9 +319,10 @@ class AssignedBuffers:
     def track_pass(self) -> Iterator[None]:
         """Context manager around a forward pass: records which buffers the pass assigns.
 
-        Copies the new values of registered buffers into their tensors. Calls `before_forward`
-        first. Raises `CaptureError` if forward assigns a buffer a value of another shape or type,
-        one that requires a gradient, or None, adds a buffer, or changes parameters.
+        Calls `before_forward` first. Copies the new values of registered buffers into their old
+        tensors, which the modules have again at the end. Raises `CaptureError` if forward assigns a
+        buffer a value of another shape or type, one that requires a gradient, or None; if it adds
+        or removes a buffer; or if it creates, assigns, removes or hooks a parameter.
         """
         if self.before_forward is not None:
             self.before_forward()
@@ -352,7 +362,7 @@ class AssignedBuffers:
     def _check_parameters(
         self, old_parameters: Mapping[tuple[str, str], tuple[torch.Tensor, int]]
     ) -> None:
-        """Raise `CaptureError` if parameters, or their hooks, differ from `old_parameters`."""
+        """Raise `CaptureError` if parameters, or their numbers of hooks, are not the old ones."""
         new_parameters = self._current_parameters()
         for path, key in sorted(old_parameters.keys() | new_parameters.keys()):
             (old_tensor, n_old_hooks), (new_tensor, n_new_hooks) = (
@@ -410,7 +420,7 @@ def _type_and_shape(tensor: torch.Tensor) -> str:
 
 
 def copy_content(value: Any) -> Any:
-    """Return a copy of a container: a dict of a dict, a list of any other container."""
+    """Return a shallow copy of a dict, or a list of the items of any other container."""
     return dict(value) if isinstance(value, dict) else list(value)
 
 
@@ -443,7 +453,8 @@ class _Generator:
 class GeneratorStates:
     """Restores the states of random generators that are not PyTorch's, and detects draws.
 
-    These are ``random``, ``numpy.random`` and generators in modules.
+    These are the generators of ``random`` and ``numpy.random``, and instances of their classes in
+    modules. Generators without a state are ignored.
     """
 
     def __init__(self, name: str, snapshot: ModuleSnapshot) -> None:
@@ -465,7 +476,7 @@ class GeneratorStates:
     def check(self, trail: Sequence[str] = ()) -> None:
         """Raise `CaptureError` if a state has changed since construction.
 
-        `trail` has the modules that are being executed, the innermost last.
+        `trail` has the names of the modules that are being executed, the innermost last.
         """
         for generator, old_state in zip(self._generators, self._old_states, strict=True):
             if _to_comparable(generator.get_state()) != old_state:
@@ -487,7 +498,7 @@ def _is_restorable(generator: _Generator) -> bool:
 
 
 def _find_generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
-    """Yield the generators of ``random`` and ``numpy.random``, and those in modules."""
+    """Yield the generators of ``random`` and ``numpy.random``, and instances in modules."""
     yield _Generator("Python's random", random.getstate, random.setstate)
     for generator in {
         id(python_generator): python_generator
@@ -523,7 +534,7 @@ def _to_comparable(state: Any) -> Any:
 
 _LruCache: Final = type(lru_cache(lambda: None))
 _MAX_DEPTH: Final = 4
-"""Maximum nesting of tuples through which holders of tensors are searched."""
+"""Maximum number of references from a holder, through nested tuples or frozensets, to a tensor."""
 
 
 class Leftovers:
@@ -540,14 +551,17 @@ class Leftovers:
         self._n_old_collections = _count_old_collections()
         """Number of collections before the capture that made surviving objects old."""
         self._removals: list[Callable[[], object]] = []
-        """Functions that empty the registered holders of tensors."""
+        """Functions that remove the tensors from the registered holders."""
         self.holder_names: set[str] = set()
-        """Names, keys and attributes from which the last removal removed tensors."""
+        """Globals, keys of dicts and attributes from which the last `remove_tensors` removed
+        tensors. Other holders have no name here."""
 
     def register_holders(self, error: BaseException) -> bool:
         """Remove the tensors of a capture that failed with `error`, and register their holders.
 
-        Returns whether these are the first holders, so that the capture should be tried again.
+        Returns whether these are the first holders, so that the capture should be tried again;
+        False if there are none. Clears the local variables of tracebacks of `error`.
+
         PyTorch calls the model more than once, and fails if the code stores tensors of the first
         call. Before later calls `empty_holders` removes such tensors.
         """
@@ -561,14 +575,14 @@ class Leftovers:
         return has_first_holders
 
     def empty_holders(self) -> None:
-        """Empty the registered holders of tensors."""
+        """Repeat the removals of tensors from all registered holders."""
         for remove in self._removals:
             remove()
 
     def remove_tensors(self) -> list[Callable[[], object]]:
-        """Remove the tensors of a capture from all holders; return functions that repeat this.
+        """Remove the tensors of a capture from their holders; return functions that repeat this.
 
-        Replaces `holder_names`.
+        Replaces `holder_names`. An LRU cache loses all entries.
         """
         self.holder_names.clear()
         # No name refers to the list of objects, which would be found as a holder itself.
@@ -587,7 +601,10 @@ class Leftovers:
     def _find_removals(
         self, objects: Sequence[Any]
     ) -> tuple[list[Callable[[], object]], Sequence[Any]]:
-        """Return (functions that remove objects from their holders, holders that are tuples)."""
+        """Return (functions that remove objects from their holders, holders that are tuples).
+
+        Frozensets count as tuples. Adds to `holder_names`.
+        """
         object_ids = set(map(id, objects))
         holders = [holder for holder in gc.get_referrers(*objects) if holder is not objects]
         removals = [
@@ -596,13 +613,17 @@ class Leftovers:
         return removals, [holder for holder in holders if isinstance(holder, tuple | frozenset)]
 
     def _recent_objects(self) -> Sequence[Any]:
-        """Return all objects created since construction, and possibly older ones."""
+        """Return tracked objects: all created since construction, and possibly older ones."""
         if sys.version_info >= (3, 14) or _count_old_collections() != self._n_old_collections:
             return gc.get_objects()
         return gc.get_objects(generation=0) + gc.get_objects(generation=1)
 
     def _make_removals(self, holder: Any, object_ids: set[int]) -> Iterator[Callable[[], object]]:
-        """Yield functions that remove objects, given by ``id``, from a holder; record its names."""
+        """Yield functions that remove objects, given by ``id``, from a holder.
+
+        Adds the keys and attributes with these objects to `holder_names`. Yields none for holders
+        of other types, such as tuples.
+        """
         if isinstance(holder, _LruCache):
             yield holder.cache_clear
         elif isinstance(holder, dict):
@@ -625,7 +646,8 @@ class Leftovers:
     def _make_key_removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
         """Return a function that removes a key of a dict, or restores the old global of that name.
 
-        Attributes are set to None instead. Records the key unless the dict is that of an LRU cache.
+        Attributes are set to None instead. Adds the key to `holder_names`, unless the dict is that
+        of an LRU cache.
         """
         old_globals = self._old_globals.get(id(holder), {})
         owners = gc.get_referrers(holder)

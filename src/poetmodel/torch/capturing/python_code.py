@@ -54,9 +54,9 @@ class ExecutedCode:
     """The code object of a function that was executed, with the executed lines."""
 
     def __init__(self, code: CodeType, global_values: dict[str, Any]) -> None:
-        """Find the names that `code` reads and sets.
+        """Find the globals that `code` reads or sets, and the closure variables that it sets.
 
-        Without `is_traced` the list of instructions and these names are not set.
+        Without `is_traced` the list of instructions and these names are missing as attributes.
         """
         self.code = code
         self.global_values = global_values
@@ -65,9 +65,9 @@ class ExecutedCode:
         """Whether executed lines are recorded, and the names in them guarded."""
         self.is_library = origin is CodeOrigin.LIBRARY
         self.first_globals: dict[str, Any] = {}
-        """Values of `global_names` when the function was first called, by name."""
+        """Values of `global_names` when the function was first called, or `ABSENT`, by name."""
         self.first_closure_values: dict[str, Any] = {}
-        """Values of `stored_closure_names` when the function was first called, by name."""
+        """Values of `stored_closure_names` at the first call, or `ABSENT`, by name."""
         self._lines: set[int] = set()
         if not self.is_traced:
             return
@@ -131,7 +131,7 @@ class InstructionList:
         return listing
 
     def find_names(self, opnames: tuple[str, ...]) -> frozenset[str]:
-        """Return the variable names in all instructions named in `opnames`."""
+        """Return the names of variables or attributes in all instructions named in `opnames`."""
         return frozenset(
             str(instruction.argval)
             for instruction in self.instructions
@@ -157,11 +157,11 @@ class FollowingCode:
     ) -> None:
         """Start after the instruction that `frame` executes, or at `position` of `listing`.
 
-        The following code is unknown if `frame` executes neither the read of an attribute nor, with
-        `may_call`, a call.
+        Without `listing`, the following code is unknown if `frame` is None, or executes neither the
+        read of an attribute nor, with `may_call`, a call.
         """
         self._max_assignments = max_assignments
-        """Maximum number of assignments from local variable to local variable that are followed."""
+        """Maximum number of successive assignments to local variables that are followed."""
         self._frame = frame
         self._listing = listing
         self._position = position
@@ -237,8 +237,9 @@ class FollowingCode:
     ) -> list[tuple[Any, FollowingCode]] | None:
         """Return (key, following code) of each key that a container's attribute `name` reads.
 
-        Returns None if all keys may be read. An attribute of a namespace is its own key. Methods
-        that write, and attributes of a subclass, read no key.
+        Returns None if all keys may be read. An attribute of a namespace is its own key, and
+        ``get`` of a dict reads a constant key. Methods that write, and attributes that only a
+        subclass has, read no key.
         """
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):  # UserDict, UserList
@@ -286,7 +287,10 @@ class FollowingCode:
         return keys if n_stores == 1 else None
 
     def _loaded_key(self, instruction: dis.Instruction) -> tuple[bool, Any]:
-        """Return (whether an instruction loads a known key, the key)."""
+        """Return (whether an instruction loads a known key, the key); no slice or tuple is known.
+
+        A local variable is a known key if the frame is given, and the type is exactly str or int.
+        """
         if instruction.opname in _READ_CONSTANT:
             return not isinstance(instruction.argval, slice | tuple), instruction.argval
         if instruction.opname in _READ_LOCAL and self._frame is not None:

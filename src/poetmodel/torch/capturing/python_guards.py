@@ -41,7 +41,8 @@ class Access(StrEnum):
     CELL = "cell"
     """A variable of a closure."""
     COMPUTED = "computed"
-    """An attribute by `getattr`: one in ``__slots__``, or the defaults of a function."""
+    """An attribute by `getattr`: one in ``__slots__``, a field of a named tuple, or the defaults of
+    a function."""
     CONTENT = "content"
     """All items of a container."""
 
@@ -51,7 +52,7 @@ class GuardedPlace:
     """A place that was read: an attribute, an item, a variable, or all items of a holder."""
 
     holder: Any
-    """The object, class, dict, list, container or cell with the value."""
+    """The object, class, function, container or cell with the value."""
     access: Access
     key: Any
     """Name of the attribute or variable, or key of the item; None for all items."""
@@ -62,7 +63,7 @@ class GuardedPlace:
     first_value_or_id: Any
     """The value at the first read if it is plain, otherwise its ``id``."""
     value: Any = ABSENT
-    """The value at the end of the capture, with all state restored."""
+    """The `current_value` at the end of the capture, with all state restored; before `ABSENT`."""
 
     def current_value(self) -> Any:
         """Return the current value, or a snapshot of all items.
@@ -87,7 +88,10 @@ class GuardedPlace:
 
     @property
     def item_id(self) -> tuple[int, Any]:
-        """(``id`` of the dict, list or cell with the value, key of the value in it)."""
+        """(``id`` of the container, class, object or cell with the value, `key`).
+
+        For an instance attribute, the container is the dict of the attributes.
+        """
         holder = attributes_of(self.holder) if self.access is Access.ATTRIBUTE else self.holder
         return (id(holder), self.key)
 
@@ -117,7 +121,8 @@ class PythonGuards:
     def set_constants(self, constants: Sequence[torch.Tensor]) -> None:
         """Prepare the comparisons; tensors in `constants` must stay the same objects.
 
-        Most attributes and items are checked fast, by identity. All other places are slow.
+        Attributes of objects and classes, most items, and whole contents are looked up directly.
+        For all other places the slower `GuardedPlace.current_value` is called.
         """
         snapshots = {
             id(place.holder): place.value
@@ -160,7 +165,7 @@ class PythonGuards:
         return len(self._places)
 
     def hold(self) -> bool:
-        """Return whether all values are equal to the old ones, or are set by forward itself.
+        """Return whether all values equal the old ones, or those that forward itself sets.
 
         If so, stores the current plain values, so that later checks by identity succeed.
         """
@@ -189,7 +194,7 @@ class PythonGuards:
         )
 
     def differences(self) -> Iterator[str]:
-        """Yield a description of each value that has changed."""
+        """Yield a text for each place whose value is neither the old one nor set by forward."""
         for place in self._places:
             if self._is_valid(place):
                 continue
@@ -205,9 +210,9 @@ class PythonGuards:
             yield f"{place.name} was {texts[0]} and is {texts[1]}{format_read_line(place.line)}"
 
     def _display_content(self, holder: Any, old_content: Any, new_content: Any) -> tuple[Any, Any]:
-        """Return two snapshots of a container as dicts, lists or sets, for display.
+        """Return two snapshots of a container as dicts, lists or frozensets, for display.
 
-        Returns two empty texts for containers of other types.
+        Returns two empty texts for other containers than dicts, lists and sets.
         """
         if isinstance(holder, dict):
             n_keys = [len(old_content) // 2, len(new_content) // 2]
@@ -249,12 +254,18 @@ class PythonGuards:
 
 
 def _is_subscriptable(place: GuardedPlace) -> bool:
-    """Return whether ``[]`` reads an item without side effects: no ``__missing__``, no array."""
+    """Return whether ``[]`` returns the stored item itself.
+
+    False for arrays, which create it, and for subclasses of dict, which may have ``__missing__``.
+    """
     return type(place.holder) is dict or not isinstance(place.holder, dict | np.ndarray)
 
 
 def _has_identical_items(holder: Any, snapshot: Any) -> bool:
-    """Return whether a container has the objects of a snapshot; sets and arrays may be equal."""
+    """Return whether a container has the objects of a snapshot, in the same order.
+
+    Sets and arrays only need to be equal.
+    """
     if isinstance(holder, dict):
         items = (*holder, *dict.values(holder))
         return len(items) == len(snapshot) and all(map(is_, items, snapshot))

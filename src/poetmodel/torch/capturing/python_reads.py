@@ -1,14 +1,15 @@
 """Python values that a forward pass reads: recorded during the capture, then guarded.
 
-Code of the model runs once. Each number that it reads from an object, a global or a closure becomes
-part of the captured step, so a guard compares each place that was read before each step.
+Code of the model does not run in a compiled step. Each number that it reads from an object, a
+global or a closure becomes part of the captured step, so before each step a guard checks each place
+that was read.
 
 Attributes are recorded when they are read. During the forward pass the classes of the model and of
-all objects that the code reads have a ``__getattribute__`` that records each read
-(`poetmodel.torch.capturing.python_attributes`). Globals and closure variables are found in the
-executed lines of code (`poetmodel.torch.capturing.python_code`). Of a container one item is
-recorded if a subscript follows the read (``self.d["a"]``), otherwise the whole content
-(`poetmodel.torch.capturing.python_places`).
+objects that the code reads have a ``__getattribute__`` that records each read, except most classes
+of Python and PyTorch (`poetmodel.torch.capturing.python_attributes`). Globals and closure variables
+are found in the executed lines of code (`poetmodel.torch.capturing.python_code`). Of a container
+only the items are recorded that following code reads (``self.d["a"]``); if these are unknown, the
+whole content (`poetmodel.torch.capturing.python_places`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _MODULE_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module())) | {"_flat_weights
 """Attributes of modules that other guards cover."""
 _LOOKUP_METHODS: Final = ("__getattribute__", "__getattr__")
 _MODULE_FILE: Final = torch.nn.Module.__call__.__code__.co_filename
-"""File of `torch.nn.Module`, whose own reads are ignored."""
+"""File of `torch.nn.Module`, whose own reads are ignored, except of ``forward``."""
 
 
 class PythonReads:
@@ -90,12 +91,13 @@ class PythonReads:
         Parameters
         ----------
         on_holder : callable
-            Called with the name and value of each container and object, before code can change it.
-            Returns whether the callback retains a reference until `on_forgotten`.
+            Called with the name and value of each registered container and object, before code can
+            change it. Returns whether the callback retains a reference until `on_forgotten`.
         on_forgotten : callable
-            Called with the ``id`` of each retained object that the forward pass created itself.
+            Called with the set of ``id`` of retained objects that the forward pass created itself.
         on_class : callable
-            Called with each class of recorded objects, and with each of its base classes.
+            Called with each class that is registered, or is the class of a registered object or an
+            argument, and with the base classes of the latter.
         """
         self.places.on_holder, self.places.on_forgotten = on_holder, on_forgotten
         self._attributes.on_class = on_class
@@ -126,7 +128,10 @@ class PythonReads:
         return executed_code.trace_line if executed_code.is_traced else None
 
     def _register_names(self, executed_code: ExecutedCode, frame: FrameType) -> None:
-        """Register a function's globals, closure and classes of arguments before its first line."""
+        """Register a function's globals, closure and classes of arguments before its first line.
+
+        Also stores the first values of variables in `executed_code`.
+        """
         self._is_busy = True
         try:
             code, local_values = frame.f_code, frame.f_locals
@@ -148,7 +153,9 @@ class PythonReads:
     def _record_attribute(self, value: Any, name: str, attribute: Any) -> None:
         """Record that code reads an attribute, with its value or `ABSENT`, once per instruction.
 
-        Reads that other guards cover, and those of PyTorch's own code, are ignored.
+        Ignored are reads that other guards cover, reads in other threads, reads by
+        `torch.nn.Module` itself except of ``forward``, and names that begin with two underscores.
+        ``__dict__`` is recorded, unless PyTorch's code reads it.
         """
         if self._is_busy or not self._is_active or get_ident() != self._thread:
             return
@@ -177,7 +184,11 @@ class PythonReads:
             self._is_busy = False
 
     def _record_read(self, value: Any, name: str, attribute: Any, frame: FrameType) -> None:
-        """Record an attribute that `frame` reads: of an instance or class, or an item of a dict."""
+        """Record an attribute that `frame` reads: of an instance or class, or an item of a dict.
+
+        Of ``__dict__``, the keys that following code reads are recorded. Reads by poetmodel, and of
+        parameters, buffers and submodules, are ignored.
+        """
         self.places.holders.setdefault(id(value), value)  # so that the ``id`` in sites stays unique
         origin = code_origin(frame.f_code.co_filename)
         if origin is CodeOrigin.OWN:
@@ -219,7 +230,11 @@ class PythonReads:
     def _record_class_attribute(
         self, value: Any, name: str, display_name: str, line: Line | None, frame: FrameType
     ) -> None:
-        """Record a class attribute that was read through an instance."""
+        """Record a class attribute or slot that was read through an instance.
+
+        Registers methods and properties. Attributes of classes that are not the user's are only
+        recorded if they are slots, plain values, tuples or containers.
+        """
         for kind in type(value).__mro__:
             if name not in vars(kind):
                 continue
@@ -248,7 +263,7 @@ class PythonReads:
         """Yield each global that executed code may set.
 
         Yields (name of the Python module, its globals, name of the global, value before the code
-        was executed).
+        was executed or `ABSENT`).
         """
         for executed_code in self._codes.values():
             if executed_code.is_traced:
@@ -260,8 +275,8 @@ class PythonReads:
     def stored_closure_variables(self) -> Iterator[tuple[str, CellType, Any]]:
         """Yield each closure variable that executed code may set.
 
-        Yields (name for display, cell, value before the code was executed). Variables that exist
-        only during the forward pass are omitted.
+        Yields (name for display, cell, value before the code was executed or `ABSENT`). Variables
+        that exist only during the forward pass are omitted. May register functions.
         """
         if any(
             executed_code.is_traced and executed_code.stored_closure_names
@@ -301,7 +316,7 @@ class PythonReads:
             cells = self._lasting_cells(executed_code)
             for name, following_code in executed_code.find_reads(READ_GLOBAL):
                 value = executed_code.first_globals.get(name, global_values.get(name, ABSENT))
-                if value is ABSENT:  # a builtin
+                if value is ABSENT:  # a builtin, or not set before the first call
                     continue
                 display_name = f"{_module_name(global_values)}.{name}"
                 line = following_code.line
@@ -406,7 +421,11 @@ def _module_name(global_values: Mapping[str, Any]) -> str:
 
 
 def _is_package_method(value: Any, name: str) -> bool:
-    """Return whether an attribute of an object is a method of a package, except ``forward``."""
+    """Return whether a class that is not the user's defines an attribute, such as a method.
+
+    False for ``forward``, for plain values, tuples and containers, and if no class of `value`
+    defines the attribute.
+    """
     for kind in type(value).__mro__:
         if name in vars(kind):
             is_plain = isinstance(vars(kind)[name], (*PLAIN, *CONTAINERS, tuple))

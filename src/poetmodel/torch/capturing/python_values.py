@@ -41,7 +41,7 @@ PLAIN: Final = (
 )  # fmt: skip
 """Types of immutable values without inner values."""
 CONTAINERS: Final = (dict, list, set, deque, UserDict, UserList, np.ndarray, SimpleNamespace)
-"""Types of objects whose content may change."""
+"""Types of containers, whose content may change."""
 _MAX_DEPTH: Final = 6
 """Maximum depth to which nested values are compared."""
 _MAX_TEXT_LENGTH: Final = 60
@@ -49,7 +49,10 @@ _MAX_TEXT_LENGTH: Final = 60
 
 
 def content_of(container: Any) -> Any:
-    """Return the dict, list, set, deque or array that has the content of a container."""
+    """Return the dict, list, set, deque or array that has the content of a container.
+
+    Any other object is returned unchanged.
+    """
     if isinstance(container, UserDict | UserList):
         return container.data
     return vars(container) if isinstance(container, SimpleNamespace) else container
@@ -79,11 +82,12 @@ def is_iterator(value: Any) -> bool:
 
 
 def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
-    """Return a hashable key of a value: different keys mean different values.
+    """Return a hashable key of a value: different keys mean different values, or another order.
 
-    Plain values, arrays, containers and attributes of objects are compared. Tensors are compared by
-    shape and dtype, modules and objects of the standard library by class, functions, classes and
-    Python modules by name, and values nested deeper than `depth` by type.
+    Plain values, arrays, tuples, containers and attributes of objects are compared. Tensors are
+    compared by shape and dtype; modules, objects of the standard library and objects without
+    ``__dict__`` by class; functions, classes and Python modules by name; and values nested deeper
+    than `depth` by type.
     """
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -128,7 +132,8 @@ def key_has_tensors(key: Any) -> bool:
 def origin_of_module(module: str) -> CodeOrigin:
     """Return the origin of a Python module's code, by the module's name.
 
-    USER for a module without a file.
+    Python's standard modules, PyTorch and poetmodel are recognized by name. USER for any other
+    module that has no file or is not imported.
     """
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names and root != "__main__":
@@ -148,8 +153,8 @@ class Comparison:
     Parameters
     ----------
     snapshots : mapping
-        Content of containers at the capture, by the container's ``id``; containers may have changed
-        since.
+        Snapshots of containers at the capture (`snapshot_of`), by the ``id`` of their `content_of`;
+        containers may have changed since.
     attributes : mapping
         (name, value) of each attribute that was read, by the object's ``id``.
     constants : set of int
@@ -168,7 +173,10 @@ class Comparison:
         self._constants = constants
 
     def is_same(self, old_value: Any, new_value: Any, depth: int = _MAX_DEPTH) -> bool:
-        """Return whether a step captured with `old_value` is also valid for `new_value`."""
+        """Return whether a step captured with `old_value` is also valid for `new_value`.
+
+        False for different objects nested deeper than `depth`, except tensors.
+        """
         if old_value is new_value:
             return True
         kind = type(old_value)
@@ -190,8 +198,9 @@ class Comparison:
     def _is_same_object(self, old_value: Any, new_value: Any, depth: int) -> bool:
         """Return whether two tuples, callables or objects of one type have equal inner values.
 
-        Of objects only the attributes that were read are compared. False for modules, and for
-        objects without such attributes.
+        Frozensets count as tuples; callables are functions, methods and partial functions. Of
+        objects only the attributes that were read are compared. False for modules, for functions
+        with different code, and for objects without such attributes.
         """
         if isinstance(old_value, tuple | frozenset):
             return self.is_same_content(snapshot_of(old_value), snapshot_of(new_value), depth)
@@ -228,7 +237,10 @@ class Comparison:
         return all(self.is_same(old_inner, new_inner, depth) for old_inner, new_inner in pairs)
 
     def is_same_content(self, old_content: Any, new_content: Any, depth: int = _MAX_DEPTH) -> bool:
-        """Return whether two snapshots have the same items, by `is_same`, in the same order."""
+        """Return whether two snapshots have the same items, by `is_same`, in the same order.
+
+        Sets are compared by `comparison_key`, arrays by type, shape and bytes.
+        """
         if type(old_content) is not type(new_content) or len(old_content) != len(new_content):
             return False
         if isinstance(old_content, frozenset):
@@ -249,7 +261,7 @@ def _get_attribute(value: Any, key: str) -> Any:
 
 
 def snapshot_of(content: Any) -> Any:
-    """Return an immutable copy of a container's content.
+    """Return an immutable, shallow copy of a container's content.
 
     It is for a dict a tuple of all keys, then all values; for an array (type, shape, bytes); for a
     set a frozenset; otherwise a tuple of the items.
@@ -265,7 +277,7 @@ def snapshot_of(content: Any) -> Any:
 
 
 def describe(value: Any) -> str:
-    """Return a short description of a value for display."""
+    """Describe a value for display; long plain values, containers and tuples are abridged."""
     if isinstance(value, _Absent):
         return "absent"
     if isinstance(value, torch.Tensor):

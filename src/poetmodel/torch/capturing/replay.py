@@ -1,7 +1,8 @@
 """Execution of the captured graph node by node, with results equal to eager mode bit by bit.
 
 Networks repeat operations. If a replay only measures, expensive operations with equal call keys
-(operator, shapes, strides, types, numbers) are executed once.
+(operator, shapes, strides, types, numbers) are executed once if they run on the CPU. Repetitions
+then have the values of the first execution.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def replay(joint: Joint, execute: Execute = execute_kernel) -> None:
     """Execute every operation once, in graph order, on the inputs of the capture.
 
     `execute` is called with each operation's node, arguments and keywords, and returns the result.
-    Values are freed after their last use. The state of the random generator is restored.
+    Values are freed after their last use. The state of the CPU's random generator is restored.
     """
     values = ((argument.node, joint.value(argument)) for argument in joint.arguments)
     env = {
@@ -85,10 +86,13 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
 class DistinctOpExecutor:
     """Executes expensive operations once per call key; repetitions return the same outputs.
 
-    Convolutions, matrix products, attention and operations with large outputs are expensive: they
-    take nearly all of a step's time. Their times and workspaces do not depend on values. The
-    outputs have the right shapes, but not the values of the step. `replay_distinct` executes all
-    operations if one fails on such values.
+    Convolutions, matrix products, attention and operations with large outputs of floats or booleans
+    are expensive: they take nearly all of a step's time. Their times and workspaces do not depend
+    on values. The outputs have the right shapes, but not the values of the step. `replay_distinct`
+    executes all operations if one fails on such values.
+
+    Outputs that are not on the CPU, or share memory with inputs, are not returned again: then
+    repetitions are executed too.
     """
 
     def __init__(self, joint: Joint, execute: Execute) -> None:
@@ -130,7 +134,7 @@ class DistinctOpExecutor:
 
 
 LARGE_BYTES: Final = 2**18
-"""Outputs of at least this size make an operation expensive [B]."""
+"""Outputs of at least this total size make an operation expensive [B]."""
 
 
 def _is_large(node: fx.Node) -> bool:
@@ -149,7 +153,8 @@ def replay_distinct(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]
     """Replay a step like `replay`, but execute expensive operations once per call key.
 
     Returns, for each operation that was not executed, the operation whose outputs were used; empty
-    if all were executed.
+    if all were executed. If an operation fails after outputs were reused, all operations are
+    executed from the start, without reuse.
     """
     executor = DistinctOpExecutor(joint, execute)
     try:
@@ -175,17 +180,17 @@ def profile_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpPro
     """Execute a step on the inputs of its capture; return the profile of each operation, by node.
 
     ``getitem``, which picks an output of another operation, has no profile. Expensive operations
-    with equal call keys are executed once and have the same profile.
+    with equal call keys are executed once and have the same profile, as in `replay_distinct`.
 
     Raises
     ------
     CaptureError
-        If an operation fails.
+        If an operation fails. A `PoetModelError` of `profiler` is raised unchanged.
     """
     profiles: dict[fx.Node, OpProfile] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Execute and profile a node; raise `CaptureError` if the node fails."""
+        """Execute and profile a node; return its output. Raise `CaptureError` if it fails."""
         try:
             value, profile = profiler(node, arguments, keywords)
         except PoetModelError:

@@ -42,26 +42,30 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.python_reads import PythonReads
 
     ItemId = tuple[int, Any]
-    """(``id`` of the dict, list or cell, key), which identifies an item."""
+    """(``id`` of the container, class or cell, key), which identifies an item. The key is None for
+    all content of a list, set or deque, and for a closure variable."""
 
 
 @dataclass(slots=True)
 class _WatchedHolder:
-    """A container, or the attributes of an object or of a Python file, that code may change."""
+    """A container, or the attributes of an object or Python module, that code may change."""
 
     name: str
     """Name for display; items are ``name.key`` or ``name[key]``."""
     holder: Any
     """The container, object, Python module, class, globals or cell."""
     old_content: Any
-    """Copy of the content before the first forward pass."""
+    """Copy of the content before code of the first forward pass could change it."""
     ignores_items: bool = False
     """Whether the content is the attributes, not the items, of a container. Other objects have only
     attributes."""
 
     @property
     def content(self) -> Any:
-        """The dict, list, set or deque with the items or attributes; None without attributes."""
+        """The dict, list, set or deque with the items or attributes.
+
+        None for arrays, and for objects without attributes.
+        """
         holder = self.holder
         if self.ignores_items:
             attributes = attributes_of(holder)
@@ -106,8 +110,9 @@ class _WatchedHolder:
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
         """Yield (key, old value, new value) of each item that is no longer the same object.
 
-        A changed list, set or deque is yielded as a whole, with the key None. Attributes that every
-        module has, and names that begin with two underscores, are omitted.
+        The value of a missing item is `ABSENT`. A changed list, set or deque is yielded as a whole,
+        with the key None. Attributes that every module has, and attributes and globals whose names
+        begin with two underscores, are omitted.
         """
         old_content, new_content = self.old_content, self.copy_current()
         if not isinstance(old_content, dict):
@@ -136,7 +141,7 @@ class _WatchedGlobal(_WatchedHolder):
         return True
 
     def copy_current(self) -> Any:
-        """Return the current value as a dict, by the name of the global."""
+        """Return the current value, or `ABSENT`, as a dict, by the name of the global."""
         return {key: self.holder.get(key, ABSENT) for key in self.old_content}
 
 
@@ -235,8 +240,8 @@ class StateChanges:
             if key not in OWN_ATTRIBUTES:
                 self._watched[id(watched_holder.content), None] = watched_holder
         self.first_pass_keys: dict[ItemId, Any] = {}
-        """Comparison keys of the values that the first forward pass sets, by `ItemId`. Guards
-        accept these values too, besides the captured ones."""
+        """Comparison keys of the values that the first forward pass sets, by `ItemId`; empty before
+        `check`. Guards accept these values too, besides the captured ones."""
         reads.set_callbacks(
             on_holder=self._watch, on_forgotten=self._unwatch, on_class=self._watch_class
         )
@@ -246,7 +251,8 @@ class StateChanges:
     def _watch(self, name: str, value: Any) -> bool:
         """Watch a container or object; return whether a reference to it is retained.
 
-        Objects of packages and objects that are already watched are ignored.
+        Ignores objects of packages, arrays, objects without attributes, objects that the module
+        snapshot restores, and objects that are already watched.
         """
         kind = type(value)
         is_builtin = isinstance(value, CONTAINERS) or kind.__module__ == "builtins"
@@ -303,7 +309,7 @@ class StateChanges:
         }
 
     def restore(self) -> None:
-        """Restore changed values, except those in modules, which the snapshot restores."""
+        """Restore the values of `_find_changes`, except in modules, which the snapshot restores."""
         for watched_holder, key, old_value, _ in list(self._find_changes()):
             if watched_holder.item_id(key)[0] not in self._snapshot_ids:
                 watched_holder.set_item(key, old_value)
@@ -314,14 +320,15 @@ class StateChanges:
         """Raise `CaptureError` if each forward pass changes Python state; call this after a pass.
 
         Stores the comparison keys of values that the first pass sets in `first_pass_keys`. Does not
-        restore the state at its end.
+        restore the state at its end. Exceptions of `forward` pass unchanged.
 
         Parameters
         ----------
         forward : callable
-            Executes another pass. Called only if the first pass has changed a value.
+            Executes another pass. Called once or twice, only if the first pass has changed a value.
         restore : callable
-            Restores the state before the first pass.
+            Restores the state before the first pass. Called only if the second pass sets other
+            values.
         """
         self._watch_variables()
         first_keys = self._find_changed_keys()
@@ -369,7 +376,9 @@ class StateChanges:
         *,
         only_user_lines: bool,
     ) -> None:
-        """Execute another forward pass; raise `CaptureError` with the lines that change `items`.
+        """Execute another forward pass; raise `CaptureError` if it changes `items`.
+
+        The message describes the first change with its line, if known, and counts further ones.
 
         With `only_user_lines`, only lines of a user's code count, because packages may cache
         values: returns if there is none. Without it, always raises.
@@ -434,7 +443,10 @@ class _ChangeTracer:
         self._compare()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """Compare the items before each line of a user or a package, for `sys.settrace`."""
+        """Compare the items at each call, line and return of a user's or package's code.
+
+        A trace function for `sys.settrace`.
+        """
         path = frame.f_code.co_filename
         if code_origin(path) not in _TRACED_ORIGINS:
             return None
