@@ -56,10 +56,12 @@ def export(
         parameters. The sums are state.
     infer : bool
         Also export ``pm_infer``: the forward pass of `model` in evaluation mode with the current
-        state, after any number of steps. It writes the outputs of the model.
+        state, after any number of steps. It writes the output of the model; without a `loss_fn`,
+        the loss.
     evaluate : bool
-        Also export ``pm_evaluate``: loss and number of correct classes of a batch in evaluation
-        mode. With ``commit`` also ``pm_keep_best`` and ``pm_restore_best``.
+        Also export ``pm_evaluate``: loss of a batch in evaluation mode and, if the targets are
+        class labels, number of correct samples. With ``commit`` also ``pm_keep_best`` and
+        ``pm_restore_best``.
     **options
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
@@ -74,10 +76,11 @@ def export(
     Raises
     ------
     InputError
-        If an option has an invalid value, or `accumulate` is above 1 without an optimizer.
+        If an option has an invalid value, `accumulate` is above 1 without an optimizer, or
+        parameters, buffers, constants or optimizer state are not finite.
     CaptureError
-        If the step cannot be captured, or an operator has no kernel; the message names each, and
-        its module.
+        If the step cannot be captured, `clip_grad_norm` is given without an optimizer, or an
+        operator has no kernel; the message names each operator, and its module.
     BudgetError
         If the RAM or storage limit permits no schedule.
     FlashError
@@ -118,7 +121,7 @@ def export(
 def _export_command(
     optimizer: torch.optim.Optimizer | None, options: dict[str, Any], folder: str | Path
 ) -> str:
-    """Return Python code that repeats the export.
+    """Return Python code that repeats the export, if the ``repr`` of each argument is code.
 
     `options` maps further parameters of `export` to their arguments. The code uses the names
     ``model``, ``loss_fn``, ``inputs`` and, with an optimizer, ``optimizer``.

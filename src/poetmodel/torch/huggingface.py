@@ -27,8 +27,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
 
     Forward pass, loss and backward pass stay within the budget. Other behaviour is unchanged:
     accumulation of gradients, clipping, schedules, evaluation, callbacks, checkpoints and resuming,
-    and ``compute_loss`` of a subclass. Batches of other shapes, such as the last one of an epoch,
-    are compiled when they first occur.
+    and ``compute_loss`` of a subclass. By default, batches of other shapes, such as the last one of
+    an epoch, are compiled when they first occur.
 
     Parameters
     ----------
@@ -41,14 +41,14 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         gradients and the state of the optimizer. Needs an optimizer that `poetmodel.torch.trace`
         supports, and no accumulation; the norm of gradients is not logged.
     **options
-        Other parameters of `poetmodel.torch.compile`, such as ``storage``, and of
+        Parameters of `poetmodel.torch.compile` for training loops, such as ``storage``, and of
         ``transformers.Trainer``. By default ``dynamic="retrace"``.
 
     Raises
     ------
     CaptureError, BudgetError, NoScheduleError, InputError
-        In ``train()``, as by `poetmodel.torch.compile`; in the constructor if several processes
-        train.
+        In ``train()``, as by `poetmodel.torch.compile`. In the constructor, `InputError` if several
+        processes train, or gradients accumulate with `whole_step`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         self.step: Step | None = None
         """The compiled step; None before the first batch."""
         self._compiled_model: torch.nn.Module | None = None
-        """The model of the compiled step; None if a new one must be compiled."""
+        """The model of the compiled step; None if a new step must be compiled."""
         self._whole_step = whole_step
         super().__init__(*args, **options)
         if whole_step and self.args.gradient_accumulation_steps > 1:
@@ -74,7 +74,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
             )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as ``transformers.Trainer`` does; with `whole_step`, finally move state to RAM."""
+        """Train as ``transformers.Trainer`` does; with `whole_step`, finally close the step.
+
+        Closing moves all state to RAM. The next training compiles a new step.
+        """
         try:
             return super().train(*args, **kwargs)
         finally:
@@ -91,7 +94,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         """Execute one step on a batch, and return the loss.
 
         Adds to the gradients in ``.grad``; with `whole_step`, updates parameters instead. Compiles
-        the step on the first batch, and again for another model, after closing the previous step.
+        the step on the first batch, and again for another model, or after `train` has closed the
+        step. Closes the previous step before.
         """
         model.train()
         if num_items_in_batch is not None:
@@ -122,7 +126,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         return {"optimizer": optimizer, "clip_grad_norm": self.args.max_grad_norm or None}
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
-        """Clip gradients, unless the step itself clips them (`whole_step`)."""
+        """Clip gradients and return their norm; with `whole_step`, do neither and return None."""
         return None if self._whole_step else super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:

@@ -56,7 +56,7 @@ def active_ddp() -> DistributedDataParallel | None:
 
 
 def bucket_bytes(module: DistributedDataParallel) -> int:
-    """Return the bytes of the buckets in which DDP reduces gradients [B]."""
+    """Return the bytes of DDP's buckets: those of all parameters that require a gradient [B]."""
     return sum(
         parameter.nbytes for parameter in module.module.parameters() if parameter.requires_grad
     )
@@ -116,8 +116,8 @@ def _fsdp_tensors(state: Any) -> Iterator[Any]:
 def has_compiled_siblings(module: torch.nn.Module) -> bool:
     """Return whether `module` is in a model with another compiled module.
 
-    Compiled modules that contain `module` do not count. The model is that of the outermost
-    module that contains `module`, at most `_MAX_DEPTH` modules away.
+    Compiled modules that contain `module` do not count. The model is the outermost module that
+    contains `module`, at most `_MAX_DEPTH` modules away; without one, the result is False.
     """
     modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
     parents = {id(child): parent for parent in modules for child in parent._modules.values()}
@@ -138,17 +138,18 @@ def _is_compiled(module: torch.nn.Module) -> bool:
 
 
 def wrapper_advice(*, is_sharded: bool) -> str | None:
-    """Return advice on compiling inside of DDP, or of FSDP2 if `is_sharded`; otherwise None."""
+    """Return advice for an active DDP module, else for FSDP2 if `is_sharded`, else None."""
     if active_ddp() is not None:
         return _DDP_ADVICE
     return _SHARDED_ADVICE if is_sharded else None
 
 
 def add_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | None]) -> None:
-    """Register a callback that prepends advice to Dynamo's error if it cannot capture a wrapper.
+    """Register a callback that records advice if Dynamo cannot capture a wrapper.
 
-    PyTorch calls no back end in this case. It calls the callback at the end of each compilation;
-    ``torch._dynamo.reset()`` removes it. A second call registers no further callback.
+    The callback also prepends the advice to Dynamo's error. PyTorch calls it at the end of each
+    compilation, but calls no back end in this case. ``torch._dynamo.reset()`` removes the callback;
+    a second registration before that has no effect.
 
     Parameters
     ----------
@@ -158,7 +159,10 @@ def add_wrapper_advice(find_recorder: Callable[[Any], Callable[[str], object] | 
     """
 
     def prepend_advice(_: object) -> None:
-        """Prepend advice to the current error, and record it, if a wrapper has caused the error."""
+        """Record advice and prepend it to the current error, if that is due to a wrapper.
+
+        Errors of other back ends than those of poetmodel stay unchanged.
+        """
         error = sys.exc_info()[1]
         if not isinstance(error, Unsupported):
             return

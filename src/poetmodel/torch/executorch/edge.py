@@ -121,8 +121,8 @@ def _make_loss_module(
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     """Return (module that computes the loss from the tensors in `inputs`, these tensors).
 
-    The module is a copy of the model with another ``forward``, so that parameters retain their
-    names. Inputs that are no tensors are constants of the module.
+    The module is a shallow copy of the model with another ``forward``, so that parameters retain
+    their names. Inputs that are no tensors are constants of the module.
     """
     flat_inputs, structure = flatten(inputs)
     model_inputs = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
@@ -200,14 +200,14 @@ def _has_kernel(operator: Any) -> bool:
 
 
 def operator_of(node: fx.Node) -> Any:
-    """Return PyTorch's operator for a node of an edge program."""
+    """Return PyTorch's operator for a node of an edge program; ``getitem`` for an item."""
     return getattr(node.target, "_op", node.target)
 
 
 def _check_kernels(name: str, graph: fx.Graph) -> None:
     """Raise `CaptureError` for operators without a kernel.
 
-    Gradients of convolutions have a kernel only for images, with inputs of 4 dimensions.
+    Gradients of convolutions have a kernel only for images, with weights of 4 dimensions.
     """
     operators = dict.fromkeys(operator_of(node) for node in graph.nodes)
     unsupported_names = [str(operator) for operator in operators if not _has_kernel(operator)]
@@ -228,7 +228,8 @@ def _check_kernels(name: str, graph: fx.Graph) -> None:
 class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
     """Graph pass that replaces reshapes by views, and removes pairs of inverse permutations.
 
-    Also removes unused operations. Results have the same bits.
+    Reshapes to other strides than contiguous ones stay. Also removes unused operations. Results
+    have the same bits.
     """
 
     def call(self, module: fx.GraphModule) -> PassResult:
@@ -276,7 +277,7 @@ outputs, for ``gradients`` or ``parameters``; the name of the step's method foll
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """The content of a program's file, and the size of its arena with ExecuTorch's planner."""
+    """The content of a program's file, and sizes of its arena."""
 
     program: bytes
     greedy_bytes: int
@@ -291,7 +292,7 @@ class LoweredProgram:
 
 
 def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> LoweredProgram:
-    """Return the file content of an edge program, with offsets of `place_blocks` or of ExecuTorch.
+    """Convert an edge program to a file's content, with offsets of `place_blocks` or ExecuTorch.
 
     `use_our_offsets` selects `place_blocks`; otherwise ExecuTorch's greedy planner chooses offsets.
     Does not change `edge`.

@@ -36,7 +36,7 @@ class EdgeGraph(StepGraph):
     """
 
     def __init__(self, program: ExportedProgram, *, name: str) -> None:
-        """Profile the operations of `program`, and find its inputs and resident tensors."""
+        """Predict the profiles of the operations, and find the inputs and resident tensors."""
         self._input_nodes, resident_nodes = _split_arguments(program)
         nodes = list(program.graph.nodes)
         self._forward_nodes = set(nodes[: nodes.index(_loss_node(program)) + 1])
@@ -69,7 +69,10 @@ class EdgeGraph(StepGraph):
         return Phase.FORWARD if node in self._forward_nodes else Phase.BACKWARD
 
     def training_graph(self) -> Graph:
-        """Return the training graph, with an end node that reads all results."""
+        """Return the training graph, with an end node that reads all results.
+
+        Inputs and random operations cannot be recomputed.
+        """
         end_node = self.results_node(
             self.find_reads(self.graph.output_node().all_input_nodes).storages
         )
@@ -85,7 +88,7 @@ class EdgeGraph(StepGraph):
 
 
 def _make_profile(node: fx.Node) -> OpProfile:
-    """Return the profile of an operation in which each output has its own memory."""
+    """Return a profile in which each output has its own memory; workspace and time are 0."""
     value = fake_value(node)
     is_single = not isinstance(value, tuple | list)
     tensors = [
@@ -148,10 +151,11 @@ def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.N
 class ReorderOperations(PassBase):  # type: ignore[misc, unused-ignore]
     """Graph pass that puts operations into the order of a plan, with a copy for each recomputation.
 
-    `order` has the indices of the computed operations of `step_graph`.
+    `order` has the index of each computed operation of `step_graph`, again for a recomputation.
 
-    Views are recomputed where they are read. An item of a multi-output result directly follows the
-    result, because a later item would keep all other items in memory.
+    A view is written before its first reader, once for each copy of its input. An item of a
+    multi-output result directly follows the result, because a later item would keep all other items
+    in memory.
     """
 
     def __init__(self, step_graph: EdgeGraph, order: Sequence[int]) -> None:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 DEVICE: Final = "rpi4b"
 """The device for the time estimates of operations, by default."""
 _MAX_ATTEMPTS: Final = 4
-"""Maximum number of attempts to lower a program. Each attempt has less RAM, because the last
-arena was too large."""
+"""Maximum number of attempts to lower a program. Each attempt after the first has less RAM, because
+the last arena was too large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ExecutorchProgram:
     arena_bytes: int
     """Arena of the file; at most the budget [B]."""
     keep_all_bytes: int
-    """Keep-all peak of the program in its arena; 100 % of a budget [B]."""
+    """Keep-all peak of the program, with `resident_bytes`; 100 % of a budget [B]."""
     executorch_bytes: int
     """Arena of the program without poetmodel, with ExecuTorch's greedy planner [B]."""
     greedy_bytes: int
@@ -71,6 +71,7 @@ class ExecutorchProgram:
     recomputed: int
     """Number of recomputations."""
     solve_s: float
+    """Time of the solve of `result` [s]; excludes a fallback to minimum RAM."""
     device: str
     sgd: Mapping[str, Any] | None
     """Arguments of ``get_sgd_optimizer`` besides the parameters; None without an optimizer."""
@@ -82,7 +83,7 @@ class ExecutorchProgram:
         return values | {"path": str(self.path)}
 
     def __str__(self) -> str:
-        """Return sizes, status and solve time in one line."""
+        """Return name, sizes, recomputations, overhead, status and solve time in one line."""
         bound = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         return (
             f"{self.name}: arena {format_bytes(self.arena_bytes)} of "
@@ -129,7 +130,8 @@ def to_executorch(
     device : str or Device
         The device for the time estimates of operations.
     time_limit : float
-        Wall time for schedules and offsets [s].
+        Wall time of one search for a schedule and its offsets [s]. An arena that is too large
+        causes a further search.
     gap : float
         Gap of the overhead at which the solver stops.
     on_progress : callable, optional
@@ -145,7 +147,8 @@ def to_executorch(
     Raises
     ------
     BudgetError
-        If the budget is too small; the message states the smallest budget known to suffice.
+        If the budget is invalid, or too small: the message then states the smallest budget known to
+        suffice.
     CaptureError
         If the step cannot be exported, or an operator has no kernel; the message names it.
     InputError
@@ -153,6 +156,8 @@ def to_executorch(
         paging is requested.
     NoScheduleError
         If no schedule was found in time.
+    VerificationError
+        If the plan violates a rule, or the arena of the file the budget, which is a bug.
     """
     output_path = Path(path)
     _check_arguments(output_path, storage, paging)
@@ -207,8 +212,8 @@ def _solve_and_lower(
 ) -> tuple[SolveResult, Plan, LoweredProgram]:
     """Return (result, plan, program), with less RAM for the solver while the arena is too large.
 
-    Raises `VerificationError` if the arena exceeds the budget after `_MAX_ATTEMPTS`; otherwise as
-    `_solve_fitting`.
+    Raises `VerificationError` if the arena exceeds the budget after `_MAX_ATTEMPTS`; otherwise
+    raises as `_solve_fitting` does.
     """
     excess_bytes = 0
     for _ in range(_MAX_ATTEMPTS):
@@ -231,7 +236,7 @@ def _solve_fitting(
     """Return (result of a schedule whose arena fits, its plan), both checked.
 
     Falls back to the schedule with minimum RAM. Raises `BudgetError` if its arena does not fit
-    either, `NoScheduleError` if there is no schedule, and `VerificationError` if a check fails.
+    either, `NoScheduleError` if no schedule is found, and `VerificationError` if a check fails.
     """
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
     if plan is None or arena is None:
@@ -256,7 +261,7 @@ def _solve_min_ram(
 
     The returned result is a copy of `failed_result`, the result without a schedule that fits, with
     the schedule of minimum RAM. Raises `BudgetError` if the arena of this schedule does not fit
-    either, and `NoScheduleError` if there is no schedule.
+    either, and `NoScheduleError` if no schedule is found.
     """
     ram_bytes = problem.usable_ram_bytes
     exact_options: SolveKeywords = {**options, "gap": 0.0}

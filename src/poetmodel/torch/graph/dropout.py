@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
     """Draw a boolean mask of the elements that dropout retains, as eager PyTorch does.
 
-    The operator has no PyTorch tag; `JointGraph.is_repeatable` compares with this function.
+    This function has no PyTorch tag as random; `JointGraph.is_repeatable` compares with it.
     """
     if p == 1:
         return torch.zeros_like(x, dtype=torch.bool)
@@ -28,7 +28,10 @@ def dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def apply_dropout_mask(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """Return a tensor multiplied by a dropout mask and by 1 / (1 - p), with the bits of eager."""
+    """Return a tensor multiplied by a dropout mask and by 1 / (1 - p), with the bits of eager.
+
+    If `p` is 1, the tensor is multiplied by 0.
+    """
     if p == 1:
         return x.mul(torch.zeros((), dtype=x.dtype, device=x.device))
     return _multiply_noise(mask.to(x.dtype).div_(1 - p), x)
@@ -58,8 +61,8 @@ def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
     """Return a kernel for the backward of dropout, which multiplies as `apply_dropout_mask` does.
 
     PyTorch's kernel mixes types and allocates three tensors. This kernel converts the mask first
-    and multiplies in place: it allocates one tensor, in a third of the time. If `p` is None, the
-    kernel computes the probability from the scale.
+    and, if strides agree, multiplies in place: it allocates one tensor, in a third of the time. If
+    `p` is None, the kernel computes the probability from the scale.
     """
 
     def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:

@@ -31,7 +31,7 @@ def operator_name(node: fx.Node) -> str:
 
 
 def module_path(node: fx.Node) -> str:
-    """Return the path of the module that a forward or backward node belongs to; "" if unknown."""
+    """Return the module path of a forward or backward node; "" for the root or if unknown."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(next(reversed(stack.values()))[0]) if stack else ""
     return path.removeprefix("L['self']").replace("L['model']", "").strip(".")
@@ -71,16 +71,16 @@ def copies_input(target: Any) -> bool:
 
 
 def has_flop_formula(node: fx.Node) -> bool:
-    """Return whether PyTorch counts the FLOP of a node, such as a convolution or matrix product."""
+    """Return whether PyTorch's FLOP counter has a formula for a node, such as a convolution."""
     return getattr(node.target, "overloadpacket", None) in flop_registry
 
 
 def flops_of(target: Any, arguments: Sequence[Any], keywords: dict[str, Any], value: Any) -> int:
     """Return the FLOP of one call of an operator with the output `value`.
 
-    Convolutions, matrix products and attention count as in ``torch.utils.flop_counter``. Any other
-    operation counts one FLOP per element of its largest operand or output, so that it takes time
-    also on devices without a memory bandwidth.
+    Operators with a formula in ``torch.utils.flop_counter``, such as matrix products, count by it,
+    except gradients of convolutions. Any other operation counts one FLOP per element of its largest
+    operand or output, so that it takes time also on devices without a memory bandwidth.
     """
     if target is torch.ops.aten.convolution_backward.default:
         return _convolution_backward_flops(
@@ -103,8 +103,8 @@ def _convolution_backward_flops(
 ) -> int:
     """Return the FLOP of the gradients of a convolution's input and weight.
 
-    `output_mask` selects the gradients. Each counts the FLOP of the convolution; PyTorch's counter
-    ignores the groups in the gradient of the weight.
+    `output_mask` selects the gradients. Each counts the FLOP of the convolution. PyTorch's formula
+    is not used, because it ignores the groups in the gradient of the weight.
     """
     macs = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
     return 2 * int(macs) * sum(output_mask[:2])

@@ -71,7 +71,7 @@ class OpProfile:
     """New storages and outputs of one operation, with its FLOP, memory and time."""
 
     sizes_bytes: tuple[int, ...] = ()
-    """Size of each new storage; empty for a view [B]."""
+    """Size of each new storage; empty for a view or an effect [B]."""
     outputs: tuple[tuple[int, TensorLayout], ...] = ()
     """For each new output (index of its storage in `sizes_bytes`, layout)."""
     flops: int = 0
@@ -89,7 +89,8 @@ class OpProfile:
     def from_call(cls, target: Any, arguments: Any, keywords: Any, value: Any) -> OpProfile:
         """Return the profile of a call that returned `value`; workspace and time are 0.
 
-        Outputs in the storage of an input are views. The profile is empty if all outputs are views.
+        Outputs in the storage of an input are views. The profile is empty, without FLOP and bytes,
+        if no output is a tensor in a new storage.
         """
         inputs = tensors_in((arguments, keywords))
         input_keys = {storage_key(tensor) for tensor in inputs}
@@ -118,7 +119,11 @@ class OpProfile:
         )
 
     def with_layouts(self, value: Any) -> Any:
-        """Return meta tensors with the profile's layouts; other outputs as in `value`."""
+        """Return `value`, an output or a sequence of outputs, with meta tensors for new outputs.
+
+        The meta tensors have the profile's layouts. Views, and outputs that are no tensors, are
+        those of `value`. The result for a sequence is a tuple.
+        """
         storages = [torch.UntypedStorage(size, device="meta") for size in self.sizes_bytes]
         outputs = {
             layout.position: torch.empty(0, dtype=layout.dtype, device="meta").set_(
@@ -194,7 +199,8 @@ class OpProfiler:
     Parameters
     ----------
     measure_times : bool
-        Whether to measure times.
+        Whether times count: then each new key is called twice. Otherwise a time may be that of a
+        first call.
     measure_workspaces : bool
         Whether to measure workspaces, which may take a second call per key. Otherwise they are 0,
         and so are times.
@@ -206,7 +212,7 @@ class OpProfiler:
         self._profiles: dict[Hashable, OpProfile] = {}
 
     def __call__(self, node: fx.Node, arguments: Any, keywords: Any) -> tuple[Any, OpProfile]:
-        """Call a node's kernel; return its outputs and its profile, cached by call key.
+        """Call a node's kernel; return its outputs and its profile, which is cached by call key.
 
         Views are neither measured nor cached, nor are calls if workspaces are not measured.
         """
@@ -284,8 +290,8 @@ def profile_on_synthetic(
     ----------
     graph : torch.fx.Graph
     predicted_profiles : mapping
-        Profiles from `predict_profile` of all nodes that allocate memory or have effects; other
-        nodes are views.
+        Profiles from `predict_profile` of the nodes that allocate memory or have effects. All other
+        nodes are views, or inlined by a compiler.
     profiler : OpProfiler
     is_generated : callable, optional
         Function that returns whether a compiler generates the kernel of a node. Such a node retains
@@ -299,7 +305,7 @@ def profile_on_synthetic(
     """
     profiles: dict[fx.Node, OpProfile] = {}
     measured_values: dict[fx.Node, Any] = {}
-    """Meta tensors of outputs with other strides than predicted, and of views of these outputs."""
+    """Meta tensors of outputs with other layouts than predicted, and of views of these outputs."""
     synthetic_profiler = _SyntheticProfiler(profiler)
 
     def current_value(source: fx.Node) -> Any:
@@ -334,9 +340,10 @@ def profile_on_synthetic(
 
 
 class _SyntheticProfiler:
-    """Profiles operations on tensors of ones; integers are 0, or 1 if the operation fails on 0.
+    """Profiles operations on synthetic tensors.
 
-    All tensors of a type share memory, unless times are measured. Profiles are cached by call key.
+    Floating-point numbers are 1, all other numbers 0, or 1 if the operation fails on 0. All tensors
+    of a type share memory, unless times are measured. Profiles are cached by call key.
     """
 
     def __init__(self, profiler: OpProfiler) -> None:
@@ -364,7 +371,7 @@ class _SyntheticProfiler:
         return execute_on_synthetic(profile_with)
 
     def _synthetic_tensor(self, value: torch.Tensor, integer: int) -> torch.Tensor:
-        """Return a synthetic tensor with the strides and storage size of `value`."""
+        """Return a synthetic tensor with shape, strides and storage size of `value` at offset 0."""
         storage_bytes = value.untyped_storage().nbytes()
         key = (value.dtype, integer)
         memory = None if self._profiler.measures_times else self._memory.get(key)

@@ -32,7 +32,7 @@ def compile_graph(
 ) -> PythonFunction:
     """Compile a graph to a Python function ``step(arguments, ...)``, where `arguments` is a list.
 
-    The list contains the values of the placeholders in their order.
+    The list contains the values of the placeholders in their order, except separate parameters.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def compile_graph(
         Otherwise it clears the list, and deletes the values after their last use, like all other
         values.
     module : torch.nn.Module, optional
-        The module with the attributes that ``get_attr`` nodes read.
+        The module with the attributes of ``get_attr`` nodes, which are read once, at compilation.
 
     Returns
     -------

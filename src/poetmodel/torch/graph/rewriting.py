@@ -47,14 +47,14 @@ class Rewriter:
                 self._output_keys[key[0]].append(key)
         self._placeholders: dict[fx.Node, fx.Node] = {}
         self._newest: dict[OutputKey | fx.Node, fx.Node] = {}
-        """Newest copy of each output by its key; outputs without a storage by their old node."""
+        """Newest copy of each output by its key; subclasses also use old nodes as keys."""
         self._views: dict[tuple[fx.Node, ...], fx.Node] = {}
         """New nodes of views, by (old node of the view, new nodes of its inputs)."""
         self._awaited_keys: set[OutputKey] = set()
         """Keys of results of collectives whose wait is not written yet."""
 
     def add_placeholder(self, node: fx.Node) -> None:
-        """Add a placeholder of the old graph to the new graph."""
+        """Add a placeholder or ``get_attr`` node of the old graph to the new graph."""
         self._placeholders[node] = self.graph.node_copy(node)
 
     def map_node(self, node: fx.Node) -> fx.Node:
@@ -112,11 +112,11 @@ class Rewriter:
         self._newest[key] = self.register_write(wait)
 
     def output_keys(self, storage_index: int) -> list[OutputKey]:
-        """Return (storage index, layout index) of each layout of a storage."""
+        """Return (storage index, layout index) of each output in a storage that has a node."""
         return self._output_keys[storage_index]
 
     def map_placeholder(self, node: fx.Node) -> fx.Node:
-        """Return the new graph's node for a placeholder of the old graph."""
+        """Return the new graph's node for a node that `add_placeholder` has added."""
         return self._placeholders[node]
 
     def register_write(self, new_node: fx.Node) -> fx.Node:

@@ -56,7 +56,7 @@ class Reads:
     storages: tuple[int, ...]
     """Indices of the storages, ascending."""
     views: tuple[fx.Node, ...]
-    """View nodes that each reader executes again, in order; none allocates lasting memory."""
+    """Views and inlined nodes, in graph order: each reader executes them without lasting memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,10 @@ class Operation:
 
     @property
     def is_source(self) -> bool:
-        """Whether the operation represents a value that exists before the step: state or input."""
+        """Whether the operation has the phase of state or of inputs: values from before the step.
+
+        False in an `EdgeGraph`, whose inputs belong to the forward pass.
+        """
         return self.phase in (Phase.STATE, Phase.INPUT)
 
 
@@ -116,7 +119,8 @@ class StepGraph(ABC):
     Raises
     ------
     CaptureError
-        If an operation returns an input together with new memory; see `aliased_inputs`.
+        If an operation returns an input together with new memory, and another operation reads this
+        output; see `aliased_inputs`.
     """
 
     def __init__(
@@ -128,7 +132,10 @@ class StepGraph(ABC):
         effects: Collection[fx.Node] = (),
         is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
     ) -> None:
-        """Add an operation for each source, and for each node with new storages or effects."""
+        """Add an operation for each source, and each node with new storages or effects.
+
+        Inlined nodes without effects have no operation.
+        """
         self.graph = graph
         self.name = name
         self._order = {node: i for i, node in enumerate(graph.nodes)}
@@ -252,7 +259,8 @@ class StepGraph(ABC):
     def find_reads(self, nodes: Iterable[fx.Node]) -> Reads:
         """Return the storages and views from which the values of nodes are read.
 
-        Raises `CaptureError` as `aliased_inputs` does.
+        Skips placeholders and attributes that are no sources. Raises `CaptureError` as
+        `aliased_inputs` does.
         """
         storages: set[int] = set()
         views: set[fx.Node] = set()

@@ -44,9 +44,9 @@ def fake_storage_key(node: fx.Node) -> int | None:
 
 
 def call_key(*arguments: Any) -> Hashable:
-    """Return the key of a call: structure of its arguments, layouts of tensors, other values.
+    """Return the key of a call: structure of its arguments, types and layouts of tensors.
 
-    The elements of tensors do not count.
+    Other values count by type and text. The elements of tensors do not count.
     """
     leaves, spec = _pytree.tree_flatten(arguments)
     return spec, tuple(
@@ -71,7 +71,7 @@ def heap_peak_bytes(work: Callable[[], object]) -> int:
     """Call `work`, and return the peak of the memory that PyTorch allocates during the call [B].
 
     Counts allocated minus freed bytes, by the memory events of PyTorch's profiler. Memory that was
-    allocated before the call does not count.
+    allocated before the call counts negatively when it is freed.
 
     Raises
     ------

@@ -26,7 +26,8 @@ def apply_with_proxies(
     """Compute a layer with autograd; return its int8 result and the proxy of the real result.
 
     `layer` is a `poetmodel.torch.int8.front.QuantizedLayer`. `proxies` are the proxies of the
-    inputs; a proxy is None if no layer before its input trains.
+    inputs; a proxy is None if no layer before its input trains. The result of a dequantization is
+    itself real, and its proxy is unused.
     """
     if layer.flattens:
         inputs = [x.flatten(1) for x in inputs]
@@ -147,7 +148,8 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, output_gradient: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the one or two input proxies, and None for other arguments.
 
-        They follow from the gradient of the proxy; for a dequantization, from `output_gradient`.
+        Gradients follow from that of the result's proxy; for a dequantization, from
+        `output_gradient`. In a sum, a proxy that needs no gradient has None.
         """
         layer, no_gradients = ctx.layer, (None,) * len(ctx.needs_input_grad[3:])
         if layer.operator == "dequantize":

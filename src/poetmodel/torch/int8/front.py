@@ -130,7 +130,7 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
         Raises
         ------
         CaptureError
-            If the input requires a gradient, because a quantized front has none.
+            If gradients are on and the input requires one, because a quantized front has none.
         """
         if x.requires_grad and torch.is_grad_enabled():
             raise CaptureError(

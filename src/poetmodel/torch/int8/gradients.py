@@ -1,4 +1,4 @@
-"""Operators of the backward pass of int8 layers: their definition.
+"""Operators of the backward pass of int8 layers, and updates of int8 weights: their definition.
 
 Gradients are float32 in the order batch, rows, columns, channels. They are gradients with respect
 to real values: ``(byte - zero) * scale`` for activations, ``byte * scale`` for weights. Rounding
@@ -42,7 +42,7 @@ def q8_start(weight: Tensor, zero_x: int) -> Tensor:
 
 @register_operator("(Tensor gradient, Tensor weight, Tensor weight_scale) -> Tensor")
 def q8_pointwise_input_gradient(gradient: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """Return the gradient of a linear layer's input: ``(gradient * scale) @ weight``."""
+    """Return the gradient of a linear layer's input: ``(gradient * weight_scale) @ weight``."""
     return (gradient * weight_scale) @ weight.float()
 
 

@@ -26,11 +26,14 @@ class Levels:
         return to_float32(1.0 / self.scale)
 
     def quantize(self, real: float) -> int:
-        """Return the byte of a real number; the result may be outside of the limits."""
+        """Return the byte of a finite real number; the result may be outside of the limits."""
         return round(float(np.rint(np.float32(real) * np.float32(self.inverse)))) + self.zero
 
     def narrow_limits(self, clamp: tuple[float, float]) -> Levels:
-        """Return a copy with limits narrowed to `clamp`, the real limits of an activation."""
+        """Return a copy with limits narrowed to `clamp`, the real limits of an activation.
+
+        An infinite limit does not narrow.
+        """
         low, high = (self.quantize(x) if math.isfinite(x) else x for x in clamp)
         return replace(self, low=int(max(self.low, low)), high=int(min(self.high, high)))
 

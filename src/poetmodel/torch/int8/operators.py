@@ -51,7 +51,10 @@ def register_operator(schema: str) -> Callable[[Any], Any]:
 
 @register_operator("(Tensor x, float inverse, int zero) -> Tensor")
 def q8_quantize(x: Tensor, inverse: float, zero: int) -> Tensor:
-    """Return ``clamp(rint(x * inverse) + zero)``; x is real (batch, channels, rows, columns)."""
+    """Return ``clamp(rint(x * inverse) + zero)`` in the order batch, rows, columns, channels.
+
+    `x` is real (batch, channels, rows, columns).
+    """
     return _round_to_bytes(_channels_last(x), inverse, zero, _MIN_BYTE, _MAX_BYTE)
 
 
@@ -68,7 +71,8 @@ def q8_pointwise(
 ) -> Tensor:
     """Return the results of a linear layer at each pixel.
 
-    ``acc = initial_sum + sum of x * weight``, then ``rint((acc * scale + bias) * inverse) + zero``.
+    ``acc = initial_sum + sum of x * weight``, then
+    ``clamp(rint((acc * scale + bias) * inverse) + zero)``.
     """
     _check_channels(x, weight.shape[1])
     total = x.double() @ weight.double().T
@@ -91,7 +95,7 @@ def q8_depthwise(
     """Return a convolution of each channel with its own window.
 
     `weight` has rows, columns, channels. ``acc = sum of (x - zero_x) * weight``, in which padding
-    counts as 0.
+    counts as 0, then as in `q8_pointwise`. Does not use `initial_sum`.
     """
     del initial_sum  # only kernels that do not subtract zero_x need it
     _check_channels(x, weight.shape[2])
@@ -119,7 +123,10 @@ def q8_conv2d(
     zero_x: int,
     *rounding: Any,
 ) -> Tensor:
-    """Return a convolution. `weight` has outputs, rows, columns, and channels of a group."""
+    """Return a convolution. `weight` has outputs, rows, columns, and channels of a group.
+
+    As `q8_depthwise`, but ``acc`` is also summed over the channels of the group.
+    """
     del initial_sum
     centred_x = x.double() - zero_x
     outputs, height, width, channels = weight.shape
@@ -149,7 +156,10 @@ def q8_add(
     zero_b: int,
     *rounding: Any,
 ) -> Tensor:
-    """Return ``rint(((a - zero_a) * scale_a + (b - zero_b) * scale_b) * inverse) + zero``."""
+    """Return the sum of two tensors.
+
+    ``clamp(rint(((a - zero_a) * scale_a + (b - zero_b) * scale_b) * inverse) + zero)``.
+    """
     real_a = (a.to(torch.int32) - zero_a).float() * scale_a
     real_b = (b.to(torch.int32) - zero_b).float() * scale_b
     return _round_to_bytes(real_a + real_b, *rounding)
@@ -168,10 +178,10 @@ def q8_average(
     zero_x: int,
     *rounding: Any,
 ) -> Tensor:
-    """Return means of windows: ``rint((sum of (x - zero_x)) * factor * inverse) + zero``.
+    """Return means of windows: ``clamp(rint((sum of (x - zero_x)) * factor * inverse) + zero)``.
 
     `factor` is the scale of x over the number of elements in the window, padding included. A window
-    of one element at each pixel requantizes x to another scale and zero point.
+    of one element requantizes each pixel to another scale and zero point, whatever the stride.
     """
     centred_x = x.to(torch.int32) - zero_x
     if tuple(window) == (1, 1):
@@ -190,7 +200,7 @@ def q8_maximum(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Return the maximum of each window."""
+    """Return the maximum of each window; padding counts as -128."""
     maximum = torch.full((), _MIN_BYTE, dtype=torch.int8)
     for _, elements in window_elements(
         x, window, stride, padding, dilation, padding_value=_MIN_BYTE
@@ -239,6 +249,7 @@ def _output_size(
 
 
 def _check_channels(x: Tensor, expected_channels: int) -> None:
+    """Raise `ValueError` for another number of channels."""
     n_channels = x.shape[-1]
     torch._check_value(  # noqa: SLF001 - a ValueError, as PyTorch raises for shapes
         n_channels == expected_channels,
@@ -247,7 +258,7 @@ def _check_channels(x: Tensor, expected_channels: int) -> None:
 
 
 def _requantize(total: Tensor, scale: Tensor, bias: Tensor, *rounding: Any) -> Tensor:
-    """Convert int32 sums to bytes: scale them, add the bias, and round."""
+    """Convert int32 sums to bytes: scale them, add the bias, round and clamp."""
     return _round_to_bytes(total.float() * scale.float() + bias.float(), *rounding)
 
 
