@@ -37,10 +37,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     """A strategy for one CPU process that compiles ``training_step`` on the first batch.
 
     ``lightning.Trainer(strategy=Strategy(ram="60%"))``. Forward pass, loss and backward pass stay
-    within the budget. Lightning itself does accumulation, clipping, schedules, validation,
-    callbacks, hooks and checkpoints. The Python code of ``training_step`` is executed once for each
-    compilation; its logged and returned values are those of each batch. Batches of other shapes are
-    compiled when they first occur.
+    within the budget. Lightning itself does updates, clipping, schedules, validation, callbacks,
+    hooks and checkpoints. Gradients accumulate over ``accumulate_grad_batches`` batches. The Python
+    code of ``training_step`` is executed only during compilation; its logged and returned values
+    are those of each batch. By default, batches of other shapes are compiled when they first occur.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     whole_step : bool
         Include clipping and the optimizer's updates in the step: the budget also counts parameters,
         gradients and the state of the optimizer. Needs one optimizer that `poetmodel.torch.trace`
-        supports, and no accumulation; in hooks, gradients are None.
+        supports, no accumulation, and no clipping by value; in hooks, gradients are None.
     accelerator, checkpoint_io, precision_plugin
         As for ``lightning.pytorch.strategies.SingleDeviceStrategy``.
     **options
@@ -58,11 +58,13 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
 
     Raises
     ------
-    CaptureError, BudgetError, NoScheduleError, InputError
-        In ``fit()``, as by `poetmodel.torch.compile`; in the constructor if several processes
-        train.
+    CaptureError, BudgetError, NoScheduleError, InputError, PageError
+        In ``fit()``, as by `poetmodel.torch.compile` and its steps. `CaptureError` also for manual
+        optimization, and if ``training_step`` returns None, logs a value that is no tensor, or
+        reads the epoch or the step count. `InputError` also if `whole_step` does not support the
+        trainer's options, and in the constructor if several processes train.
     TypeError
-        For an unknown option.
+        In the constructor, for an unknown option.
     """
 
     def __init__(
@@ -82,21 +84,21 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         super().__init__("cpu", accelerator, checkpoint_io, precision_plugin)
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **options}
         self.step: Step | None = None
-        """The compiled step; None before the first batch."""
+        """The last compiled step; None before the first batch."""
         self._compiled_module: Any = None
         self._whole_step = whole_step
         self._current_trainer: Any = None
         """The trainer of the current batch, for `_attach_trainer`."""
         self._gradients: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-        """Gradients of the first accumulated batch, until Lightning's backward pass."""
+        """(parameter, gradient) pairs of the first accumulated batch, until `backward`."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Execute forward and backward pass; return the result of ``training_step``, detached.
 
-        Compiles on the first batch, and logs the values of the batch. Gradients of the first
-        accumulated batch are stored for `backward`; those of later batches are added in ``.grad``.
-        With `whole_step`, updates parameters instead. Raises `CaptureError` for manual
-        optimization.
+        Compiles on the first batch of a module, and logs the values of the batch. Gradients of the
+        first accumulated batch are stored for `backward`; those of later batches are added in
+        ``.grad``. With `whole_step`, updates parameters instead. Raises `CaptureError` for manual
+        optimization, and the errors of compilation and of the step.
         """
         module: Any = self.lightning_module
         if not module.automatic_optimization:
@@ -141,7 +143,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         return output["returned"]
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Set the gradients of the step instead of a backward pass; Lightning calls its hooks."""
+        """Set the gradients that `training_step` stored, if any, instead of a backward pass.
+
+        Lightning calls its hooks. Returns the loss, detached.
+        """
 
         def set_gradients(*_: Any, **__: Any) -> None:
             for parameter, gradient in self._gradients:
@@ -153,7 +158,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         return loss
 
     def teardown(self) -> None:
-        """Tear down as Lightning does; with `whole_step`, first move state on storage to RAM."""
+        """Tear down as Lightning does; with `whole_step`, first close the step.
+
+        Closing moves state on storage to RAM.
+        """
         if self._whole_step and self.step is not None:
             self.step.close()
             self._compiled_module = None
@@ -162,7 +170,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def _optimizer_options(self, trainer: Any) -> dict[str, Any]:
         """Return the options of `compile` for the optimizer and clipping.
 
-        Raises `InputError` for options of the trainer that a step does not support.
+        Raises one `InputError` for all unsupported options: several optimizers or none,
+        accumulation, and clipping by value.
         """
         errors = []
         if len(self.optimizers) != 1:
@@ -189,7 +198,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
 
         ``logged`` is the list from `_attach_trainer`. `other_arguments` are the arguments after
         `batch`, such as the batch index, as tensors. The loss is divided by `accumulated_batches`.
-        Raises `CaptureError` if ``training_step`` returned None.
+        Raises `CaptureError` if ``training_step`` returned None, and as `find_loss` does.
         """
         with (
             self._attach_trainer(module) as logged_entries,
@@ -210,16 +219,20 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
 
     @contextmanager
     def _attach_trainer(self, module: Any) -> Iterator[list[dict[str, Any]]]:
-        """Attach the trainer to the module; yield a list of the arguments of its calls of ``log``.
+        """Context manager that attaches the trainer to the module; yields a list.
 
-        Raises `CaptureError` if the module logs values that are no tensors, or reads the epoch or
-        the step count: a compiled step would repeat their values from the capture.
+        Each call of ``log`` inside appends its arguments to the list. Raises `CaptureError` if the
+        module logs a value that is no tensor, or reads the epoch or the step count: a compiled step
+        would repeat these values from the capture.
         """
         name, trainer = type(module).__name__, self._current_trainer
         log_signature, entries = signature(type(module).log), []
 
         def log(*args: Any, **kwargs: Any) -> None:
-            """Record the arguments of a call of ``log``; raise for values that are no tensors."""
+            """Record the arguments of a call of ``log``.
+
+            Raises `CaptureError` for a value that is no tensor.
+            """
             entry = log_signature.bind(module, *args, **kwargs).arguments
             del entry["self"]
             if not isinstance(entry["value"], torch.Tensor):

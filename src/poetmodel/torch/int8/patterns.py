@@ -1,4 +1,4 @@
-"""Patterns: convert a PyTorch operator between dequantize and quantize to one int8 layer."""
+"""Patterns: convert PyTorch operators between dequantize and quantize to int8 layers."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     Convert = Callable[[Reader, fx.Node], Any]
 
 PATTERNS: Final[dict[Any, Convert]] = {}
-"""The function that converts each operator."""
+"""Functions that convert a node to its value in `Reader.values`, by operator."""
 
 aten: Final = torch.ops.aten
 _IMAGE_RANK = 4
-"""Number of dimensions of batches of images, and of their weights."""
+"""Number of dimensions of a batch of images, and of the weight of its convolutions."""
 _N_SIDES = 4
 """Number of sides of an image that a padding of rows and columns extends."""
 
 
 def _register_conversion(*targets: Any) -> Callable[[Convert], Convert]:
-    """Return a decorator that registers a function as the conversion of operators."""
+    """Return a decorator that registers a function in `PATTERNS` for some operators."""
 
     def register(convert: Convert) -> Convert:
         PATTERNS.update(dict.fromkeys(targets, convert))
@@ -67,10 +67,11 @@ def _convert_pass_through(reader: Reader, node: fx.Node) -> Any:
 
 @_register_conversion(aten.conv2d.default, aten.conv2d.padding, aten.convolution.default)
 def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a convolution.
+    """Convert a convolution, with the padding of its operand, to a pending layer.
 
     A 1x1 convolution with stride 1, no padding and one group becomes a linear layer at each pixel.
-    Rescaling constants are the initial sum, scale and bias of each output, by buffer name.
+    Several groups of one channel and one output each become a depthwise layer. Refuses transposed
+    convolutions, and those of one or three dimensions.
     """
     x, weight, bias, stride, padding, dilation, *other_arguments = arguments_of(node)
     if node.target is aten.convolution.default:
@@ -155,7 +156,11 @@ def _make_linear_layer(
     *,
     flattens: bool = False,
 ) -> PendingLayer:
-    """Return a pending linear layer, or 1x1 convolution, with its weight and constants."""
+    """Return a pending linear layer, or 1x1 convolution, with its weight and constants.
+
+    `rescaling_constants` are those from `Reader.read_weight_and_constants`. `flattens` states
+    whether the layer flattens each sample first.
+    """
     _, scales = reader.read_weight(node, arguments_of(node)[1])
 
     def make_layer(levels: Levels) -> QuantizedLayer:
@@ -174,7 +179,7 @@ def _make_linear_layer(
 
 @_register_conversion(aten.constant_pad_nd.default, aten.pad.default)
 def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
-    """Convert a padding with zeros to a padded value; refuse other paddings."""
+    """Convert a padding of rows and columns with zeros to a padded value; refuse other paddings."""
     x, pads, *options = arguments_of(node)
     value = options[-1] or 0
     mode = options[0] if node.target is aten.pad.default else "constant"
@@ -188,7 +193,10 @@ def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
 def _split_padding(
     reader: Reader, node: fx.Node, x: Any
 ) -> tuple[QuantizedValue, tuple[int, int, int, int]]:
-    """Return a convolution's quantized input, and the zeros around it as `PaddedValue.padding`."""
+    """Return a convolution's quantized input, and the zeros around it as `PaddedValue.padding`.
+
+    Refuses an input that is not quantized, padded or not.
+    """
     value = reader.values.get(x)
     if isinstance(value, PaddedValue) and isinstance(value.value, QuantizedValue):
         return value.value, value.padding
@@ -227,11 +235,14 @@ def _convert_relu6(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.add.Tensor, aten.add_.Tensor)
 def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a sum of two quantized values of the same shape; refuse a factor other than 1."""
+    """Convert a sum of two quantized values; their shapes are not compared.
+
+    Refuses a factor other than 1, and values that are not flattened from the same shape.
+    """
     x, y, factor = (*node.args, node.kwargs.get("alpha", 1))[:3]
     sources = tuple(reader.read_quantized(node, operand) for operand in (x, y))
     if factor != 1 or sources[0].flattened_shape != sources[1].flattened_shape:
-        reader.refuse(node, "expected the sum of two quantized tensors of one shape")
+        reader.refuse(node, "expected the sum of two quantized tensors of one shape, with alpha=1")
     input_scales_and_zeros = tuple(
         number
         for source in sources
@@ -248,7 +259,10 @@ def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.max_pool2d.default)
 def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
-    """Add the layer of a max pool; return its value, which has the levels of the input."""
+    """Add the layer of a max pool; return its value, which has the levels of the input.
+
+    Refuses ``ceil_mode``.
+    """
     x, window, stride, padding, dilation, uses_ceil = arguments_of(node)
     source = reader.read_quantized(node, x)
     if uses_ceil:
@@ -293,6 +307,7 @@ def _convert_global_mean(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.mean.dim)
 def _convert_mean(reader: Reader, node: fx.Node) -> PendingLayer:
+    """Convert a mean over rows and columns; refuse other dimensions."""
     x, dimensions, keeps_dimensions, _ = arguments_of(node)
     if sorted(dimension % _IMAGE_RANK for dimension in dimensions or ()) != [2, 3]:
         reader.refuse(node, f"expected the mean over rows and columns, got dimensions {dimensions}")
@@ -309,8 +324,8 @@ def _make_mean_layer(
 ) -> PendingLayer:
     """Return a pending mean of windows, or of all pixels if `window_arguments` is None.
 
-    `window_arguments` are window, stride and padding. `flattens` states whether the mean has one
-    row per sample.
+    `window_arguments` are window, stride and padding. `flattens` states whether the result has one
+    row per sample. Refuses an operand that is not quantized.
     """
     source = reader.read_quantized(node, x)
     if window_arguments is None:
@@ -333,7 +348,7 @@ def _make_mean_layer(
 def _convert_flatten(reader: Reader, node: fx.Node) -> Any:
     """Convert a reshape to one row per sample, or to the same shape, without a layer.
 
-    The following linear layer reorders its weight. Refuses other reshapes.
+    A linear layer after it reorders its own weight. Refuses other reshapes.
     """
     source = reader.read_quantized(node, node.args[0])
     shape, new_shape = reader.read_shape(node, node.args[0]), tuple(node.meta["val"].shape)

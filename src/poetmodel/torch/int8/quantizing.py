@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 aten: Final = torch.ops.aten
 _WEIGHT_OPERATORS: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linear.default)
-"""Operators with a weight."""
+"""Operators with a weight that the quantizer annotates."""
 HEADROOM: Final = 1.5
 """Default factor for ranges that change during training."""
 _LAST_PATTERN: Final = re.compile(r"last-(\d+)")
@@ -40,7 +40,7 @@ _ACTIVATIONS: Final = (
     aten.hardtanh_.default,
     aten.clamp.default,
 )
-"""Activations that are fused into the kernel of an operator with a weight, or a sum."""
+"""Activations that can be fused into the kernel of an operator with a weight, or of a sum."""
 _SUMS: Final = (aten.add.Tensor, aten.add_.Tensor)
 _MEANS: Final = (aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten.mean.dim)
 _LEVEL_PRESERVING: Final = (
@@ -51,7 +51,7 @@ _LEVEL_PRESERVING: Final = (
     aten.dropout.default,
     aten.pad.default,
 )
-"""Operators whose results are elements of their input, in the same quantization."""
+"""Operators whose results are elements of their input, or padding, in the same quantization."""
 
 
 def quantized(
@@ -64,8 +64,9 @@ def quantized(
 ) -> QuantizedFront:
     """Convert a model or its first part to int8: frozen, or with layers that train.
 
-    Weights are quantized symmetrically per output channel, activations per tensor by their ranges
-    on example batches. A batch norm directly after a convolution is folded into it.
+    The weights of a float `front` are quantized symmetrically per output channel, its activations
+    per tensor by their values on example batches. A batch norm directly after a convolution is
+    folded into it. The quantization of a converted module is unchanged, except for `headroom`.
 
     Parameters
     ----------
@@ -73,20 +74,20 @@ def quantized(
         The first part of a model, from its input: convolutions and linear layers with ReLU or
         ReLU6, sums, pools and means. Or a module converted by PT2E with any quantizer. `front` is
         not changed.
-    batches : iterable of Tensor or tuple, optional
-        Example batches of the input of `front`, in float32, preprocessed and normalized. Of a
-        tuple, for example from a data loader, the first element is used. Not for a converted
+    batches : iterable of Tensor, tuple or list, optional
+        Example batches of the input of `front`, in float32, preprocessed and normalized. Of a tuple
+        or list, for example from a data loader, the first element is used. Not for a converted
         module.
     train : str or sequence of str, optional
-        Convolutions and linear layers whose int8 weights train: ``all``, ``last-N``, or names or
-        patterns of modules such as ``blocks.3.*``. Default: none.
+        Convolutions and linear layers whose int8 weights and biases train: ``all``, ``last-N``, or
+        names or patterns of modules such as ``blocks.3.*``. Default: none.
     rounding : str, optional
         Treatment of weight changes below one int8 step: ``16 bits`` stores another int8 for each
         weight; ``stochastic`` rounds randomly.
     headroom : float, optional
         Factor, at least 1, by which some ranges exceed those of `front` and `batches`, because
-        training changes them: the ranges of trained weights, and of activations after the first
-        trained layer.
+        training changes them: the ranges of trained weights, and of activations that depend on
+        them.
 
     Returns
     -------
@@ -99,12 +100,14 @@ def quantized(
     MissingExtraError
         If the package torchao is missing, and `front` is not converted.
     CaptureError
-        If `front` cannot be exported by ``torch.export``, or fails on a batch.
+        If ``torch.export`` or torchao cannot convert `front`, or if `front` fails on a batch.
     InputError
-        If an operator has no int8 kernel; the message names the operator and its module. If there
-        is no batch, or one that is not finite or has another shape than the first. If `front` is
-        already quantized, or prepared by PT2E but not converted. If `rounding` or `headroom` is
-        invalid, or a name or number in `train` matches no layer.
+        If an operator or its quantization has no int8 kernel; the message names the operator and
+        its module. If `front` does not have one input and one result. If there is no batch, or one
+        that is no float tensor, is not finite, or has samples of another shape than the first. If
+        `front` is converted and there are batches. If `front` is already a `QuantizedFront`, or
+        prepared by PT2E but not converted. If `rounding` or `headroom` is invalid, or a name or
+        number in `train` matches no layer.
 
     Notes
     -----
@@ -153,10 +156,11 @@ def convert_network(
     headroom: float,
     label: str = "",
 ) -> QuantizedFront:
-    """Convert a PT2E module to a front, or to a network if `train` selects layers.
+    """Convert a PT2E module to a front; to a network unless `train` is None.
 
-    `label` is the name of the module in messages. Raises `InputError` as `convert_front` does, and
-    if `train` matches no layer.
+    `label` is the name of the module in messages, by default "quantized front" or "quantized
+    network". Raises `InputError` as `convert_front` does, and if a name or number in `train`
+    matches no layer.
     """
     if train is None:
         return convert_front(converted_module, label=label or "quantized front")
@@ -166,7 +170,7 @@ def convert_network(
 
 
 def check_prepared(prepared_module: Any, *, train: str | Sequence[str] | None) -> None:
-    """Raise `InputError` if `train` names unknown layers, or an operator has no kernel."""
+    """Raise `InputError` as `check_operators` does, or if a part of `train` matches no layer."""
     label, nodes = "quantized front", frozenset[Any]()
     if train is not None:
         label, nodes = "quantized network", _select_trained_nodes(prepared_module, train, "train")
@@ -174,7 +178,7 @@ def check_prepared(prepared_module: Any, *, train: str | Sequence[str] | None) -
 
 
 def check_training(rounding: str, headroom: float) -> None:
-    """Raise `InputError` for an unknown rounding, or a headroom below 1."""
+    """Raise `InputError` for an unknown rounding, or a headroom below 1 or not finite."""
     if rounding not in ROUNDINGS:
         raise InputError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {quote(rounding)}")
     if not (math.isfinite(headroom) and headroom >= 1):
@@ -184,10 +188,11 @@ def check_training(rounding: str, headroom: float) -> None:
 def _select_trained_nodes(
     converted_module: Any, train: str | Sequence[str], option: str
 ) -> frozenset[fx.Node]:
-    """Return the nodes with weights that `train` selects.
+    """Return the nodes of convolutions and linear layers that `train` selects.
 
-    Raises `InputError` if a pattern matches no node, or if ``last-N`` exceeds the number of nodes;
-    ``all`` may select none. `option` is the name of `train` in the message.
+    Raises `InputError` if the module has no such layers, if a pattern matches none or `train` is
+    empty, or if N of ``last-N`` is not from 1 to their number. `option` is the name of `train` in
+    the message.
     """
     weight_nodes = [
         node
@@ -224,7 +229,10 @@ def _select_trained_nodes(
 
 
 def _read_front_input(batch: Any) -> torch.Tensor:
-    """Return the input of the front from a batch; raise `InputError` if it is no float tensor."""
+    """Return a batch, or its first element if it is a tuple or list.
+
+    Raises `InputError` if this is no float tensor.
+    """
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]
     if not isinstance(batch, torch.Tensor) or not batch.is_floating_point():
@@ -237,7 +245,11 @@ def _read_front_input(batch: Any) -> torch.Tensor:
 
 
 def _read_inputs(batches: Iterable[Any] | None) -> Iterator[torch.Tensor]:
-    """Yield the input of the front from each batch; raise `InputError` for an invalid batch."""
+    """Yield the input of the front from each batch; none if `batches` is None.
+
+    Raises `InputError` for a tensor in place of several batches, and for a batch of a wrong type,
+    of another sample shape than the first, or with values that are not finite.
+    """
     if isinstance(batches, torch.Tensor):
         raise InputError("batches: expected several batches, got one tensor; pass [tensor]")
     sample_shape: torch.Size | None = None
@@ -311,7 +323,8 @@ def _annotate(
 
     `activation_spec` and `weight_spec` are PT2E's specifications of activations and weights;
     `share_spec` creates the specification of a result with the levels of its operand. Calls
-    `annotate` with the node, the specifications of its operands, and the one of its result.
+    `annotate` with the node, the specifications of its operands, and the one of its result, which
+    is None if an activation is fused into the operation. Skips unsupported operators.
     """
     operands = node.all_input_nodes
     output_spec = None if _is_fused(node) else activation_spec

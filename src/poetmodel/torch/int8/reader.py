@@ -1,7 +1,8 @@
-"""Conversion of PT2E modules: each operator between dequantize and quantize becomes one layer.
+"""Conversion of PT2E modules: operators between dequantize and quantize become one layer.
 
-PT2E writes ``dequantize -> operator -> activation -> quantize`` in place of each operator. Patterns
-convert the operators after a dequantize node; they become one layer at the quantize node.
+PT2E writes ``dequantize -> operator -> activation -> quantize`` in place of an operator and its
+activation. Patterns convert the operators after a dequantize node; most become a layer only at the
+quantize node, whose levels they need.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _INT8_LIMITS: Final = (-128, 127)
 """The limits of int8."""
 _MAX_INT32: Final = 2**31 - 1
 _MAX_PRODUCTS: Final = 65_535
-"""Maximum number of products in a kernel's sum."""
+"""Maximum number of products in one sum of a kernel."""
 _MAX_CENTRED_BYTE: Final = 256
 """Upper bound on the absolute value of a byte minus its zero point, by which weights are
 multiplied."""
@@ -46,10 +47,10 @@ multiplied."""
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The layers of a converted module that train, and the options of their training."""
+    """The layers of a PT2E module that train, and the options of their training."""
 
     nodes: frozenset[fx.Node]
-    """Nodes of convolutions and linear layers in the graph of the module."""
+    """Nodes of the convolutions and linear layers that train; empty for a frozen front."""
     rounding: str = ROUNDINGS[0]
     """One of `ROUNDINGS`."""
     headroom: float = 1.0
@@ -83,7 +84,7 @@ class Reader:
     patterns: Mapping[Any, Callable[[Reader, fx.Node], Any]]
     """The function that converts each operator between dequantize and quantize to a value."""
     values: dict[fx.Node, Any] = field(default_factory=dict)
-    """Results of `_convert_node`."""
+    """Results of `_convert_node`, by node."""
     layers: dict[str, QuantizedLayer] = field(default_factory=dict)
     """The layers added so far, by their unique names."""
     wires: list[Wire] = field(default_factory=list)
@@ -101,7 +102,8 @@ class Reader:
     def convert(self) -> QuantizedFront:
         """Convert the module to a `QuantizedFront`, or a `QuantizedNetwork` if layers train.
 
-        Call it once. Raises `InputError` for a module without a conversion.
+        Call it once. Raises `InputError` unless the module has one input and one result, and there
+        is an int8 kernel for each operator and quantization on which the result depends.
         """
         graph = self.module.graph
         result = graph.output_node().args[0]
@@ -141,14 +143,18 @@ class Reader:
     def _add_dequantize(self, node: fx.Node) -> None:
         """Add the layer that dequantizes the result, and set `has_flat_result`.
 
-        Refuses a result that is not quantized.
+        Refuses a result that is padded, not quantized, or not dequantized.
         """
         value = self.values[node]
         is_dequantized = isinstance(value, QuantizedValue) and not (
             is_quantizing(node) and operator_name(node).startswith("quantize")
         )
         if not is_dequantized:
-            self.refuse(node, "it computes the result, which is not quantized; quantize the output")
+            self.refuse(
+                node,
+                "it computes the result, which is no dequantized tensor; quantize and dequantize "
+                "the output",
+            )
         numbers = (to_float32(value.levels.scale), value.levels.zero)
         self._add_layer(
             "dequantize", QuantizedLayer("dequantize", {}, numbers), (value.layer_number,)
@@ -158,7 +164,7 @@ class Reader:
     def _convert_node(self, node: fx.Node) -> Any:
         """Convert a node to `INPUT`, a constant tensor, or a quantized, padded or pending value.
 
-        Returns None for a size, and refuses nodes without a pattern.
+        May add layers. Returns None for a size, and refuses nodes without a pattern.
         """
         if node.op == "placeholder":
             return INPUT
@@ -195,11 +201,13 @@ class Reader:
         )
 
     def _convert_quantization(self, node: fx.Node) -> Any:
-        """Convert a quantize or dequantize node to a quantized value, perhaps a padded one.
+        """Convert a quantize or dequantize node to a quantized value, padded like its operand.
 
-        A quantize node adds the pending layer of its operand, a layer that rescales a quantized
-        operand, or a quantize layer for the input; the layer's wire gets the name of the node,
-        unless the value is padded. Refuses more than one scale for a tensor.
+        A dequantize node only sets the levels. A quantize node adds the pending layer of its
+        operand, or a layer that rescales a quantized operand with other levels. For the input it
+        adds a quantize layer, and a clamp layer if the limits are narrower than int8. Unless the
+        value is padded, the wire of its layer gets the name of the quantize node. Refuses several
+        or computed scales for a tensor, and operands without an int8 kernel.
         """
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
@@ -243,8 +251,8 @@ class Reader:
     def _add_pending(self, pending_layer: PendingLayer, levels: Levels) -> QuantizedValue:
         """Add a pending layer whose result has `levels`, narrowed to its clamp; return the result.
 
-        The layer becomes a `TrainedLayer` if its node trains. If its input already has these
-        levels, no layer is added: the result is the input's value with these levels.
+        The layer becomes a `TrainedLayer` if its node trains. If `make_layer` returns None, no
+        layer is added: the result is the input's value with these levels.
         """
         clamped_levels = levels.narrow_limits(pending_layer.clamp)
         layer = pending_layer.make_layer(clamped_levels)
@@ -282,7 +290,8 @@ class Reader:
     def _read_levels(self, node: fx.Node) -> Levels:
         """Return the int8 levels of a quantize or dequantize node.
 
-        The scale is multiplied by the headroom if training changes the node's value.
+        The scale is multiplied by the headroom if training changes the node's value. Refuses types
+        other than int8 and uint8.
         """
         scale, zero, low, high, dtype = (
             self.read_number(argument) for argument in arguments_of(node)[1:6]
@@ -308,11 +317,14 @@ class Reader:
         return value.item()
 
     def read_quantized(self, node: fx.Node, argument: Any) -> QuantizedValue:
-        """Return the quantized value of an operand; refuse other operands."""
+        """Return the quantized value of an operand; refuse padded values and other operands."""
         value = self.values.get(argument) if isinstance(argument, fx.Node) else None
         if not isinstance(value, QuantizedValue):
             operand_name = operator_name(argument) if isinstance(argument, fx.Node) else argument
-            reason = f"its operand ({operand_name}) is not quantized; quantize it, or end the front"
+            reason = (
+                f"its operand ({operand_name}) is not quantized, or is padded; quantize it, or end "
+                "the front"
+            )
             self.refuse(node, reason)
         return value
 
@@ -324,7 +336,11 @@ class Reader:
         return value
 
     def read_weight(self, node: fx.Node, argument: fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return an int8 weight and its scale for each output; refuse other quantizations."""
+        """Return an int8 weight and its scale for each output.
+
+        Refuses weights of another type, zero points other than 0, and scales along another axis
+        than the first.
+        """
         name = operator_name(argument)
         if name not in ("dequantize_per_channel", "dequantize_per_tensor"):
             self.refuse(node, f"its weight is not quantized to int8 ({name}); quantize it")
@@ -345,6 +361,7 @@ class Reader:
         return weight_bytes, scales.expand(weight_bytes.shape[0]) if scales.numel() == 1 else scales
 
     def _read_tensor(self, node: fx.Node, argument: Any) -> torch.Tensor:
+        """Return a number or constant operand as a tensor; None counts as 0."""
         if isinstance(argument, fx.Node):
             return self.read_constant(node, argument)
         return torch.as_tensor(0 if argument is None else argument)
@@ -355,12 +372,16 @@ class Reader:
         """Return the int8 weight of a layer, and the constants of its sums by buffer name.
 
         The constants are the initial sum (``start``), ``scale`` and ``bias`` of each output.
-        Refuses layers whose sums may exceed 32 bits, or have more than `_MAX_PRODUCTS` products.
+        Refuses weights as `read_weight` does, a bias that is not constant, and layers whose sums
+        may exceed 32 bits or have more than `_MAX_PRODUCTS` products.
         """
         weight_bytes, scales = self.read_weight(node, weight)
         max_sum = weight_bytes.double().abs().flatten(1).sum(1).max()
         if max_sum * _MAX_CENTRED_BYTE > _MAX_INT32 or weight_bytes[0].numel() > _MAX_PRODUCTS:
-            self.refuse(node, "its sums may have more than 32 bits; use fewer input channels")
+            self.refuse(
+                node,
+                "its sums may have more than 32 bits or 65,535 products; use fewer input channels",
+            )
         bias_values = (
             torch.zeros(weight_bytes.shape[0])
             if bias is None
@@ -378,8 +399,8 @@ class Reader:
     def _make_rescaling(self, node: fx.Node, source: QuantizedValue) -> PendingLayer:
         """Return a pending layer that converts a quantized value to other levels.
 
-        The `make_layer` of the layer returns None if the levels are the same, with limits that are
-        not narrower.
+        The `make_layer` of the layer returns None if scale and zero are the same, and the limits
+        are not narrower.
         """
 
         def make_layer(levels: Levels) -> QuantizedLayer | None:
@@ -397,15 +418,16 @@ class Reader:
         )
 
     def clamp_operand(self, node: fx.Node, low: float, high: float) -> PendingLayer:
-        """Return the pending layer of an activation's operand, clamped to `low` and `high`.
+        """Return the operand of an activation as a pending layer, clamped to `low` and `high`.
 
-        Refuses operands without an int8 kernel.
+        For a quantized operand, the layer is a rescaling. Refuses operands that are neither
+        quantized nor pending.
         """
         value = self.values[node.args[0]]
         if isinstance(value, QuantizedValue):
             value = self._make_rescaling(node, value)
         if not isinstance(value, PendingLayer):
-            self.refuse(node, "its input has no int8 kernel")
+            self.refuse(node, "its operand is neither quantized nor computed by an int8 kernel")
         return replace(value, clamp=(max(low, value.clamp[0]), min(high, value.clamp[1])))
 
     def add_layer_with_input_levels(
@@ -418,7 +440,10 @@ class Reader:
         )
 
     def read_shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:
-        """Return the shape of an operand, through nodes that quantize; refuse unknown shapes."""
+        """Return the shape of an operand, or of the operand of quantizing nodes without a shape.
+
+        Refuses unknown shapes.
+        """
         while is_quantizing(argument) and "val" not in argument.meta:
             argument = argument.args[0]
         value = argument.meta.get("val")

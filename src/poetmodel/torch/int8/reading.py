@@ -39,12 +39,12 @@ def _replace_converted(
 ) -> nn.Module:
     """Return the front of a converted module; otherwise the module, or a shallow copy of it.
 
-    In a copy, fronts replace converted submodules. `results` maps each module visited so far to its
-    result; this function adds those of the module and its submodules. `path` is the name of the
-    module in messages.
+    The result is a copy if a submodule is converted, at any depth; fronts replace these modules.
+    `results` maps each module visited so far to its result; this function adds those of the module
+    and its submodules. `path` is the name of the module in messages.
     """
     if module not in results:
-        results[module] = module  # a module that contains itself is not changed
+        results[module] = module  # where a module contains itself, the original stays
         if is_converted(module):
             results[module] = front = convert_front(module, label=_front_label(path))
             front.replaced_parameters = tuple(module.parameters())
@@ -73,7 +73,7 @@ def convert_front(
 
 
 def check_operators(module: nn.Module, *, label: str, training: Training) -> None:
-    """Raise `InputError` if a module prepared by PT2E has an operator without a kernel.
+    """Raise `InputError` if the result of a prepared module needs an operator without a kernel.
 
     PT2E has already removed the batch norms that it folds into convolutions; all other batch norms
     are refused.

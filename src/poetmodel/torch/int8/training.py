@@ -2,7 +2,7 @@
 
 Eager PyTorch with these modules is the definition. The forward pass saves only int8 tensors, and
 the scales of weights. The gradient of a weight belongs to a parameter without memory,
-`TrainedLayer.weight_gradient`; `QuantizedSGD` subtracts the gradient from the bytes of the weight.
+`TrainedLayer.weight_gradient`; `QuantizedSGD` uses this gradient to update the weight's bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SEED_LIMIT: Final = 2**32
 _DEPTHWISE: Final = 3
 """Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 _UPDATE_BLOCK: Final = 8192
-"""Number of weights updated at a time, unless one row is larger."""
+"""Maximum number of weights updated at a time, unless one row is larger."""
 
 
 class TrainedLayer(QuantizedLayer):
@@ -97,8 +97,8 @@ class TrainedLayer(QuantizedLayer):
     def forward(self, *inputs: Tensor, proxies: Sequence[Tensor | None] | None = None) -> Any:
         """Return the int8 result of an int8 input.
 
-        With `proxies`, which has the proxy of the input's real value, return the result and its
-        proxy.
+        With `proxies`, which has the proxy of the input's real value or None, return the result and
+        its proxy.
         """
         result, proxy = apply_with_proxies(self, inputs, proxies or (None,))
         return result if proxies is None else (result, proxy)
@@ -171,7 +171,7 @@ def trained_layers(model: nn.Module) -> dict[int, TrainedLayer]:
 
 
 def broadcast_per_output(values: Tensor, weight: Tensor) -> Tensor:
-    """Reshape `values`, one number per output, so that they broadcast with a weight."""
+    """Return `values`, one number per output, in a shape that broadcasts with a weight."""
     return values if weight.ndim == _DEPTHWISE else values.view(-1, *[1] * (weight.ndim - 1))
 
 
@@ -179,7 +179,7 @@ def broadcast_per_output(values: Tensor, weight: Tensor) -> Tensor:
 
 
 class QuantizedNetwork(QuantizedFront):
-    """An int8 network, or its first part, in which some layers train.
+    """An int8 network, or the first part of a network, in which some layers train.
 
     Create it with `poetmodel.torch.quantized` and `train`. Its input and output are real; gradients
     end at its first trained layer. `QuantizedSGD` is its optimizer.
@@ -191,7 +191,7 @@ class QuantizedNetwork(QuantizedFront):
         Raises
         ------
         CaptureError
-            If the input requires a gradient.
+            If the input requires a gradient, and gradients are enabled.
         """
         if x.requires_grad and torch.is_grad_enabled():
             raise CaptureError(
@@ -202,7 +202,7 @@ class QuantizedNetwork(QuantizedFront):
         return (result.flatten(1) if self.has_flat_result else result).to(x.dtype)
 
     def trained_layers(self) -> dict[str, TrainedLayer]:
-        """Return the layers that train by name, in the order of the network."""
+        """Return the layers that train, by name, in execution order."""
         layers = {wire.layer: self.get_submodule(wire.layer) for wire in self.wires}
         return {name: layer for name, layer in layers.items() if isinstance(layer, TrainedLayer)}
 
@@ -210,9 +210,10 @@ class QuantizedNetwork(QuantizedFront):
 def _call_with_proxy(
     layer: nn.Module, pairs: list[tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return (int8 result, proxy) of a layer; the proxy is None before the first trained layer.
+    """Return (result, proxy) of a layer.
 
-    `pairs` are the inputs of the layer, each with its proxy.
+    The proxy is None if the layer does not train and no input has a proxy. `pairs` are the inputs
+    of the layer, each with its proxy or None.
     """
     inputs, proxies = zip(*pairs, strict=True)
     if not isinstance(layer, TrainedLayer) and all(proxy is None for proxy in proxies):
@@ -226,7 +227,7 @@ _TRAINED_LAYERS: Final[WeakSet[TrainedLayer]] = WeakSet()
 
 
 def _register_layer(layer: TrainedLayer) -> None:
-    """Register a layer, and a hook that refuses its parameters in optimizers of PyTorch."""
+    """Register a layer, and `_check_optimizer` before each step of any optimizer."""
     _TRAINED_LAYERS.add(layer)
     _register_check()
 
@@ -266,7 +267,7 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     lr : float, optional
         Learning rate.
     weight_decay : float, optional
-        Factor of the real weights added to the gradients.
+        Factor of the parameters, or real weights, that are added to the gradients.
     seed : int, optional
         Seed of stochastic rounding, from 0 to below 2^32; exported code has the same seed. Random
         numbers depend on it, the number of the update (``updates`` of the parameter groups), the
@@ -275,8 +276,10 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     Raises
     ------
     InputError
-        If the learning rate or the weight decay is negative or not finite, or the seed is out of
-        range.
+        If the learning rate or the weight decay is negative or not finite, or the seed is no
+        integer in its range.
+    ValueError
+        If no parameter of the model requires a gradient.
     """
 
     def __init__(
@@ -305,7 +308,10 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         return {id(layer.weight_gradient): i for i, layer in enumerate(self._layers)}
 
     def draws(self, group_index: int, site: int) -> RoundingDraws:
-        """Return the random numbers for the next update of layer `site` in a parameter group."""
+        """Return the random numbers for the next update of the layer with index `site`.
+
+        `group_index` is the index of the layer's parameter group.
+        """
         settings = self.param_groups[group_index]
         return RoundingDraws(update=settings["updates"], site=site, seed=settings["seed"])
 

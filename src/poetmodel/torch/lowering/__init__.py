@@ -1,6 +1,6 @@
 """Lowering: convert the operations of a captured step to calls of exported kernels.
 
-Importing the package registers the lowerings of all operators.
+Importing the package registers the lowerings of all supported operators.
 """
 
 from poetmodel.torch.lowering import (

@@ -39,7 +39,7 @@ def with_inference(
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Sequence[Any],
 ) -> LoweredStep:
-    """Return a step with the forward pass of its model in evaluation mode.
+    """Return a step with the forward pass of its model in evaluation mode as `inference`.
 
     Parameters as for `lower`. The forward pass writes the output of the model; without a `loss_fn`,
     the loss. It does not update the model's buffers.
@@ -47,8 +47,8 @@ def with_inference(
     Raises
     ------
     CaptureError
-        If the model does not return one float32 tensor, or draws random numbers in evaluation mode;
-        otherwise as for `lower`.
+        With a `loss_fn`, if the model does not return one float32 tensor. If the pass draws random
+        numbers in evaluation mode; otherwise as for `lower`.
     """
     name = step.graph.name
     model_inputs = inputs if loss_fn is None else inputs[:-1]
@@ -80,16 +80,16 @@ def with_evaluation(
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Sequence[Any],
 ) -> LoweredStep:
-    """Return a step with a forward pass in evaluation mode that computes the loss of a batch.
+    """Return a step with a forward pass in evaluation mode, `evaluation`, that computes the loss.
 
-    Parameters as for `lower`. The pass also counts correctly classified samples if the target has
-    an integer label for each vector of scores that the model returns (along dimension 1, or
-    dimension 0 of a single sample). A sample is correct if its highest score is that of its label.
+    Parameters as for `lower`. With a `loss_fn`, the pass also counts correct labels if the target
+    has an integer label for each vector of several scores that the model returns. Vectors are along
+    dimension 1, or dimension 0 of a single sample. A label is correct if its score is the highest.
 
     Raises
     ------
     CaptureError
-        If evaluation mode draws random numbers; otherwise as for `lower`.
+        If the pass draws random numbers in evaluation mode; otherwise as for `lower`.
     """
     name = step.graph.name
     evaluation = _capture_forward(
@@ -101,10 +101,11 @@ def with_evaluation(
 def _make_counting_loss(
     loss_fn: Callable[..., torch.Tensor] | None,
 ) -> Callable[..., torch.Tensor] | None:
-    """Return a loss function that adds the number of correct samples to the loss of `loss_fn`.
+    """Return a loss function that adds the number of correct labels to the loss of `loss_fn`.
 
-    Returns None if `loss_fn` is None. `_cut_to_output` later cuts the graph before this sum, at the
-    stack of both numbers. A loss module preserves the names of its parameters.
+    Returns None if `loss_fn` is None. Without classes by `_class_dimension`, no number is added.
+    `_cut_to_output` later cuts the graph before this sum, at the stack of the numbers. For a loss
+    module, the result is a module with the same names of parameters.
     """
     if loss_fn is None:
         return None
@@ -132,8 +133,8 @@ def _make_counting_loss(
 def _class_dimension(output: Any, target: Any) -> int | None:
     """Return the dimension of `output` along which classes have scores.
 
-    Returns None unless there are several classes, and `target` has an integer label for each vector
-    of scores.
+    Returns None unless `output` has real scores of several classes, and `target` has an integer
+    label for each vector of scores.
     """
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
@@ -157,8 +158,8 @@ def _capture_forward(
     """Capture and lower a forward pass in evaluation mode.
 
     The output of the pass is the tensor that `sum_function` sums; without this function, the
-    model's loss. `model_inputs` are the first of `inputs`; the pass has no other inputs. Messages
-    contain `option`, which requested the pass, and `step_name`.
+    model's loss. `model_inputs` are the first of `inputs`; the pass has no other inputs. The
+    message about random numbers contains `option`, which requested the pass.
 
     Raises `CaptureError` if the pass draws random numbers; otherwise as for `lower`.
     """
@@ -198,9 +199,10 @@ def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
-    """Cut a captured step to its loss or, if `loss_is_sum`, to the tensor that the loss sums.
+    """Return a step cut to its loss or, if `loss_is_sum`, to the tensor that the loss sums.
 
-    A copy of the loss or of that tensor becomes the only result. Changes the graph of `joint`.
+    A contiguous copy of the loss or of that tensor becomes the only result. Changes the graph of
+    `joint`.
     """
     loss = next(result for result in joint.results if result.kind is OutputKind.LOSS)
     graph = joint.graph_module.graph
@@ -228,8 +230,8 @@ def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
 def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) -> LoweredStep:
     """Return a lowered forward pass whose last node writes to the caller's output.
 
-    Of the flat inputs, only the first `model_input_count` remain. States, and values that no call
-    reads, are removed, too.
+    Of the flat inputs, only the first `model_input_count` remain. All entries of `states`, and
+    initial values that no call reads, are removed, too.
     """
     graph, buffer = step.graph, step.loss.buffer
     last_index = graph.node_of[graph.tensor_index[buffer]]
@@ -264,14 +266,14 @@ def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) ->
 def _remove_shared_values(
     step: LoweredStep, pass_name: str, forward_pass: LoweredStep
 ) -> LoweredStep:
-    """Return a forward pass without initial values that the step already contains.
+    """Return a forward pass without initial values that the step or its passes already contain.
 
-    A different value under a name of the step is renamed, with `pass_name` in the new name.
+    A different value under a name in use is renamed, with `pass_name` in the new name.
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)
-    for evaluation_step in step.forward_passes:
-        step_values.update(evaluation_step.values)
+    for other_pass in step.forward_passes:
+        step_values.update(other_pass.values)
     for name, values in forward_pass.values.items():
         step_value = step_values.get(name)
         if step_value is None:

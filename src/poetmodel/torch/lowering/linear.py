@@ -134,7 +134,8 @@ def _lower_product(
 ) -> None:
     """Lower the product of matrices, or of batches of matrices: ``a @ b``.
 
-    The product overwrites `out`, or is added to `out` if `accumulate`.
+    The product overwrites `out`, or is added to `out` if `accumulate`. Refuses to add to an output
+    without contiguous rows or columns of several elements.
     """
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
         # Kernels compute several elements of a row at once, so that long rows are faster.
@@ -176,7 +177,7 @@ def _lower_loss_sum(
 ) -> None:
     """Add the call of a kernel for the sum or mean of losses, or one loss per element.
 
-    `reduction` is PyTorch's number; `constants` are arguments of the kernel after the tensors.
+    `reduction` is PyTorch's number; `constants` are arguments of the kernel after the shape tables.
     """
     out = op.output()
     views = [convert_operand(op, argument) for argument in operands]
@@ -200,7 +201,7 @@ def _lower_loss_gradient(
 ) -> None:
     """Add the call of a kernel for the gradient of a loss with respect to each element.
 
-    Parameters as for `_lower_loss_sum`.
+    Marks the operation as elementwise. Parameters as for `_lower_loss_sum`.
     """
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
@@ -301,7 +302,10 @@ def _lower_nll_loss_backward(op: Lowering) -> None:
 
 
 def _class_weights(op: Lowering, weight: Any) -> tuple[StridedView | Argument, int]:
-    """Return (weights of classes, their stride); (0, 0), a null pointer, if all weights are 1."""
+    """Return (weights of classes, their stride).
+
+    Returns (0, 0) if `weight` is None: a null pointer, for which all weights are 1.
+    """
     if weight is None:
         return 0, 0
     view = op.value(weight)
@@ -352,8 +356,8 @@ def accumulate_gradient(
     """Lower the addition of gradients to `total`, their sum over batches; return the clipped sum.
 
     Sets the condition of the operation: the calls that clip, and all calls added later, are
-    executed only for the last batch of an accumulation. `count` is the number of batches so far.
-    Refuses a `total` that is not dense.
+    executed only for the last batch of an accumulation. `count` is the number of earlier batches in
+    `total`. Refuses a `total` that is not dense.
     """
     if not total.is_dense:
         op.refuse("expected a dense parameter")

@@ -99,7 +99,7 @@ class StridedView:
         )
 
     def has_layout_of(self, other: StridedView) -> bool:
-        """Return whether two views have the same shape and strides."""
+        """Return whether two views have the same shape and, for sizes other than 1, strides."""
         return self.shape == other.shape and all(
             size == 1 or stride == other_stride
             for size, stride, other_stride in zip(
@@ -173,7 +173,7 @@ class Lowering:
         self._relative_rates = relative_rates or {}
 
     def value(self, argument: Any) -> StridedView:
-        """Return the view of an operand."""
+        """Return the view of an operand that is a tensor, not a number."""
         return self._get_view(argument)
 
     def learning_rate(self, argument: Any) -> ScaledLearningRate:
@@ -181,11 +181,17 @@ class Lowering:
         return ScaledLearningRate(self._relative_rates.get(argument, 1.0))
 
     def output(self, position: int = 0) -> StridedView:
-        """Return the view of an output; a single output has position 0."""
+        """Return the view of an output; a single output has position 0.
+
+        Raises `KeyError` if there is none: see `has_output`.
+        """
         return self._outputs[position]
 
     def has_output(self, position: int) -> bool:
-        """Return whether the operation has an output with elements at a position."""
+        """Return whether the operation allocates an output at a position.
+
+        New values of state, which overwrite the state, do not count.
+        """
         return position in self._outputs
 
     @property
@@ -201,8 +207,9 @@ class Lowering:
     ) -> None:
         """Add a call under `condition`; a view becomes the pointer to its first element.
 
-        `index_range` is (minimum, maximum + 1) of the indices that the kernel may read. Raises
-        `CaptureError` for unknown kernels, and for elements of another type than the kernel's.
+        `index_range` is (minimum, maximum + 1) of valid numbers in the index tensors of the kernel.
+        Raises `CaptureError` for unknown kernels, and for elements of another type than the
+        kernel's.
         """
         if kernel not in kernel_names():
             self.refuse("has no kernel for elements of this type")
@@ -221,12 +228,15 @@ class Lowering:
         self.calls.append(Call(kernel, values, self.condition, index_range))
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise `CaptureError` with the operator, its module and the reason."""
+        """Raise `CaptureError` with the operator, its location in the model, and the reason."""
         raise CaptureError(f"{self.node.target}{location_suffix(self.node)}: {reason}")
 
 
 def _arguments_with_defaults(node: fx.Node) -> tuple[Any, ...]:
-    """Return the arguments of a node in the order of the schema, with keywords and defaults."""
+    """Return the arguments of a node in the order of the schema, with keywords and defaults.
+
+    For an operation without a schema, returns the positional arguments.
+    """
     schema = getattr(node.target, "_schema", None)
     arguments: list[Any] = list(node.args)
     if schema is None:
@@ -273,8 +283,8 @@ def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False)
     """Return the shape table of views of one shape, as defined in ``pm_each.h``.
 
     Dimensions that are contiguous in all views are merged. They are sorted by the strides of the
-    first view, the largest outermost, unless `preserve_order`. Refuses more than `MAX_RANK`
-    dimensions after merging.
+    first view, the largest outermost, unless `preserve_order`. A table without elements has one
+    dimension of size 0. Refuses more than `MAX_RANK` dimensions after merging.
     """
     dimensions = [
         (views[0].shape[i], *(view.strides[i] for view in views))
@@ -313,7 +323,7 @@ def remove_dimensions(view: StridedView, dimensions: Iterable[int]) -> StridedVi
 
 
 def select_dimensions(view: StridedView, dimensions: Sequence[int]) -> StridedView:
-    """Return a view with some of its dimensions, in the given order."""
+    """Return a view with some of its dimensions, in the given order, at index 0 of the others."""
     return replace(
         view,
         shape=tuple(view.shape[i] for i in dimensions),
@@ -342,7 +352,10 @@ def positive_dimension(dimension: int, rank: int) -> int:
 def allocate_workspace(
     op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.REAL
 ) -> StridedView:
-    """Allocate a tensor of 4-byte elements in the workspace; increase `op.workspace_bytes`."""
+    """Allocate a tensor in the workspace; increase `op.workspace_bytes`.
+
+    Each element takes 4 bytes, whatever its type.
+    """
     offset = op.workspace_bytes // 4
     op.workspace_bytes += 4 * math.prod(shape)
     return StridedView(
@@ -385,7 +398,7 @@ def random_site(node: fx.Node) -> int:
 def copy(op: Lowering, out: StridedView, x: StridedView) -> None:
     """Add a call that broadcasts and copies a tensor, and converts its type if necessary.
 
-    Refuses to convert numbers to bytes.
+    Refuses conversions without a kernel, such as numbers to bytes.
     """
     x = x.broadcast(out.shape)
     if out.type is x.type:

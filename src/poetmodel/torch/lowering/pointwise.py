@@ -36,8 +36,8 @@ def lower_pointwise(
 ) -> None:
     """Add the call of a kernel of reals for all elements of the output.
 
-    Marks the operation as elementwise. `constants` are the arguments of the kernel after the
-    tensors.
+    Operands become reals, and are broadcast. Marks the operation as elementwise. `constants` are
+    the arguments of the kernel after the shape table.
     """
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
@@ -99,7 +99,8 @@ _ELEMENTWISE_KERNELS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
 def _lower_elementwise(op: Lowering) -> None:
     """Lower an operator by `_ELEMENTWISE_KERNELS`.
 
-    Operators of integers, and products and quotients with a number, have other kernels.
+    Products and negations of integers, and products and quotients with a number, have other
+    kernels.
     """
     kernel, operand_count, constants = _ELEMENTWISE_KERNELS[op.node.target]
     arguments = op.args[:operand_count]
@@ -202,7 +203,7 @@ _POWER_KERNELS: Final[dict[float, tuple[str, tuple[float, ...]]]] = {
     -0.5: ("pm_rsqrt", ()),
     -1: ("pm_reciprocal", ()),
 }
-"""Kernel and constants of each exponent that needs no power function."""
+"""Kernel and constants of each exponent, except 2, that needs no power function."""
 
 
 # -- activations with other arguments -----------------------------------------------------------
@@ -243,7 +244,7 @@ def _lower_leaky_relu_backward(op: Lowering) -> None:
 
 @lowers(aten._prelu_kernel_backward.default)
 def _lower_prelu_kernel_backward(op: Lowering) -> None:
-    """Lower the gradients of the input and of the slope."""
+    """Lower the gradients of the input and, for each element before the sum, of the slope."""
     gradient, x, slope = (op.value(argument) for argument in op.args)
     input_gradient, slope_gradient = op.output(0), op.output(1)
     slope = slope.broadcast(x.shape)
@@ -498,14 +499,15 @@ _RANDOM_KERNELS: Final = {
     aten.rand_like.default: "pm_uniform",
     aten.normal_functional.default: "pm_normal",
 }
-"""Kernel of each operator that returns random numbers."""
+"""Kernel of each operator that `_lower_random` lowers."""
 
 
 @lowers(*_RANDOM_KERNELS)
 def _lower_random(op: Lowering) -> None:
     """Lower an operator of random numbers: normal ones, or uniform ones from 0 to 1.
 
-    ``normal_functional`` has mean and deviation after its tensor; otherwise they are 0 and 1.
+    Only ``normal_functional`` has a mean and deviation, after its tensor; other normal numbers have
+    0 and 1.
     """
     has_parameters = op.node.target is aten.normal_functional.default
     _lower_random_numbers(

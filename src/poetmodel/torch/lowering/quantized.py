@@ -218,14 +218,20 @@ def _convolution_sizes(
     x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any,
     groups: int,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Return the sizes of a convolution or pool as a kernel argument, by `ConvolutionSizes`."""
+    """Return the `ConvolutionSizes` of a convolution or pool as a kernel argument.
+
+    They contain the padding above and on the left; output sizes imply that of the other sides.
+    """
     window_sizes = (*window, *stride, *padding[::2], *dilation, groups)
     size_list = (*_image_sizes(x), *_image_sizes(out), *window_sizes)
     return tuple(ConvolutionSizes(*size_list))
 
 
 def _batch_sizes(shape: tuple[int, ...], channel_dimension: int) -> tuple[int, int, int]:
-    """Return the number of images in a batch, their channels, and the elements of a channel."""
+    """Return the number of images in a batch, their channels, and the elements of a channel.
+
+    A vector counts as one image with one element per channel.
+    """
     if len(shape) == 1:
         return 1, shape[0], 1
     batch, image_elements = shape[0], math.prod(shape[1:])
@@ -257,7 +263,7 @@ def _pool_sizes(out: StridedView, x: StridedView) -> tuple[int, ...]:
 def _window_bounds(
     x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any
 ) -> list[tuple[int, ...]]:
-    """Return begin and end of each window in the image, along rows and along columns."""
+    """Return begin and end of each window, clipped to the image, along rows and along columns."""
     dimensions = zip(
         _image_shape(x.shape)[1:3], _image_shape(out.shape)[1:3], window, stride, padding[::2],
         dilation,
