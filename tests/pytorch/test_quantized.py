@@ -240,7 +240,21 @@ class _Attention(nn.Module):
         return x * self.of_means(x).sigmoid()
 
 
+class _Broadcast(nn.Module):
+    """Adds the means of channels to every pixel."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.means = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x):
+        y = self.convolution(x)
+        return y + self.means(y)
+
+
 REFUSED = {
+    "broadcast sums": (_Broadcast(), {}),
+    "strides alone": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(1, stride=2)), {}),
     "zero points of weights": (nn.Conv2d(3, 4, 3), {"zero": 3}),
     "int16": (nn.Conv2d(3, 4, 3), {"dtype": torch.int16}),
     "weights of int16": (nn.Conv2d(3, 4, 3), {"weights": torch.int16}),

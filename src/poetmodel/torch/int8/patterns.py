@@ -235,13 +235,14 @@ def _convert_relu6(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.add.Tensor, aten.add_.Tensor)
 def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a sum of two quantized values; their shapes are not compared.
+    """Convert a sum of two quantized values.
 
-    Refuses a factor other than 1, and values that are not flattened from the same shape.
+    Refuses a factor other than 1, different shapes, and values flattened from different shapes.
     """
     x, y, factor = (*node.args, node.kwargs.get("alpha", 1))[:3]
     sources = tuple(reader.read_quantized(node, operand) for operand in (x, y))
-    if factor != 1 or sources[0].flattened_shape != sources[1].flattened_shape:
+    has_one_shape = reader.read_shape(node, x) == reader.read_shape(node, y)
+    if factor != 1 or not has_one_shape or sources[0].flattened_shape != sources[1].flattened_shape:
         reader.refuse(node, "expected the sum of two quantized tensors of one shape, with alpha=1")
     input_scales_and_zeros = tuple(
         number
@@ -286,15 +287,16 @@ def _convert_mean_pool(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a mean pool; refuse options without an int8 kernel."""
     x, window, stride, padding, uses_ceil, includes_padding, divisor = arguments_of(node)
     size, pads = _to_pair(window), _to_pair(padding)
+    strides = _to_pair(stride) if stride else size
+    if size == (1, 1) and (strides != size or any(pads)):
+        reader.refuse(node, "a window of one pixel with stride or padding has no kernel in int8")
     if uses_ceil or divisor is not None or (any(pads) and not includes_padding):
         reader.refuse(
             node,
             "ceil_mode, divisor_override, and count_include_pad=False with padding have no "
             "kernel in int8",
         )
-    return _make_mean_layer(
-        reader, node, x, (size, _to_pair(stride) if stride else size, _repeat_per_side(pads))
-    )
+    return _make_mean_layer(reader, node, x, (size, strides, _repeat_per_side(pads)))
 
 
 @_register_conversion(aten.adaptive_avg_pool2d.default)
