@@ -347,7 +347,7 @@ REFUSED = [
     ("expected truth values", aten.bitwise_and.Tensor, BYTES, BYTES),
     ("expected truth values", aten.bitwise_not.default, BYTES),
     ("integers as indices", aten.index.Tensor, X, [X > 0]),
-    (r"aten\.convolution.*one or two dimensions, got 3", aten.convolution.default,
+    (r"aten\.convolution.*one or two spatial dimensions, got 3", aten.convolution.default,
      random_reals(1, 2, 4, 4, 4), random_reals(3, 2, 2, 2, 2), None, *([k] * 3 for k in (1, 0, 1)),
      False, [0] * 3, 1),
     ("order above 0, got 0", aten.linalg_vector_norm.default, X, 0, [1]),

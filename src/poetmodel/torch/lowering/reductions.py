@@ -48,7 +48,9 @@ def _lower_reduction(
 ) -> None:
     """Add the call of a kernel that reduces the first operand to an output.
 
-    `dimensions` as for `_reduced_dimensions`; `constants` are the last arguments of the kernel.
+    `dimensions` as for `_reduced_dimensions`; `constants` are the last arguments of the kernel. The
+    operand is converted to real numbers, or to the output's type for ``pm_any`` and ``_int``
+    kernels.
     """
     out = op.output(output_position)
     is_real = not kernel.endswith("_int") and kernel != "pm_any"
@@ -90,18 +92,21 @@ def _lower_mean(op: Lowering) -> None:
 
 @lowers(aten.prod.default, aten.prod.dim_int, aten.logsumexp.default)
 def _lower_prod(op: Lowering) -> None:
+    """Lower a product or ``logsumexp`` to the kernel of the same name."""
     dimensions = None if op.node.target is aten.prod.default else op.args[1]
     _lower_reduction(op, f"pm_{aten_name(op)}", dimensions)
 
 
 @lowers(aten.amax.default, aten.max.default, aten.amin.default, aten.min.default)
 def _lower_amax(op: Lowering) -> None:
+    """Lower a maximum or minimum of all elements, or along the given dimensions."""
     sign = 1.0 if op.node.target in (aten.amax.default, aten.max.default) else -1.0
     _lower_reduction(op, "pm_amax", op.args[1] if len(op.args) > 1 else None, sign)
 
 
 @lowers(aten.max.dim, aten.min.dim)
 def _lower_max(op: Lowering) -> None:
+    """Lower ``max`` or ``min`` along a dimension: values and indices, each if it is an output."""
     sign = 1.0 if op.node.target is aten.max.dim else -1.0
     for position, kernel in enumerate(("pm_amax", "pm_argmax")):
         if op.has_output(position):
@@ -123,7 +128,10 @@ def _lower_argmax(op: Lowering) -> None:
     )
 )
 def _lower_any(op: Lowering) -> None:
-    """Lower ``any`` and ``all``: ``all`` is true unless any element is false."""
+    """Lower ``any`` and ``all``: ``all`` is true unless any element is false.
+
+    Refuses elements of other types than bool and uint8.
+    """
     is_all = aten_name(op) == "all"
     _lower_reduction(op, "pm_any", op.args[1] if len(op.args) > 1 else None, int(is_all))
     if is_all:
@@ -133,7 +141,7 @@ def _lower_any(op: Lowering) -> None:
 
 @lowers(aten.var.correction, aten.std.correction, aten.var_mean.correction)
 def _lower_var(op: Lowering) -> None:
-    """Lower variance or standard deviation, and the mean if it is an output."""
+    """Lower variance or standard deviation, and the mean, each if it is an output."""
     dimensions, correction = op.args[1], op.args[2]
     count = _count_reduced_elements(op, dimensions)
     divisor = max(0.0, count - float(1 if correction is None else correction))
@@ -173,8 +181,8 @@ def _call_on_pairs(
 ) -> None:
     """Add the call of a kernel on all pairs of rows of two adjacent operands.
 
-    `first_index` is the index of the first of the two in `operands`. Refuses orders other than 1
-    and 2, and different batch dimensions.
+    `first_index` is the index of the first of the two in `operands`. Copies operands that are not
+    contiguous. Refuses orders other than 1 and 2, and different batch dimensions.
     """
     if order not in (1, 2):
         op.refuse(f"expected distances of order 1 or 2, got {order:g}")
@@ -194,8 +202,8 @@ def _call_on_rows(
 ) -> None:
     """Add the call of a kernel on all rows along a dimension.
 
-    Marks the operation as elementwise: the output may overwrite an operand. `constants` are the
-    last arguments of the kernel.
+    Converts the operands to real numbers. Marks the operation as elementwise: the output may
+    overwrite an operand. `constants` are the last arguments of the kernel.
     """
     views = [op.output(), *(convert_operand(op, argument) for argument in operands)]
     row_dimensions = _reduced_dimensions(views[0], dimension)
@@ -228,6 +236,7 @@ def _lower_rows(op: Lowering) -> None:
 
 @lowers(aten.cumsum.default)
 def _lower_cumsum(op: Lowering) -> None:
+    """Lower a cumulative sum of real numbers; refuse results of other types."""
     if op.output().type is not DataType.REAL:
         op.refuse("expected real numbers, got integers")
     _call_on_rows(op, "pm_cumsum", op.args[:1], op.args[1])
@@ -242,7 +251,11 @@ def _lower_cumsum(op: Lowering) -> None:
     aten._native_batch_norm_legit_no_training.default,
 )
 def _lower_batch_norm(op: Lowering) -> None:
-    """Lower a batch norm: by statistics of the batch in training mode, otherwise by fixed ones."""
+    """Lower a batch norm: by statistics of the batch in training mode, otherwise by fixed ones.
+
+    Also writes the statistics that are outputs. Refuses to update a running variance from a single
+    value for each channel.
+    """
     x, w, bias = (
         op.value(op.args[0]),
         _optional_operand(op, op.args[1]),
@@ -253,7 +266,7 @@ def _lower_batch_norm(op: Lowering) -> None:
     statistics = (
         [None, None] if variant == "no_stats" else [op.value(argument) for argument in op.args[3:5]]
     )
-    mean, variance = (_check_vector(op, view) for view in statistics)
+    mean, variance = (_require_contiguous(op, view) for view in statistics)
     momentum, epsilon = op.args[-2:]
     out = op.output()
     op.is_elementwise = True
@@ -278,6 +291,7 @@ def _lower_batch_norm_backward(op: Lowering) -> None:
     """Lower the gradients of a batch norm that are outputs."""
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     is_training, epsilon = op.args[7:9]
+    # `scale` is the reciprocal standard deviation in training mode, otherwise the variance.
     w, mean, scale = (
         _optional_operand(op, op.args[i]) for i in ((2, 5, 6) if is_training else (2, 3, 4))
     )
@@ -313,7 +327,7 @@ def _lower_batch_norm_backward(op: Lowering) -> None:
 
 @lowers(aten.native_layer_norm.default)
 def _lower_layer_norm(op: Lowering) -> None:
-    """Lower a layer norm, with mean and scale if they are outputs."""
+    """Lower a layer norm, with mean and reciprocal standard deviation if they are outputs."""
     x, w, bias = (
         op.value(op.args[0]),
         _optional_operand(op, op.args[2]),
@@ -333,7 +347,7 @@ def _lower_layer_norm_backward(op: Lowering) -> None:
     inner_rank = len(op.args[2])
     mean, scale, w = (_optional_operand(op, argument) for argument in op.args[3:6])
     outputs = [_optional_output(op, position) for position in range(3)]
-    # Weights first, because the gradient of x may overwrite dy.
+    # Gradients of weight and bias first, because the gradient of x may overwrite dy.
     if outputs[1] or outputs[2]:
         strides, sizes = _row_layout(op, inner_rank, dy, x)
         op.call("pm_layer_norm_dw", *outputs[1:], dy, x, mean, scale, strides, *sizes)
@@ -345,7 +359,7 @@ def _lower_layer_norm_backward(op: Lowering) -> None:
 
 @lowers(aten.native_group_norm.default)
 def _lower_group_norm(op: Lowering) -> None:
-    """Lower a group norm, with mean and scale if they are outputs."""
+    """Lower a group norm, with mean and reciprocal standard deviation if they are outputs."""
     x, w, bias = (
         op.value(op.args[0]),
         _optional_operand(op, op.args[1]),
@@ -376,19 +390,22 @@ def _lower_group_norm_backward(op: Lowering) -> None:
 
 
 def _optional_operand(op: Lowering, argument: Any) -> StridedView | int:
-    """Return an operand with an element per channel or row; a null pointer (0) if it is absent."""
-    return _check_vector(op, None if argument is None else op.value(argument))
+    """Return a contiguous operand, or a null pointer (0) for None; refuse other operands."""
+    return _require_contiguous(op, None if argument is None else op.value(argument))
 
 
 def _optional_output(op: Lowering, position: int) -> StridedView | int:
-    """Return an output; a null pointer (0) if the operation does not have it."""
+    """Return an output, or a null pointer (0) if the operation does not have it.
+
+    Refuses an output after the first one that is not contiguous.
+    """
     if not op.has_output(position):
         return 0
-    return op.output(position) if position == 0 else _check_vector(op, op.output(position))
+    return op.output(position) if position == 0 else _require_contiguous(op, op.output(position))
 
 
-def _check_vector(op: Lowering, view: StridedView | None) -> StridedView | int:
-    """Return a contiguous vector, or a null pointer (0) for None; refuse other vectors."""
+def _require_contiguous(op: Lowering, view: StridedView | None) -> StridedView | int:
+    """Return a contiguous view, or a null pointer (0) for None; refuse other views."""
     if view is None:
         return 0
     if not view.is_contiguous:
@@ -401,7 +418,7 @@ def _channel_layout(
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
     """Return (strides of batch, channels and pixels for each tensor, sizes of these three).
 
-    The strides of all tensors are one tuple. Refuses pixels that cannot be merged.
+    The strides of all tensors are one tuple. Refuses dimensions of pixels that cannot be merged.
     """
     batch, channels, *pixels = views[0].shape
     strides = [(*view.strides[:2], _require_stride(op, pixels, view.strides[2:])) for view in views]
@@ -418,7 +435,8 @@ def _row_layout(
     """Return (strides of outer dimensions, rows and elements for each tensor, sizes of these).
 
     The strides of all tensors are one tuple. The elements of a row are the last `inner_rank`
-    dimensions. Refuses dimensions that cannot be merged.
+    dimensions. The leading dimensions are merged into rows, or divided into outer dimensions and
+    rows. Refuses dimensions that cannot be merged in this way.
     """
     leading_rank = len(views[0].shape) - inner_rank
     leading_sizes, inner_sizes = views[0].shape[:leading_rank], views[0].shape[leading_rank:]
@@ -444,7 +462,10 @@ def _row_layout(
 
 
 def _merged_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
-    """Return the stride of dimensions merged into one; None if they cannot be merged."""
+    """Return the stride of dimensions merged into one; None if they cannot be merged.
+
+    Ignores dimensions of size 0 or 1; returns 0 if no dimension is left.
+    """
     dimensions = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     if any(outer != size * inner for (_, outer), (size, inner) in pairwise(dimensions)):
         return None

@@ -1,4 +1,4 @@
-"""Lowerings of operators that concatenate, slice, create or index tensors."""
+"""Lowerings of operators that concatenate, slice, rearrange, create or index tensors."""
 
 from __future__ import annotations
 
@@ -142,9 +142,10 @@ def _lower_flip(op: Lowering) -> None:
 
 @lowers(aten.roll.default)
 def _lower_roll(op: Lowering) -> None:
-    """Lower a roll to copies.
+    """Lower a roll to copies of slices.
 
-    Without dimensions, all elements are rolled as one vector, and must be contiguous.
+    Without dimensions, all elements are rolled as one vector. Then tensors that are not contiguous
+    are refused.
     """
     x, shifts, dimensions = op.args
     x, out = op.value(x), op.output()
@@ -166,7 +167,7 @@ def _lower_roll(op: Lowering) -> None:
 def _roll_pieces(
     x: StridedView, out: StridedView, shift: int, dimension: int
 ) -> list[tuple[StridedView, StridedView]]:
-    """Return the two (source, destination) pairs of a roll along a dimension; one may be empty."""
+    """Return the two (source, destination) pairs of a roll along a dimension; each may be empty."""
     dimension = positive_dimension(dimension, len(x.shape))
     size = x.shape[dimension]
     shift = shift % size if size else 0
@@ -183,7 +184,7 @@ def _roll_pieces(
 def _lower_triangle(op: Lowering) -> None:
     """Lower ``tril`` or ``triu``: elements outside of the triangle of each matrix become 0.
 
-    Refuses integers.
+    Refuses integers, except uint8.
     """
     x, out = op.value(op.args[0]), op.output()
     *_, row, column = range(len(x.shape))
@@ -266,11 +267,11 @@ def _call_gather(
     `x` and `index` have the shape of the output. Where `x` has stride 0, the index alone selects
     the element. `stride` and `size` are those of the indexed dimension of `x`; `size` is 0 for an
     index that combines several dimensions. `allow_negative`: whether indices may be negative, which
-    count from the end. Refuses truth values.
+    count from the end. Refuses elements of one byte.
     """
     out = op.output()
     if x.type is DataType.UINT8:
-        op.refuse("expected numbers, got truth values")
+        op.refuse("expected real numbers or integers, got truth values or bytes")
     op.call(
         f"pm_gather{SUFFIX[x.type]}",
         *(out, x, index, shape_table(op, out, x, index), stride, size),
@@ -279,7 +280,7 @@ def _call_gather(
 
 
 def _index_range(size: int, *, allow_negative: bool) -> tuple[int, int] | None:
-    """Return (minimum, maximum + 1) of an index; None for a combined index, whose `size` is 0."""
+    """Return (minimum, maximum + 1) of an index; None if `size` is 0, as for a combined index."""
     return (-size if allow_negative else 0, size) if size else None
 
 
@@ -314,7 +315,10 @@ def _lower_embedding(op: Lowering) -> None:
 
 @lowers(aten.embedding_dense_backward.default)
 def _lower_embedding_dense_backward(op: Lowering) -> None:
-    """Lower the gradient of a table: fill with 0, then add gradients to the rows at the indices."""
+    """Lower the gradient of a table: fill with 0, then add gradients to the rows at the indices.
+
+    The padding index is skipped. Refuses the option ``scale_grad_by_freq``.
+    """
     gradient, indices, row_count, padding_index, scales_by_frequency = op.args
     if scales_by_frequency:
         op.refuse("scale_grad_by_freq=True has no kernel; leave it out")
@@ -331,7 +335,8 @@ def _lower_embedding_dense_backward(op: Lowering) -> None:
 def _lower_embedding_bag(op: Lowering) -> None:
     """Lower sums, means or maxima of bags of rows of a table.
 
-    The row of each maximum is written to output 3, if that output exists.
+    In mode ``max``, the row index of each maximum is written to output 3, if that output exists.
+    Refuses tables that are not contiguous, and options that have no kernel.
     """
     w, *bags, scales_by_frequency, mode, is_sparse, weights, _, padding_index = op.args
     _check_bag_options(op, scales_by_frequency, is_sparse)
@@ -347,7 +352,10 @@ def _lower_embedding_bag(op: Lowering) -> None:
 
 @lowers(aten._embedding_bag_backward.default)
 def _lower_embedding_bag_backward(op: Lowering) -> None:
-    """Lower the gradient of a table: fill with 0, then add the gradients of all bags."""
+    """Lower the gradient of a table: fill with 0, then add the gradients of all bags.
+
+    Refuses options that have no kernel.
+    """
     (
         gradient,
         *bags,
@@ -392,7 +400,8 @@ def _call_on_bags(
 
     `tensors` are the first arguments of the kernel. `bags` are the indices, and the position of the
     first index of each bag. `sizes` are the number of bags, the columns of the table, the mode and
-    the padding index. `weights` has a factor for each index, or is None.
+    the padding index. `weights` has a factor for each index, or is None. Copies indices, positions
+    and weights that are not contiguous.
     """
     indices, offsets = (make_contiguous(op, op.value(tensor)) for tensor in bags)
     weight_view: StridedView | int = (
@@ -420,14 +429,18 @@ def _lower_index_select(op: Lowering) -> None:
 def _lower_indexing(
     op: Lowering, x: StridedView, indices: Sequence[Any], *, allow_negative: bool = True
 ) -> None:
-    """Lower indexing to a gather. `indices` has an index, or None, for each dimension of `x`."""
+    """Lower indexing to a gather.
+
+    `indices` has an index, or None, for each of the first dimensions of `x`. Further dimensions are
+    not indexed.
+    """
     source, index, stride, size = _combine_indices(op, x, indices, op.output().shape)
     _call_gather(op, source, index, stride, size, allow_negative=allow_negative)
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def _lower_index_put(op: Lowering) -> None:
-    """Lower to a copy of the tensor, and a scatter of values at indices of some dimensions."""
+    """Lower to a copy of the tensor, and a scatter that writes or adds values at indices."""
     x, indices, values, accumulate = op.args
     out = op.output()
     copy(op, out, op.value(x))
@@ -472,7 +485,7 @@ def _combine_indices(
 
     Stride and size are those of the indexed dimension. If several dimensions have an index, calls
     are added that combine these indices into one in workspace, with stride 1 and size 0. Refuses
-    indices that are not integers.
+    indices that are not int64 or int32.
     """
     dimensions = [dimension for dimension, argument in enumerate(indices) if argument is not None]
     views = [op.value(indices[dimension]) for dimension in dimensions]
@@ -544,7 +557,10 @@ def _lower_gather(op: Lowering) -> None:
 
 @lowers(aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
 def _lower_scatter(op: Lowering) -> None:
-    """Lower to a copy of the tensor, and a scatter of values at indices along a dimension."""
+    """Lower to a copy of the tensor, and a scatter along a dimension.
+
+    The scatter writes values at indices, or adds them for ``scatter_add``.
+    """
     x, dimension, index, values = op.args
     out, index = op.output(), op.value(index)
     copy(op, out, op.value(x))

@@ -51,7 +51,7 @@ class _Convolution:
 
 @lowers(aten.convolution.default)
 def _lower_convolution(op: Lowering) -> None:
-    """Lower a convolution. With a bias, a transposed one is added to an output filled with it."""
+    """Lower a convolution; the output of a transposed one is first filled with its bias, if any."""
     x, w = op.value(op.args[0]), op.value(op.args[1])
     bias = None if op.args[2] is None else op.value(op.args[2])
     transposed, y = op.args[6], op.output()
@@ -132,7 +132,8 @@ def _make_convolution(
     spatial_rank = len(x.shape) - 2
     if spatial_rank not in (1, 2):
         op.refuse(
-            f"expected one or two dimensions, got {spatial_rank}; there is no kernel for more"
+            f"expected one or two spatial dimensions, got {spatial_rank}; "
+            "there is no kernel for more"
         )
     missing_rank = 2 - spatial_rank
     parameters = [
@@ -184,7 +185,7 @@ def _call_convolution(
         if 1 < convolution.sizes.channels == convolution.sizes.groups:
             kernel = kernel.replace("conv2d", "depthwise")
         elif kernel == "pm_conv2d":
-            last_arguments = [0]
+            last_arguments = [0]  # no accumulation
         step = convolution.y.strides[0] if convolution.batch > 1 else convolution.y.elements
         op.call(
             kernel,
@@ -216,9 +217,9 @@ def _insert_missing_dimension(numbers: Sequence[int], *, missing_value: int = 0)
 
 
 def _check_bias(op: Lowering, view: StridedView) -> StridedView:
-    """Return a bias; refuse one that is not contiguous."""
+    """Return a bias or its gradient; refuse one that is not contiguous."""
     if not view.is_contiguous:
-        op.refuse("a bias must be contiguous")
+        op.refuse("a bias and its gradient must be contiguous")
     return view
 
 
@@ -258,7 +259,7 @@ def _call_max_pool(
 ) -> None:
     """Add the call of the max pool kernel, which also writes indices if they are an output.
 
-    `bounds` has begin and end of the windows along rows, and along columns.
+    `bounds` has begin and end of each window along rows, and along columns.
     """
     out = op.output()
     indices = op.output(1) if op.has_output(1) else None
@@ -298,9 +299,9 @@ def _mean_pool_window_bounds(
 ) -> tuple[list[tuple[int, ...]], int]:
     """Return (windows along rows and along columns, divisor of sums) of a mean pool.
 
-    Each window has begin, end, and the counted length. A divisor of 0 means that each sum is
-    divided by the counted lengths of its window. If `arguments` have no window sizes, the windows
-    adapt to the output.
+    Each window has begin, end, and the counted length, which may include padding. A divisor of 0
+    means that each sum is divided by the product of the counted lengths of its window. If
+    `arguments` have no window sizes, the windows adapt to the output.
     """
     if len(arguments) <= 1:
         dimensions = zip(x.shape[-2:], out.shape[-2:], strict=True)
@@ -336,7 +337,11 @@ def _adaptive_window_bounds(size: int, output_size: int) -> list[tuple[int, int,
 def max_pool_window_bounds(
     size: int, output_size: int, window_size: int, stride: int, padding: int, dilation: int
 ) -> list[tuple[int, int]]:
-    """Return begin and end of each output's window, clipped to the image in steps of dilation."""
+    """Return begin and end of each output's window along one dimension of an image.
+
+    Begin is the first element in the image, in steps of `dilation`; end is at most `size`. A window
+    that contains only padding has no element: its end is not above its begin.
+    """
     starts = [k * stride - padding for k in range(output_size)]
     ends = [min(start + (window_size - 1) * dilation + 1, size) for start in starts]
     first_elements = [start + max(0, -(start // dilation)) * dilation for start in starts]
@@ -483,7 +488,10 @@ def _call_pick_backward(
 def _nearest_sources(
     op: Lowering, x: StridedView, out: StridedView, factors: Sequence[float | None]
 ) -> list[tuple[int, ...]]:
-    """Return the source rows and columns of nearest-neighbour upsampling, computed by PyTorch."""
+    """Return the source rows and columns of nearest-neighbour upsampling, computed by PyTorch.
+
+    With one spatial dimension, the only source row is 0.
+    """
     spatial_rank = _spatial_rank(op)
     is_exact = "exact" in str(op.node.target)
     upsample = aten._upsample_nearest_exact1d if is_exact else aten.upsample_nearest1d
@@ -500,7 +508,10 @@ def _nearest_sources(
 def _source_distances(
     x: StridedView, out: StridedView, *, align_corners: bool, factors: Sequence[float | None]
 ) -> list[float]:
-    """Return the distance in `x` between neighbouring outputs, for rows and columns."""
+    """Return the distance in `x` between neighbouring outputs, for rows and columns.
+
+    With one spatial dimension, the distance of rows is 1.
+    """
     spatial_rank = len(factors)
     distances = []
     for size, output_size, factor in zip(
@@ -514,7 +525,10 @@ def _source_distances(
 
 
 def _padding_sources(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the source rows and columns of padding by reflection or replication."""
+    """Return the source rows and columns of padding by reflection or replication.
+
+    With one spatial dimension, the only source row is 0.
+    """
     is_reflection = "reflection" in str(op.node.target)
     widths = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
     sources = []

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph.step_graph import Operation, TensorStorage
 
 _LOSS_GRADIENT = "@tangent"
-"""Buffer of the gradient of the loss, a constant 1, with which the backward pass begins."""
+"""Name of the buffer of the loss's gradient, a constant 1 from which the backward pass begins."""
 _BIAS_POSITION: Final = 2
 """Position of the bias gradient in the results of a convolution's backward operator."""
 
@@ -73,7 +73,7 @@ def lower(
     ------
     CaptureError
         If the step cannot be captured or exported, for example because operators have no kernel;
-        the message names each operator and its module.
+        the message names the first of these operators and its module.
     InputError
         If `accumulate` is no integer from 1, or is above 1 without an `optimizer`; if state of the
         optimizer is not finite.
@@ -108,7 +108,8 @@ class StepLowering:
     """Lowers a captured step to a step for export.
 
     Creating the object replays the captured graph on fake tensors, for the views of all results.
-    Raises `CaptureError` for types that exported code does not have.
+    Raises `CaptureError` for types that exported code does not have, and for learning rates that
+    differ if the first one is 0.
     """
 
     def __init__(self, joint: Joint) -> None:
@@ -118,7 +119,7 @@ class StepLowering:
         self.training_graph = TrainingGraph(joint, measure_workspaces=False)
         self.arguments = {argument.node: argument for argument in joint.arguments}
         self.views: dict[fx.Node, StridedView] = {}
-        """Views of all tensors: arguments, and results of operations that return one tensor."""
+        """Views of arguments, see `_add_argument_views`, and of results that are one tensor."""
         self.storage_names = {
             storage.index: storage.name for storage in self.training_graph.storages
         }
@@ -136,9 +137,9 @@ class StepLowering:
     def lower_step(self) -> LoweredStep:
         """Lower all operations, and return the step with fused updates.
 
-        Raises one `CaptureError` for all guards that exported code cannot check, or for all
-        operators without a kernel. Also raises it for inputs, state and operators that exported
-        code does not support, and `InputError` for optimizer state that is not finite.
+        Raises `CaptureError` with the first guard that exported code cannot check, or else with the
+        first operator without a kernel. Also raises it for inputs, state and operators that
+        exported code does not support, and `InputError` for optimizer state that is not finite.
         """
         operations = [
             operation for operation in self.training_graph.operations if not operation.is_source
@@ -194,9 +195,10 @@ class StepLowering:
         }
 
     def _add_argument_views(self) -> None:
-        """Add the views of tensor arguments, except learning rates and state that is not read.
+        """Add the views of tensor arguments.
 
-        Registers a buffer for each input that no operation reads.
+        Learning rates, and state and constants that no operation reads, have no view. Registers a
+        buffer for each input that no operation reads.
         """
         for argument in self.joint.arguments:
             value = self.joint.value(argument)
@@ -273,7 +275,11 @@ class StepLowering:
         yield _LOSS_GRADIENT, Buffer(elements=1, type=DataType.REAL)
 
     def _make_buffer(self, storage: TensorStorage) -> Buffer:
-        """Return the buffer of a storage; raise `CaptureError` if it is read as several types."""
+        """Return the buffer of a storage.
+
+        Raises `CaptureError` if it is read as several types, or if exported code does not have its
+        type.
+        """
         types = {layout.dtype for layout in storage.layouts}
         if len(types) > 1:
             raise CaptureError(
@@ -290,7 +296,8 @@ class StepLowering:
     ) -> Iterator[NamedTensor]:
         """Yield inputs or state tensors by name; of several tensors in one buffer, only the first.
 
-        Raises `CaptureError` for boolean inputs and tensors that are not contiguous.
+        Skips tensors without a view. Raises `CaptureError` for boolean inputs and tensors that are
+        not contiguous.
         """
         seen_buffers: set[str] = set()
         for argument in arguments:
@@ -336,8 +343,9 @@ class StepLowering:
     def _read_initial_values(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (buffer, elements) of all tensors that exist before the step, except inputs.
 
-        A moment with `starts_with_gradient` is all NaN. Raises `CaptureError` for integers
-        of more than 32 bits, and `InputError` for optimizer state that is not finite.
+        Skips tensors without a view, and yields each buffer once, with all its elements. A moment
+        with `starts_with_gradient` is all NaN. Raises `CaptureError` for integers of more than 32
+        bits, and `InputError` for optimizer state that is not finite.
         """
         seen_buffers: set[str] = set()
         for argument in self.joint.arguments:
@@ -403,8 +411,8 @@ class StepLowering:
     ) -> Node:
         """Return the graph's node of an operation.
 
-        The inputs of the node are the buffers that its calls use, without other inputs of PyTorch's
-        operator.
+        The inputs of the node are the tensors of the graph that its calls use, except its outputs.
+        PyTorch's operator may have further inputs.
         """
         buffer_names = self._buffer_names(lowering)
         outputs = {self.storage_names[number] for number in operation.storages}
@@ -448,9 +456,9 @@ class StepLowering:
     ) -> tuple[tuple[str, str], ...]:
         """Return the (output, input) pair if the first output may overwrite an input, else ().
 
-        The input must be dense, begin at the start of its buffer, and match the output in shape,
-        strides and type. It must be a tensor of the graph, but no state. The operation must not
-        read the buffer in another view.
+        The operation must be elementwise. The input must be dense, begin at the start of its
+        buffer, and match the output in shape, strides and type. It must be a tensor of the graph,
+        but no state. The operation must not read the buffer in another view.
         """
         if not lowering.is_elementwise or not lowering.has_output(0):
             return ()
@@ -480,7 +488,10 @@ class StepLowering:
         return self.training_graph.operations[storage.operation].phase is Phase.STATE
 
     def _lower_operation(self, operation: Operation) -> Lowering:
-        """Lower one operation. An operation without a registered lowering gets no calls."""
+        """Lower one operation. An operation without a registered lowering gets no calls.
+
+        Outputs that replace state have no view: the kernel writes to the state.
+        """
         outputs = {}
         for number in operation.storages:
             storage = self.training_graph.storages[number]
@@ -555,7 +566,7 @@ def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.nda
 
 
 def _split_convolutions(joint: Joint) -> None:
-    """Split the backward operator of each convolution into one operation per gradient.
+    """Split the backward operator of each convolution into one operation per gradient that is read.
 
     If one operation computed the gradients of input, weight and bias, a schedule could neither
     recompute nor free one of them alone. The gradient of the input is first, because it reads the

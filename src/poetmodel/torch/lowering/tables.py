@@ -72,9 +72,11 @@ def _lower_lookup(op: Lowering) -> None:
 def replace_byte_conversions(joint: Joint) -> Joint:
     """Replace elementwise conversions of byte inputs by lookup tables; return the step.
 
-    A conversion qualifies if each element depends only on the byte at its position, and on
-    constants that are equal within a channel. Changes the graph of `joint`, and registers the
-    tables as buffers of its module. The tables are further arguments of the step that is returned.
+    A conversion qualifies if its result is float32, and each element depends only on the byte at
+    its position, and on constants that are equal within a channel. Changes the graph of `joint`,
+    and registers the tables as buffers of its module. The tables become arguments of the returned
+    step; constants that no operation reads any longer are removed. Returns `joint` itself if no
+    conversion qualifies.
     """
     conversions = _Conversions(joint)
     if not conversions.end_nodes:
@@ -144,9 +146,9 @@ class _Conversions:
         self.source_of: dict[fx.Node, fx.Node] = {}
         """The byte input, or view of one, that each operation converts."""
         self.input_of: dict[fx.Node, InputSpec] = {}
-        """The input of each byte tensor: the input itself, or a view of it."""
+        """The user input that each byte tensor is, or of which it is a view."""
         self._channel_dimensions: dict[fx.Node, set[int]] = {}
-        """The channel dimension on which each operation's results depend; empty if none."""
+        """A set with the channel dimension on which each operation's results depend, or empty."""
         changed_nodes = {r.target.node for r in joint.results if r.target is not None}
         constant_kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         self._arguments = {
@@ -154,9 +156,10 @@ class _Conversions:
             for a in joint.arguments
             if a.kind in constant_kinds and a.node not in changed_nodes
         }
-        """The arguments whose values are equal in each step."""
+        """Parameters, buffers and constants with equal values in each step: they have no gradient,
+        and the step does not replace them."""
         self._constants: dict[fx.Node, torch.Tensor | None] = {}
-        """Results of `_find_constant`."""
+        """Results of `_find_constant` by node."""
         for argument in joint.arguments_of(InputKind.USER_INPUT):
             if getattr(joint.value(argument), "dtype", None) in _BYTE_TYPES:
                 self.input_of[argument.node] = argument
@@ -165,10 +168,14 @@ class _Conversions:
                 if node.op == "call_function":
                     self._add_conversion(node)
         self.end_nodes = [node for node in self.source_of if self._is_end(node)]
-        """The last operation of each chain: its float32 result is read outside of the chain."""
+        """Conversions with a float32 result that nodes other than conversions read."""
 
     def _add_conversion(self, node: fx.Node) -> None:
-        """Register a node if it is a view or an elementwise conversion of a byte input."""
+        """Register a node if it is a view or an elementwise conversion of a byte input.
+
+        A conversion has one source, which has the shape of its result. All further operands are
+        constants, which vary along one channel dimension at most.
+        """
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
@@ -218,7 +225,7 @@ class _Conversions:
         return self._constants[node]
 
     def _compute_constant(self, node: fx.Node) -> torch.Tensor | None:
-        """Compute a constant node from the constants that it reads; None if it is not constant."""
+        """Return the value of an argument or operation that is a constant tensor, or else None."""
         if node in self._arguments:
             return self._joint.value(self._arguments[node]).detach()
         if node.op != "call_function" or _is_random(node.target):
@@ -235,11 +242,11 @@ class _Conversions:
             return execute_kernel(node, *arguments)
 
     def compute_tables(self) -> Iterator[tuple[fx.Node, int, torch.Tensor]]:
-        """Yield (last operation, channel dimension, table) of each chain of conversions.
+        """Yield (operation, channel dimension, table) of each of `end_nodes`.
 
-        A table has a row of 256 results for each channel, or only one row. All 256 bytes are
-        converted at once, along a new first dimension; other dimensions have size 1, except that of
-        channels.
+        A table has a row of 256 results for each channel, or only one row; then the dimension is 0.
+        All 256 bytes are converted at once, along a new first dimension; other dimensions have size
+        1, except that of channels.
         """
         for end_node in self.end_nodes:
             source = self.source_of[end_node]
@@ -259,7 +266,7 @@ class _Conversions:
             yield end_node, dimension, table
 
     def _convert_bytes(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
-        """Compute an operation of a chain for all 256 bytes, from the `values` of its operands."""
+        """Compute a conversion for all 256 bytes, from `values` of conversions and constants."""
         if node.target in _COPIES:
             (x,) = node.all_input_nodes
             return values[x].to(node.meta["val"].dtype)
@@ -288,6 +295,9 @@ def _is_random(target: Any) -> bool:
 
 
 def _is_elementwise(target: Any) -> bool:
-    """Return whether each element of an operator's result depends only on its own position."""
+    """Return whether each element of a result depends only on operands at its position.
+
+    Random operators do not qualify.
+    """
     pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
     return (pointwise or target in _COPIES) and not _is_random(target)

@@ -61,11 +61,12 @@ def from_onnx(
 
     Floating-point initializers become parameters under their names; in a file that PyTorch
     exported, these are the names of the model's parameters. Running statistics of a batch norm
-    become buffers, which training mode updates as in PyTorch. Scalars, limits and exponents
-    are not trained. Constants from Constant nodes train only if they are weights with different
-    elements. Half and double precision become float32, and unsigned integers of more than one byte
-    become int64. Quantized layers at the beginning (QuantizeLinear, DequantizeLinear) become an
-    int8 front, which is frozen except for the layers in `train`.
+    become buffers, which training mode updates as in PyTorch. Scalars, limits, exponents and the
+    values that Where selects are not trained. Constants from Constant nodes train only if they are
+    weights with different elements. Half, bfloat16 and double precision become float32, and
+    unsigned integers of more than one byte become int64. Quantized layers at the beginning
+    (QuantizeLinear, DequantizeLinear) become an int8 front, which is frozen except for the layers
+    in `train`.
 
     Parameters
     ----------
@@ -88,15 +89,16 @@ def from_onnx(
     MissingExtraError
         If the package onnx is not installed.
     InputError
-        If the file cannot be read, or if it contains unknown operators (the message lists all with
-        their nodes) or other features that are not supported. If the network does not end in an
-        operator that `logits` skips, if `train` matches no int8 layer, or if `rounding` or
-        `headroom` is invalid.
+        If the file cannot be read, or if it contains unknown operators (the message lists all, each
+        with its first nodes) or other features that are not supported. If `logits` is set and the
+        network does not end in an operator that it skips, if `train` matches no int8 layer, or if
+        `rounding` or `headroom` is invalid.
 
     Notes
     -----
-    An initializer that several nodes use is one parameter, unless all its elements are equal:
-    exporters store equal constants once, such as the zeros of new biases.
+    An initializer that several nodes use is one parameter. Weights whose elements are all equal are
+    one parameter for each node: exporters store equal constants once, such as the zeros of new
+    biases. Names that are taken get underscores appended.
     """
     file = read_file(path, is_known=KNOWN_OPERATORS.__contains__)
     front, record = split_front(file, train=train, rounding=rounding, headroom=headroom)
@@ -111,7 +113,7 @@ class _Execution:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     deleted_values: tuple[str, ...] = ()
-    """Values to delete after the execution."""
+    """Names of the values to delete after the execution."""
 
 
 @dataclass(slots=True)
@@ -131,7 +133,7 @@ class _ConstantUses:
 class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """The network of an ONNX file. Create it with `from_onnx`.
 
-    Creating the object registers the constants of the file as parameters and buffers.
+    Creating the object registers the constants of the file as parameters, buffers or numbers.
     """
 
     def __init__(
@@ -167,9 +169,9 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
             self.nodes[node.name] = OnnxNode(node, opset=record.opset)
         self.executions = tuple(_plan_executions(record))
         self.reshapes_ending = False
-        """Whether a node after the ending reshapes or transposes its output."""
+        """Whether a node after the ending reshapes or transposes; only valid with an `ending`."""
         self.ending: OnnxNode | None = self._find_ending()
-        """The Softmax, LogSoftmax or Sigmoid that computes the only output, or None."""
+        """The Softmax, LogSoftmax or Sigmoid at the end, as from `_find_ending`, or None."""
         if logits and self.ending is None:
             raise InputError(
                 f"{record.path}: logits: the network does not end in Softmax, LogSoftmax or "
@@ -181,7 +183,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return the floating-point output, or a tuple of several. Inputs are in file order.
 
-        Raises `InputError` unless the number and the shapes of the inputs match the file.
+        Raises `InputError` unless the number and the shapes of the inputs match the file, or if a
+        node has a feature that is not supported.
         """
         self._check_shapes(inputs)
         values: dict[str, Any] = dict(self.plain_numbers)
@@ -214,20 +217,21 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> tuple[torch.Tensor, ...]:
         """Return example inputs in the shapes of the file.
 
-        Floating-point inputs are random, but equal in each call. Integers are 0, booleans are true.
+        Floating-point inputs are random, but equal in each call. Integers are 0 of type int64,
+        booleans are true.
 
         Parameters
         ----------
         batch : int, optional
             Size of the first dimension of the inputs, if that dimension is open in the file.
         dims : mapping of str to int, optional
-            Sizes of other open dimensions, by name.
+            Sizes of open dimensions, by name. They take precedence over `batch`.
 
         Raises
         ------
         InputError
             If a dimension remains open, if a dimension of `batch` or `dims` is not open in the
-            file, or if both set the same one; the message names the dimension.
+            file, or if `dims` sets all dimensions that `batch` would set.
         """
         sizes_by_name = dict(dims or {})
         batch_names = {i.shape[0] for i in self.inputs if i.shape and isinstance(i.shape[0], str)}
@@ -305,6 +309,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
 
         Searches backwards from the output through nodes that change only shape, order or type, and
         whose results only one node reads. Sets `reshapes_ending` if the shape or order changes.
+        Returns None for several outputs.
         """
         if len(self.outputs) != 1:
             return None
@@ -329,7 +334,10 @@ def _convert_unsigned(x: torch.Tensor) -> torch.Tensor:
 
 
 def _check_outputs(record: FileRecord) -> None:
-    """Raise `InputError` if a node reads an output that its operator does not support."""
+    """Raise `InputError` if a node or the network's outputs use an output that is not supported.
+
+    Some operators support only their first output.
+    """
     read_names = {name for node in record.nodes for name in node.inputs} | set(record.outputs)
     for node in record.nodes:
         outputs = [repr(name) for name in node.outputs[1:] if name and name in read_names]
@@ -358,7 +366,7 @@ def _plan_executions(record: FileRecord) -> Iterator[_Execution]:
 
 
 class _Constants:
-    """Turns the initializers and constants of a file into parameters, buffers and plain numbers."""
+    """Registers the constants of a file in a module: as parameters, buffers and plain numbers."""
 
     def __init__(self, module: OnnxModule, record: FileRecord) -> None:
         """Collect the initializers of `record`, to register them in `module`."""
@@ -367,15 +375,16 @@ class _Constants:
         self.arrays = dict(record.initializers)
         """Constants by name."""
         self.initializer_names = set(self.arrays)
-        """Names of constants that are initializers; other constants come from Constant nodes."""
+        """Names of constants that are initializers or copies of them; all others come from Constant
+        nodes."""
         self.uses: dict[str, _ConstantUses] = {}
-        """Uses of each constant by name."""
+        """Uses of each constant that a node reads, by name."""
 
     def register_all(self) -> FileRecord:
-        """Register all constants in the module; return the record without Constant nodes.
+        """Register the constants that are read or are outputs; return the record without Constants.
 
         Also removes Identity nodes of constants, and sets the names of the module's outputs. Raises
-        `InputError` if a Constant node does not contain numbers.
+        `InputError` if a Constant node does not contain numbers, or if its tensor cannot be read.
         """
         nodes = [node for node in self.record.nodes if not self._add_constant_node(node)]
         source_names: dict[str, str] = {}
@@ -398,7 +407,7 @@ class _Constants:
     def _add_constant_node(self, node: NodeRecord) -> bool:
         """Add the value of a Constant node to `arrays`; return whether the node is a Constant.
 
-        Raises `InputError` if the value is neither a tensor nor numbers.
+        Raises `InputError` if the value is neither a dense tensor nor numbers, or cannot be read.
         """
         if node.operator != "Constant":
             return False
@@ -418,11 +427,11 @@ class _Constants:
         return True
 
     def _resolve_alias(self, node: NodeRecord, source_names: dict[str, str]) -> bool:
-        """Resolve an Identity of a constant: its result becomes another name of the constant.
+        """Resolve an Identity of a constant: its result becomes a constant or a second name of it.
 
-        Returns whether the node is such an Identity. A uniform initializer gets a copy under the
-        name of the result, so that both can train. Otherwise, adds the name of the result to
-        `source_names`, with the name of the constant.
+        Returns whether the node is such an Identity. The result of a uniform initializer becomes a
+        constant of its own, so that both can train. For all other constants, adds the name of the
+        result to `source_names`, with the name of the constant.
         """
         if node.operator != "Identity":
             return False
@@ -458,8 +467,8 @@ class _Constants:
         """Return a node that reads copies of constants that it shares by chance with other nodes.
 
         Each batch norm gets its own statistics. Uniform weights, such as zeros of new biases, are
-        shared by chance because exporters store equal constants once. Adds the copies to `arrays`
-        and lowers the counts in `uses`.
+        shared by chance because exporters store equal constants once. Adds the copies to `arrays`,
+        and lowers the counts in `uses`. The last remaining use reads the constant itself.
         """
         operator = OPERATORS[node.operator]
         inputs = list(node.inputs)
@@ -485,7 +494,11 @@ class _Constants:
         return replace(node, inputs=tuple(inputs))
 
     def _add_constant(self, name: str, value: np.ndarray, use: _ConstantUses) -> None:
-        """Register a constant as a parameter or buffer of the module, or as plain numbers."""
+        """Register a constant as a parameter or buffer of the module, or as plain numbers.
+
+        Parameters are trained. Buffers are statistics, and tensors of more than `MAX_NUMBERS`
+        elements that need not be numbers.
+        """
         is_floating = value.dtype.kind == "f"
         if is_floating and use.statistics:
             self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=False)
@@ -499,8 +512,9 @@ class _Constants:
     def _is_trained(self, name: str, use: _ConstantUses) -> bool:
         """Return whether a floating-point constant is trained.
 
-        An initializer is trained if it is a weight of a node, or an input whose purpose is unknown.
-        A constant from a Constant node is trained only if it is a weight that is not uniform.
+        An initializer is trained if it is a weight of a node, or an input of unknown purpose that
+        is not in `_NON_WEIGHTS`. A constant from a Constant node is trained only if it is a weight
+        that is not uniform.
         """
         if name not in self.initializer_names:
             return bool(use.weights) and not _is_uniform(self.arrays[name])

@@ -2,7 +2,8 @@
 
 A value is a tensor, a list of tensors (an ONNX sequence), or *numbers*: a plain Python number, or
 nested tuples of numbers. Shapes and small constants are numbers, so that captures and Dynamo treat
-them as constants. If all inputs of an operator are numbers, ONNX's reference computes it.
+them as constants. If all inputs of an operator are numbers, ONNX's reference computes it, with
+the exceptions in `OnnxNode.forward`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ Value: TypeAlias = "torch.Tensor | Numbers | None"
 Compute: TypeAlias = Callable[..., Any]
 
 MAX_NUMBERS: Final = 4096
-"""Maximum number of elements of *numbers*; larger constants become tensors."""
+"""Maximum number of elements of *numbers*; larger constants become tensors, except inputs that must
+be numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Operator:
     """The function that computes a kind of node, and the purpose of its inputs."""
 
     compute: Compute
-    """Called with the node and its inputs; returns one value, or a tuple of tensors."""
+    """Called with the node and its inputs; returns one value, or a tuple of values."""
     numbers: frozenset[int]
     """Positions of inputs that must be numbers."""
     weights: frozenset[int]
@@ -201,7 +203,7 @@ def to_array(value: Numbers) -> np.ndarray:
 
 
 def to_numbers(elements: np.ndarray) -> Numbers:
-    """Return an array as numbers: nested tuples, with floats rounded by `shorten_float`."""
+    """Return an array as a number or nested tuples, with floats rounded by `shorten_float`."""
 
     def to_tuples(value: Any) -> Any:
         if isinstance(value, list):
@@ -219,7 +221,8 @@ def to_tensor(value: Any, template: torch.Tensor | None = None) -> torch.Tensor:
 
     Tensors and lists, which are ONNX sequences, are returned unchanged. Numbers get the device of
     `template`. Floats get the type of `template` if that type is floating-point, otherwise
-    PyTorch's default type; integers become int64.
+    PyTorch's default type; integers and () become int64, booleans bool. The first number of a tuple
+    sets the type.
     """
     if isinstance(value, torch.Tensor | list):
         return value
@@ -236,7 +239,7 @@ def to_tensor(value: Any, template: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def to_tensors(*values: Any) -> tuple[Any, ...]:
-    """Return all values as tensors; None stays None.
+    """Return all values as tensors, except None and lists, which stay unchanged.
 
     Numbers get the device and floating-point type of the first floating-point tensor, or else the
     device of the first tensor.
@@ -250,7 +253,7 @@ def to_tensors(*values: Any) -> tuple[Any, ...]:
 
 
 def to_operands(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return two operands as tensors, except a scalar number beside a tensor."""
+    """Return two operands as tensors; a single number beside a tensor stays a number."""
     if isinstance(x, torch.Tensor) and not isinstance(y, tuple):
         return x, y
     if isinstance(y, torch.Tensor) and not isinstance(x, tuple):
@@ -260,7 +263,7 @@ def to_operands(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def to_integers(node: OnnxNode, value: Any, description: str) -> list[int]:
-    """Return numbers as a list of integers.
+    """Return a tuple of numbers, or a single number, as a list of integers.
 
     Raises `InputError` if the value is a tensor, which is not constant. `description` names the
     input in the message.
@@ -269,7 +272,7 @@ def to_integers(node: OnnxNode, value: Any, description: str) -> list[int]:
 
 
 def to_number_list(node: OnnxNode, value: Any, description: str) -> list[float]:
-    """Return numbers as a list, without conversion.
+    """Return a tuple of numbers, or a single number, as a list, without conversion.
 
     Raises `InputError` if the value is a tensor, which is not constant. `description` names the
     input in the message.
@@ -285,19 +288,19 @@ def to_number_list(node: OnnxNode, value: Any, description: str) -> list[float]:
 def read_axes(node: OnnxNode, value: Any, *, rank: int) -> list[int] | None:
     """Return the axes of the input `value`, or of the attribute ``axes``, counted from 0.
 
-    Returns None if the node has neither of them.
+    Returns None if the node has neither of them. Raises `InputError` if `value` is a tensor.
     """
     axes = node.get("axes") if value is None else tuple(to_integers(node, value, "axes"))
     return None if axes is None else [axis % rank for axis in axes]
 
 
 def read_axis(node: OnnxNode, rank: int, default: int = 0) -> int:
-    """Return the attribute ``axis``, counted from 0."""
+    """Return the attribute ``axis``, or `default` without it, counted from 0."""
     return int(node.get("axis", default)) % max(rank, 1)
 
 
 def select_positions(x: torch.Tensor, axis: int, positions: list[int]) -> torch.Tensor:
-    """Return the elements at the given positions of an axis."""
+    """Return the elements at the given positions of an axis; a view if these are consecutive."""
     if not positions:
         return x.narrow(axis, 0, 0)
     if positions == list(range(positions[0], positions[0] + len(positions))):
@@ -309,7 +312,7 @@ def select_positions(x: torch.Tensor, axis: int, positions: list[int]) -> torch.
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of a tensor or of numbers."""
+    """Return the shape of a tensor or of numbers; () for a single number."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     sizes = []

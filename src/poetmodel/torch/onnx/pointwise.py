@@ -1,4 +1,4 @@
-"""ONNX operators on elements: arithmetic, functions, activations, softmax, comparisons, logic."""
+"""ONNX operators on elements (arithmetic, comparisons, casts, activations), softmax, dropout."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
     """Convert the type of elements to that of the attribute ``to`` or of `type_tensor`.
 
     Casts between floating-point types change nothing, because all floating-point tensors have the
-    default type of PyTorch. Raises `InputError` for a type that is not in `_DTYPES`.
+    default type of PyTorch. Raises `InputError` if ``to`` is not in `_DTYPES`.
     """
     if node.operator == "Cast":
         code = node.get("to")
@@ -189,7 +189,10 @@ PyTorch's default floating-point type."""
 
 @register_operator("Clip")
 def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tensor:
-    """Limit elements to a range. Uses `hardtanh` for floats if both limits are numbers."""
+    """Limit elements to a range; None is no limit.
+
+    Uses `hardtanh` for floats if both limits are numbers and `low` is below `high`.
+    """
     x = to_tensor(x)
     low, high = (limit[0] if isinstance(limit, tuple) else limit for limit in (low, high))
     if low is None and high is None:
@@ -218,7 +221,7 @@ def _register_activation(name: str, function: Callable[..., Any], **defaults: fl
 
 
 def _shrink_towards_zero(x: torch.Tensor, bias: float, threshold: float) -> torch.Tensor:
-    """Move elements towards 0 by `bias`; elements between -`threshold` and `threshold` become 0."""
+    """Move elements towards 0 by `bias`; those from -`threshold` to `threshold` become 0."""
     return torch.where(x < -threshold, x + bias, torch.where(x > threshold, x - bias, 0.0))
 
 

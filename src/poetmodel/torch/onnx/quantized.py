@@ -55,7 +55,7 @@ def split_front(
 ) -> tuple[FrontRecord | None, FileRecord]:
     """Return the quantized front of a file, or None, and the file without the front's nodes.
 
-    The options are those of `poetmodel.torch.quantized`.
+    Constant nodes stay in the file. The options are those of `poetmodel.torch.quantized`.
 
     Raises
     ------
@@ -63,6 +63,7 @@ def split_front(
         If the quantized nodes are not one front with one input, whose sizes are fixed except for
         the first dimension, and one result. If an operator has no int8 kernel; the message names
         the operator. If `train` matches no int8 layer, or if `rounding` or `headroom` is invalid.
+        If PyTorch cannot export the front (`CaptureError`).
     """
     check_training(rounding, headroom)
     if not any(node.operator in QUANTIZATION_OPERATORS for node in record.nodes):
@@ -86,11 +87,13 @@ def split_front(
     )
     if len(front_inputs) != 1 or shared_values:
         reason = (
-            f"{shared_values[0]!r} is read after it"
+            f"{shared_values[0]!r} is also used outside of it"
             if shared_values
             else f"it reads {len(front_inputs)} inputs"
         )
-        raise InputError(f"{record.path}: expected a quantized front with one result; {reason}")
+        raise InputError(
+            f"{record.path}: expected a quantized front with one input and one result; {reason}"
+        )
     (name,) = front_inputs
     shape = inputs[name].shape
     if any(isinstance(size, str) for size in shape[1:]):
@@ -112,7 +115,10 @@ def split_front(
 
 
 def _read_constants(record: FileRecord) -> dict[str, np.ndarray]:
-    """Return the tensors of initializers and Constant nodes, by name."""
+    """Return the arrays of initializers, and of Constant nodes with a dense tensor, by name.
+
+    Raises `InputError` if a tensor cannot be read.
+    """
     arrays = dict(record.initializers)
     for node in record.nodes:
         if node.operator == "Constant" and "value" in node.attributes:
@@ -172,7 +178,10 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         source: str,
         result: str,
     ) -> None:
-        """Register a module for each node, except quantizing ones, and a buffer per constant."""
+        """Register a buffer for each constant, and a module for each node that computes.
+
+        Constant, QuantizeLinear and DequantizeLinear nodes have no module.
+        """
         super().__init__()
         self.source, self.result = source, result
         self.constants = constants
@@ -187,7 +196,10 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
             self.register_buffer(self.buffer_names[name], torch.from_numpy(value.copy()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the result of the front."""
+        """Compute the result of the front.
+
+        Raises `InputError` if a node has a feature that is not supported.
+        """
         values: dict[str, Any] = {self.source: x}
         for node in self.records:
             if node.operator in QUANTIZATION_OPERATORS:

@@ -24,7 +24,7 @@ _QUANTIZED_PATTERN: Final = re.compile(r"[Qq]uantize|QLinear|Integer")
 _DOMAINS: Final = ("", "ai.onnx")
 """Domains of ONNX's own operators."""
 _MAX_CHECKED_BYTES: Final = 2**31
-"""Maximum size of a model that ONNX's checker accepts [B]."""
+"""Size from which a model is too large for ONNX's checker [B]."""
 _STRING: Final = 8
 """Number of strings in `onnx.TensorProto.DataType`."""
 
@@ -34,14 +34,14 @@ class NodeRecord:
     """A node of a file."""
 
     name: str
-    """A unique name without dots; generated if the file has none."""
+    """A unique name without dots: from the file or else an output, with ``_`` where needed."""
     operator: str
     """Name of the operator, with its domain unless the domain is ONNX's own."""
     inputs: tuple[str, ...]
     """Names of the inputs; the name of an omitted input is empty."""
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
-    """Values by name, without attributes that are graphs."""
+    """Values by name, as from `_convert_attribute`, without attributes that are graphs."""
     proto: Any
     """The node's `onnx.NodeProto`."""
 
@@ -52,7 +52,7 @@ class InputRecord:
 
     name: str
     shape: tuple[int | str, ...]
-    """Sizes; an open dimension has a name instead of a size."""
+    """Sizes; an open dimension has a name instead of a size, see `_read_dimension`."""
     element_type: int
     """Number of the elements' type in `onnx.TensorProto.DataType`."""
 
@@ -67,7 +67,7 @@ class FileRecord:
     inputs: tuple[InputRecord, ...]
     outputs: tuple[str, ...]
     initializers: Mapping[str, np.ndarray]
-    """Arrays by name; floating-point arrays are float32."""
+    """Arrays by name, with types as from `read_array`."""
 
 
 def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecord:
@@ -80,8 +80,9 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
     MissingExtraError
         If the package onnx is not installed.
     InputError
-        If the file is not ONNX or is damaged, or if an operator, input or output is not supported;
-        the message names it.
+        If the file does not exist, is no valid ONNX file, or has separate weights that cannot be
+        read. If its opset, an operator, an input or sparse initializers are not supported. If it
+        has no floating-point output.
     """
     require_package("onnx", "reading ONNX files")
     path = Path(path)
@@ -110,7 +111,7 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
 
 
 def read_array(tensor: Any, path: Path) -> np.ndarray:
-    """Return a tensor of a file as an array, with floats as float32.
+    """Return a tensor of a file as an array, with half, bfloat16 and double as float32.
 
     Unsigned integers of more than one byte become int64, because PyTorch has no arithmetic for
     them. Raises `InputError` if the tensor cannot be read.
@@ -129,7 +130,11 @@ def read_array(tensor: Any, path: Path) -> np.ndarray:
 
 
 def _load_model(path: Path) -> Any:
-    """Load a file and its external weights; raise `InputError` if either cannot be read."""
+    """Load a file and its external weights.
+
+    Raises `InputError` if the file does not exist, cannot be parsed, or has no nodes or no IR
+    version, and if the weights cannot be read.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -140,7 +145,9 @@ def _load_model(path: Path) -> Any:
     except DecodeError as error:
         raise InputError(f"{path}: expected an ONNX file; it cannot be parsed") from error
     if not len(model.graph.node) or not model.ir_version:
-        raise InputError(f"{path}: expected an ONNX file with a network; it has no nodes")
+        raise InputError(
+            f"{path}: expected an ONNX file with a network; it has no nodes or no IR version"
+        )
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
@@ -214,7 +221,7 @@ def _is_floating(element_type: int) -> bool:
 
 
 def _find_needed_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
-    """Return the nodes that some outputs depend on, in the order of the file."""
+    """Return the nodes on which `outputs` depend, in the order of the file."""
     needed_names, needed_nodes = set(outputs), []
     for node in reversed(nodes):
         if needed_names.intersection(node.output):
@@ -280,7 +287,7 @@ def shorten_float(value: float) -> float:
 def _check_operators(
     path: Path, nodes: Iterable[NodeRecord], is_known: Callable[[str], bool]
 ) -> None:
-    """Raise one `InputError` that lists all unknown operators with their nodes."""
+    """Raise one `InputError` that lists all unknown operators, each with its first nodes."""
     unknown: dict[str, list[str]] = {}
     for node in nodes:
         if not is_known(node.operator):
@@ -301,7 +308,7 @@ def _check_operators(
 def _make_input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
     """Yield the inputs of a graph that are not initializers.
 
-    Raises `InputError` for an input that is no tensor of numbers or has no shape.
+    Raises `InputError` for an input that is no tensor, has strings, or has no shape.
     """
     initializer_names = {tensor.name for tensor in graph.initializer}
     for value_info in graph.input:
@@ -316,7 +323,7 @@ def _make_input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
                 else str(value_kind).removesuffix("_type") + "s"
             )
             raise InputError(
-                f"{path}: input {value_info.name!r} is of {type_name}; expected tensors"
+                f"{path}: input {value_info.name!r} is of {type_name}; expected tensors of numbers"
             )
         if not tensor.HasField("shape"):
             raise InputError(
@@ -332,7 +339,8 @@ def _make_input_records(path: Path, graph: Any) -> Iterable[InputRecord]:
 def _read_dimension(name: str, axis: int, dimension: Any) -> int | str:
     """Return the size of a dimension of input `name`, or the dimension's name if it is open.
 
-    An unnamed open dimension is named after the input and the axis, such as ``x.0``.
+    A dimension without a size above 0 is open. An unnamed open dimension is named after the input
+    and the axis, such as ``x.0``.
     """
     if dimension.dim_value > 0:
         return int(dimension.dim_value)
