@@ -1,4 +1,4 @@
-"""Recurrent ONNX operators, one time step after another, as in captures of PyTorch's modules."""
+"""Recurrent ONNX operators, computed one time step after another."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class _Weights:
             recurrent_weight.shape[-1],
         )
         self.biases: tuple[torch.Tensor | None, ...] = (None, None)
+        """(bias of the inputs, bias of the hidden state); both None without biases."""
         if bias is not None:
             self.biases = bias.chunk(2)
 
@@ -51,13 +52,14 @@ def _compute_directions(
     lengths: Any,
     make_step: Callable[[_Weights, tuple[Activation, ...], int], TimeStep],
 ) -> Any:
-    """Compute the outputs of a recurrent operator for all directions: Y, then the last states.
+    """Compute the outputs of a recurrent operator for all directions: Y, then the final states.
 
     `make_step` returns the function of one time step from the weights, activations and index of a
     direction. `parameters` are input weights, recurrent weights and biases of all directions.
     `initial_states` has None for states of zeros. `lengths` are the lengths of the sequences; None
-    if all sequences are full. Returns Y alone if the node has one output. Raises `InputError` for
-    attributes and activations that are not supported.
+    if all sequences are full. Beyond the length of a sequence, Y is 0 and its states are unchanged.
+    Returns Y alone if the node has one output. Raises `InputError` for attributes and activations
+    that are not supported.
     """
     is_batch_first = bool(node.get("layout", 0))
     if is_batch_first:
@@ -113,7 +115,7 @@ def _compute_directions(
 def _active_mask(lengths: Any, x: torch.Tensor) -> torch.Tensor | None:
     """Return flags of shape (time steps, batch, 1): whether a sequence includes the time step.
 
-    Returns None if all sequences have the full length.
+    Returns None if `lengths` is None, or a tuple whose numbers are all the full length.
     """
     step_count = len(x)
     if lengths is None or (isinstance(lengths, tuple) and set(lengths) == {step_count}):
@@ -128,10 +130,13 @@ _DEFAULT_ACTIVATIONS: Final = {
 }  # fmt: skip
 
 
-def _find_activations(node: OnnxNode, direction: int, directions: int) -> tuple[Activation, ...]:
-    """Return the activations of a direction; raise `InputError` if one is not supported."""
-    names = node.get("activations") or _DEFAULT_ACTIVATIONS[node.operator] * directions
-    count = len(names) // directions
+def _find_activations(node: OnnxNode, direction: int, n_directions: int) -> tuple[Activation, ...]:
+    """Return the activations of a direction, by default those of ONNX.
+
+    Raises `InputError` if one is not supported.
+    """
+    names = node.get("activations") or _DEFAULT_ACTIVATIONS[node.operator] * n_directions
+    count = len(names) // n_directions
     direction_names = names[direction * count : (direction + 1) * count]
     unknown_names = [name for name in direction_names if name not in _ACTIVATIONS]
     if unknown_names:
@@ -167,7 +172,11 @@ def _compute_rnn(
 def _compute_gru(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
-    """Compute a GRU. ONNX orders the gates: update, reset, new."""
+    """Compute a GRU, with weights in ONNX's order of the gates: update, reset, new.
+
+    The reset gate multiplies the state before its projection, or the projected state if the
+    attribute ``linear_before_reset`` is set.
+    """
 
     def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
         """Return the function of one time step."""
@@ -227,7 +236,7 @@ def _compute_lstm(
     c: Any = None,
     peepholes: Any = None,
 ) -> Any:
-    """Compute an LSTM. ONNX orders the gates: input, output, forget, cell."""
+    """Compute an LSTM, with weights in ONNX's order of the gates: input, output, forget, cell."""
 
     def make_step(
         weights: _Weights, activations: tuple[Activation, ...], direction: int
@@ -239,7 +248,10 @@ def _compute_lstm(
         )
 
         def add_peephole(gate_sum: torch.Tensor, gate_index: int, c: torch.Tensor) -> torch.Tensor:
-            """Return a gate's sum with its peephole term; gates are input, output, forget."""
+            """Return a gate's sum with its peephole term for the cell state `c`, if there is one.
+
+            Gate 0 is the input gate, 1 the output gate, 2 the forget gate.
+            """
             return (
                 gate_sum
                 if peephole_weights is None

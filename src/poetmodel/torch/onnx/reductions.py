@@ -1,4 +1,4 @@
-"""ONNX operators: reductions along axes, matrix products, and normalization."""
+"""ONNX operators: reductions, extremes and sums along axes, matrix products, normalization."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def _multiply_axes(x: torch.Tensor, axes: list[int], keep_dims: bool) -> torch.Tensor:  # noqa: FBT001
+    """Return the products of elements along `axes`."""
     for axis in sorted(axes, reverse=True):
         x = torch.prod(x, axis, keepdim=keep_dims)
     return x
@@ -49,7 +50,7 @@ def _reduce_axes(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
     """Reduce along axes; along all axes if the node has none.
 
     If ``noop_with_empty_axes`` is set and there are no axes, each element is reduced alone. The
-    maximum or minimum of no elements is in `_EMPTY_EXTREMES`, except for integers.
+    maximum or minimum of no elements is in `_EMPTY_EXTREMES`; for integers PyTorch raises an error.
     """
     x = to_tensor(x)
     reduced_axes = read_axes(node, axes, rank=x.ndim)
@@ -72,7 +73,10 @@ _EMPTY_EXTREMES: Final = {"ReduceMax": -math.inf, "ReduceMin": math.inf}
 
 @register_operator("ArgMax", "ArgMin")
 def _find_extreme_index(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Return the index of the maximum or minimum along an axis."""
+    """Return the index of the maximum or minimum along an axis.
+
+    Of equal extremes, this is the first, or the last if ``select_last_index`` is set.
+    """
     axis, keep_dims = read_axis(node, x.ndim), bool(node.get("keepdims", 1))
     function = torch.argmax if node.operator == "ArgMax" else torch.argmin
     if node.get("select_last_index", 0):
@@ -85,7 +89,10 @@ def _find_extreme_index(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("CumSum", numbers=(1,))
 def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
-    """Return cumulative sums along an axis, optionally reversed or without the element itself."""
+    """Return cumulative sums along an axis.
+
+    They begin at its end if ``reverse`` is set, and omit the element itself if ``exclusive`` is.
+    """
     (sum_axis,) = to_integers(node, axis, "axis")
     x = to_tensor(x)
     x = x.flip(sum_axis) if node.get("reverse", 0) else x
@@ -98,6 +105,7 @@ def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
 
 @register_operator("TopK", numbers=(1,))
 def _select_top_k(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
+    """Return the largest or smallest elements along an axis, and indices for a second output."""
     (k,) = to_integers(node, count, "number of elements")
     axis = read_axis(node, x.ndim, -1)
     values, indices = torch.topk(
@@ -117,7 +125,10 @@ def _compute_matmul(_: OnnxNode, x: Any, y: Any) -> torch.Tensor:
 
 @register_operator("Gemm", weights=(1, 2))
 def _compute_gemm(node: OnnxNode, x: Any, w: Any, c: Any = None) -> torch.Tensor:
-    """Return ``alpha x w + beta c``, as a linear layer where possible."""
+    """Return ``alpha x w + beta c``; ``transA`` and ``transB`` transpose `x` and `w` first.
+
+    If both factors are 1 and `c` is a bias vector, the linear layer adds it.
+    """
     x, w, c = to_tensors(x, w, c)
     x = x.T if node.get("transA", 0) else x
     w = w if node.get("transB", 0) else w.T
@@ -141,7 +152,8 @@ def _compute_einsum(node: OnnxNode, *values: Any) -> torch.Tensor:
 def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> Any:
     """Normalize by the batch in training mode, otherwise by the running statistics.
 
-    Training mode also updates the running statistics.
+    The mode is that of the module; the attribute ``training_mode`` is ignored. Training mode also
+    updates the running statistics.
     ONNX's momentum weights the old statistics, PyTorch's the new statistics.
     """
     scale, bias, mean, variance = (to_tensor(value, x) for value in parameters)
@@ -153,7 +165,7 @@ def _compute_batch_norm(node: OnnxNode, x: torch.Tensor, *parameters: Any) -> An
 
 @register_operator("LayerNormalization", weights=(1, 2), first_output_only=True)
 def _compute_layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any = None) -> Any:
-    """Normalize over the last axes; scale and bias may be smaller than these axes."""
+    """Normalize over the axes from ``axis`` on; scale and bias may be broadcast to these axes."""
     shape = x.shape[read_axis(node, x.ndim, -1) :]
     epsilon = node.get("epsilon", 1e-5)
     scale = to_tensor(scale, x)
@@ -166,7 +178,7 @@ def _compute_layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any =
 
 @register_operator("RMSNormalization", weights=(1,))
 def _compute_rms_norm(node: OnnxNode, x: torch.Tensor, scale: Any) -> torch.Tensor:
-    """Divide by the root mean square over the last axes, and multiply by `scale`."""
+    """Divide by the root mean square over the axes from ``axis`` on, and multiply by `scale`."""
     axes = list(range(read_axis(node, x.ndim, -1), x.ndim))
     mean = (x * x).mean(axes, keepdim=True)
     return x * torch.rsqrt(mean + node.get("epsilon", 1e-5)) * to_tensor(scale, x)
@@ -174,7 +186,7 @@ def _compute_rms_norm(node: OnnxNode, x: torch.Tensor, scale: Any) -> torch.Tens
 
 @register_operator("InstanceNormalization", weights=(1, 2))
 def _compute_instance_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
-    """Normalize each channel of each example separately."""
+    """Normalize each channel of each example separately; then apply scale and bias."""
     return functional.group_norm(
         x, x.shape[1], to_tensor(scale, x), to_tensor(bias, x), node.get("epsilon", 1e-5)
     )
@@ -186,7 +198,7 @@ _CHANNEL_SCALE_OPSET = 21
 
 @register_operator("GroupNormalization", weights=(1, 2))
 def _compute_group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
-    """Normalize groups of channels. Scales per group are repeated for each channel."""
+    """Normalize groups of channels. Scales and biases per group are repeated for each channel."""
     groups = node.get("num_groups")
     scale, bias = to_tensor(scale, x), to_tensor(bias, x)
     if node.opset < _CHANNEL_SCALE_OPSET:
@@ -209,7 +221,7 @@ def _compute_mean_variance_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor
 
 @register_operator("LpNormalization")
 def _divide_by_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Divide by the norm along an axis; zeros stay zeros."""
+    """Divide by the norm along an axis; where the norm is 0, the elements stay zeros."""
     axis = read_axis(node, x.ndim, -1)
     norm = torch.linalg.vector_norm(x, node.get("p", 2), [axis], keepdim=True)
     return x / torch.where(norm == 0, 1.0, norm)
@@ -217,7 +229,10 @@ def _divide_by_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("LRN")
 def _compute_local_response_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Divide by a power of the sum of squares over neighbouring channels."""
+    """Return ``x / (bias + alpha / size * total) ** beta``.
+
+    `total` is the sum of squares over `size` neighbouring channels.
+    """
     size = node.get("size")
     channels_before = math.floor((size - 1) / 2)
     pads = [0, 0] * (x.ndim - 2) + [channels_before, size - 1 - channels_before]

@@ -1,4 +1,4 @@
-"""ONNX operators that move or select elements, or create tensors from numbers."""
+"""ONNX operators that read shapes, move, select or write elements, or create tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _count_input_elements(_: OnnxNode, x: Any) -> int:
 
 @register_operator("Reshape", numbers=(1,))
 def _reshape(node: OnnxNode, x: Any, shape: Any) -> torch.Tensor:
-    """Reshape; a size of 0 copies the input's size unless ``allowzero`` is set."""
+    """Reshape; a size of 0 copies the size of the input's axis, unless ``allowzero`` is set."""
     x = to_tensor(x)
     sizes = to_integers(node, shape, "shape")
     if not node.get("allowzero", 0):
@@ -45,7 +45,7 @@ def _reshape(node: OnnxNode, x: Any, shape: Any) -> torch.Tensor:
 
 @register_operator("Flatten")
 def _flatten(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Reshape to a matrix, split at an axis."""
+    """Reshape to a matrix: rows are the axes before ``axis``, columns the axes from it on."""
     axis = node.get("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(count_elements(x.shape[:axis]), count_elements(x.shape[axis:]))
@@ -53,7 +53,7 @@ def _flatten(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("Squeeze", numbers=(1,))
 def _squeeze(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
-    """Remove the given axes, or all axes of size 1."""
+    """Remove the given axes; all axes of size 1 if none are given."""
     x = to_tensor(x)
     removed_axes = read_axes(node, axes, rank=x.ndim)
     removed_axes = (
@@ -66,7 +66,7 @@ def _squeeze(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
 
 @register_operator("Unsqueeze", numbers=(1,))
 def _unsqueeze(node: OnnxNode, x: Any, axes: Any) -> torch.Tensor:
-    """Insert axes of size 1."""
+    """Insert axes of size 1; `axes` are their positions in the result."""
     x = to_tensor(x)
     new_axes = read_axes(node, axes, rank=x.ndim + len(to_integers(node, axes, "axes"))) or []
     sizes = list(x.shape)
@@ -102,7 +102,10 @@ def _concat(node: OnnxNode, *values: Any) -> torch.Tensor:
 def _split_axis(
     node: OnnxNode, x: torch.Tensor, sizes: Any = None
 ) -> tuple[torch.Tensor, ...] | torch.Tensor:
-    """Split an axis into the given sizes, or into equal pieces; the last one may be smaller."""
+    """Split an axis into the given sizes, or into equal pieces; the last one may be smaller.
+
+    Returns the piece itself if the node has one output.
+    """
     axis = read_axis(node, x.ndim)
     if sizes is None:
         size = -(-x.shape[axis] // node.output_count)
@@ -119,7 +122,10 @@ def _split_axis(
 
 @register_operator("SplitToSequence", numbers=(1,))
 def _split_to_sequence(node: OnnxNode, x: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
-    """Split an axis into a list: by sizes, by one size, or into single elements."""
+    """Split an axis into a list: by sizes, by one size, or into single elements.
+
+    Single elements lose the axis if ``keepdims`` is 0.
+    """
     axis = read_axis(node, x.ndim)
     if sizes is None:
         pieces = torch.split(x, 1, axis)
@@ -150,14 +156,14 @@ def _concat_sequence(node: OnnxNode, values: list[torch.Tensor]) -> torch.Tensor
 
 @register_operator("Slice", numbers=(1, 2, 3, 4))
 def _slice(node: OnnxNode, x: Any, *bounds: Any) -> torch.Tensor:
-    """Slice axes by starts, ends and steps. Negative steps reverse an axis."""
+    """Slice `axes`, by default the first ones. A negative step reverses its axis."""
     x = to_tensor(x)
     starts, ends, *options = (
         None if value is None else to_integers(node, value, name)
         for value, name in zip(bounds, ("starts", "ends", "axes", "steps"), strict=False)
     )
     axes, steps = [*options, None, None][:2]
-    assert starts is not None and ends is not None  # noqa: S101, PT018 - for ONNX's checker
+    assert starts is not None and ends is not None  # noqa: S101, PT018 - ONNX requires both
     axes = list(range(len(starts))) if axes is None else axes
     for axis, start, end, step in zip(axes, starts, ends, steps or [1] * len(axes), strict=True):
         x = _slice_axis(x, axis % x.ndim, slice(start, end, step))
@@ -219,14 +225,16 @@ def _move_space_to_channels(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     "Pad",
     numbers=(1, 2, 3),
     unsupported_features=(
-        "`mode` wrap; reflect and edge except on the last axes of a signal or image"
+        "`mode` wrap; reflect and edge except on the length of a signal, or height and width of an "
+        "image"
     ),
 )
 def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
     """Pad axes with a constant, by reflection, or by repeating the edges.
 
-    Reflection and edges are supported for the last one or two axes of signals and images, without
-    negative padding. Other modes and axes raise `InputError`.
+    Reflection and edges are supported for the last of two or three axes, and for the last two of
+    three or four axes if the first of the two is padded. Negative padding is supported only with a
+    constant, and crops. All else raises `InputError`, unless all padding is 0.
     """
     x = to_tensor(x)
     widths = to_integers(node, pads, "pads")
@@ -254,13 +262,14 @@ def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None)
     )
     if mode not in _MODES or not is_supported:
         raise node.unsupported_error(
-            f"its mode is {mode}; expected constant, or reflect or edge on signals and images"
+            f"its mode is {mode}; expected constant, or reflect or edge on the length "
+            "of a signal, or height and width of an image"
         )
     return functional.pad(x, widths, mode=_MODES[mode])
 
 
 _MAX_PADDED_AXES: Final = 2
-"""Maximum number of axes padded by reflection or edges, in PyTorch and in C kernels."""
+"""Maximum number of axes padded by reflection or edges, as in C kernels."""
 _MODES: Final = {"reflect": "reflect", "edge": "replicate"}
 """Mode of PyTorch's `pad` for each mode of ONNX."""
 
@@ -269,13 +278,17 @@ _MODES: Final = {"reflect": "reflect", "edge": "replicate"}
 
 
 def _positive_indices(indices: torch.Tensor, size: int) -> torch.Tensor:
-    """Return indices counted from the first element: negative ones count from the end."""
+    """Return indices from 0: adds `size` to negative ones, which count from the end."""
     return torch.where(indices < 0, indices + size, indices)
 
 
 @register_operator("Gather", weights=(0,))
 def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
-    """Select slices of an axis by index. Indices are numbers or a tensor."""
+    """Select slices of an axis by index. Indices are numbers or a tensor.
+
+    Negative indices count from the end, except in a tensor that selects rows of a floating-point
+    matrix: there PyTorch raises an error.
+    """
     x = to_tensor(x)
     axis = read_axis(node, x.ndim)
     size = x.shape[axis]
@@ -300,7 +313,10 @@ def _gather_elements(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
 
 @register_operator("GatherND", unsupported_features="`batch_dims`")
 def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
-    """Select elements by index tuples, which are in the last dimension of `indices`."""
+    """Select elements or slices by index tuples, which are in the last dimension of `indices`.
+
+    Raises `InputError` if ``batch_dims`` is not 0.
+    """
     if node.get("batch_dims", 0):
         raise node.unsupported_error("batch_dims is not 0, which is not supported")
     x, indices = to_tensors(x, indices)
@@ -310,7 +326,7 @@ def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
 
 @register_operator("ScatterElements")
 def _scatter_elements(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
-    """Write or accumulate updates at indices along an axis."""
+    """Return a copy of `x` with updates written or accumulated at indices along an axis."""
     x, indices, updates = to_tensors(x, indices, updates)
     axis = read_axis(node, x.ndim)
     targets = _positive_indices(indices.to(torch.int64), x.shape[axis])
@@ -328,7 +344,10 @@ _SCATTER_REDUCTIONS: Final = {"mul": "prod", "max": "amax", "min": "amin"}
 
 @register_operator("ScatterND", unsupported_features="`reduction` max, min and mul")
 def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
-    """Write or add updates at index tuples."""
+    """Return a copy of `x` with updates written or added at index tuples.
+
+    Raises `InputError` if ``reduction`` is neither none nor add.
+    """
     reduction = node.get("reduction", "none")
     if reduction not in ("none", "add"):
         raise node.unsupported_error(f"reduction is {reduction!r}; expected none or add")
@@ -339,7 +358,10 @@ def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Ten
 
 @register_operator("OneHot", numbers=(1, 2))
 def _make_one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
-    """Return a tensor with a new axis: ``values[1]`` at each index, ``values[0]`` elsewhere."""
+    """Return a tensor with a new axis: ``values[1]`` at each index, ``values[0]`` elsewhere.
+
+    An index beyond `depth` has no position on the axis.
+    """
     (size,) = to_integers(node, depth, "depth")
     off_value, on_value = to_number_list(node, values, "values")
     indices = to_tensor(indices)

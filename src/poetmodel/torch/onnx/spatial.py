@@ -42,9 +42,10 @@ class _Window:
         self.lengths: tuple[int, ...] = tuple(x.shape[2:])
         """Sizes of the input's spatial axes."""
         self.attribute_pads = self._read_pads(node)
-        """Padding of the node's attributes, without the elements that ``ceil_mode`` adds."""
+        """Padding before and after each axis by the attributes, before ``ceil_mode`` changes it."""
         self.pads = self.attribute_pads
-        """Padding before and after each axis."""
+        """Padding before and after each axis. After an axis, ``ceil_mode`` may increase or decrease
+        it; negative padding crops."""
         if node.get("ceil_mode", 0):
             self.pads = [
                 (pad_before, self._padding_after(axis, pad_before, pad_after))
@@ -73,7 +74,7 @@ class _Window:
         return self.dilations[axis] * (self.size[axis] - 1) + 1
 
     def transposed_length(self, axis: int) -> int:
-        """Return the length of an axis after a transposed convolution without padding."""
+        """Return the length of an axis after a transposed convolution without any padding."""
         return self.strides[axis] * (self.lengths[axis] - 1) + self.span(axis)
 
     def compute_window_means(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,6 +93,7 @@ class _Window:
         """Return the padding after an axis with which a pool has the window count of ``ceil_mode``.
 
         Windows that would begin in the padding after the axis are left out, as in PyTorch and ONNX.
+        The padding is negative if no window reads the end of the axis.
         """
         stride, length = self.strides[axis], self.lengths[axis]
         count = -(-(length + pad_before + pad_after - self.span(axis)) // stride) + 1
@@ -175,6 +177,7 @@ def _compute_transposed_convolution(
 def _split_padding(total: int, *, small_first: bool) -> tuple[int, int]:
     """Split the total padding of an axis into the padding before and after it.
 
+    If the total is odd, the padding before is the smaller one if `small_first`, else the larger.
     A negative total extends the result of the transposed convolution at the end.
     """
     if total < 0:
@@ -214,7 +217,7 @@ def _compute_mean_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     if counts_padding and window.pads == window.attribute_pads:
         return means
     counted_mask = torch.ones_like(x[:1, :1])
-    if counts_padding:  # padding from ceil_mode is never counted
+    if counts_padding:  # padding from ceil_mode is not counted
         counted_mask = _pad_axes(counted_mask, window.attribute_pads, value=1.0)
     uncounted_pads = [
         (
@@ -255,13 +258,17 @@ _COORDINATES: Final = (
     "align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel",
     "tf_crop_and_resize",
 )  # fmt: skip
+"""Supported values of ``coordinate_transformation_mode``."""
 
 
 @register_operator("Resize", numbers=(1, 2, 3))
 def _resize(
     node: OnnxNode, x: torch.Tensor, roi: Any = None, scales: Any = None, sizes: Any = None
 ) -> torch.Tensor:
-    """Resize with PyTorch's operator if it has the result of ONNX, otherwise axis by axis."""
+    """Resize with PyTorch's operator if it has the result of ONNX, otherwise axis by axis.
+
+    Raises `InputError` if the coordinate transformation is not supported.
+    """
     resized_axes = [_ResizedAxis(node, size) for size in x.shape]
     axes = read_axes(node, None, rank=x.ndim)
     axes = list(range(x.ndim)) if axes is None else axes
@@ -284,7 +291,11 @@ def _resize(
 
 
 def _set_lengths(node: OnnxNode, axes: list[_ResizedAxis], lengths: list[int]) -> None:
-    """Set factor and length of each axis; one factor for all if the aspect ratio is preserved."""
+    """Set factor and length of each axis from the output lengths.
+
+    If ``keep_aspect_ratio_policy`` is not ``stretch``, all axes get one factor, and their lengths
+    follow from this factor by rounding.
+    """
     factors = [length / axis.size for axis, length in zip(axes, lengths, strict=True)]
     policy = node.get("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
@@ -316,7 +327,7 @@ class _ResizedAxis:
         self.coordinates: str = node.get("coordinate_transformation_mode", "half_pixel")
         if self.coordinates not in _COORDINATES:
             raise node.unsupported_error(
-                f"{self.coordinates} is not supported; expected half_pixel"
+                f"{self.coordinates} is not supported; expected a mode of ONNX, such as half_pixel"
             )
 
     def set_factor(self, factor: float, length: int | None = None) -> None:
@@ -412,7 +423,7 @@ class _ResizedAxis:
 
 
 _CROPPED: Final = "tf_crop_and_resize"
-"""The coordinates of a crop of the input."""
+"""The coordinate transformation that resizes a crop of the input."""
 
 
 def _round_position(node: OnnxNode, position: float) -> int:
@@ -426,7 +437,7 @@ def _round_position(node: OnnxNode, position: float) -> int:
 def _try_interpolate(
     node: OnnxNode, x: torch.Tensor, axes: list[_ResizedAxis]
 ) -> torch.Tensor | None:
-    """Return the result of `functional.interpolate`; None if ONNX's may differ."""
+    """Return the result of `functional.interpolate`; None if ONNX's result may differ."""
     lengths, factors = [axis.length for axis in axes], [axis.factor for axis in axes]
     has_special_weights = node.get("antialias", 0) or node.get("exclude_outside", 0)
     mode = _INTERPOLATIONS.get((node.get("mode", "nearest"), x.ndim))
@@ -462,4 +473,4 @@ _INTERPOLATIONS: Final = {
     ("linear", 5): "trilinear",
     ("cubic", 4): "bicubic",
 }
-"""Mode of `functional.interpolate`, by ONNX's mode and the rank."""
+"""Mode of `functional.interpolate`, by ONNX's mode and the rank of the input."""

@@ -47,9 +47,10 @@ def make_onnx_step(
         The file.
     loss : str or None
         ``cross-entropy``, ``bce``, ``nll``, ``mse``, ``l1``, or ``module:function``. In training
-        mode, the first two replace a Softmax, LogSoftmax or Sigmoid at the end of the file.
+        mode, ``cross-entropy`` replaces a Softmax or LogSoftmax at the end of the file, ``bce`` a
+        Sigmoid.
     load_function : callable
-        Imports the function named ``module:function``.
+        Returns the function named ``module:function``.
     batch, dims
         As for `OnnxModule.example_inputs`.
 
@@ -58,7 +59,8 @@ def make_onnx_step(
     MissingExtraError
         If the package onnx is not installed.
     InputError
-        If `loss` is None or unknown, or if the file, the loss and the dimensions do not match.
+        If `loss` is None or unknown, if the file cannot be read or has features that are not
+        supported, or if the file, the loss and the dimensions do not match.
     """
     if loss is None:
         raise InputError(f"{path}: --loss is missing; expected {_format_loss_names()}")
@@ -87,7 +89,7 @@ def make_onnx_step(
 def _compute_outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
     """Return the outputs for example inputs in evaluation mode; set training mode afterwards.
 
-    Raises `InputError` if the network does not accept these sizes.
+    Raises `InputError` if PyTorch fails on these inputs.
     """
     try:
         with torch.no_grad():
@@ -112,7 +114,10 @@ def _format_loss_names() -> str:
 
 
 def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
-    """Raise `InputError` if the loss cannot follow the operator at the end of the file."""
+    """Raise `InputError` if the loss cannot follow the operator at the end of the file.
+
+    ``nll`` requires a LogSoftmax there; all other losses accept a file without `ending`.
+    """
     operator = None if ending is None else ending.operator
     node_text = "" if ending is None else f" ({ending.name!r})"
     if loss == "nll" and operator != "LogSoftmax":
@@ -134,8 +139,9 @@ class _ExampleOutput:
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
         """Find the dimension of classes in `output` if `loss` needs classes.
 
-        `ending` is the final operator that the loss replaces, or None. Raises `InputError` if the
-        dimension is ambiguous.
+        `ending` is the final operator that the loss replaces, or None. Without it, classes are in
+        the second dimension, except that three dimensions are ambiguous. Raises `InputError` if the
+        dimension is ambiguous, missing, or neither the second nor the last.
         """
         self.output = output
         self.has_classes_last = False
@@ -146,13 +152,13 @@ class _ExampleOutput:
         axis = None if ending is None else ending.get("axis", -1) % rank
         if rank < 2 or (axis is None and rank == 3) or axis not in (None, 1, rank - 1):  # noqa: PLR2004
             raise InputError(
-                f"{path}: --loss {loss}: the dimension of classes is ambiguous in an output of "
-                f"shape {tuple(output.shape)}; use a function of it as module:function"
+                f"{path}: --loss {loss}: the dimension of classes is ambiguous or not supported in "
+                f"an output of shape {tuple(output.shape)}; use a function of it as module:function"
             )
         self.has_classes_last = rank > 2 and axis == rank - 1  # noqa: PLR2004
 
     def make_class_target(self) -> torch.Tensor:
-        """Return a target of class indices, all 0."""
+        """Return a target of class indices, all 0, in the output's shape without its classes."""
         shape = list(self.output.shape)
         del shape[-1 if self.has_classes_last else 1]
         return torch.zeros(shape, dtype=torch.int64)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from poetmodel.torch.compiled import Compiled
 
 REPEATS: Final = 5
-"""Number of timed executions of each step, the fastest of which counts; fewer if the executions
-of both steps take `MEASURING_S` together."""
+"""Maximum number of timed executions of each step, the fastest of which counts. After two, no
+further one begins once the executions of both steps have taken `MEASURING_S` together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +40,20 @@ class Certificate:
     name: str
     """Name of the step."""
     compared: int
-    """Number of compared results: the loss, gradients, buffers."""
+    """Number of compared results: loss, outputs, gradients, buffers; see also `updates`."""
     differences: tuple[ResultDifference, ...]
-    """Results that are not equal."""
+    """Results that are not equal; NaN equals NaN."""
     random_equal: bool
-    """Whether the random generator's final state is that of eager."""
+    """Whether the final state of PyTorch's random generator is that of eager."""
     budget_bytes: int
     """Budget for tensors and workspaces [B]."""
     plan_peak_bytes: int
     """Peak RAM of the plan, including reserved bytes [B]."""
     heap_peak_bytes: int
-    """Measured peak of the heap: tensors and workspaces, parameters and gradients excluded [B]."""
+    """Measured peak of the heap: tensors and workspaces [B]. Parameters and gradients are excluded,
+    unless `updates` is true."""
     eager_heap_peak_bytes: int
-    """Measured peak of the heap of eager PyTorch [B]."""
+    """Measured peak of the heap of eager PyTorch [B], counted like `heap_peak_bytes`."""
     second_gradients_bytes: int
     """Bytes of gradients that are added to existing gradients only at the end of the step
     (``rollback``) [B]. Not included in the measured peaks; 0 if no gradient is delayed."""
@@ -65,9 +66,9 @@ class Certificate:
     plan_read_bytes: int
     """Bytes paged in in a step, as planned [B]."""
     time_s: float
-    """Shortest time of a step [s]."""
+    """Shortest time of a compiled step [s]."""
     plan_time_s: float | None
-    """Planned time of a step [s], by the costs of the solved problem."""
+    """Planned time of a step [s], by the costs of the solved problem; None without costs."""
     plan_device: str | None
     """Name of the device of the planned time; None if the costs have no device."""
     eager_time_s: float
@@ -78,14 +79,14 @@ class Certificate:
     """Bytes of state with its home on storage [B]."""
     mirrored_bytes: int = 0
     """Bytes of state in RAM that a step writes to storage, so that a failed step can be undone
-    (``rollback``); 0 if no state is on storage [B]."""
+    (``rollback``) [B]; 0 unless there are an optimizer, ``storage`` and ``rollback``."""
     updates: bool = False
     """Whether an optimizer's updates are part of the step. Results are then parameters and moments
     instead of gradients, and peaks include state and inputs."""
 
     @property
     def equal(self) -> bool:
-        """Whether all results and the random state are exactly those of eager PyTorch."""
+        """Whether all results and the random state equal those of eager PyTorch."""
         return not self.differences and self.random_equal
 
     @property
@@ -94,7 +95,7 @@ class Certificate:
         return self.heap_peak_bytes <= self.budget_bytes
 
     def summary(self) -> str:
-        """Return the comparison as a few lines of text."""
+        """Return the comparison as four lines of text, with at most five differences."""
         if self.differences:
             list_text = format_differences(self.differences, max_count=5)
             results_text = (
@@ -150,12 +151,16 @@ class Certificate:
 def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     """Execute eager PyTorch and a compiled step from the same state; compare and measure them.
 
-    `inputs` are flat inputs. Parameters, gradients, buffers, inputs and the random state are
-    restored, and state moves to the homes of the plan.
+    `inputs` are flat inputs. Parameters, gradients, moments, buffers, inputs and the random state
+    are restored, and state moves to the homes of the plan.
 
     Results are compared after steps without existing gradients. Peaks are measured with existing
-    gradients, so that their memory does not count. Every execution is timed; short steps are
-    repeated. The budget does not bound the memory of this function.
+    gradients, or moments of an optimizer, so that their memory does not count as new. Every
+    execution is timed; short steps are repeated. The budget does not bound the memory of this
+    function.
+
+    Raises `CaptureError` if a profiler of PyTorch is on or a check of the step fails, and
+    `PageError` if a page or state cannot be written or read.
     """
     joint, runner = compiled.trace.joint, compiled.runner
     state = StepState(joint, inputs)

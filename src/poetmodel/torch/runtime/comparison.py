@@ -35,12 +35,12 @@ class ResultDifference:
 
     name: str
     """Name of the result: ``loss``, ``output logits``, ``gradient of conv1.weight``, ``mutation of
-    bn1.running_mean``."""
+    bn1.running_mean``, or with an optimizer ``update of conv1.weight``."""
     largest: float | None
-    """Largest absolute difference of an element; None if only one of the steps has the result, or
-    the shapes differ."""
+    """Largest absolute difference of an element; not finite if an element of either result is not.
+    None if only one of the steps has the result, or the shapes differ."""
     op: str
-    """The operation that computes the result; empty if unknown."""
+    """Name of the operation that computes the result; empty if unknown."""
 
     @property
     def text(self) -> str:
@@ -70,9 +70,12 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
     Also compares eager PyTorch with itself. Restores all state. Logs differences that are as small
     as the rounding of sums in another order, and another final state of the random generator.
 
-    Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch itself computes
-    other results in a second execution, with the modules as the first execution left them. A
-    capture contains the values that Python code computed during the capture, such as the time, a
+    Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch fails, or
+    computes other results in a second execution, even with one thread. The second execution starts
+    with the modules as the first one left them. Raises `PageError` if a page or state cannot be
+    written or read.
+
+    A capture contains the values that Python code computed during the capture, such as the time, a
     count of calls, or a number of another library's generator. The second execution of a captured
     step would then be wrong.
     """
@@ -121,7 +124,7 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
 
 
 def _execute_eager(joint: Joint, *, backward: bool = True) -> Any:
-    """Execute a step in eager PyTorch on the captured inputs; convert its exceptions."""
+    """Execute a step in eager PyTorch on the captured inputs; raise `CaptureError` if it fails."""
     with convert_exceptions(f"{joint.name}: one step of PyTorch"):
         return execute_eager_step(joint, joint.inputs, backward=backward)
 
@@ -131,9 +134,9 @@ def _unstable_results(trace: Trace, state: StepState, expected: Results) -> list
 
     The second step starts with the modules as the first step left them.
 
-    `expected` are the results of the first step. If modules are unchanged, and loss and buffers of
-    a second forward pass are equal, the backward pass is not repeated, because it executes no
-    Python code of the model.
+    `expected` are the results of the first step. Without an optimizer, the backward pass is not
+    repeated if modules are unchanged, and loss and buffers of a second forward pass are equal: it
+    executes no Python code of the model.
     """
     if state.is_unchanged:
         execute_forward = partial(_execute_eager, trace.joint, backward=False)
@@ -157,8 +160,9 @@ _CHECKPOINT_ADVICE: Final = (
 def _is_rounding(difference: ResultDifference, expected: Results) -> bool:
     """Return whether a difference is small enough to come from the order of sums.
 
-    The limit is sqrt(eps) times the largest element of the result; for a gradient, of all
-    gradients.
+    The limit is sqrt(eps) times the largest absolute value of the result; for a gradient, of all
+    gradients. Differences of integers or shapes, and of results that only one step has, are never
+    small enough.
     """
     name, value = difference.name, expected.get(difference.name)
     if value is None or difference.largest is None or not value.is_floating_point():
@@ -208,10 +212,10 @@ def execute_eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = 
 
 
 class StepState:
-    """A snapshot of all state that a step may change, and execution of steps from this state."""
+    """A snapshot of the state that a step may change, and execution of steps from this state."""
 
     def __init__(self, joint: Joint, inputs: Sequence[Any]) -> None:
-        """Copy the tensors, moments, random state and module state of a step."""
+        """Copy the tensors, moments, random state and module state of a step, but no gradients."""
         self._joint = joint
         self.gradient_tensors = {
             argument.name: joint.value(argument, inputs)
@@ -228,7 +232,7 @@ class StepState:
         self.changed_tensors = {
             a.name: joint.value(a, inputs) for a in changed_arguments if a is not None
         }
-        """Tensors that the step changes in place, by name."""
+        """Tensors that the step changes in place, by name; with an optimizer, all buffers."""
         self._parameters = {a.name: joint.value(a) for a in joint.arguments_of(InputKind.PARAMETER)}
         self._moments = MomentSnapshot(joint)
         tensors = (
@@ -246,12 +250,15 @@ class StepState:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether all attributes and hooks of modules are those of the snapshot."""
+        """Whether classes, attributes and hooks of all modules are those of the snapshot."""
         return self._modules.is_unchanged()
 
     @contextmanager
     def restore_at_end(self) -> Iterator[None]:
-        """Context manager that clears gradients; restores gradients and all state at the end."""
+        """Context manager that clears gradients, and restores them and all state at the end.
+
+        Also restores random generators of other libraries to their states at the beginning.
+        """
         gradients = {name: tensor.grad for name, tensor in self.gradient_tensors.items()}
         self._clear_gradients()
         try:
@@ -264,7 +271,10 @@ class StepState:
                 tensor.grad = gradients[name]
 
     def create_accumulators(self) -> None:
-        """Create zero gradients, or missing moments of an optimizer; later resets retain them."""
+        """Set the gradients of leaf tensors to zeros, or create missing moments of an optimizer.
+
+        `reset` retains both; `execute_step` clears the gradients.
+        """
         if self._moments.has_optimizer:
             self._moments.create_missing()
             return
@@ -273,7 +283,11 @@ class StepState:
                 tensor.grad = torch.zeros_like(tensor)
 
     def reset(self, *, restore_modules: bool = True) -> None:
-        """Restore tensors, moments, the random state and, if `restore_modules`, the modules."""
+        """Restore tensors, moments, the random state and, if `restore_modules`, the modules.
+
+        Deletes moments created since the snapshot, except those of `create_accumulators`. Gradients
+        are unchanged.
+        """
         if restore_modules:
             self._modules.restore()
         with torch.no_grad():
@@ -293,7 +307,8 @@ class StepState:
     ) -> tuple[Results, torch.Tensor]:
         """Reset the state and call `step`; return (results by name, random state after the step).
 
-        Results include gradients, changed tensors, and parameters and moments of an optimizer.
+        Results are loss and outputs, gradients, changed tensors, and with an optimizer parameters
+        and moments.
         Without `restore_modules`, modules retain their attributes of the previous step. Clears the
         gradients at the end.
         """
@@ -321,7 +336,10 @@ class StepState:
 def find_differences(
     trace: Trace, expected: Results, actual: Results
 ) -> Iterator[ResultDifference]:
-    """Yield the results whose shapes or elements are not equal, sorted by name; NaN equals NaN."""
+    """Yield the results that only one step has, or whose shapes or elements differ.
+
+    They are sorted by name. NaN equals NaN.
+    """
     step_graph = trace.step_graph
     operation_names = {
         output.result.name: step_graph.operations[output.last_operation].name
@@ -332,7 +350,6 @@ def find_differences(
         reference, value = expected.get(name), actual.get(name)
         largest_difference = None
         if reference is not None and value is not None and reference.shape == value.shape:
-            # NaN counts as equal to NaN.
             if (
                 torch.equal(reference, value)
                 or ((reference == value) | (reference.isnan() & value.isnan())).all()

@@ -33,12 +33,13 @@ _BACKWARD: Final = torch.ops.aten.convolution_backward.default
 _NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 
 MAX_FRACTION: Final = 0.5
-"""A convolution that needs a larger fraction of the budget is divided, so that other tensors fit in
-RAM during the convolution."""
+"""Fraction of the budget minus always resident bytes. An operation whose tensors and workspace need
+more is divided if possible, so that other tensors fit in RAM during the operation."""
 _PIECE_COUNTS: Final = (2, 4, 8, 16)
 """Numbers of pieces to try."""
 _VECTOR_CHANNELS: Final = 16
-"""Pieces have a multiple of this number of channels, which fills the processor's vectors."""
+"""If the number of channels or groups of a convolution is a multiple of this number, so is the size
+of each piece, which then fills the processor's vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,9 @@ class DividedOp:
 def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
     """Return the operations with a large workspace, with divisions that preserve all bits.
 
+    These are convolutions, their gradients, and gradients of batch norms that exceed
+    `MAX_FRACTION`, and need less workspace in pieces.
+
     Parameters
     ----------
     trace : Trace
@@ -69,6 +73,11 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
     list of DividedOp
         Each distinct operation is executed on random numbers, undivided and in pieces. The list is
         empty if the budget is at least the keep-all peak.
+
+    Raises
+    ------
+    CaptureError
+        If a profiler of PyTorch is on, because workspaces are measured with another one.
     """
     if budget_bytes >= keep_all_bytes(trace):
         return []
@@ -92,7 +101,7 @@ def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
             )
         )
         if key not in kernel_of_call:
-            kernel_of_call[key] = _find_best_kernel(operation.node, allowed_bytes)
+            kernel_of_call[key] = _find_divided_kernel(operation.node, allowed_bytes)
         measured_kernel = kernel_of_call[key]
         if measured_kernel is not None and measured_kernel[1] < node.workspace_bytes:
             kernel, workspace_bytes = measured_kernel
@@ -128,7 +137,7 @@ def divide_convolutions(trace: Trace, divided_ops: Iterable[DividedOp]) -> Trace
 
 
 def describe_divided_kernels(trace: Trace) -> str:
-    """Return the operations with stored kernels and these kernels as text, for a cache key."""
+    """Return the operations with stored kernels and these kernels, one per line; a cache key."""
     operations = trace.step_graph.operations
     pairs = ((operation, stored_kernel(operation.node)) for operation in operations)
     return "\n".join(
@@ -157,7 +166,11 @@ class Division:
     """Whether the convolution is transposed."""
 
     def ranges(self, total: int) -> Iterator[slice]:
-        """Yield the range of each piece; `total` is the number of images, channels or groups."""
+        """Yield the range of each piece in order; the last piece may be smaller.
+
+        `total` is the number of images, channels or groups. Pieces may be fewer than `count`,
+        because their size is rounded up.
+        """
         piece_size = -(-total // self.count)
         if self.dimension in ("in", "out", "groups") and total % _VECTOR_CHANNELS == 0:
             piece_size = -(-piece_size // _VECTOR_CHANNELS) * _VECTOR_CHANNELS
@@ -169,7 +182,7 @@ class Division:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, OptionalTensor, int]]:
         """Yield per piece views (output, input, weight, bias) and the number of groups.
 
-        `y`, `x`, `w` and `b` are the whole output, input, weight and bias.
+        `y`, `x`, `w` and `b` are the whole output, input, weight and bias of a convolution.
         """
         totals = {"batch": y.shape[0], "out": y.shape[1], "in": x.shape[1], "groups": self.groups}
         total = totals[self.dimension]
@@ -205,6 +218,7 @@ class DividedConvolution:
     """Kernel of a convolution in pieces."""
 
     divisions: tuple[Division | None, ...]
+    """The division of the output, which must not be None."""
     example: torch.Tensor = field(repr=False)
     """The output as a meta tensor."""
 
@@ -290,6 +304,7 @@ class DividedNormBackward:
     """Kernel of the gradients of a batch norm, in pieces of channels on copies of the inputs."""
 
     divisions: tuple[Division | None, ...]
+    """The division of the channels, which must not be None."""
 
     def __call__(
         self, dy: torch.Tensor, x: torch.Tensor, *settings: Any
@@ -317,11 +332,13 @@ class DividedNormBackward:
 # -- trials ------------------------------------------------------------------------------------
 
 
-def _find_best_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
-    """Return (divided kernel, its workspace [B]); None if no division is needed or better.
+def _find_divided_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
+    """Return (divided kernel, its workspace [B]).
 
     The kernel has equal bits, and the fewest pieces whose workspace is allowed, otherwise the
-    smallest workspace. A division is better if it needs less workspace than the undivided kernel.
+    smallest workspace. For a convolution's gradients, this holds for the division of the input's
+    gradient, and for that of the gradients of weight and bias. Returns None if the undivided
+    kernel's workspace is allowed, or no such kernel needs less.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -388,7 +405,8 @@ def _find_best_kernel(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | No
 def _convert_statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[OptionalTensor]:
     """Return a batch norm's saved statistics in the type of its weight or running statistics.
 
-    `vectors` are weight, running mean and variance, then the saved mean and inverse deviation.
+    Without these, the type is that of `x`. `vectors` are weight, running mean and variance, then
+    the saved mean and inverse deviation.
     """
     running_vectors, saved_vectors = vectors[:3], vectors[3:]
     dtype = next((vector.dtype for vector in running_vectors if vector is not None), x.dtype)
@@ -398,10 +416,11 @@ def _convert_statistics(x: torch.Tensor, *vectors: OptionalTensor) -> list[Optio
 def _possible_divisions(
     dimension: str, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, settings: Sequence[Any]
 ) -> list[Division]:
-    """Return the possible divisions of a dimension, by ascending and distinct number of pieces.
+    """Return the divisions of a dimension into at least two pieces, by ascending number of pieces.
 
-    `settings` are the arguments of the convolution after the bias. With groups, the groups are
-    divided instead of channels; those of a transposed convolution cannot be divided.
+    Their numbers of pieces are distinct. `settings` are the arguments of the convolution after the
+    bias. With groups, the groups are divided instead of channels; those of a transposed convolution
+    cannot be divided.
     """
     transposed, _, groups = settings[3:6]
     if groups > 1 and dimension != "batch":
@@ -421,7 +440,7 @@ def find_min_workspace_kernel(
     arguments: Sequence[Any],
     allowed_bytes: int,
 ) -> tuple[Any, int] | None:
-    """Return (divided kernel with equal bits and less workspace, its workspace [B]).
+    """Return (divided kernel with equal bits and strides and less workspace, its workspace [B]).
 
     This is the first of `kernels` whose workspace is at most `allowed_bytes`, otherwise the one
     with the smallest workspace. None if `undivided_kernel` needs at most `allowed_bytes`, or no
@@ -445,7 +464,7 @@ def find_min_workspace_kernel(
 def _measure_kernel(
     kernel: Callable[..., Any], arguments: Sequence[Any]
 ) -> tuple[tuple[torch.Tensor, ...], int]:
-    """Call a kernel; return its outputs and its workspace [B]."""
+    """Call a kernel; return its outputs, and its workspace: its heap peak without outputs [B]."""
     outputs: list[torch.Tensor] = []
     peak_bytes = heap_peak_bytes(lambda: outputs.extend(tensors_in(kernel(*arguments))))
     return tuple(outputs), max(0, peak_bytes - sum(v.untyped_storage().nbytes() for v in outputs))

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 CACHED_NOTE: Final = "all this was measured by an earlier compile, and read from the cache"
 """Note on costs from the cache."""
 MEASURING_S: Final = 2.0
-"""Time after which no further step is timed [s]."""
+"""Time after which a compilation or a certificate times no further step [s]."""
 MIN_STEPS: Final = 2
-"""Minimum number of timed steps, because other programs may slow a single one."""
+"""Number of steps that are timed even after the time limit: other programs may slow one step."""
 MAX_SPREAD_RATIO: Final = 0.1
 """Spread of the times of steps, relative to the shortest, above which a note is added."""
 
@@ -114,13 +114,13 @@ class Profile:
 
     @property
     def spread_ratio(self) -> float:
-        """Longest over shortest time of the timed steps, minus 1."""
+        """Longest over shortest time of the timed steps, minus 1; 0 if the shortest time is 0."""
         min_s = min(self.steps_s)
         return max(self.steps_s) / min_s - 1 if min_s > 0 else 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Description of the measurement, one sentence each."""
+        """Notes on the measurement and on the source of energies, for display."""
         notes = [
             f"compute times: of each operation the minimum of {self.repeats} steps, "
             f"{self.threads} thread(s); the steps took {format_seconds(min(self.steps_s))} to "
@@ -135,7 +135,7 @@ class Profile:
             medium = (
                 "the file cache was empty for every read"
                 if self.paging.cold
-                else "the file cache could not be emptied: page-ins may come from RAM"
+                else "the file cache may not have been emptied: page-ins may come from RAM"
             )
             notes.append(f"page times: measured in {self.paging.folder}; {medium}")
         notes.append(f"energies: {self.power.source}")
@@ -160,8 +160,9 @@ def measure(
     folder : str or Path, optional
         Folder for pages; None if no tensor may be paged.
     repeats : int
-        Number of timed steps, of which the fastest counts, and of transfers of each page, of which
-        the median counts. In a step, expensive operations with equal shapes are timed once.
+        Maximum number of timed steps: of each operation, the shortest time counts. Also the number
+        of transfers of each page, of which the median counts. In a step, expensive operations with
+        equal shapes are timed once.
     max_s : float
         Time after which no further step is started, after at least two [s].
     threads : int, optional
@@ -177,8 +178,8 @@ def measure(
     Raises
     ------
     InputError
-        If an argument is invalid, if pages cannot be timed in the folder, or if the step is not on
-        the CPU.
+        If an argument is invalid, if pages cannot be timed in the folder, or if parameters of the
+        step are not on the CPU.
     """
     _check_arguments(trace, repeats, threads)
     threads = threads or torch.get_num_threads()
@@ -203,8 +204,8 @@ def build_profile(
 ) -> Profile:
     """Return a profile whose costs follow from measured times of operations and pages.
 
-    `times_s` has one time per node of the trace's graph; `origin` and `power` are fields of the
-    profile.
+    `times_s` has one time per node of the trace's graph. All other arguments are fields of the
+    profile; `power` is by default `NOMINAL_POWER`.
     """
     power = power or NOMINAL_POWER
     costs = Costs.from_arrays(
@@ -261,11 +262,12 @@ def measure_operation_times(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return (time of each operation with the views of its inputs, time of each whole step) [s].
 
-    Whole steps are repeated instead of single operations, because a repeated operation would find
-    its inputs in the CPU cache, unlike in a training step. Of expensive operations with equal
-    shapes the first in a step is timed. The minimum over all steps counts, because other load only
-    adds time. With one thread, its CPU time is measured, which excludes other programs; with
-    several threads the wall-clock time.
+    The time of a step is the sum over its operations. Whole steps are repeated instead of single
+    operations, because a repeated operation would find its inputs in the CPU cache, unlike in a
+    training step. Of expensive operations with equal shapes the first in a step is timed. The
+    minimum of each operation over all steps counts, because other load only adds time. With one
+    thread, its CPU time is measured, which excludes other programs; with several threads the
+    wall-clock time.
     """
     shortest_s: dict[fx.Node, float] = {}
     steps_s: list[float] = []
@@ -340,7 +342,7 @@ class Paging:
     page_in: TransferTime
     page_out: TransferTime
     cold: bool
-    """Whether reads came from the medium; False if the file cache could not be emptied."""
+    """Whether reads came from the medium; False if the file cache may not have been emptied."""
     folder: str
 
 
@@ -416,12 +418,16 @@ def _is_cold(descriptor: int) -> bool:
 
 
 def fit_transfer_time(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> TransferTime:
-    """Fit latency and rate to measured times, by least squares of the relative deviations."""
+    """Fit latency and rate to measured times, by least squares of the relative deviations.
+
+    If the latency would be negative or the rate not positive, the latency is 0 and only the rate is
+    fitted.
+    """
     sizes, times = np.asarray(sizes_bytes, float), np.asarray(times_s, float)
     columns = np.stack([1 / times, sizes / times], axis=1)
     (latency_s, slope), *_ = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)
     if latency_s < 0 or slope <= 0:
-        # A line through the origin: the best rate without latency.
+        # A line through the origin: the rate of least squares without latency.
         ratio = sizes / times
         latency_s, slope = 0.0, float(ratio.sum() / (ratio**2).sum())
     return TransferTime(latency_s=float(latency_s), bytes_per_s=1 / float(slope))

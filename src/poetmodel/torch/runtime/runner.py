@@ -1,4 +1,4 @@
-"""Execution of a plan as one training step, which completes or, by default, changes nothing."""
+"""Execution of a plan as one training step, and rollback of a step that fails."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ class Runner:
     program : Program, optional
         The plan's program with operation indices, if these differ from the node indices.
     folder : str or Path, optional
-        Folder of the page file and the state file.
+        Folder of the page file and the state file, by default the current folder.
     rollback : bool
-        Whether a failed step changes nothing. Steps that page then add gradients to existing ones
-        only at the end. If updates are part of the step, state is restored from `folder`.
+        Whether parameters, gradients and state are unchanged after a failed transfer or check.
+        Steps with a page file or checks then add gradients to existing ones only at the end. If
+        updates are part of the step and `folder` is given, state is restored from the state file.
     state_store : StateStore, optional
         State store of the same step with inputs of other shapes, to share with it.
     """
@@ -72,7 +73,12 @@ class Runner:
         rollback: bool = True,
         state_store: StateStore | None = None,
     ) -> None:
-        """Write and compile the program; create the page file and the state file if needed."""
+        """Write and compile the program; create the page file and the state file if needed.
+
+        A new state file also moves state to the homes of the plan. Raises `InputError` if a file
+        cannot be created, `PageError` if state cannot be written, and `CaptureError` if
+        `state_store` lacks a state tensor of the step.
+        """
         self.trace = trace
         program = plan.program if program is None else program
         writer = (
@@ -100,7 +106,7 @@ class Runner:
         self._file_numbers = {
             index: file_number_of[state_index] for index, state_index in state_indices.items()
         }
-        """Number in the state file of each state on storage and of its replacement."""
+        """Number in the state file of each state on storage and replacement, by storage index."""
         self.delays_gradients = rollback and (
             self.page_file is not None or bool(trace.joint.finite_check_lines)
         )
@@ -150,7 +156,10 @@ class Runner:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes written and read by all steps so far, without mirrored state [B]."""
+        """Bytes written to and read from page and state file so far, without mirrored state [B].
+
+        Includes the first content of the state file, and changes that other code made to state.
+        """
         written_bytes, read_bytes = -self.mirrored_bytes, 0
         for file in (self.page_file, None if self.state_store is None else self.state_store.file):
             if file is not None:
@@ -162,7 +171,7 @@ class Runner:
 
     @property
     def mirrored_bytes(self) -> int:
-        """Bytes of state in RAM that all steps so far wrote to storage for rollback [B]."""
+        """Bytes of state in RAM that all steps of the state store wrote to it for rollback [B]."""
         return 0 if self.state_store is None else self.state_store.mirrored_bytes
 
     @property
@@ -174,7 +183,8 @@ class Runner:
     def trial(self) -> AbstractContextManager[None]:
         """Move state to its homes, and return a context manager for trial steps.
 
-        The context manager restores the state on storage if its file has two generations.
+        The context manager restores the state on storage if its file has two generations; the
+        caller restores state in RAM. Raises `PageError` like `move_state`.
         """
         if self.state_store is None:
             return nullcontext()
@@ -182,7 +192,11 @@ class Runner:
         return self.state_store.trial()
 
     def move_state(self) -> None:
-        """Move state to the homes of the plan: storage or RAM."""
+        """Move state to the homes of the plan, and write its changes to the state file.
+
+        Within `trial`, only discards the results of the last step. Has no effect without a state
+        file. Raises `PageError` if the file cannot be used, read or written.
+        """
         if self.state_store is not None:
             self.state_store.prepare_step(frozenset(self._file_numbers.values()))
 
@@ -194,12 +208,15 @@ class Runner:
     def __call__(self, inputs: Sequence[Any], *, delays_gradients: bool | None = None) -> Any:
         """Execute one step on flat inputs; return its loss, or the model's output.
 
-        Changes gradients, buffers and the random state, and parameters and moments if updates are
-        part of the step. `delays_gradients` overrides the attribute.
+        Changes gradients, buffers, inputs that the model changes, and the random state; also
+        parameters and moments if updates are part of the step. `delays_gradients` overrides the
+        attribute.
 
-        Raises `PageError` if a page cannot be written, read or verified, and `CaptureError` if a
-        check for finite numbers fails. With `rollback`, parameters, gradients, buffers and the
-        random state are then unchanged, unless the error has the note `TORN_NOTE`.
+        Raises `PageError` if a page or state cannot be written, read or verified, or if the page
+        file was closed. Raises `CaptureError` if a check for finite numbers fails, or if the
+        optimizer or its parameters have changed since the capture. With `rollback`, parameters,
+        buffers, the random state and delayed gradients are then unchanged, unless the error has the
+        note `TORN_NOTE`.
         """
         self.move_state()
         values = self._argument_values(inputs)
@@ -231,7 +248,7 @@ class Runner:
         return self.trace.joint.build_output(loss, [value.detach() for value in further_results])
 
     def _restore_state(self, error: BaseException) -> None:
-        """Restore the state before a failed step, or add the note `TORN_NOTE` to its error."""
+        """Undo the updates of a failed step, or add the note `TORN_NOTE` to its error."""
         if self.state_store is not None:
             self.state_store.rollback()
         if self._optimizer_state is not None and not (
@@ -240,7 +257,7 @@ class Runner:
             error.add_note(TORN_NOTE)
 
     def _argument_values(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the values of all arguments for a step on `inputs`, in order."""
+        """Return the values of all arguments for a step on `inputs`; None for moments and rates."""
         values: list[Any] = self._fixed_values.copy()
         tensors = self.trace.joint.module_tensors()
         for index, value in zip(self._module_indices, tensors, strict=True):
@@ -250,10 +267,11 @@ class Runner:
         return values
 
     def execute_program(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
-        """Execute the program on the values of the arguments; return ``program.end_results``.
+        """Execute the program on the values of the arguments; return the end results in order.
 
         `emit` is called once per gradient, with its output index and value. Other effects are
-        changes of the random state, and of state that is updated.
+        changes of the random state, of files, and of state that is updated. Raises `PageError` if a
+        page fails, and `CaptureError` if a check for finite numbers fails.
         """
         pager = self._make_pager()
         try:
@@ -269,7 +287,7 @@ class Runner:
         return results
 
     def _check_finite(self, results: Sequence[torch.Tensor]) -> None:
-        """Raise `CaptureError` if a check for finite numbers has failed."""
+        """Raise `CaptureError` if a check of numbers has failed, such as one for finite numbers."""
         if not all(results[position] for position in self._check_positions):
             joint = self.trace.joint
             raise CaptureError(
@@ -280,7 +298,10 @@ class Runner:
             )
 
     def _make_pager(self) -> Pages | None:
-        """Check the page file, and return the pager of a step; None without files."""
+        """Check the page file, and return the pager of a step; None without files.
+
+        Raises `PageError` if the page file was closed, or cannot be created in a forked process.
+        """
         if self.page_file is None and self.state_store is None:
             return None
         if self.page_file is not None:
@@ -323,7 +344,10 @@ class Gradients:
         """Sum of the gradients of a weight so far, by `GradientTarget.key`."""
 
     def add(self, output_index: int, value: torch.Tensor) -> None:
-        """Add a gradient to the sum of its weight, or to an existing ``.grad``."""
+        """Add a gradient to the sum of its weight.
+
+        Unless gradients are delayed, the last one adds the sum to an existing ``.grad``.
+        """
         gradient_target = self._targets[output_index]
         target = self._values[gradient_target.argument]
         gradient_sum = self._gradient_sums.pop(gradient_target.key, None)

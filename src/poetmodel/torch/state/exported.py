@@ -39,7 +39,7 @@ def load_state(
     model : torch.nn.Module
         The exported model, or another one with the same parameters and buffers. Their values are
         overwritten. If the program sums gradients of several batches, ``.grad`` gets the current
-        sums, or None after an update.
+        sums, or None if no batch was summed since the last update.
     optimizer : torch.optim.Optimizer, optional
         The optimizer whose state gets the moments of the file; by default these are ignored.
     folder : str or Path, optional
@@ -48,8 +48,9 @@ def load_state(
     Raises
     ------
     InputError
-        If the file does not match the folder, the folder's program changes no state, or the model
-        lacks tensors of the file or has them in other shapes. The model is then unchanged.
+        If file or folder cannot be read or do not match, the folder's program changes no state, the
+        model lacks tensors of the file or has them in other shapes, or the optimizer does not train
+        with the moments of the file. Model and optimizer are then unchanged.
     """
     file, export_folder = state_paths(path, folder)
     tensors = load_state_tensors(export_folder, requires_updates=True)
@@ -89,7 +90,7 @@ def save_state(
     """Write the state of a model as a file that an exported program can start from.
 
     ``pm_run`` starts from it with the argument ``state=FILE``; an application passes each tensor to
-    `pm_write_state`.
+    `pm_write_state`. A program that sums gradients of several batches starts with the first batch.
 
     Parameters
     ----------
@@ -99,16 +100,15 @@ def save_state(
         The exported folder, where ``state.bin`` is written; or the file to write.
     optimizer : torch.optim.Optimizer, optional
         The optimizer with the moments to write; before its first step, their initial values.
-        Required if the folder has moments. A program that sums gradients of several batches starts
-        with the first batch.
+        Required if the folder has moments.
     folder : str or Path, optional
         The exported folder, if the file is to be elsewhere.
 
     Raises
     ------
     InputError
-        If the folder has tensors that the model and the optimizer lack or have in other shapes, or
-        its program changes no state.
+        If the folder has tensors that the model and the optimizer lack or have in other shapes, if
+        its program changes no state, or if the folder cannot be read or the file not be written.
     """
     file, export_folder = state_paths(path, folder)
     tensors = load_state_tensors(export_folder, requires_updates=True)
@@ -120,7 +120,8 @@ def save_state(
     moment_names = {tensor.name for tensor in tensors} - arrays.keys()
     if moment_names and optimizer is None:
         raise InputError(
-            f"optimizer: the folder also has {min(moment_names)!r}; pass the optimizer"
+            f"optimizer: the folder has {min(moment_names)!r}, which the model lacks; pass the "
+            "optimizer"
         )
     for name, parameter, key in _moment_targets(model, moment_names, optimizer):
         if optimizer is not None:
@@ -137,7 +138,8 @@ def _matching_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) of the parameters and buffers of a model that an exported folder has.
 
-    Raises `InputError` for a tensor of another shape, or without memory.
+    Raises `InputError` if `model` is no module, and for a tensor of another shape, or without
+    memory.
     """
     check_class("model", model, torch.nn.Module)
     model = with_fronts(model)
@@ -162,8 +164,8 @@ def _gradient_sums(
 ) -> Iterator[tuple[str, torch.nn.Parameter | None]]:
     """Yield (name, parameter) of the gradient sums in an exported folder.
 
-    The last pair is the name of the number of summed batches, and None. Yields nothing if the
-    program sums no gradients.
+    The last pair is the name of the number of summed batches, and None. Yields no pair if the
+    program sums no gradients. Omits sums for which the model has no parameter.
     """
     if any(tensor.name == BATCHES for tensor in tensors):
         parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -184,8 +186,8 @@ def _moment_targets(
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
     """Yield (name, parameter, key in the optimizer's state) of each moment in `names`.
 
-    Raises `InputError` if the model lacks the parameter, or the optimizer does not train it or
-    lacks the moment. Without an optimizer, checks only the model.
+    Raises `InputError` if the model lacks the parameter, or the optimizer does not train it or has
+    no such moments by its rule. Without an optimizer, checks only the model.
     """
     parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:

@@ -46,17 +46,17 @@ _WORD_BYTES: Final = 8
 """Size of the words that a checksum adds [B]."""
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
 _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=np.uint64)
-"""Weights of the words of an incomplete block."""
+"""Weights of the words of an incomplete block; twice the number of complete blocks is added."""
 
 
 class ScratchFile:
     """A file in the user's folder whose pages are read only by the process that wrote them.
 
     Creating the object creates the file, and the folder if it is missing; that may raise
-    `InputError`. The file is removed when the object is deleted. Each page is checked against its
-    checksum when read. A page-out is ``pwrite`` and ``fdatasync``, and then drops the copy in the
-    file cache (``POSIX_FADV_DONTNEED``); a page-in drops it
-    again. So a paged-out page takes no RAM.
+    `InputError`. It also removes page files that killed processes have left in the folder. The file
+    is removed when the object is deleted. Each page is checked against its checksum when read. A
+    page-out is ``pwrite`` and ``fdatasync``, and then drops the copy in the file cache
+    (``POSIX_FADV_DONTNEED``); a page-in drops it again. So a paged-out page takes no RAM.
     """
 
     bytes: int
@@ -68,7 +68,7 @@ class ScratchFile:
         self._create()
 
     def _create(self) -> None:
-        """Create and lock the file; raise `InputError` if that fails."""
+        """Create the file, and lock it if possible; raise `InputError` if it cannot be created."""
         folder = self._folder
         make_folder(folder)
         remove_abandoned(folder, f"{PREFIX}*")
@@ -89,7 +89,7 @@ class ScratchFile:
     def _write_page(self, offset: int, memory: memoryview, page_name: str) -> None:
         """Write a page, called `page_name` in messages; return when the medium has stored it.
 
-        Raises `PageError` if the page cannot be written.
+        Records the checksum of the page. Raises `PageError` if the page cannot be written.
         """
         self._checksums[offset] = checksum(memory)
         with convert_page_errors(self.path, f"{page_name} could not be written"):
@@ -97,7 +97,7 @@ class ScratchFile:
         self.written_bytes += len(memory)
 
     def _read_page(self, offset: int, memory: memoryview, page_name: str) -> None:
-        """Read a page, called `page_name` in messages.
+        """Read a page into `memory`; it is called `page_name` in messages.
 
         Raises `PageError` if the page cannot be read or is damaged.
         """
@@ -132,7 +132,10 @@ class PageFile(ScratchFile):
         self._remove()
 
     def check(self) -> None:
-        """Raise `PageError` if the file was closed; in a forked process, create a new file."""
+        """Raise `PageError` if the file was closed; in a forked process, create a new file.
+
+        Also raises `PageError` if the new file cannot be created.
+        """
         if self._is_closed:
             raise PageError(
                 f"{self.path}: the step was closed, and its page file removed; compile again"
@@ -145,11 +148,17 @@ class PageFile(ScratchFile):
                 raise PageError(str(error)) from None
 
     def write(self, index: int, memory: memoryview) -> None:
-        """Write the page of a storage, and return when the medium has stored it."""
+        """Write the page of a storage, and return when the medium has stored it.
+
+        Raises `PageError` if it cannot be written.
+        """
         self._write_page(self.offsets[index], memory, self._page_name(index))
 
     def read(self, index: int, memory: memoryview) -> None:
-        """Read the page of a storage; raise `PageError` if it cannot be read or is damaged."""
+        """Read the page of a storage into `memory`.
+
+        Raises `PageError` if it cannot be read or is damaged.
+        """
         self._read_page(self.offsets[index], memory, self._page_name(index))
 
     def _create(self) -> None:
@@ -196,7 +205,7 @@ def read_checked(
     expected_checksum: int,
     page_name: str,
 ) -> None:
-    """Read a page without retaining a copy in the file cache.
+    """Read a page into `memory` without retaining a copy in the file cache.
 
     Raises `PageError` if the page cannot be read completely, or its checksum is not
     `expected_checksum`.
@@ -238,7 +247,8 @@ def make_folder(folder: str | Path) -> None:
 def remove_abandoned(folder: str | Path, pattern: str) -> None:
     """Remove files that match `pattern` and that killed processes have left.
 
-    Files of running processes are locked, and remain.
+    Files of running processes are locked, and remain. Files changed within `_LOCK_TIMEOUT_S`
+    remain, too, and those that cannot be opened, locked or removed.
     """
     for path in Path(folder).glob(pattern):
         with suppress(OSError):
@@ -268,15 +278,15 @@ class Pageable(Protocol):
         """Write the page of a storage."""
 
     def read(self, index: int, memory: memoryview) -> None:
-        """Read the page of a storage."""
+        """Read the page of a storage into `memory`."""
 
 
 class Pages:
     """Pager of a program, which writes and reads pages of storages.
 
-    State is in the separate file `state`. `file_numbers` maps the storage indices of state tensors
-    and their replacements in the program to their numbers in that file. All other pages are in
-    `file`.
+    State with its home on storage is in the separate file `state`. `file_numbers` maps the storage
+    indices of such state tensors and of their replacements to their numbers in that file. All other
+    pages are in `file`.
     """
 
     def __init__(
@@ -292,12 +302,18 @@ class Pages:
         self._file_numbers = file_numbers or {}
 
     def page_out(self, index: int, tensor: torch.Tensor) -> None:
-        """Write the storage of a tensor to the page of storage `index`."""
+        """Write the storage of a tensor to the page of storage `index`.
+
+        Raises `PageError` if it cannot be written.
+        """
         file, page_number = self._find_page(index)
         file.write(page_number, bytes_of(tensor.untyped_storage()))
 
     def page_in(self, index: int) -> Any:
-        """Read the page of storage `index` into new memory; return its tensor or tensors."""
+        """Read the page of storage `index` into new memory; return its tensor or tensors.
+
+        Raises `PageError` if it cannot be read or is damaged.
+        """
         file, page_number = self._find_page(index)
         storage, tensors = allocate_page(file.storages[page_number])
         file.read(page_number, bytes_of(storage))
@@ -329,8 +345,8 @@ def checksum(memory: memoryview) -> int:
     """Return a checksum that changes with any word, and almost always if blocks are exchanged.
 
     The checksum is the sum of the blocks' sums times odd weights, modulo 2^64. Blocks have 4 KiB,
-    and words of 8 B are summed. This takes as long as reading the memory once, a fifth of the time
-    of a CRC.
+    and words of 8 B are summed. Each word of an incomplete last block has an odd weight of its own.
+    Computing the checksum takes as long as reading the memory once, a fifth of the time of a CRC.
 
     Examples
     --------
@@ -371,7 +387,7 @@ _FILE_PAGE_BIT: Final = np.uint64(1 << 61)
 
 
 def _c_library() -> Any:
-    """Return the C library, with the argument types of mmap, mremap and munmap set."""
+    """Return the C library, with the types of mmap, mremap and munmap set."""
     library = ctypes.CDLL(None, use_errno=True)
     pointer, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.mmap.argtypes = (pointer, size, integer, integer, integer, ctypes.c_int64)
@@ -393,7 +409,10 @@ def _check_address(address: int | None) -> int:
 def _map(
     address: int | None, span_bytes: int, flags: int, descriptor: int = -1, offset: int = 0
 ) -> int:
-    """Map memory privately at `address`, or at a free address if None; return the address."""
+    """Map memory privately at `address`, or at a free address if None; return the address.
+
+    Raises `OSError` if that fails.
+    """
     access, mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE
     return _check_address(
         _c_library().mmap(address, span_bytes, access, mode | flags, descriptor, offset)
