@@ -1,7 +1,7 @@
 """Parsing and formatting of sizes, times, energies and frequencies.
 
-All other modules use SI: bytes (int), seconds, joules (float). Only this module converts texts such
-as ``256KiB``, ``20ms`` or ``110%`` to numbers.
+All other modules use SI: bytes (int), seconds, joules, hertz (float). Only this module converts
+texts such as ``256KiB``, ``20ms`` or ``110%`` to numbers.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _QuantityKind(NamedTuple):
     examples: str
     """Valid values, for messages."""
     units: Mapping[str, int] | Mapping[str, Fraction]
-    """Factor of each unit."""
+    """Value of each unit in bytes, seconds, joules or hertz."""
 
 
 _SIZE: Final = _QuantityKind("a size such as 1230000, 256KiB, 1.5MB or 50%", SIZE_UNITS)
@@ -111,10 +111,11 @@ _FREQUENCY: Final = _QuantityKind("a frequency such as 64MHz", FREQUENCY_UNITS)
 
 
 def parse_size(value: str | int, *, field: str, base_bytes: int | None = None) -> int:
-    """Parse a size as bytes, rounded down: ``256KiB`` (1024), ``32kB`` (1000), ``50%``, bytes.
+    """Parse a size as bytes: ``256KiB`` (1024), ``32kB`` (1000), ``50%``, or a number of bytes.
 
-    `field` is the prefix of error messages. `base_bytes` is the size of 100 % [B]; without
-    `base_bytes`, percentages raise `BudgetError`.
+    Sizes with a unit or ``%`` are rounded down. `field` is the prefix of error messages.
+    `base_bytes` is the size of 100 % [B]. Raises `BudgetError` for a percentage without
+    `base_bytes`, a fraction without a unit, a size above `MAX_BYTES`, and any other value.
     """
     with convert_errors(BudgetError, field):
         size, unit = _split_quantity(value, _SIZE)
@@ -134,26 +135,37 @@ def parse_size(value: str | int, *, field: str, base_bytes: int | None = None) -
 
 
 def parse_fraction(value: str | int) -> Fraction | None:
-    """Return the fraction of a percentage, 1/2 for ``50%``; None for other sizes.
+    """Return the fraction of a percentage, 1/2 for ``50%``; None for any other number.
 
-    Raises `BudgetError` for a value that is no size or percentage.
+    Raises `BudgetError` unless the value is a number from 0, with or without a unit. Units are not
+    checked.
     """
     number, unit = _split_quantity(value, _SIZE)
     return number / 100 if unit == "%" else None
 
 
 def parse_time(value: str | float, *, field: str, base_s: float | None = None) -> float:
-    """Parse a time as seconds: ``20ms``, ``10min``, ``110%`` of `base_s`, or seconds."""
+    """Parse a time as seconds: ``20ms``, ``10min``, ``110%`` of `base_s`, or a number of seconds.
+
+    `field` is the prefix of error messages. Raises `BudgetError` for a text without a unit, a
+    percentage without `base_s`, a number above 1e30, and any other value.
+    """
     return _parse_real(value, _TIME, field=field, base=base_s)
 
 
 def parse_energy(value: str | float, *, field: str, base_j: float | None = None) -> float:
-    """Parse an energy as joules: ``300mJ``, ``1.2Wh``, ``105%`` of `base_j`, or joules."""
+    """Parse an energy as joules: ``300mJ``, ``1.2Wh``, ``105%`` of `base_j`, or a number of joules.
+
+    `field` and errors are as for `parse_time`.
+    """
     return _parse_real(value, _ENERGY, field=field, base=base_j)
 
 
 def parse_frequency(value: str | float, *, field: str) -> float:
-    """Parse a frequency as hertz: ``64MHz``, ``1.5GHz``, or hertz."""
+    """Parse a frequency as hertz: ``64MHz``, ``1.5GHz``, or a number of hertz.
+
+    `field` and errors are as for `parse_time`; percentages raise `BudgetError`.
+    """
     return _parse_real(value, _FREQUENCY, field=field, base=None)
 
 
@@ -189,7 +201,10 @@ def _format_with_prefix(value: float, unit: str) -> str:
 def _parse_real(
     value: str | float, kind: _QuantityKind, *, field: str, base: float | None
 ) -> float:
-    """Parse a time, energy or frequency; a percentage refers to `base`."""
+    """Parse a time, energy or frequency; a percentage refers to `base`.
+
+    Raises the errors that `parse_time` describes.
+    """
     with convert_errors(BudgetError, field):
         number, unit = _split_quantity(value, kind)
         if unit == "%":
@@ -211,7 +226,8 @@ def _to_float(number: Fraction, value: object) -> float:
 def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str | None]:
     """Return the number and the unit of a text or number; the unit is None if there is none.
 
-    Raises `BudgetError` for other values.
+    Units are not checked. Raises `BudgetError` for negative or infinite numbers, NaN, and values
+    that are neither.
     """
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value)

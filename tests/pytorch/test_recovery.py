@@ -224,7 +224,7 @@ def test_another_model_is_refused_and_unchanged(tmp_path):
         "small: the file has torch.float32 (10,), the model torch.float32 (3,)",
         "parameter frozen is only in the file",
         "parameter other is only in the model",
-        "the optimizer has no parameter large",
+        "no optimizer of a supported class has the parameter large",
     ):
         assert told in str(caught.value)
     assert not optimizer.state

@@ -1,4 +1,4 @@
-"""``module:function``: import a user's model, loss and inputs for the command line."""
+"""Targets of the command line: import a user's model, loss and inputs, or read an ONNX file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ StepArguments: TypeAlias = (
 
 
 def is_target(text: str) -> bool:
-    """Return whether a string has the format ``module:function``.
+    """Return whether a string has the format ``module:function`` or ``path/file.py:function``.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def is_target(text: str) -> bool:
 
 
 def is_onnx(text: str) -> bool:
-    """Return whether a string is the name of an ONNX file."""
+    """Return whether a string ends with ``.onnx``, in upper or lower case."""
     return text.lower().endswith(".onnx")
 
 
@@ -67,7 +67,7 @@ def needs_capture(text: str) -> bool:
 
 
 def default_name(text: str) -> str | None:
-    """Return the default name of a step: the name of an ONNX file; None for other sources."""
+    """Return the default name of a step: that of an ONNX file without ``.onnx``; otherwise None."""
     return Path(text).stem if is_onnx(text) else None
 
 
@@ -76,8 +76,10 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
 
     `onnx` has the options for an ONNX file. Modules may be in the current folder.
 
-    Raises `InputError` if the function is missing, fails or returns another type; or if the ONNX
-    file or its options are invalid. Raises `BackendUnavailableError` if PyTorch is missing.
+    Raises `InputError` if `target` has another format; if the function is missing, fails or returns
+    another type; if the ONNX file or its options are invalid; or if options are given for a
+    function.
+    Raises `BackendUnavailableError` if PyTorch is missing or too old.
     """
     require_torch()
     if is_onnx(target):
@@ -103,7 +105,8 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
 def trained_weight_bytes(model: object) -> int:
     """Return the size of all nonzero elements of trained parameters on the CPU [B].
 
-    Of parameters that share memory, the largest counts. 0 if the object is no module.
+    Of parameters that share memory, the one with the largest such size counts. 0 if the object is
+    no module.
     """
     import torch
 
@@ -126,7 +129,7 @@ class OnnxStep:
     batch: int | None = None
     """Batch size."""
     dims: tuple[tuple[str, int], ...] = ()
-    """Sizes of other open dimensions, by name."""
+    """(name, size) of other open dimensions."""
 
     @property
     def given_options(self) -> tuple[str, ...]:
@@ -140,7 +143,8 @@ def _import_function(target: str, format_text: str = TARGET_FORMAT) -> Iterator[
     """Context manager that imports and yields the function named by `target`.
 
     The module may be in the current folder, which stays on the import path until the end of the
-    context. Exceptions of the import and of the block become `InputError`.
+    context. Exceptions of the import and of the block become `InputError`, which is also raised for
+    a missing module or function. `format_text` is the expected format in messages.
     """
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
@@ -171,7 +175,8 @@ def load_batch(target: str) -> tuple[Any, ...]:
 
     The module may be in the current folder.
 
-    Raises `InputError` if the function is missing, fails or returns another type.
+    Raises `InputError` if `target` has another format, or if the function is missing, fails or
+    returns neither a tuple nor a list.
     """
     if not is_target(target):
         raise InputError(f"--batch-of {quote(target)}: expected {_BATCH_FORMAT}")
@@ -214,7 +219,7 @@ def _load_module(name: str, format_text: str) -> ModuleType:
 def _load_file(path: Path, format_text: str) -> ModuleType:
     """Import a Python file as a module; raise `InputError` if it does not exist.
 
-    Registers the module in `sys.modules` under the name of the file.
+    Registers the module in `sys.modules` under the name of the file without ``.py``.
     """
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -227,7 +232,10 @@ def _load_file(path: Path, format_text: str) -> ModuleType:
 
 @contextmanager
 def _raise_input_error(target: str) -> Iterator[None]:
-    """Context manager that converts exceptions to `InputError` with the line of user code."""
+    """Context manager that converts exceptions to `InputError`, with the user's line if known.
+
+    `SystemExit` is converted, too, but `KeyboardInterrupt` is not. `InputError` passes unchanged.
+    """
     try:
         yield
     except InputError:

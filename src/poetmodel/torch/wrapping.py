@@ -42,6 +42,8 @@ LOOP_OPTIONS: Final = frozenset(LoopKeywords.__annotations__)
 def refuse_processes(name: str, remedy: str) -> None:
     """Raise `InputError` if several processes train together.
 
+    Their number is that of ``torch.distributed`` if it is initialized, otherwise ``WORLD_SIZE``.
+
     Parameters
     ----------
     name : str
@@ -61,11 +63,11 @@ def refuse_processes(name: str, remedy: str) -> None:
 
 @contextmanager
 def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[None]:
-    """Context manager in which reading these counters of `owner` raises `CaptureError`.
+    """Context manager in which reading or setting attributes of `owner` raises `CaptureError`.
 
-    Patches the class of `owner`, and so forbids reads of all its instances. `method` is the name of
-    the reader in the message. A compiled step would repeat the values that the counters had during
-    the capture.
+    The attributes are counters: a compiled step would repeat the values that they had during the
+    capture. Patches the class of `owner`, and so affects all its instances. `method` is the name of
+    the reader in the message.
     """
     with ExitStack() as stack:
         for attribute_name in attribute_names:
@@ -81,7 +83,8 @@ def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[
 def loss_module(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
     """Return a module that contains the model, and whose ``forward`` is the loss of a batch.
 
-    Its class is named like that of the model, and it is in the same training mode.
+    Its class is named like that of the model, and it is in the same training mode. Also sets this
+    mode in all submodules of the model.
     """
 
     class LossModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]

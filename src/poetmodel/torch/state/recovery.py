@@ -1,4 +1,4 @@
-"""Recovery: load the state that a killed process has left in its state file into a model."""
+"""Recovery: load the state that a killed process has left into a model and its optimizers."""
 
 from __future__ import annotations
 
@@ -59,21 +59,24 @@ def recover(
         A model of the same architecture; its parameters and buffers are overwritten.
     optimizer : torch.optim.Optimizer or sequence of them
         Optimizers of the parameters of `model`; their moments are overwritten. Settings such as the
-        learning rate are not in the file.
+        learning rate, and the number of updates of a `QuantizedSGD`, are not in the file.
     loss_fn : torch.nn.Module, optional
         The loss, if it has its own parameters or buffers.
 
     Returns
     -------
     int
-        Number of completed training steps; 0 if there is no state to load, or only files of running
-        processes. The random generator is restored to its state after these steps.
+        Number of completed training steps of the loaded state; 0 if a folder has no state to load,
+        or only files of running processes. PyTorch's random generator is restored to its state
+        after these steps.
 
     Raises
     ------
     InputError
-        If the file belongs to another model or optimizer, is damaged or in use, or if several
-        processes have left a file. Then nothing is loaded.
+        If the file belongs to another model or optimizer, contains no intact state, was written
+        with ``rollback=False`` or cannot be read; if `source` is a file in use; if several
+        processes have left a file; or if an argument has the wrong class. Then all state is
+        unchanged.
     """
     check_class("model", model, torch.nn.Module)
     for member in optimizer_members(Optimizers.combine(optimizer)):
@@ -113,7 +116,7 @@ class _RecoveryTargets:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loss_fn: torch.nn.Module | None,
     ) -> None:
-        """Collect the parameters and buffers, and the keys of their moments."""
+        """Collect parameters and buffers by kind and path, and the moment keys of parameters."""
         self.optimizer = optimizer = Optimizers.combine(optimizer)
         modules = {BODY: model} | ({LOSS: loss_fn} if loss_fn is not None else {})
         self._model_tensors: dict[tuple[str, str], torch.Tensor] = {}
@@ -165,7 +168,11 @@ class _RecoveryTargets:
                 yield f"{kind} {format_path(path)} is only in the model"
 
     def _find_moment_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
-        """Yield each mismatch between the moments of a file and those of the optimizer."""
+        """Yield an error per parameter whose moments in the file the optimizer cannot use.
+
+        These are parameters that the optimizer does not have, and those whose moments in file and
+        optimizer have no key in common except ``step``. Without moments, an optimizer matches any.
+        """
         keys_by_path: defaultdict[str, set[str]] = defaultdict(set)
         for tensor in tensors:
             if tensor.kind == InputKind.MOMENT and self.find_tensor(tensor) is not None:
@@ -174,7 +181,7 @@ class _RecoveryTargets:
             parameter = self._model_tensors[InputKind.PARAMETER, path]
             expected_keys = self._moment_keys.get(id(parameter))
             if expected_keys is None:
-                yield f"the optimizer has no parameter {format_path(path)}"
+                yield f"no optimizer of a supported class has the parameter {format_path(path)}"
             elif expected_keys and not (keys & set(expected_keys)) - {"step"}:
                 yield (
                     f"the file has {join_names(sorted(keys))} of {format_path(path)}, and the "
@@ -183,9 +190,9 @@ class _RecoveryTargets:
                 )
 
     def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
-        """Set a parameter, buffer or moment to a value; None removes a moment.
+        """Copy a value into a parameter or buffer, or store it as a moment; None removes a moment.
 
-        Does nothing if the model has no such tensor.
+        Has no effect if the model has no such tensor, or for None with a parameter or buffer.
         """
         owner = self.find_tensor(tensor)
         if owner is None:
@@ -209,25 +216,27 @@ class _AbandonedStateFile:
         self.close = finalize(self, os.close, descriptor)
         self._descriptor = descriptor
         self.steps = 0
-        """Number of training steps after which the loaded state was written."""
+        """Number of training steps after which the loaded state was written; 0 before `load`."""
 
     def load(self, targets: _RecoveryTargets) -> None:
         """Load the newest intact generation into the targets, and restore the random generator.
 
-        Raises `InputError`, and loads nothing, if no generation is intact, or if the tensors of the
-        file do not match the targets.
+        Also sets `steps`. Raises `InputError`, before any change, if the header is invalid, the
+        file has only one generation, no generation is intact, or tensors do not match the targets.
         """
         file_format = self.read_format()
         if file_format is None or file_format.generations == 1:
             raise InputError(
                 f"{self.path}: cannot be recovered: it is no state file of this version of "
-                "poetmodel, or was written with rollback=False"
+                "poetmodel on this system, its header is damaged, or it was written with "
+                "rollback=False"
             )
         mismatches = list(targets.find_mismatches(file_format.tensors))
         if mismatches:
             reasons = "; ".join(mismatches)
             raise InputError(
-                f"{self.path}: the state of {file_format.name} is of another model: {reasons}"
+                f"{self.path}: the state of {file_format.name} does not match model or optimizer: "
+                f"{reasons}"
             )
         record = self._find_newest_intact(file_format)
         with torch.no_grad():
@@ -237,7 +246,10 @@ class _AbandonedStateFile:
         self.steps = record.steps
 
     def read_format(self) -> Format | None:
-        """Read the format from the header; None if the header is incomplete, damaged or unknown."""
+        """Read the format from the header.
+
+        Returns None if the header is incomplete, damaged, or of another version or host.
+        """
         first_bytes = os.pread(self._descriptor, _FIRST_READ_BYTES, 0)
         header_bytes = Format.header_bytes(first_bytes)
         if header_bytes is None or header_bytes > os.fstat(self._descriptor).st_size:
@@ -258,7 +270,7 @@ class _AbandonedStateFile:
     def _find_newest_intact(self, file_format: Format) -> Record:
         """Return the newest record whose tensors all match their checksums.
 
-        Logs damaged newer generations. Raises `InputError` if all generations are damaged.
+        Logs damaged newer generations. Raises `InputError` if there is no such record.
         """
         damage_reports = []
         for record in self.read_records(file_format):
@@ -287,7 +299,7 @@ class _AbandonedStateFile:
     ) -> torch.Tensor | None:
         """Read a tensor of a record; return None if it is absent.
 
-        Raises `_DamageError` if its checksum differs.
+        Raises `_DamageError` if it cannot be read completely, or its checksum differs.
         """
         slot, storage = record.slots[position], file_format.tensors[position].storage
         if slot == ABSENT:
@@ -306,17 +318,18 @@ class _AbandonedStateFile:
 
 
 class _DamageError(Exception):
-    """A tensor of a file cannot be read, or its checksum differs."""
+    """A tensor of a file cannot be read completely, or its checksum differs."""
 
 
 _LOADED_FILES: Final[WeakKeyDictionary[torch.nn.Module, _AbandonedStateFile]] = WeakKeyDictionary()
-"""The file from which a model was recovered, until a new file contains the model's state."""
+"""The file from which each model was recovered, until a new state file replaces it."""
 
 
 def _find_abandoned_files(source: Path) -> Iterator[_AbandonedStateFile]:
     """Yield the state files of killed processes, and lock them.
 
-    `source` is a folder or a file. Raises `InputError` if it is a file of a running process.
+    `source` is a folder, which may be missing, or a file. In a folder, files in use and unfinished
+    files are skipped. Raises `InputError` if `source` is a file in use, or a file cannot be read.
     """
     if not source.exists() and not source.name.startswith(PREFIX):
         return  # `compile` creates the folder
@@ -336,9 +349,9 @@ def _find_abandoned_files(source: Path) -> Iterator[_AbandonedStateFile]:
 
 
 def _open_locked(path: Path) -> _AbandonedStateFile | None:
-    """Open a state file and lock it; return None if any process has locked it.
+    """Open a state file and lock it; return None if any process, also this one, has locked it.
 
-    Raises `InputError` if the file cannot be read.
+    Raises `InputError` if the file cannot be opened.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -359,7 +372,8 @@ def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterat
     The file is the one in `folder` from which `model` was recovered.
 
     Yields the number of training steps of the recovered state; 0 if the model was not recovered
-    from this folder. Logs a warning about each other abandoned state file in the folder.
+    from this folder. Logs a warning about each other abandoned file with an intact commit record in
+    the folder. Raises `InputError` if a state file in the folder cannot be opened.
     """
     loaded_file = _LOADED_FILES.get(model)
     if loaded_file is not None and loaded_file.path.parent.resolve() != Path(folder).resolve():

@@ -41,7 +41,7 @@ class _StateEntry:
 
     tensor: StateTensor
     find: Callable[[], torch.Tensor]
-    """Returns the current tensor, or its initial value before the first step."""
+    """Returns the current tensor; for an absent moment its initial value, in new memory."""
     moment: OptimizerMoment | None = None
     """Access to a moment in the optimizer; None for parameters and buffers."""
     is_updated: bool = False
@@ -53,11 +53,15 @@ class _StateEntry:
 
     @property
     def is_absent(self) -> bool:
-        """Whether the tensor does not exist yet: a moment before the first step."""
+        """Whether the tensor is a moment that the optimizer has no value for yet."""
         return self.moment is not None and self.moment.is_new
 
     def read_content(self) -> tuple[memoryview, Any]:
-        """Return (bytes of the tensor in the file's layout, tensor that owns these bytes)."""
+        """Return (bytes of the tensor in the file's layout, tensor that owns these bytes).
+
+        Both are a copy if the tensor has another layout. The bytes are valid while that tensor
+        exists.
+        """
         value, storage = self.find().detach(), self.tensor.storage
         layout = storage.layouts[0]
         has_layout = value.storage_offset() == layout.offset and value.stride() == layout.stride
@@ -81,9 +85,9 @@ class _StateEntry:
 class StateStore:
     """The state of a captured step with an optimizer, in RAM and in a file.
 
-    Tensors are identified by the indices of their storages in `trace`. With `rollback`, the file
-    has two generations of all state, so that the last complete one remains if a step fails or the
-    process is killed.
+    Tensors are identified by the indices of their storages in `trace`; parameters and buffers that
+    the step does not read have higher indices. With `rollback`, the file has two generations of all
+    state, so that the last complete one remains if a step fails or the process is killed.
 
     Parameters
     ----------
@@ -92,7 +96,8 @@ class StateStore:
     stored_indices : collection of int
         Indices of the tensors with their home on storage, which are mapped to the file.
     folder : str or Path
-        Folder of the state file. The object creates the file; `close` removes it.
+        Folder of the state file. The object creates the file; `close`, or deletion of the object,
+        removes it.
     rollback : bool
         Whether the file has two generations.
     """
@@ -102,7 +107,9 @@ class StateStore:
     ) -> None:
         """Create the state file, write the current state, and map the tensors on storage to it.
 
-        Removes the file from which the model was recovered, if any.
+        With one generation, only the tensors on storage are written. Removes the file in `folder`
+        from which the model was recovered, if any. Raises `InputError` if the file cannot be
+        created, `PageError` if it cannot be written.
         """
         self._states = {state.index: state for state in _all_states(trace)}
         self._memories: dict[int, Memory] = {}
@@ -138,8 +145,8 @@ class StateStore:
     def map_indices(self, trace: Trace) -> Mapping[int, int]:
         """Return the index in this store of each state tensor in `trace`, by its index in `trace`.
 
-        `trace` is the same step with inputs of other shapes. Raises `CaptureError` if it reads a
-        state tensor that is not in this store.
+        `trace` is the same step, perhaps with inputs of other shapes. Raises `CaptureError` if it
+        reads a state tensor that is not in this store.
         """
         index_by_identity = {
             _identity(state.tensor): index for index, state in self._states.items()
@@ -161,8 +168,9 @@ class StateStore:
         """Prepare the next step: write the changes since the last step to the file.
 
         `stored_indices` are the tensors with their home on storage from now on; by default the
-        homes do not change. In a `trial`, only discards the results of the last step. Raises
-        `PageError` if the file cannot be used, read or written.
+        homes do not change. A new moment ``sum`` is stored in the optimizer. In a `trial` with two
+        generations, only discards the results of the last step. Raises `PageError` if the file
+        cannot be used, read or written.
         """
         self.file.check()
         if self._is_trial:
@@ -182,8 +190,9 @@ class StateStore:
     def _update_file(self) -> None:
         """Write the current values of state to the file where they have changed, and commit them.
 
-        With one generation, the file contains only tensors with their home on storage. Tensors that
-        the user has replaced are bound to the file again.
+        With one generation, the file contains only tensors with their home on storage. Such tensors
+        are bound to the file again if the user has replaced them. Moments that the optimizer no
+        longer has become absent.
         """
         absent_indices, replaced_states = [], []
         for index, state in self._states.items():
@@ -195,7 +204,8 @@ class StateStore:
             elif index in self._stored_indices:
                 is_bound = memory is not None and memory.is_memory_of(state.find())
                 if not (is_bound and self.file.contains(index)):
-                    # The user replaced the tensor: `optimizer.load_state_dict` or ``.data = ...``.
+                    # A new moment, or the user replaced the tensor: `optimizer.load_state_dict` or
+                    # ``.data = ...``.
                     self._write(state)
                     replaced_states.append(state)
             elif self.has_two_generations:
@@ -214,8 +224,9 @@ class StateStore:
         """Commit the state after a step; `steps` are added to the count of training steps.
 
         With two generations, updated state with its home in RAM is first written to the file, too.
-        Moments created by the step are mapped if their home is on storage. In a `trial`, nothing is
-        committed: mappings show the written tensors until the next step.
+        Moments created by the step are mapped if their home is on storage. In a `trial` with two
+        generations, mappings show the written tensors until the next step or the end of the trial,
+        without a commit. Raises `PageError` if the file cannot be written.
         """
         if self.has_two_generations:
             for index, state in self._states.items():
@@ -232,7 +243,7 @@ class StateStore:
         """Restore the state from before a failed step.
 
         Moments that the step has created are removed. With one generation, state remains partly
-        updated.
+        updated. Raises `PageError` if the file cannot be read.
         """
         self.file.rollback()
         if not self.has_two_generations:
@@ -256,8 +267,9 @@ class StateStore:
     def trial(self) -> Iterator[None]:
         """Context manager for steps whose results are visible, but not committed.
 
-        Each step starts from the committed state. The caller must restore state in RAM before the
-        end of the context. With one generation, steps change the file as usual.
+        Calls `prepare_step` first. Each step starts from the committed values of tensors on
+        storage. The caller must restore state in RAM, at the latest before the end of the context.
+        With one generation, steps change the file as usual.
         """
         self.prepare_step()
         if not self.has_two_generations:
@@ -272,7 +284,10 @@ class StateStore:
             self._update_file()
 
     def close(self) -> None:
-        """Move all state to RAM, and remove the file."""
+        """Move all state to RAM, and remove the file.
+
+        Raises `PageError` if a tensor cannot be read; the file then remains.
+        """
         self.file.close()
         self._stored_indices = frozenset()
 
@@ -281,7 +296,7 @@ class StateStore:
     def _set_homes(self, stored_indices: frozenset[int]) -> None:
         """Map the tensors with their home on storage to the file; move other mapped tensors to RAM.
 
-        With one generation, the mapped tensors are written to the file first.
+        With one generation, tensors that are new on storage are written to the file first.
         """
         for index in self._stored_indices - stored_indices:
             if self.file.contains(index):
@@ -324,7 +339,7 @@ class StateStore:
 
 
 def _close_ignoring_errors(file: StateFile) -> None:
-    """Close a file when its store is deleted. If a tensor cannot be read, the file remains."""
+    """Close a file when its store is deleted; the file remains if a tensor cannot be read."""
     with suppress(PageError, OSError):
         file.close()
 
@@ -337,7 +352,10 @@ def _identity(tensor: StateTensor) -> tuple[str, str, str]:
 
 
 def _all_states(trace: Trace) -> Iterator[_StateEntry]:
-    """Yield the state that a step reads, then other parameters and buffers on the CPU."""
+    """Yield the state that a step reads, then other parameters and buffers on the CPU.
+
+    Skips empty tensors, and those that share memory with an earlier one.
+    """
     states = list(_step_states(trace))
     yield from states
     module = trace.joint.module
@@ -369,7 +387,10 @@ def _all_states(trace: Trace) -> Iterator[_StateEntry]:
 
 
 def _step_states(trace: Trace) -> Iterator[_StateEntry]:
-    """Yield the state tensors that a step reads, each once, under its first name."""
+    """Yield the state tensors that a step reads, each once, under its first name.
+
+    Skips empty tensors, and constants.
+    """
     joint, storages = trace.joint, trace.step_graph.storages
     replaced_indices = {storage.replaces for storage in storages}
     first_paths: dict[int, str] = {}

@@ -38,20 +38,21 @@ class StepOutput:
     reads: Reads
     last_operation: int | None
     """Index of the operation after which the result is complete: the last one that allocates a
-    storage of the result. None if the result is an argument of the step."""
+    storage of the result. None if no operation does: the result is an argument without a source
+    operation, or a view of one."""
 
     @property
     def is_returned_at_end(self) -> bool:
-        """Whether the result is returned at the end of the step, like the loss and new buffers."""
+        """Whether the result is returned at the end of the step, as are all but gradients."""
         return self.result.kind is not OutputKind.GRADIENT
 
 
 class CapturedGraph(StepGraph):
-    """The operations of a captured step, profiled by one execution on the captured inputs.
+    """The operations of a captured step, profiled by executing them on the captured inputs.
 
     A backward operation belongs to the module of the forward operation with the same sequence
     number. A sum of gradients has no sequence number. It belongs to the innermost module that
-    contains the modules of all summands.
+    contains the known modules of its summands.
 
     Parameters
     ----------
@@ -65,7 +66,8 @@ class CapturedGraph(StepGraph):
     Raises
     ------
     CaptureError
-        If an operation fails, or returns an input together with new memory.
+        If an operation fails, or returns an input together with new memory; or if a profiler of
+        PyTorch is on while workspaces are measured.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class CapturedGraph(StepGraph):
         )
         self._finish_operations()
         self.outputs: list[StepOutput] = []
-        """One output per result, ordered by `last_operation`; arguments last."""
+        """One output per result, ordered by `last_operation`; those without one are last."""
         for result in joint.results:
             result_reads = self.find_reads((result.node,))
             last_operation = max(
@@ -123,14 +125,17 @@ class CapturedGraph(StepGraph):
         """Change operations before the outputs are found; subclasses override this."""
 
     def phase_of(self, node: fx.Node) -> Phase:
-        """Return BACKWARD, LOSS or FORWARD for a node."""
+        """Return the phase of a node: BACKWARD, LOSS or, also for unknown modules, FORWARD."""
         if _is_tagged_backward(node) or node in self._backward:
             return Phase.BACKWARD
         path = self._paths.get(node, BODY)
         return Phase.FORWARD if path.partition(".")[0] == BODY else Phase.LOSS
 
     def path_of(self, node: fx.Node) -> str:
-        """Return the path of the module that a node belongs to, in the form for display."""
+        """Return the path of a node's module for display.
+
+        Returns "" for the user's module itself, and for an unknown module.
+        """
         path = self._paths.get(node, BODY)
         return format_path(path) if path else LOSS
 
@@ -139,7 +144,7 @@ class CapturedGraph(StepGraph):
 
 
 def _module_paths(joint: Joint) -> dict[fx.Node, str]:
-    """Return the path of each node's module; nodes without a known module are missing."""
+    """Return the path of each node's module; nodes without a known module are omitted."""
     path_of_sequence: dict[int, str] = {}
     paths: dict[fx.Node, str] = {}
     for node in joint.graph_module.graph.nodes:
@@ -159,14 +164,14 @@ def _module_paths(joint: Joint) -> dict[fx.Node, str]:
 
 
 def _common_module(paths: Sequence[str]) -> str | None:
-    """Return the path of the innermost module that contains all modules; None if none does."""
+    """Return the path of the innermost module that contains all `paths`; None if none does."""
     names = zip(*(path.split(".") for path in paths), strict=False)
     common_names = takewhile(lambda names_at_depth: len(set(names_at_depth)) == 1, names)
     return ".".join(names_at_depth[0] for names_at_depth in common_names) or None
 
 
 def _tangent_descendants(joint: Joint) -> frozenset[fx.Node]:
-    """Return the nodes that depend on a tangent, the gradient that starts the backward pass."""
+    """Return the tangents, which start the backward pass, and the nodes that depend on them."""
     descendants = {argument.node for argument in joint.arguments_of(InputKind.TANGENT)}
     for node in joint.graph_module.graph.nodes:
         if any(source in descendants for source in node.all_input_nodes):

@@ -33,12 +33,13 @@ def in_place_pair(
     last_uses: Sequence[int],
     excluded_indices: Collection[int],
 ) -> tuple[tuple[int, int], ...]:
-    """Return the pair ((output, input),) if the output may overwrite the input, otherwise ().
+    """Return ((output, input),) if the only output may overwrite an argument, otherwise ().
 
-    Output and input are storage indices. The input must be a computed tensor that fills its storage
-    and that is read directly, not as a view. `last_uses` has the index of the last operation that
-    uses each storage: `operation` must be that of the input. Storages in `excluded_indices` must
-    not be overwritten.
+    Output and input are storage indices; the first such argument counts. The input must be a
+    computed tensor of the output's layout that fills its storage and that is read directly, not as
+    a view. `in_place_kernel` must find a kernel. `last_uses` has the index of the last operation
+    that uses each storage: `operation` must be that of the input. Storages in `excluded_indices`
+    must not be overwritten.
     """
     if len(operation.storages) != 1 or operation.is_source:
         return ()
@@ -71,7 +72,7 @@ def in_place_pair(
 
 
 def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) -> int:
-    """Return the workspace of an operation, in place if it may be; 0 if none was measured [B].
+    """Return the workspace of an operation, in place if that is possible; 0 if not measured [B].
 
     Dropout's backward in place needs extra memory: the mask in the gradient's type.
     """
@@ -82,7 +83,7 @@ def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) ->
 
 
 def argument_position(step_graph: CapturedGraph, operation: Operation, storage_index: int) -> int:
-    """Return the position of the argument that is storage `storage_index` itself, not a view.
+    """Return the position of the first argument that is storage `storage_index`, not a view of it.
 
     Raises `StopIteration` if there is none.
     """
@@ -142,8 +143,8 @@ def _find_variant(operator: Any, is_first: bool) -> tuple[Kernel, str | None] | 
     """Return an operator's variant that overwrites a tensor, and the name of its out parameter.
 
     If `is_first`, a variant that overwrites the first argument is preferred; it has no out
-    parameter, so the name is None. Returns None if there is no variant. Variants that PyTorch
-    derives from the operator are excluded: they would allocate and copy.
+    parameter, so the name is None. Returns None if there is no variant. Variants with an out
+    parameter that PyTorch derives from the operator are excluded: they would allocate and copy.
     """
     if operator is torch.ops.aten.mul.Scalar:
         # Its variant ``mul_.Scalar`` rounds the number to half precision.
@@ -175,7 +176,7 @@ def _operand_types(operator: Any) -> list[tuple[str, str]]:
 
 
 def _fills_storage(storage: TensorStorage) -> bool:
-    """Return whether a storage has one layout, whose tensor occupies all bytes."""
+    """Return whether a storage has one layout, whose tensor occupies all bytes; False if empty."""
     if len(storage.layouts) != 1:
         return False
     (layout,) = storage.layouts
@@ -184,9 +185,9 @@ def _fills_storage(storage: TensorStorage) -> bool:
 
 
 def _has_equal_layout(storage: TensorStorage, other_storage: TensorStorage) -> bool:
-    """Return whether two storages have one tensor each, of equal layout.
+    """Return whether two storages of equal size have one tensor each, of equal layout.
 
-    `storage` must have one. Layout is type, shape, strides and offset.
+    The caller checks that `storage` has one tensor. Layout is type, shape, strides and offset.
     """
     if len(other_storage.layouts) != 1 or storage.bytes != other_storage.bytes:
         return False

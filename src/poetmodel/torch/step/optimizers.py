@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     Tensors = Sequence[Tensor]
 
 NADAM_DECAY: Final = 0.96
-"""Base of the rate at which NAdam's momentum approaches its final value. The exponent is a setting:
-see Dozat, Incorporating Nesterov Momentum into Adam (2016)."""
+"""Base of the rate at which NAdam's momentum approaches its final value. The exponent is the number
+of the update times a setting: see Dozat, Incorporating Nesterov Momentum into Adam (2016)."""
 
 RADAM_MIN_LENGTH: Final = 5.0
 """Number of averaged steps above which RAdam divides by the average of squares: see Liu et al., On
@@ -46,13 +46,14 @@ class Rule(ABC):
     """Whether PyTorch's fused kernel computes the update; its bits differ. None as False."""
 
     op: ClassVar[str]
-    """Name of the operator in graphs, and of the optimizer on the command line."""
+    """Name of the operator in graphs, and of the optimizer for `make_optimizer`."""
     base_keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
     """Keys of the moments in ``optimizer.state``, without keys that settings add."""
     flops: ClassVar[int]
     """FLOP per element of the parameter, without those that settings add."""
     needs_scratch: ClassVar[bool] = True
-    """Whether an update needs memory of the parameter's size in addition to the gradient."""
+    """Whether an update needs memory of the parameter's size in addition to the gradient, unless it
+    is fused."""
     reuses_gradient: ClassVar[bool] = False
     """Whether an update may overwrite the gradient with all settings, unless it is fused."""
     has_fused: ClassVar[bool] = False
@@ -93,7 +94,7 @@ class Rule(ABC):
         """Overwrite `state`, a parameter and its moments, by one update.
 
         May also overwrite `gradient`: see `writes_gradient`. `is_first` states that the moments
-        have no value yet.
+        have no value from an earlier update.
         """
         parameter, *_ = state
         if self.fused:
@@ -112,7 +113,10 @@ class Rule(ABC):
         """Overwrite parameter and moments by the update without weight decay and maximization."""
 
     def _update_fused(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and moments by the fused kernel, which includes all settings."""
+        """Overwrite parameter and moments by the fused kernel, which includes all settings.
+
+        Raises `NotImplementedError` unless the rule `has_fused`.
+        """
         raise NotImplementedError(self.op)
 
 
@@ -141,7 +145,7 @@ class Sgd(Rule):
         return (("momentum_buffer",), extra_flops) if self.momentum else ((), 0)
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and momentum buffer; the buffer's first value is the gradient."""
+        """Overwrite parameter and momentum buffer, if any; its first value is the gradient."""
         parameter, *moments = state
         direction = gradient
         for buffer in moments:
@@ -183,7 +187,10 @@ class CountingRule(Rule):
 
     @abstractmethod
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite the parameter `w` and its moments; `step` numbers the updates from 1."""
+        """Overwrite the parameter `w` and its moments, which exclude the count of updates.
+
+        `step` numbers the updates from 1. May also overwrite `gradient`.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +232,7 @@ class Adam(CountingRule):
         )
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of Adam, in the memory of the gradient."""
+        """Overwrite `w` and moments by one update of Adam; also overwrites the gradient."""
         mean, square, *max_squares = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -358,7 +365,10 @@ class Adagrad(CountingRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adamax(CountingRule):
-    """The update of ``torch.optim.Adamax``: Adam with the largest gradient instead of squares."""
+    """The update of ``torch.optim.Adamax``: Adam with a maximum instead of squares.
+
+    The maximum is that of the absolute gradients, each decayed once per later update.
+    """
 
     betas: tuple[float, float]
     eps: float
@@ -370,7 +380,7 @@ class Adamax(CountingRule):
     needs_scratch: ClassVar[bool] = False
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of Adamax, in the memory of the gradient."""
+        """Overwrite `w` and moments by one update of Adamax; also overwrites the gradient."""
         mean, infinity_norm = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -380,7 +390,7 @@ class Adamax(CountingRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RAdam(CountingRule):
-    """The update of ``torch.optim.RAdam``: without the squares in the first few updates."""
+    """The update of ``torch.optim.RAdam``: the first few updates do not divide by squares."""
 
     betas: tuple[float, float]
     eps: float
@@ -391,7 +401,7 @@ class RAdam(CountingRule):
     reuses_gradient: ClassVar[bool] = True
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
-        """Overwrite `w` and moments by one update of RAdam, in the memory of the gradient."""
+        """Overwrite `w` and moments by one update of RAdam; without `foreach` also the gradient."""
         mean, square = moments
         beta1, beta2 = self.betas
         mean.lerp_(gradient, 1 - beta1)
@@ -426,8 +436,8 @@ class RAdam(CountingRule):
 class Muon(Rule):
     """The update of ``torch.optim.Muon``: the momentum, with singular values moved close to 1.
 
-    Computed in ``bfloat16`` by Newton-Schulz iterations: see Jordan et al., Muon: An optimizer for
-    hidden layers in neural networks (2024).
+    Newton-Schulz iterations in ``bfloat16`` move the values: see Jordan et al., Muon: An optimizer
+    for hidden layers in neural networks (2024). Parameters must be matrices.
     """
 
     decoupled_weight_decay: bool = True
@@ -529,12 +539,12 @@ class Optimizers:
 
 
 def optimizer_members(optimizer: Any) -> tuple[Any, ...]:
-    """Return the members of `Optimizers`; for any other optimizer, a tuple of that optimizer."""
+    """Return the members of `Optimizers`; for any other value, a tuple of that value."""
     return optimizer.members if isinstance(optimizer, Optimizers) else (optimizer,)
 
 
 def find_owner(optimizer: Any, parameter: torch.Tensor) -> Any:
-    """Return the member that updates a parameter; the first member if none does."""
+    """Return the optimizer or member that updates a parameter; the first member if none does."""
     members = optimizer_members(optimizer)
     owners = (
         member
@@ -545,7 +555,10 @@ def find_owner(optimizer: Any, parameter: torch.Tensor) -> Any:
 
 
 def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
-    """Return (rule, parameters) of each parameter group; empty if the optimizer has no rule."""
+    """Return (rule, parameters) of each parameter group; omits optimizers without a rule.
+
+    The rule has the current settings of the group.
+    """
     if isinstance(optimizer, Optimizers):
         return [pair for member in optimizer.members for pair in group_rules(member)]
     rule_class = TRACED_RULES.get(type(optimizer))
@@ -564,9 +577,9 @@ def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
 def make_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
     """Create an optimizer of all parameters of `modules`, with PyTorch's default settings.
 
-    `name` is a `Rule.op`, or ``momentum`` for SGD with momentum 0.9; ``sgd`` is a `QuantizedSGD` if
-    int8 layers train. Objects that are no modules are ignored. Returns None if there are no
-    parameters; the capture then raises an error.
+    `name` is a `Rule.op`, or ``momentum`` for SGD with momentum 0.9; ``sgd`` is a `QuantizedSGD` of
+    the trained parameters if int8 layers train. Objects that are no modules are ignored. Returns
+    None if there are no parameters; the capture then raises an error.
     """
     actual_modules = [module for module in modules if isinstance(module, torch.nn.Module)]
     parameters = list(dict.fromkeys(p for module in actual_modules for p in module.parameters()))
@@ -656,7 +669,7 @@ class LearningRate:
     """Index of the parameter group."""
 
     def value(self) -> torch.Tensor:
-        """Return the current rate as a double, with all digits of Python's number."""
+        """Return the current rate as a tensor of one double, with all digits of Python's number."""
         rate = float(self.optimizer.param_groups[self.group]["lr"])
         return torch.tensor(rate, dtype=torch.float64, device="cpu")
 
@@ -676,7 +689,7 @@ class OptimizerMoment:
 
     @property
     def starts_with_gradient(self) -> bool:
-        """Whether the moment is new and skips the optimizer's dampening at its first value.
+        """Whether the moment is a new momentum buffer with dampening, which its first value skips.
 
         Exported code marks such a moment with NaN.
         """
@@ -687,7 +700,7 @@ class OptimizerMoment:
         return bool(group.get("dampening"))
 
     def value(self) -> torch.Tensor:
-        """Return the current value, or the initial value before the first step."""
+        """Return the current value; if the moment is new, its initial value in new memory."""
         if not self.is_new:
             value: torch.Tensor = self.optimizer.state[self.parameter][self.key]
             return value
@@ -766,7 +779,8 @@ class OptimizerState:
 
         New moments get their initial value, unless they have their home on storage.
 
-        Raises `CaptureError` if optimizer or parameters have changed since the capture.
+        Raises `CaptureError` if optimizer or parameters have changed since the capture, or if a
+        parameter has a gradient.
         """
         refuse(self._joint.name, self._errors(values))
         new_positions = set()
@@ -779,7 +793,7 @@ class OptimizerState:
         return frozenset(new_positions)
 
     def store_first_moments(self, values: list[Any]) -> None:
-        """Store the moments of a first step in the optimizer's state; count the step.
+        """Store new moments in the optimizer's state after a step; count it in each `QuantizedSGD`.
 
         `values` are the arguments of the step. Moments with their home on storage are not stored.
         Marks the optimizer as stepped, so that learning-rate schedulers do not warn.
@@ -798,7 +812,7 @@ class OptimizerState:
             member._opt_called = True  # noqa: SLF001 - no other way
 
     def _errors(self, values: list[Any]) -> Iterator[str]:
-        """Yield an error for each change of optimizer or parameters since the capture."""
+        """Yield an error per change of optimizer or parameters since the capture, or gradient."""
         yield from (f"optimizer: {error}" for error in optimizer_errors(self._optimizer))
         if self._current_groups() != self._groups:
             yield "optimizer: its groups or their settings have changed; compile again"
@@ -842,18 +856,21 @@ class MomentSnapshot:
         return {name: value.clone() for name, value in self.read_moments().items()}
 
     def create_missing(self) -> None:
-        """Store initial values of missing moments in the optimizer; later resets retain these."""
+        """Store initial values of missing moments in the optimizer.
+
+        Later resets restore the values that all moments then have.
+        """
         for moment in self._moments.values():
             if moment.is_new:
                 moment.store(moment.value())
         self._reset_values = self._copy_values()
 
     def discard_created(self) -> None:
-        """Make later resets delete the moments that `create_missing` created."""
+        """Make later resets restore the original moments: delete those of `create_missing`."""
         self._reset_values = self._original_values
 
     def reset(self) -> None:
-        """Restore moments and counts of updates; delete moments that were created since."""
+        """Restore moments and counts of updates; delete moments that the snapshot does not have."""
         for name, moment in self._moments.items():
             if name not in self._reset_values:
                 moment.remove()

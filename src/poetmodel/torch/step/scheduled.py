@@ -1,8 +1,8 @@
 """The graph to be solved: a traced step without its small tensors.
 
-Half of the tensors of a training step are smaller than a page. These stay in RAM until their last
-possible reader. Their total size is reserved from the budget, and the solver decides only on larger
-tensors.
+Half of the tensors of a training step are smaller than a page. The smallest ones, up to a fraction
+of the budget, stay in RAM until their last possible reader. Their total size is reserved from the
+budget, and the solver decides only on larger tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KEPT_FRACTIONS: Final = (0.01, 0.001, 0.0)
 """Small tensors are kept up to this fraction of the budget in total. The next fraction is tried if
-the kept tensors take more than `MAX_HEADROOM_FRACTION` of the headroom."""
+the kept tensors raise the minimum by more than `MAX_HEADROOM_FRACTION` of the headroom."""
 
 MAX_HEADROOM_FRACTION: Final = 1 / 3
 """Largest fraction of the budget's headroom above the minimum that kept tensors may take."""
@@ -43,7 +43,10 @@ _RESULTS: Final = "results that are returned at the end of the step"
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledGraph:
-    """The training graph to be solved: nodes of the trace and its larger tensors."""
+    """The training graph to be solved: nodes of the trace and its larger tensors.
+
+    State and inputs that are always in RAM are omitted or have 0 bytes.
+    """
 
     graph: Graph
     storage_indices: tuple[int, ...]
@@ -71,8 +74,8 @@ class ScheduledGraph:
 def keep_all_bytes(trace: Trace) -> int:
     """Return the keep-all peak of a step, which is 100 % of a budget [B].
 
-    Counts tensors, workspaces and results that are returned at the end of the step. For a step
-    with updates it counts state and inputs too.
+    Counts tensors, workspaces and `_result_copies_bytes`. For a step with updates it counts state
+    and inputs too.
     """
     graph_bytes = checkpoint_all_peak_bytes(_decision_graph(trace)[0])
     return graph_bytes + _result_copies_bytes(trace, 0) + always_resident_bytes(trace)
@@ -84,8 +87,8 @@ def scheduled_graph(
     """Return the graph to be solved, without small tensors.
 
     The closer the budget is to the minimum, the fewer tensors are left out, so that most of the
-    headroom remains for schedules. With a budget of `keep_all_bytes` or more, all tensors stay in
-    the graph. Otherwise, with `decide_homes`, the homes of state are decisions, too.
+    headroom remains for schedules. With a budget of `keep_all_bytes` or more, no computed tensor is
+    left out. Otherwise, with `decide_homes`, the homes of larger state are decisions, too.
     """
     if budget_bytes >= keep_all_bytes(trace):
         full_graph = coarsen(trace, kept_bytes=-1)  # omits no tensor, not even those of 0 bytes
@@ -122,10 +125,10 @@ def min_budget_bytes(trace: Trace, *, decide_homes: bool = False) -> int:
 def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> ScheduledGraph:
     """Return the graph without its smallest computed tensors, of at most `kept_bytes` in total.
 
-    The omitted tensors are always kept. The graph retains its nodes. If a node recomputes an
-    omitted tensor, the tensor counts as the node's workspace. State is always in RAM: in the graph
-    it has 0 bytes and only orders readers before updates. With `decide_homes`, this applies only to
-    small state, and the home of larger state is a decision.
+    The omitted tensors are always kept; their nodes remain, and count them as workspace, because a
+    recomputation writes them again. With negative `kept_bytes`, all computed tensors remain. Inputs
+    are omitted. State is always in RAM: it is omitted, or has 0 bytes and only orders readers
+    before updates. With `decide_homes`, the homes of larger state are decisions instead.
     """
     storages = trace.step_graph.storages
     graph, operations = _decision_graph(trace)
@@ -171,9 +174,10 @@ def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> Sch
 
 
 def _movable_state(trace: Trace) -> tuple[int, ...]:
-    """Return the state storages whose home may be on storage, by index.
+    """Return the indices of the state storages whose home may be on storage.
 
-    Constants are excluded, because the captured program refers to them.
+    Excludes constants, because the captured program refers to them, and state below
+    `MIN_MOVABLE_BYTES`. Returns () for a step without updates.
     """
     if trace.joint.optimizer is None:
         return ()
@@ -192,7 +196,8 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
     """Return the graph of the tensors to decide on, and the operation index of each of its nodes.
 
     Omits inputs, which belong to the caller, and state except `movable`: other state is always in
-    RAM. It stays in the graph with 0 bytes if it is updated and a recomputable node reads it.
+    RAM. Other state stays in the graph with 0 bytes if it is updated and a recomputable node reads
+    it.
     """
     graph = trace.graph
     if graph.version == 1:  # a step without updates, whose graph has neither state nor inputs
@@ -222,7 +227,10 @@ def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph,
 
 
 def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
-    """Return (description, bytes) of state and inputs in RAM throughout; () without updates [B]."""
+    """Return (description, bytes) of state except `movable`, and of inputs; () without updates [B].
+
+    They are in RAM throughout.
+    """
     graph = trace.graph
     inputs_bytes = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
     if graph.version == 1:
@@ -232,7 +240,10 @@ def _resident_reserves(trace: Trace, movable: Collection[int] = ()) -> tuple[tup
 
 
 def always_resident_bytes(trace: Trace) -> int:
-    """Return the bytes of state and inputs in RAM throughout; 0 for a step without updates [B]."""
+    """Return the bytes of all state and inputs; 0 for a step without updates [B].
+
+    They are in RAM throughout, unless the home of state is on storage.
+    """
     return sum(size for _, size in _resident_reserves(trace))
 
 
@@ -291,8 +302,8 @@ def _result_copies_bytes(trace: Trace, threshold_bytes: int) -> int:
 
     Results in storages below `threshold_bytes`, which are always kept, need no copy. Other results
     are copied, so that a loss does not keep the larger storage that contains it in RAM. Also counts
-    the gradient sums of weights that have several gradients, and the random generator's state
-    before the step.
+    the gradient sums of weights that have several gradients. If an operation is random, also counts
+    the random generator's state before the step.
     """
     storages = trace.step_graph.storages
     gradient_sizes: dict[int, list[int]] = {}

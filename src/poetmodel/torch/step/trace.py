@@ -42,8 +42,9 @@ class Trace:
 
     @cached_property
     def held_bytes(self) -> int:
-        """Bytes of the results that are returned only at the end of the step: loss, buffers [B].
+        """Bytes of storages with results that are returned only at the end of the step [B].
 
+        Such results are all except gradients, such as the loss and new buffer values.
         The graph frees these results after their last reader. A runtime holds them until the end,
         so a budget must also cover them.
         """
@@ -71,19 +72,20 @@ def trace(
     Parameters
     ----------
     model, loss_fn, inputs
-        As for `compile`; the first dimension of the first input is the batch size.
+        As for `compile`; the first dimension of the first input that has one is the batch size.
     name : str, optional
         Name of the graph; by default the class of `model`.
     measure_workspace : bool
         Whether to measure workspaces: the memory that operations need in addition to their outputs.
     optimizer : torch.optim.Optimizer or sequence of them, optional
         Add the updates of this optimizer to the graph: SGD, Adam, AdamW, NAdam, RMSprop, Adagrad,
-        Adamax, RAdam or Muon. Parameters, moments and buffers are then state tensors, and batch and
-        learning rate are inputs. Each parameter is updated as early as possible, and operators may
-        run in place. Without an optimizer, the graph ends with the gradients.
+        Adamax, RAdam, Muon or `QuantizedSGD`. Parameters, moments, buffers and constants are then
+        state tensors, and batch and learning rate are inputs. Each parameter is updated as early as
+        possible, and operators may run in place. Without an optimizer, the graph ends with the
+        gradients.
     clip_grad_norm : float, optional
         Clip the total norm of all gradients, like ``torch.nn.utils.clip_grad_norm_`` with
-        ``model.parameters()``. All updates wait for the norm. Needs an `optimizer`.
+        ``model.parameters()``. All parameter updates wait for the norm. Needs an `optimizer`.
 
     Returns
     -------
@@ -94,7 +96,8 @@ def trace(
     Raises
     ------
     CaptureError
-        If the step cannot be captured. The message names the operation, its line and a remedy.
+        If the step, or an update of the optimizer, cannot be captured. The message names the cause
+        and, where known, its line and a remedy.
     """
     if isinstance(inputs, tuple | list | Mapping):
         refuse(name or type(model).__name__, empty_input_errors(inputs))
@@ -118,7 +121,8 @@ def capture_step(
     Raises
     ------
     CaptureError
-        If the step cannot be captured, or `clip_grad_norm` is given without an optimizer.
+        If the step, or an update of the optimizer, cannot be captured; or if `clip_grad_norm` is
+        given without an optimizer.
     """
     joint = capture(model, loss_fn, inputs, name=name)
     if clip_grad_norm is not None and optimizer is None:
@@ -136,8 +140,9 @@ def build_captured_graph(
 ) -> CapturedGraph:
     """Return the operations of a captured step, profiled by executing them.
 
-    If `profiles` are given, by position in the captured graph, nothing is executed. On the ``meta``
-    device, workspaces are 0 even with `measure_workspaces`.
+    If `profiles` are given, by position in the captured graph, the step is not executed. Otherwise,
+    workspaces are 0 on the ``meta`` device even with `measure_workspaces`. Raises `CaptureError` as
+    `CapturedGraph` does.
     """
     graph_class = CapturedGraph if joint.optimizer is None else TrainingGraph
     is_meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
@@ -185,8 +190,8 @@ def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
 def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
     """Return the node of an operation.
 
-    An update has the workspace of `TrainingGraph.update_workspace_bytes`. Nodes of state have no
-    traffic.
+    An update has the workspace of `TrainingGraph.update_workspace_bytes`. The traffic of a state
+    node is None.
     """
     workspace_bytes, moved_bytes = operation.profile.workspace_bytes, operation.profile.moved_bytes
     if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):
@@ -203,9 +208,9 @@ def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
 def _resident_bytes(joint: Joint, trained_tensors: Sequence[torch.Tensor]) -> dict[str, int]:
     """Return the bytes that stay in memory for the whole step: ``parameters`` and ``gradients``.
 
-    ``parameters`` counts all parameters, frozen ones included, buffers and constants. Inputs are
-    excluded: they belong to the caller. ``gradients`` counts the ``.grad`` of parameters; a new
-    gradient is added to ``.grad`` and freed as soon as it is computed.
+    ``parameters`` counts the parameters that the step reads, frozen ones included, buffers and
+    constants. Inputs are excluded: they belong to the caller. ``gradients`` counts the ``.grad`` of
+    `trained_tensors`; a new gradient is added to ``.grad`` and freed as soon as it is computed.
     """
     resident_tensors = _distinct_storages(
         joint.value(argument)
@@ -219,5 +224,5 @@ def _resident_bytes(joint: Joint, trained_tensors: Sequence[torch.Tensor]) -> di
 
 
 def _distinct_storages(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return one tensor for each storage that the tensors use."""
+    """Return one tensor for each storage that the tensors use: the last one."""
     return tuple({storage_key(tensor): tensor for tensor in tensors}.values())

@@ -39,9 +39,9 @@ class TrainingGraph(CapturedGraph):
 
     Parameters, moments, buffers and constants that the step reads are state. State and inputs are
     source operations, placed before their first reader. A parameter is updated as soon as its
-    gradient exists and no other operation will read the parameter. Buffers are updated once no
-    operation will read the outputs of their readers: until then these readers, such as batch norm,
-    may be recomputed.
+    gradient and any clipping factor exist and no other operation will read the parameter. Buffers
+    are updated once no operation will read the outputs of their readers: until then these readers,
+    such as batch norm, may be recomputed.
     """
 
     last_uses: tuple[int, ...] = ()
@@ -51,7 +51,10 @@ class TrainingGraph(CapturedGraph):
         return _UpdateProfiler(measure_workspaces=measure_workspaces)
 
     def _add_sources(self) -> None:
-        """Add an operation for each storage that exists before the step."""
+        """Add an operation for each storage of state and inputs; numbers and tangents have none.
+
+        Arguments that share a storage share its operation; the storage gets the layout of each.
+        """
         index_of_storage: dict[int, int] = {}
         values = list(map(self._joint.value, self._joint.arguments))  # keeps storage keys unique
         for argument, value in zip(self._joint.arguments, values, strict=True):
@@ -85,12 +88,15 @@ class TrainingGraph(CapturedGraph):
         )
 
     def phase_of(self, node: fx.Node) -> Phase:
-        """Return the phase of an operation."""
+        """Return the phase of a node: UPDATE for a `CustomOperation`."""
         is_custom = isinstance(node.target, CustomOperation)
         return Phase.UPDATE if is_custom else super().phase_of(node)
 
     def _finish_operations(self) -> None:
-        """Link updates to the state that they replace, sort all operations, mark those in place."""
+        """Link updates to the state that they replace, and sort all operations.
+
+        Also sets `last_uses`, marks operations that may run in place, and sets their workspaces.
+        """
         for operation in self.operations:
             if isinstance(operation.node.target, Update):
                 self._set_replacements(operation)
@@ -153,9 +159,10 @@ class TrainingGraph(CapturedGraph):
         return self.find_reads(gradients[:1]).storages
 
     def owns_gradient(self, operation: Operation) -> bool:
-        """Return whether an update may overwrite its gradient.
+        """Return whether a parameter's update may overwrite its first gradient.
 
         The gradient must be computed and fill its storage, and no later operation may read it.
+        Raises `TypeError` for other updates.
         """
         storages = self.gradient_storages(operation)
         computed_storages = [
@@ -167,7 +174,10 @@ class TrainingGraph(CapturedGraph):
         return fills_storage and self.last_uses[computed_storages[0]] == operation.index
 
     def update_workspace_bytes(self, operation: Operation) -> int:
-        """Return the workspace of an update in addition to its gradient: copies and scalars [B]."""
+        """Return the workspace of an update in addition to its gradient [B].
+
+        It includes copies, scratch memory of the rule and scalars; it is measured for int8 weights.
+        """
         update: Any = operation.node.target
         if isinstance(update, QuantizedUpdate):
             return operation.profile.workspace_bytes
@@ -236,7 +246,10 @@ class TrainingGraph(CapturedGraph):
     def _find_predecessors(
         self, custom_indices: Sequence[int], computed_operations: Sequence[Operation]
     ) -> dict[int, int]:
-        """Return for each custom operation the index of the last operation that must precede it."""
+        """Return the index of the last operation that must precede each custom one, by index.
+
+        The last operation is not custom itself.
+        """
         last_uses = [storage.operation for storage in self.storages]
         readers: dict[int | None, list[Operation]] = {}
         for operation in computed_operations:
@@ -313,7 +326,7 @@ class TrainingGraph(CapturedGraph):
 
 
 def _gradient_fits(update: Operation) -> tuple[bool, bool]:
-    """Return (whether an update's gradient has the parameter's strides, and fills its storage).
+    """Return the two properties of an update's first gradient in `OpProfile.gradient_fits`.
 
     Raises `TypeError` if the operation is not the update of a parameter.
     """
@@ -326,7 +339,7 @@ class _UpdateProfiler(OpProfiler):
     """Profiler that sets `OpProfile.gradient_fits` for updates of parameters."""
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
-        """Return the profile of a call, with `gradient_fits` for an update of a parameter."""
+        """Return the profile of a call, with `gradient_fits` for a `ParameterUpdate`."""
         profile = super().profile(node, arguments, keywords, value)
         if not isinstance(node.target, ParameterUpdate):
             return profile

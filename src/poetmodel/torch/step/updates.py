@@ -120,10 +120,10 @@ def sum_gradients(gradients: Sequence[torch.Tensor], layout_example: torch.Tenso
 
 
 class Update(CustomOperation, ABC):
-    """Computes new values of state: a parameter and its moments, or buffers."""
+    """Computes new values of state, such as a parameter and its moments, or buffers."""
 
     rule: Rule | None = None
-    """The optimizer's rule; None for other updates."""
+    """The optimizer's rule; None unless `Rule.update` computes the new values."""
 
     def __call__(self, state: Sequence[torch.Tensor], *operands: Any) -> tuple[torch.Tensor, ...]:
         """Return the new values of the state in new memory."""
@@ -164,7 +164,10 @@ class ParameterUpdate(Update):
         self.rule: Rule = rule
 
     def writes_gradient(self, operands: Sequence[Any]) -> bool:
-        """Return whether `overwrite_state` overwrites the first gradient, or a copy of it."""
+        """Return whether `overwrite_state` overwrites the first gradient, or a copy of it.
+
+        `operands` are those of `overwrite_state`.
+        """
         gradients, _, *factors = operands
         return bool(len(gradients) > 1 or factors or self.rule.writes_gradient)
 
@@ -175,7 +178,7 @@ class ParameterUpdate(Update):
 
         `operands` are the gradients, the learning rate, and the clipping factor if there is one.
         The option ``owns_gradient`` permits overwriting the first gradient; ``is_first`` states
-        that the moments have no value yet.
+        that the moments have no value from an earlier update.
         """
         gradients, rate, *factors = operands
         parameter = state[0]
@@ -205,7 +208,7 @@ class AccumulatingUpdate(ParameterUpdate):
     def overwrite_state(
         self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
     ) -> None:
-        """Add the gradients to the sum; on the last batch, update the parameter."""
+        """Add the gradients to the sum; the last batch updates the parameter and resets the sum."""
         gradients, rate, count, *factors = operands
         *updated_state, gradient_sum = state
         for gradient in gradients:
@@ -257,18 +260,18 @@ class QuantizedUpdate(Update):
         self._draw_numbers = draw_numbers
 
     def key_attributes(self) -> dict[str, Any]:
-        """Return the attributes that determine the results, except the count of updates."""
+        """Return the attributes by name, for cache keys, except the function that draws numbers."""
         return {name: value for name, value in vars(self).items() if name != "_draw_numbers"}
 
     def overwrite_state(
         self, state: Sequence[torch.Tensor], *operands: Any, **options: bool
     ) -> None:
-        """Overwrite the weights and, if batches are summed, the gradient sum.
+        """Overwrite weights, residuals if any and, if batches are summed, the gradient sum.
 
-        Batches before the last one are only added to the sum, which the last one resets to 0.
+        Gradients before the last batch are only added to the sum, which the last batch resets to 0.
 
         `state` is the weight, the residual if any, and the gradient sum if batches are summed.
-        `operands` are the gradients of the real weights, the scales of the results and the learning
+        `operands` are the gradients of the real weights, the scales of the weights and the learning
         rate. The number of summed batches follows if batches are summed, and the clipping factor
         if gradients are clipped.
         """
@@ -338,12 +341,12 @@ def extend_with_optimizer(
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
 ) -> Joint:
-    """Extend a captured step by an optimizer's step; return it with loss and outputs as results.
+    """Return a captured step extended by an optimizer's step, with loss and outputs as results.
 
     `accumulate` is the number of batches whose gradients are summed before the optimizer's step.
 
-    Changes the graph of `joint`. Raises `CaptureError` if the updates cannot be traced, or would
-    differ from those of the optimizer.
+    Changes the graph of `joint`. Raises `CaptureError` if the updates cannot be traced or would
+    differ from those of the optimizer, or if `clip_grad_norm` is no positive number.
     """
     combined = Optimizers.combine(optimizer)
     refuse(joint.name, (f"optimizer: {error}" for error in optimizer_errors(combined)))
@@ -388,7 +391,7 @@ def _extension_errors(
     parameters: dict[int, _TrainedParameter],
     clip_grad_norm: float | None,
 ) -> Iterator[str]:
-    """Yield an error for each parameter, result or option that updates do not support."""
+    """Yield an error for each parameter, argument, result or option that updates do not support."""
     max_norm: object = clip_grad_norm
     is_valid_norm = (
         isinstance(max_norm, int | float) and not isinstance(max_norm, bool) and max_norm > 0
@@ -427,7 +430,7 @@ def _extension_errors(
 
 
 def _quantized_errors(joint: Joint, optimizer: Any) -> Iterator[str]:
-    """Yield an error if an optimizer cannot train the int8 layers of a step."""
+    """Yield an error, the first one, if an optimizer cannot train the int8 layers of a step."""
     layers = trained_layers(joint.module)
     for rule, parameters in group_rules(optimizer):
         for layer in (layers[id(p)] for p in parameters if id(p) in layers):
@@ -450,9 +453,10 @@ def _counts_updates(optimizer: Any, layer: TrainedLayer) -> bool:
 
 
 def _shared_memory_errors(joint: Joint) -> Iterator[str]:
-    """Yield an error per argument that shares memory with a different argument.
+    """Yield an error per argument that shares memory with another tensor among the arguments.
 
-    An update of one argument would change the other.
+    An update of one would change the other. Inputs of the user may share memory with each other,
+    because no update changes them. Tangents are not checked.
     """
     first_arguments: dict[int, tuple[int, str]] = {}
     values = list(map(joint.value, joint.arguments))
@@ -646,7 +650,7 @@ class _OptimizerExtension:
     def _add_buffer_updates(self) -> None:
         """Add one update per module with changed buffers.
 
-        Raises `CaptureError` if a buffer has several names.
+        Raises `CaptureError` if a changed buffer has several names.
         """
         updates_of_owner: dict[str, list[tuple[fx.Node, fx.Node]]] = {}
         buffer_ids: set[int] = set()
