@@ -10,6 +10,7 @@ import poetmodel.torch as pmt
 from kit.networks import resnet
 from kit.rotation import mark_slow_except
 from poetmodel.errors import InputError
+from poetmodel.torch.wrapping import loss_module
 
 nn = torch.nn
 
@@ -156,6 +157,14 @@ def test_a_plain_loop_gives_the_weights_of_eager(
     assert all(map(torch.equal, ours.weights(), eager.weights()))
     assert ours.step is not None
     assert ours.step.verify().equal
+
+
+def test_modes_of_parts_stay():
+    """A norm that is frozen in a model that trains is not set to training."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    model[0].eval()
+    wrapped = loss_module(model, lambda network, x: network(x).sum())
+    assert (wrapped.training, model.training, model[0].training) == (True, True, False)
 
 
 def test_a_loop_resumes_within_an_epoch(tmp_path):

@@ -83,15 +83,14 @@ def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[
 def loss_module(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
     """Return a module that contains the model, and whose ``forward`` is the loss of a batch.
 
-    Its class is named like that of the model, and it is in the same training mode. Also sets this
-    mode in all submodules of the model.
+    Its class is named like that of the model, and it is in the same training mode.
     """
 
     class LossModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.model = model
-            self.train(model.training)
+            self.training = model.training  # `train` would set the modes of submodules
 
         def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
             return loss(model, *inputs, **named_inputs)
