@@ -773,23 +773,36 @@ def tabulate_libraries() -> str:
 
 
 def tabulate_trained_steps() -> str:
-    """Return a row for each step and budget: whether it fits, energy, gap, tiles and sizes."""
-    lines = []
-    for run in load_frame("int8-steps").to_dict("records"):
-        cells = (str(run["status"]), *("-",) * 5)
-        if run["status"] == "yes":
-            used_bytes = sum(size for name, size in run["flash_map"].items() if name != "free")
-            cells = (
-                f"{1e3 * run['energy_j']:.4g} mJ",
-                format_percent(run["gap"]),
-                "whole" if is_missing(run["tile_bytes"]) else format_size(run["tile_bytes"]),
-                format_size(used_bytes),
-                f"{run['instructions'] / 1e6:.1f} M",
-                format_size(run["read_bytes"] + run["written_bytes"]),
-            )
-        lines.append(
-            (format_code(run["network"]), run["trained"], run["weights"], run["ram"], *cells)
-        )
+    """Return a row for each step and budget that fits: energy, gap, tiles and sizes.
+
+    Budgets in which a network does not fit are joined into one row for float and one for int8.
+    """
+    lines: list[tuple[str, ...]] = []
+    frame = load_frame("int8-steps")
+    for _, network_runs in frame.groupby("network", sort=False):
+        fitting = network_runs[network_runs["status"] == "yes"]
+        lines += map(_trained_step_row, fitting.to_dict("records"))
+        failing = network_runs[network_runs["status"] != "yes"]
+        for _, runs in failing.groupby("weights", sort=False):
+            names = [", ".join(dict.fromkeys(runs[key])) for key in ("trained", "weights", "ram")]
+            lines.append((format_code(runs["network"].iloc[0]), *names, "no", *("-",) * 5))
     heads = ("network", "trained", "weights", "RAM", "energy", "gap", "tiles", "flash",
              "instructions", "paged")  # fmt: skip
     return format_table(lines, heads, words=4)
+
+
+def _trained_step_row(run: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a step that fits."""
+    used_bytes = sum(size for name, size in run["flash_map"].items() if name != "free")
+    return (
+        format_code(run["network"]),
+        run["trained"],
+        run["weights"],
+        run["ram"],
+        f"{1e3 * run['energy_j']:.4g} mJ",
+        format_percent(run["gap"]),
+        "whole" if is_missing(run["tile_bytes"]) else format_size(run["tile_bytes"]),
+        format_size(used_bytes),
+        f"{run['instructions'] / 1e6:.1f} M",
+        format_size(run["read_bytes"] + run["written_bytes"]),
+    )
