@@ -353,7 +353,7 @@ def every_layer():
 @pytest.mark.parametrize("tile", ["none", "1KiB"])
 def test_files_give_layers_back(tile, tmp_path):
     """Whole or in tiles, with their constants."""
-    step = divide_step(every_layer().step(), tile)
+    step = divide_step(every_layer().build_step(), tile)
     save_step(step, tmp_path / "a.step.json")
     again = load_step(tmp_path / "a.step.json")
     assert (again.graph, again.calls, again.buffers) == (step.graph, step.calls, step.buffers)
@@ -363,7 +363,7 @@ def test_files_give_layers_back(tile, tmp_path):
 
 def test_bytes_are_not_taken_for_others(tmp_path):
     """A file whose kernel reads int8 where it has truth values is refused, and the other way."""
-    step = every_layer().step()
+    step = every_layer().build_step()
     ((name, buffer), *_) = [
         each for each in step.buffers.items() if each[1].type is DataType.INT8
     ]  # fmt: skip
