@@ -127,11 +127,11 @@ class WorkerProcess:
     ) -> Future[Any]:
         """Call a function in the process with a `WorkerJob` and the arguments.
 
-        The previous job must have ended: its future is not completed any more. The future receives
-        the function's result, its exception (or one that can be pickled) with the traceback as a
-        note, or `ProcessEndedError`. `on_progress` is called with each progress message of the
-        job, in another thread. An exception of `on_progress` ends the process and is set in the
-        future.
+        The previous job must have ended; otherwise its future is never completed. The future
+        receives the function's result, its exception (or one that can be pickled) with the
+        traceback as a note, or `ProcessEndedError`. `on_progress` is called with each progress
+        message of the job, in another thread. An exception of `on_progress`, or of unpickling a
+        result or message, ends the process and is set in the future.
         """
         payload = pickle.dumps((function, arguments))
         with self._lock:
@@ -151,7 +151,8 @@ class WorkerProcess:
     def cancel(self) -> None:
         """Request cancellation of the current job.
 
-        A job that has not ended after `CANCEL_GRACE_S` is interrupted.
+        A job that has not ended after `CANCEL_GRACE_S` is interrupted by a `KeyboardInterrupt`. If
+        the job does not catch it, its future receives a `RuntimeError`.
         """
         self._send("cancel", 0, b"")
 

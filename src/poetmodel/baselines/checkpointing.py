@@ -413,7 +413,11 @@ class ChainTable:
         return float(freed_times[units]), float(kept_times[units])
 
     def best_decision(self, s: int, t: int, max_units: int, *, keeps_state: bool) -> _Decision:
-        """Return the fastest first decision for steps ``s..t`` with a memory of `max_units`."""
+        """Return the fastest first decision for steps ``s..t`` with a memory of `max_units`.
+
+        The memory must suffice for one of them. With `keeps_state`, the state of step `t` is in
+        memory, and counted.
+        """
         possible_decisions = (
             decision
             for decision in self.decisions(s, t, keeps_state=keeps_state)

@@ -215,7 +215,10 @@ class Runtime(Execution):
             self.scores.record_eviction(i)
 
     def _compute_with_inputs(self, k: int) -> None:
-        """Compute node `k` after recomputing its missing inputs, recursively."""
+        """Compute node `k` after recomputing its missing inputs, recursively.
+
+        Raises as `compute`, and `TimeLimitError` if the time limit passes.
+        """
         pending = [self._lock_inputs(k)]
         while pending:
             check_time_limit()
@@ -391,7 +394,11 @@ class _PagingExecution(_LivenessExecution):
         self._mark_in_ram(i)
 
     def evict(self, i: int) -> None:
-        """Free tensor `i`, which is paged in or recomputed on its next use."""
+        """Free tensor `i`, which is paged in or recomputed on its next use; write nothing.
+
+        It is paged in if `choose_victim` decided so (and recorded the write), or if it is on
+        storage and no later stage's node reads it.
+        """
         if i in self.storage.stored_tensors and not self.is_awaited(i):
             self.paged_out.add(i)
         if i in self.paged_out:

@@ -146,8 +146,8 @@ def simulate_within_budget(
 ) -> Iterator[tuple[Schedule, Simulation]]:
     """Yield (schedule, simulation) for the schedules that meet the RAM budget.
 
-    Raises `MethodNotApplicableError` at the end if no schedule does; `schedule_kind` names the
-    schedules in the message.
+    `schedules` must not be empty. Raises `MethodNotApplicableError` at the end if none of them
+    meets the budget; `schedule_kind` names the schedules in the message.
     """
     usable_bytes = problem.usable_ram_bytes
     peaks = []

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 EXACT, PRUNED = FAMILIES = ("exact", "pruned")
-"""Variants of `lower_sets`: all lower sets, or only those of single nodes with their ancestors."""
+"""Variants of `lower_sets`: all lower sets, or only the empty set, those of single nodes with their
+ancestors, and the whole forward pass."""
 MAX_SETS: Final = 1000
 """Maximum number of lower sets of the exact family."""
 MAX_LABELS: Final = 8192
-"""Maximum number of undominated chains to retain over all lower sets, if `MIN_LABELS` permits."""
+"""Maximum number of undominated chains to retain over all lower sets, if `MIN_LABELS` permits.
+
+A chain up to a lower set is a *label* of the dynamic program."""
 MIN_LABELS: Final = 4
 """Number of undominated chains that may be retained for each lower set in any case."""
 N_LIMITS: Final = 32
@@ -54,15 +57,16 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
 
     Among the chains whose estimates meet a limit, the dynamic program finds those that no other
     chain dominates in cost and saved bytes. The paper selects one of two: the chain of minimum cost
-    (time-centric), or that of minimum saved bytes (memory-centric). Its estimates are not the
+    (time-centric), or that of maximum cost, because more recomputation usually saves fewer bytes
+    (memory-centric). Here, the undominated chains replace the latter. Estimates are not the
     simulator's peaks, in which tensors leave after their last use. So `N_LIMITS` limits are tried;
     of the undominated chains of each limit, bisection finds the one that saves most and meets the
     budget. The best schedule seen is returned. If keep-all meets the budget, it is returned without
     a search.
 
     The `family` selects the lower sets: ``exact`` all of them, up to `MAX_SETS`; ``pruned`` for
-    each node the set of the node and its ancestors. The default is ``exact`` if possible, else
-    ``pruned``.
+    each node the set of the node and its ancestors, also the empty set and the whole forward pass.
+    The default is ``exact`` if possible, else ``pruned``.
 
     Interpretations. The nodes are the recomputable nodes of the forward pass; other nodes are saved
     and not counted. The last segment is not recomputed, because the backward pass begins with it;
@@ -87,7 +91,7 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     schedule_of: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
 
     def search_within(limit_bytes: int) -> Schedule:
-        """Return the best schedule found among undominated chains with estimates in the limit."""
+        """Return the best schedule found among undominated chains that meet a limit by estimate."""
         chains = sets.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
         best = bisect_budget(
             problem,

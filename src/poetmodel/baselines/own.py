@@ -258,7 +258,8 @@ def _raise_method_error(
 
     `origin` is the path of the file, or the function. The line is that of the last frame in the
     file. If no frame is in it, for example after a call with wrong arguments, the line is that of
-    the function's definition; for a path, the file and line are those of the last frame.
+    the function's definition; for a path, the file and line are those of the last frame. For a
+    `SyntaxError`, they are those that the error states.
     """
     file = origin if isinstance(origin, str) else _find_file(origin)
     if isinstance(error, SyntaxError):

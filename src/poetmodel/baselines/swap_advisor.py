@@ -48,10 +48,10 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
 
     An individual is a set of idle intervals in which tensors are evicted. Each individual is
     repaired as by the paper's swap planner: for a stage that does not fit, the tensor whose next
-    use is latest is evicted. Then unnecessary evictions are removed, the costliest first. The
-    initial population has the repaired empty set and repaired random sets. Parents win tournaments
-    of two. A child has the intervals of one parent up to a random stage, those of the other parent
-    after it, and a few flipped bits. The best two individuals survive.
+    use is latest is evicted. Then unnecessary evictions are removed, the costliest page-in first.
+    The initial population has the repaired empty set and repaired random sets. Parents win
+    tournaments of two. A child has the intervals of one parent up to a random stage, those of the
+    other parent after it, and a few flipped bits. The best two individuals survive.
 
     Interpretations. The paper searches operator orders and memory pools, from which swaps follow;
     here the order is given and RAM is not fragmented, so that only the swaps are searched. The
@@ -151,10 +151,11 @@ class _GeneticSearch:
         self.pass_s = float(stage_ends_s[-1])
         swap_costs = self.page_in_costs + self.page_out_costs[self.tensor_index]
         self.unhidden_s = np.maximum(0.0, swap_costs - self.interval_s)
-        """Time of each swap that its interval does not hide [s]."""
+        """Time of each swap that its interval does not hide [s]; only for `hides_transfers`."""
         prices = self.unhidden_s if hides_transfers else self.page_in_costs
         self.order_by_cost = np.lexsort((-self.page_in_costs, -prices))
-        """Indices of the intervals, the costliest first."""
+        """Indices of the intervals by descending page-in cost; with `hides_transfers`, by
+        `unhidden_s` first."""
 
     def find_schedule(self) -> Schedule:
         """Return the schedule of the best set found.
@@ -229,8 +230,8 @@ class _GeneticSearch:
     def _repair(self, mask: Mask) -> Mask:
         """Return `mask` with evictions added until all stages fit, and unnecessary ones removed.
 
-        If no further eviction relieves the stage with the largest excess, no eviction is added, and
-        stages may still exceed the budget.
+        If no further eviction relieves the stage with the largest excess, no more evictions are
+        added, and stages may still exceed the budget.
         """
         mask = mask.copy()
         excess = self.excess - self.freed_bytes[mask].sum(axis=0)

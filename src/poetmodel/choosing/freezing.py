@@ -162,7 +162,10 @@ class Freezable:
 
     @cached_property
     def _max_updates_after(self) -> Counter[int]:
-        """For each node, the maximum number of buffer updates directly after it in any step."""
+        """For each node, an upper bound on the number of buffer updates directly after it.
+
+        It holds in the step of any choice of parameters.
+        """
         graph = self.graph
         update_counts: Counter[int] = Counter()
         for u in self.buffer_updates:

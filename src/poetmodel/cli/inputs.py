@@ -187,8 +187,8 @@ def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions
 def read_given_step(graph_options: GraphOptions) -> LoweredStep | None:
     """Return the step of a MODEL argument or a ``--graph`` option that is a step file.
 
-    Return None for other graphs, if both or neither are given, and with options that step files do
-    not support.
+    The step is in tiles of the size of ``--tile`` if given. Return None for other graphs, if both
+    or neither are given, and with options that step files do not support. Raises as `read_step`.
     """
     names = [name for name in (graph_options.model, graph_options.graph) if name is not None]
     return read_step(names[0], graph_options.variant) if len(names) == 1 else None

@@ -55,7 +55,7 @@ TERMINATION_TEXTS: Final = {
 def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
     """Return the table of a result; raise `NoScheduleError` if it has no schedule.
 
-    `total_s` is the time since the start of the command [s]. `read_s` is the part of this time in
+    `total_s` is the time since the start of the command [s]. It includes `read_s`, the time in
     which the program started and read graph, device and limits [s].
     """
     schedule, simulation = result.require_schedule(), result.simulation
@@ -80,7 +80,7 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
 def proof_facts(result: SolveResult) -> Iterator[Fact]:
     """Yield the status, why the solve stopped, and the minimized value with its bound and gap.
 
-    Energies are included if the problem counts them.
+    Energies are included if the problem counts them, and `Graph.exactness` for int8 layers.
     """
     reason = TERMINATION_TEXTS[result.termination]
     if result.termination == Termination.STALLED and _is_solved_model_proved(result):

@@ -454,9 +454,10 @@ def _deploy_tiles(
     *,
     make_replay: Callable[[LoweredStep], Replay | None],
 ) -> Deployment:
-    """Return `deployment` with a step in tiles of `tile_bytes`, and its smallest program.
+    """Return `deployment` with a step in tiles of `tile_bytes`, and its program of minimum flash.
 
-    `make_replay` returns the storage for samples of the step.
+    The program is only for sizes (`make_smallest_program`). `make_replay` returns the storage for
+    samples of the step.
     """
     plan, arena = make_smallest_program(step)
     new_deployment = replace(deployment, step=step, tile_bytes=tile_bytes, replay=make_replay(step))

@@ -142,7 +142,10 @@ def ram_warning(deployment: Deployment) -> str | None:
 
 
 def flash_warning(deployment: Deployment) -> str | None:
-    """Return a warning if a step uses more than `NEARLY_FULL` of the flash, otherwise None."""
+    """Return a warning if a step uses more than `NEARLY_FULL` of the flash, otherwise None.
+
+    Also None if the device or its flash is unknown.
+    """
     device, free_bytes = deployment.device, deployment.flash_map().get("free", 0)
     if device is None or device.flash is None:
         return None

@@ -21,7 +21,7 @@ def step_identity(step: LoweredStep) -> str:
     inputs, learning rate and random numbers. The identity covers the calls with all their numbers,
     the values of constants that calls read (frozen weights, class weights, tables of byte inputs),
     and the names of replaced state. It excludes the initial values of replaced state, the forward
-    passes, the name of the graph, and the names of other tensors.
+    passes in evaluation mode, the name of the graph, and the names of other tensors.
 
     Parameters
     ----------
@@ -32,8 +32,9 @@ def step_identity(step: LoweredStep) -> str:
 
 
 def front_identity(step: LoweredStep, front: Front) -> str:
-    """Return the SHA-256 of the calls of a front and of the tensors of a stored sample.
+    """Return the SHA-256 of a front's calls and of references to the tensors of a stored sample.
 
+    The result is in hexadecimal digits. Values of these tensors do not count.
     Stored samples with one identity are outputs of the same front, in the same order.
     """
     encoder = _StepEncoder(step)

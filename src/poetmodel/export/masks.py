@@ -199,10 +199,10 @@ def _parse_slope(call: Call) -> _Slope | None:
 
 
 def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
-    """Find the slope of each backward node that reads a forward tensor, by index of the node.
+    """Find the `_Slope` of each backward node that reads a forward tensor, by index of the node.
 
-    The result is empty if the tensor is not of the forward pass or loss, or if a backward node uses
-    it other than for one comparison.
+    The result is empty if the tensor is not of the forward pass or loss, or unless each of these
+    nodes has a single call, which uses the tensor only for one comparison.
     """
     graph = step.graph
     i = graph.tensor_index.get(tensor)

@@ -22,7 +22,10 @@ class Indices:
 
     ref: Ref
     shape: tuple[int, ...]
-    """Canonical shape table (``pm_each.h``): the same elements always have the same table."""
+    """Canonical shape table (``pm_each.h``) of the elements from `ref` on.
+
+    Equal tables have the same elements. Loops of other sizes and strides may have another table,
+    although they access the same elements, for example an element twice."""
     low: int
     """Smallest permitted index."""
     high: int
@@ -31,10 +34,10 @@ class Indices:
     """One more permitted index; `low` if there is none."""
 
     def implies(self, other: Indices) -> bool:
-        """Return whether validity of these indices implies that `other` indices are valid.
+        """Return whether it is certain that `other` indices are valid if these are.
 
-        True only if both are the same elements of a buffer, the range of `other` contains this
-        range, and `ignored` is in this range or equal to that of `other`.
+        True if both have equal `ref` and `shape`, the range of `other` contains this range, and
+        `ignored` is in this range or equal to that of `other`; False otherwise.
         """
         has_same_elements = (self.ref, self.shape) == (other.ref, other.shape)
         is_inside = other.low <= self.low and self.high <= other.high

@@ -407,11 +407,12 @@ class _Division:
         return self._division_cache[key]
 
     def _can_divide(self, k: int, piece_calls: list[_DividedCall]) -> bool:
-        """Return whether a node with an undivided result can use divided calls.
+        """Return whether a node with an undivided result can use `piece_calls`.
 
-        A node with divided calls must be recomputable, with one output and no workspace. It must
-        be one plain sum of pieces, or its divided calls access only stacks of copies, since they
-        need all pieces at once.
+        It can if no call is divided. Otherwise, it must be recomputable, with one output and no
+        workspace. If a divided call is a sum over pieces, it must be the only call, and not add to
+        earlier values. Without a sum, divided calls need all pieces at once, so they may access
+        only pieces of stacks: results of nodes that copy (`is_copy`).
         """
         divided_calls = [call for call in piece_calls if len(call.piece_calls) > 1]
         if not divided_calls:

@@ -42,8 +42,8 @@ def _add_extra_count_variables(m: Model) -> None:
         extra_paged_in[i]   <= stages that may page in i - groups that decide on i
 
     They are added to `Model.decisions`: limits and the objective include them, memory rows do not.
-    With groups of one stage, there are none. Only tensors that were paged out are paged in, and
-    state whose home is storage::
+    With groups of one stage, there are none. A page-in requires that the tensor was paged out, is a
+    sample on storage, or is state whose home is storage::
 
         extra_paged_in[i] <= upper bound * paged_out[i]       i is not on storage from the start
         extra_paged_in[i] <= upper bound * storage_home[i]    i is state

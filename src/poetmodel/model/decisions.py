@@ -55,7 +55,10 @@ class Decisions:
         )
 
     def row_over_columns(self, row: LinearRow) -> LinearRow:
-        """Convert a limit on totals to a row over columns, with its `upper`, name and key."""
+        """Convert a limit on totals to a row over columns, with its `upper`, name and key.
+
+        Its `lower` and `baseline` are dropped.
+        """
         terms = self.terms(row.coefficients)
         return LinearRow.from_terms(terms, upper=row.upper, name=row.name, key=row.key)
 

@@ -395,9 +395,11 @@ class _EventFinder:
         return range(self.group_of[k] + 1, self.group_of[last_stage] + 1)
 
     def _find_recompute_groups(self, k: int, use_groups: set[int]) -> tuple[int, ...]:
-        """Return the groups in which node `k` may be recomputed.
+        """Return the groups in which the recomputable node `k` may be recomputed, ascending.
 
-        `use_groups` are the groups with a use of its outputs.
+        They are after its own group, up to that of its last stage. Unless its computations are
+        rewarded, only groups up to the last of `use_groups` (with a use of its outputs) in which a
+        recomputation can help are returned.
         """
         first_group = self.group_of[k]
         if self.rewards.compute[k]:

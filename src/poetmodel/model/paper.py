@@ -143,7 +143,10 @@ class NodeRelations(TriangleRelations):
     """Entries of the relations for a graph whose model has one merged tensor per node."""
 
     def entry(self, name: str, t: int, k: int) -> int:
-        """Return the column of entry ``name[t,k]``; `ZERO` for an output without readers."""
+        """Return the column of entry ``name[t,k]``; `ZERO` for a tensor without readers.
+
+        `k` is a node for ``R``, otherwise a tensor. All read tensors of a node share a column.
+        """
         if name == "R":
             return self.m.R[t, k]
         graph = self.problem.graph

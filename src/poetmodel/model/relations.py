@@ -93,7 +93,7 @@ class Relation(Mapping[tuple[int, int], Any]):
 
 
 def _declare_relations(m: Model) -> None:
-    """Add the variables of the paper's five relations over their triangles, all binary.
+    """Add the variables of the paper's five relations over their triangles, and homes, all binary.
 
     ::
 
@@ -102,10 +102,11 @@ def _declare_relations(m: Model) -> None:
 
     Recomputations of nodes that are not recomputable or after a node's last stage
     (`Graph.last_stages`), and page-ins and page-outs without paging, are fixed to 0. Samples on
-    storage have S_AUX = 1. The home of state is RAM (``resident[w]``) or storage. State has no
-    entries of ``M_out``, and none after the stage of its replacement; on memory-mapped storage, it
-    has only entries of ``S_AUX``. A replacement has only the entry of ``M_out`` in the stage that
-    makes it. Sets `Model.decisions`.
+    storage have S_AUX = 1. The home of state tensor `w` is RAM (``resident[w]``) or storage:
+    `declare_homes` adds these variables and their rows. State has no entries of ``M_out``, and none
+    after the stage of its replacement; on memory-mapped storage, it has only entries of ``S_AUX``.
+    A replacement has only the entry of ``M_out`` in the stage that makes it. Sets
+    `Model.decisions`.
     """
     problem = m.problem
     graph = problem.working_graph
@@ -199,7 +200,8 @@ class TriangleRelations(StepView):
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
         """Yield (column, value) of the columns of ``compact-unreduced``, for a schedule.
 
-        These are entries, `stored`, homes, liveness columns and the peak. Not for ``paper``.
+        These are entries, the family `stored` (1 if a tensor is paged out), homes, liveness columns
+        and the peak. Not for ``paper``.
         """
         values: dict[int, float] = {}
         for name in RELATIONS:
@@ -302,7 +304,7 @@ class CompactRelations(StepView):
         yield from memory_values(m, schedule, values)
 
     def segment_stages(self, i: int, a: int) -> range:
-        """Return the stages at whose beginning tensor `i` is in RAM if segment `a` is kept."""
+        """Return the stages at whose beginning tensor `i` is in RAM if ``kept[i,a]`` is 1."""
         event_stages = self.m.events.event_groups[i]
         first = self.graph.node_of[i] if a == 0 else event_stages[a - 1]
         return range(first + 1, event_stages[a] + 1)

@@ -438,7 +438,10 @@ class _ByteReader:
         return self.position >= len(self.data)
 
     def read_number(self) -> int:
-        """Read a number encoded by `_encode_number`."""
+        """Read a number encoded by `_encode_number`.
+
+        Raises `PlanError` if the bytes end within the number, or if it is too long.
+        """
         number = shift = 0
         while True:
             if self.is_at_end or shift >= _MAX_BITS:

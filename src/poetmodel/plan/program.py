@@ -47,7 +47,8 @@ class Plan:
     device: str | None = None
     """Key or name of the device; None if unknown."""
     resident: tuple[int, ...] | None = None
-    """The state tensors whose home is RAM, ascending; None for a graph of version 1."""
+    """The state tensors whose home is RAM, ascending; None for a graph without state and
+    in-place operators (`Graph.version` 1)."""
     memory_mapped: bool = False
     """Whether the core reads state from storage in place, without a copy in RAM."""
     commit: int | None = None

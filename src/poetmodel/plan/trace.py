@@ -39,7 +39,7 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     graph : Graph
         The training graph.
     plan : Plan
-        A valid plan.
+        A valid plan of `graph`.
     check : PlanCheck
         Result of `check_plan`, with costs.
 
@@ -49,11 +49,6 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         The content of a JSON file: computations and stalls on the core's track, transfers on the
         bus's track, flows from a page-out to the page-ins of its tensor, the peak, and counters of
         RAM by kind and in total, and of the budget.
-
-    Raises
-    ------
-    PlanError
-        If the plan is for another graph.
 
     Notes
     -----
@@ -207,7 +202,11 @@ class _TrackEvents:
         return arguments
 
     def _transfer_arguments(self, i: int, record: InstructionRecord) -> dict[str, Any]:
-        """Return the arguments of the event of a transfer."""
+        """Return the arguments of the event of a transfer of tensor `i`.
+
+        These are its name and bytes, the time for which it waits for the bus [us] and, for a
+        replacement, the name of the state tensor that it writes back.
+        """
         tensor = self.graph.tensors[i]
         arguments: dict[str, Any] = {
             "tensor": tensor.name,

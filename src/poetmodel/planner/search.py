@@ -174,7 +174,7 @@ class _BeamSearch:
         """Search all intervals with a beam width; return the transfers with the smallest makespan.
 
         After each transfer, at most `max_choices` transfers of each kind are tried next. Resets the
-        attributes that describe the round.
+        attributes that describe the round. Raises `TimeLimitError` if the time limit passes.
         """
         self.n_labels = 0
         self.max_choices = max_choices

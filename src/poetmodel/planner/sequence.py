@@ -51,8 +51,8 @@ def find_unread_page_ins(homes: Homes, actions: Sequence[Instruction]) -> frozen
 def move_page_ins_to_readers(homes: Homes, actions: Sequence[Instruction]) -> Program:
     """Return the actions with each page-in right before the computation that first reads it.
 
-    `actions` is the result of `extract_actions`. Page-outs and page-ins without a reader keep
-    their order.
+    `actions` is the result of `extract_actions`. The order of page-outs and page-ins without a
+    reader is preserved.
     """
     unread_positions = find_unread_page_ins(homes, actions)
     steps: list[Instruction] = []

@@ -321,9 +321,10 @@ def _find_ends_after_move(
     core_s: Sequence[float],
     tolerance_s: float,
 ) -> list[float] | None:
-    """Return the ends of transfers from `old_index` on after a move [s]; None if one ends too late.
+    """Return the ends of transfers from `old_index` on after a move [s].
 
-    The transfer moves from `old_index` to `index` of the bus order, and before the input step
+    None if a transfer ends after its `max_end_s` plus `tolerance_s`. The transfer moves from
+    `old_index` to `index` of the bus order, and begins no earlier than the core reaches input step
     `new_position`. The list stops after the first end that the move does not change.
     """
     free_s = transfers[old_index - 1].end_s if old_index else 0.0

@@ -38,7 +38,8 @@ class PageIn(_Transfer):
     """A page-in; it may begin once the older copy of the tensor is dead and RAM suffices."""
 
     source: int | None = None
-    """Index of the page-out that stores the tensor; None if the tensor is on storage initially."""
+    """Index in `TransferWindows.page_outs` of the page-out that stores the tensor; None if the
+    tensor is on storage initially."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class PageOut(_Transfer):
     """First interval that waits for the page-out, because RAM is short, a page-in reads the tensor,
     or the tensor is computed again; the number of computations if none waits."""
     overwritable_bytes: int = 0
-    """Bytes of this copy that its last reader, in interval ``first_dead_interval - 1``, may
+    """Bytes of this copy that its last reader, computation ``first_dead_interval - 1``, may
     overwrite once the page-out has finished [B]."""
 
     def held_bytes(self, interval: int) -> int:
@@ -132,7 +133,10 @@ class TransferWindows:
     def insert_transfers(
         self, interval_transfers: Iterable[tuple[int, Instruction]]
     ) -> tuple[Instruction, ...]:
-        """Return the computations with (interval, transfer) pairs, in bus order, inserted."""
+        """Return the computations with (interval, transfer) pairs, in bus order, inserted.
+
+        Marks of page-ins without a reader (None in `nodes`) are omitted.
+        """
         transfers_by_interval: list[list[Instruction]] = [[] for _ in range(len(self.nodes) + 1)]
         for interval, transfer in interval_transfers:
             transfers_by_interval[interval].append(transfer)

@@ -21,7 +21,10 @@ ROUNDING_ERROR: Final = 1e-13
 
 
 def is_within(value: float, limit: float | None) -> bool:
-    """Return whether a time or energy meets its limit, with the relative tolerance."""
+    """Return whether a time or energy meets its limit, with the relative tolerance.
+
+    None is no limit.
+    """
     return limit is None or value <= limit + RELATIVE_TOLERANCE * abs(limit)
 
 

@@ -25,7 +25,7 @@ def make_working_graph(
     read_in_place : bool
         Whether the core reads state from storage in place (memory-mapped storage).
     resident : collection of int
-        State tensors that are in RAM during the whole step.
+        State tensors that are in RAM during the whole step; no effect with `read_in_place`.
 
     Notes
     -----

@@ -188,7 +188,11 @@ def _peak_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _state_facts(subject: Subject) -> dict[str, Any]:
-    """Return ``state`` and ``in_place``, each only if the graph has state or in-place operators."""
+    """Return ``state`` and ``in_place``, each only if the graph has state or in-place operators.
+
+    ``state`` has the `state_metrics`; ``in_place`` the number of in-place outputs, and the bytes
+    that they save at the peak.
+    """
     state_values, values = state_metrics(subject.graph, subject.simulation), {}
     if state_values is not None:
         values["state"] = state_values

@@ -96,7 +96,10 @@ def _fit_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _device_remark(schedule: Facts) -> str:
-    """Return a remark if the step does not fit the RAM of the device, else ""."""
+    """Return "; but ..." to append to a text if the step does not fit the device's RAM, else "".
+
+    Also "" if the RAM of the device is unknown.
+    """
     if schedule["device_ram_bytes"] is None:
         return ""
     device_ram = DeviceRam(

@@ -232,11 +232,12 @@ class _TotalsWriter:
     def _terms_of_count(
         self, count: Count, values: Mapping[int, float]
     ) -> Iterator[tuple[float, str]]:
-        """Yield (coefficient, Python expression) terms of one count, with `values` by item.
+        """Yield (coefficient, Python expression) terms of one count.
 
-        Yields one term if the values of all counted items, two or more, are equal. For transfers in
-        a graph without state, also if the values are proportional to the sizes of all counted
-        tensors.
+        `values` has the coefficient of each item, a node or tensor. Yields one term if the values
+        of all counted items, two or more, are equal. For transfers in a graph without state, also
+        if the values are proportional to the sizes of all counted tensors. Otherwise, yields one
+        term for each item.
         """
         counted_items, sizes = self.n_variables[count].keys(), self.graph.tensor_bytes
         distinct_values = set(values.values())

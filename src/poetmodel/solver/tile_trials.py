@@ -50,7 +50,8 @@ class ChosenTiles:
     """The result of the trial with the best schedule, from which the next solve starts; None if no
     trial found one."""
     trials: tuple[TileTrial, ...] = ()
-    """All trials in the order of the candidates; empty if there was a single candidate."""
+    """All executed trials in the order of the candidates; empty if there was a single candidate, or
+    no time remained."""
     is_interrupted: bool = False
     """Whether Ctrl-C or the progress callback ended the trials."""
 
@@ -76,7 +77,7 @@ def find_cheapest_tiles(
     make_problem : callable
         Returns the problem of a step.
     request : Request
-        The time limit, gap, back end and progress callback.
+        The time limit, gap, back end, threads, seed, solver options and progress callback.
     solve : callable
         The function that solves a problem, with keyword arguments of `poetmodel.solve`.
     time_ratio : float

@@ -91,7 +91,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         inputs: Mapping[str, Any],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Execute one step on a batch, and return the loss.
+        """Set `model` to training mode, execute one step on a batch, and return the loss.
 
         Adds to the gradients in ``.grad``; with `whole_step`, updates parameters instead. Compiles
         the step on the first batch, and again for another model, or after `train` has closed the

@@ -255,6 +255,7 @@ def add(name: str, *terms: Value) -> Declaration:
     The first term has the shape of the result, which may overwrite it. The incoming gradient equals
     the gradient of every term of that shape, so the backward pass needs no node and no copy. A term
     that lacks leading dimensions is broadcast along them; a node sums its gradient over them.
+    Raises `InputError` for other shapes.
     """
     first_term = terms[0]
     for term in terms[1:]:

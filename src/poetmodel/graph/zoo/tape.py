@@ -348,7 +348,11 @@ class BackwardPass:
         has_update: bool = False,
         builder: StateNodeBuilder | None = None,
     ) -> None:
-        """Build the backward nodes of all `declarations`, in reverse order."""
+        """Build the backward nodes of all `declarations`, in reverse order.
+
+        `has_update` is whether an update node reads the weight gradients, without state in the
+        graph. With state, `builder` makes the nodes of updates and moments, which are added, too.
+        """
         self.nodes: list[Node] = []
         """The backward nodes, in execution order."""
         self.weight_gradients: list[str] = []

@@ -50,7 +50,7 @@ class Disaggregation:
     resident: frozenset[int] = frozenset()
     """State tensors whose home is RAM. They have no spans and are not paged in."""
     stated_graph: Graph | None = None
-    """The graph of the problem with its state; None if it is `graph`."""
+    """The graph of the problem with its state; None means `graph`."""
 
     def schedule(self) -> Schedule:
         """Return the schedule, with page-outs right after first computations.
@@ -187,7 +187,7 @@ def disaggregate(
     kept for the next group, the recomputation or page-in happens in the last stage of the group. A
     node that reads state is recomputed no later than the replacement of that state. A tensor is
     evicted after its last need. Decisions without a need are dropped. `stated_graph` is the graph
-    of the problem with its state; None if it is `graph`. Raises `TimeLimitError` if the time limit
+    of the problem with its state; None means `graph`. Raises `TimeLimitError` if the time limit
     passes.
     """
     last_stages = (stated_graph or graph).last_stages
@@ -266,8 +266,8 @@ class _Disaggregator:
         """Assign stages to the recomputations of a group, the last node first.
 
         Adds the recomputations to the result, and their stages to `readers` of their inputs.
-        Recomputations of which no output is needed are dropped. Return the stage of each
-        recomputed output that is neither paged in nor kept into the group.
+        A recomputation is dropped unless an output is needed that is neither paged in nor kept into
+        the group. Return the stage of each recomputed output that is neither.
         """
         graph = self.graph
         stage_of: dict[int, int] = {}
@@ -282,7 +282,7 @@ class _Disaggregator:
                 (need_stage for need_stage in need_stages if need_stage is not None), default=None
             )
             if stage is None:
-                continue  # no output is needed
+                continue  # no missing output is needed
             stage = min(stage, self.last_stages[k])
             self.result.recomputed.append((stage, k))
             stage_of.update((i, stage) for i in missing_tensors)
@@ -341,7 +341,8 @@ def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
 def violated_steps(disaggregation: Disaggregation, limit_bytes: float) -> list[tuple[int, int]]:
     """Return, for each stage with violated steps before its last step, the worst ``(t, k)``.
 
-    A step is violated if its bytes in RAM exceed `limit_bytes`. Stages are ascending.
+    A step is violated if its bytes in RAM exceed `limit_bytes`. Stages are ascending. Raises
+    `TimeLimitError` if the time limit passes.
     """
     worst_steps: dict[int, tuple[int, int]] = {}
     for t, k, load in disaggregation.step_loads():

@@ -39,7 +39,7 @@ ITERATIONS_PER_OFFER: Final = 100
 class PrimalHeuristic:
     """Searches for schedules near the solutions of relaxations and near the incumbent.
 
-    Schedules of disaggregated solutions are repaired if they violate limits, and a large
+    Schedules of disaggregated solutions are repaired, also if they violate no limit, and a large
     neighbourhood search continues from these or the incumbent. The heuristic never changes the
     bound.
     """
@@ -55,7 +55,7 @@ class PrimalHeuristic:
     of the largest relaxation."""
     started_s: float = field(init=False, default_factory=now_s)
     spent_s: float = field(init=False, default=0.0)
-    """Time that the heuristic has used or forfeited so far [s]."""
+    """Time that the heuristic has used or forfeited so far [s]; see `improve`."""
 
     def __post_init__(self) -> None:
         session = self.session
@@ -87,8 +87,9 @@ class PrimalHeuristic:
 
         Ends early after the due time, or `SEARCH_S` if that is longer, at most a quarter of the
         remaining time; also if `should_stop` returns True or the session is done. Returns at once
-        without the heuristic ``local_search``. Adapts the number of idle iterations, and adds the
-        time to `spent_s`.
+        without the heuristic ``local_search``. Adapts the number of idle iterations. Adds the time
+        to `spent_s`; if the search ended with idle iterations, at least the due time or `SEARCH_S`,
+        whichever is longer.
         """
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
@@ -114,7 +115,7 @@ class PrimalHeuristic:
         self.idle_iterations_per_column = max(
             IDLE_ITERATIONS_PER_COLUMN, factor * self.idle_iterations_per_column
         )
-        # If the search ended with idle iterations, the rest of the due time counts as spent.
+        # If the search ended with idle iterations, its maximum time counts as spent.
         self.spent_s += max(now_s() - started_s, max_s if n_idle >= max_n_idle else 0.0)
 
     def _end_s(self, max_s: float) -> float:
@@ -150,7 +151,8 @@ def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) ->
 
     Rewarded decisions of the solution are added to the schedule. Return the violated rows that the
     relaxation does not enforce. If the peak is minimized, the schedule is offered in any case: it
-    may be good although it exceeds the peak that the solution claims.
+    may be good although it exceeds the peak that the solution claims. Raises `TimeLimitError` if
+    the time limit passes.
     """
     disaggregation = relaxation.disaggregate(x)
     limit_bytes = relaxation.claimed_ram_bytes(x)

@@ -155,6 +155,11 @@ class Session:
     def __post_init__(
         self, first_candidate: Candidate | None, ceiling: float, bound: float
     ) -> None:
+        """Start the bounds, and make the solver; with rewards also the penalized objective.
+
+        The incumbent is `first_candidate`; the proven bound is `bound`, or the objective's
+        `known_bound` if that is higher.
+        """
         gap = self.request.gap
         self.bounds = BoundTracker(
             self.problem, gap, first_candidate, ceiling=ceiling, lower_bound=bound

@@ -167,7 +167,11 @@ def find_limits(
 
 
 def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield the name and problem of each limit, except ``block``, in the order of `find_limits`."""
+    """Yield the name of each `Limit` except ``block``, and the problem that minimizes its quantity.
+
+    They are in the order of `find_limits`. RAM limits with forbidden decisions are omitted, and
+    ``stated`` without a deadline, energy budget or user-defined constraint.
+    """
     for name, recompute, paging in (
         ("keep_all", False, False),
         ("recompute", True, False),

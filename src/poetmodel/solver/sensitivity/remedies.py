@@ -34,7 +34,7 @@ DIGITS: Final = 10
 BOUND_ERROR_RATIO: Final = 1e-6
 """Relative error of a solver's bound on whole numbers."""
 MAX_HALVINGS: Final = 12
-"""Maximum number of iterations of the bisection for the RAM that a plan with overlapping transfers
+"""Number of iterations of the bisection for the RAM that a plan with overlapping transfers
 needs."""
 
 
@@ -73,7 +73,7 @@ class _Amount(NamedTuple):
     parsed_field: str
     """Name of the problem's attribute that has the limit as a number."""
     quantity: Quantity
-    """The quantity that the limit bounds."""
+    """The quantity that the limit bounds; for storage with state see `_storage_terms`."""
     unit: str
     phrase: str
     """Words after the amount in a sentence."""
@@ -120,8 +120,8 @@ class Remedy:
     works: bool | None
     """True: a schedule was found. False: none exists, which is proven. None: not decided."""
     allowed: float | None = None
-    """The present limit; None if the changed limit is no amount, and for a constraint without a
-    found schedule."""
+    """The present limit; None if the changed limit is no amount. For a constraint, also None if it
+    is removed as a whole, or no schedule was found."""
     nearest: float | None = None
     """The limit nearest to the present one with which a schedule was found; None without one."""
     bound: float | None = None
@@ -256,7 +256,8 @@ def find_remedies(
     `conflict` has limits that no schedule meets together, or is None. With a conflict, only its
     members and the batch size are changed, because a change of any other limit cannot suffice:
     `works` of other limits is False. Without a conflict, user-defined constraints have no remedies.
-    After Ctrl-C, changes that were not solved are omitted.
+    Each change has at least `MIN_CHANGE_S`, also beyond `time_limit`. After Ctrl-C, changes that
+    were not solved are omitted.
     """
     attempts = list(_make_attempts(problem, conflict))
     results = iter(
@@ -413,7 +414,8 @@ def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remed
 def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
     """Convert the result of the problem without user-defined constraints `rows` to a remedy.
 
-    For a single constraint with one limit, the result minimizes the sum, negated for a lower limit.
+    For a single constraint on totals with one limit, the result minimizes the sum, negated for a
+    lower limit.
     """
     row = rows[0]
     works = result.schedule is not None

@@ -403,7 +403,10 @@ class OutputStructure:
 
 
 def _collect_tensors(value: Any, path: str, leaves: Leaves) -> Builder:
-    """Append (path, tensor) of a value's tensors to `leaves`; return the value's builder."""
+    """Append (path, tensor) of a value's tensors to `leaves`; return the value's builder.
+
+    `OutputStructure` describes the values that the builder returns.
+    """
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", value))
         return next

@@ -184,9 +184,11 @@ class _Container:
             self._first_pass_content = copy_content(self.value)
 
     def restore(self, *, is_capturing: bool) -> list[tuple[str, str, Any]]:
-        """Restore the content; return (path, attribute, replaced value or content) of each change.
+        """Restore the snapshot; return (path, attribute, replaced value or content) of each change.
 
-        With `is_capturing` see `ModuleSnapshot.restore`.
+        With `is_capturing`, parameters and buffers are left unchanged. Other attributes that every
+        module has, such as hooks, get the content that `record_first_pass` recorded, if any, since
+        the last restoration without `is_capturing`.
         """
         if is_capturing and self.key in _REPLACED_ATTRIBUTES:
             return []

@@ -161,7 +161,9 @@ class FollowingCode:
         read of an attribute nor, with `may_call`, a call.
         """
         self._max_assignments = max_assignments
-        """Maximum number of successive assignments to local variables that are followed."""
+        """Maximum number of successive assignments to local variables that are followed.
+
+        The count starts again after a subscript or an attribute."""
         self._frame = frame
         self._listing = listing
         self._position = position
@@ -238,8 +240,10 @@ class FollowingCode:
         """Return (key, following code) of each key that a container's attribute `name` reads.
 
         Returns None if all keys may be read. An attribute of a namespace is its own key, and
-        ``get`` of a dict reads a constant key. Methods that write, and attributes that only a
-        subclass has, read no key.
+        ``get`` of a dict reads a constant key. Methods that write read no key. For a subclass of a
+        container, attributes that neither dict nor list has count as reading no key, because the
+        lines of a user's method are recorded themselves. So reads by other methods, such as
+        ``union`` of a set, are missed.
         """
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):  # UserDict, UserList

@@ -113,7 +113,7 @@ class PythonGuards:
         places: Sequence[GuardedPlace] = (),
         alternatives: Mapping[tuple[int, Any], Any] | None = None,
     ) -> None:
-        """Prepare the comparisons without constants of the graph; see `set_constants`."""
+        """Prepare the comparisons as for a graph without constants; `set_constants` sets them."""
         self._places = tuple(places)
         self._alternatives = alternatives or {}
         self.set_constants(())

@@ -183,7 +183,10 @@ class GraphPlanner:
                 self._call = None
 
     def _wrapped_bytes(self, excluded_keys: Container[int] = ()) -> int:
-        """Return the current bytes of DDP and FSDP2, except storages in `excluded_keys` [B]."""
+        """Return the bytes of DDP's buckets and the `gathered_bytes` of FSDP2 [B].
+
+        Of FSDP2, sharded parameters and storages in `excluded_keys` are not counted.
+        """
         ddp_bytes = sum(map(bucket_bytes, self._replicas))
         return (
             ddp_bytes + gathered_bytes(self._fsdp_modules, excluded_keys)

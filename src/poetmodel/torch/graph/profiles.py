@@ -56,7 +56,11 @@ class TensorLayout:
 
     @classmethod
     def from_tensor(cls, value: torch.Tensor, position: int | None = None) -> TensorLayout:
-        """Return the layout of a tensor in its storage."""
+        """Return the layout of a tensor in its storage.
+
+        `position` is the index of the output; None if the operation returns one tensor and no
+        tuple.
+        """
         return cls(
             position=position,
             dtype=value.dtype,

@@ -25,9 +25,10 @@ def apply_with_proxies(
 ) -> tuple[Tensor, Tensor]:
     """Compute a layer with autograd; return its int8 result and the proxy of the real result.
 
-    `layer` is a `poetmodel.torch.int8.front.QuantizedLayer`. `proxies` are the proxies of the
-    inputs; a proxy is None if no layer before its input trains. The result of a dequantization is
-    itself real, and its proxy is unused.
+    The proxy has zeros without memory; its gradient is that of the real result. `layer` is a
+    `poetmodel.torch.int8.front.QuantizedLayer`. `proxies` are the proxies of the inputs; a proxy is
+    None if no layer before its input trains. The result of a dequantization is itself real, and its
+    proxy is unused.
     """
     if layer.flattens:
         inputs = [x.flatten(1) for x in inputs]

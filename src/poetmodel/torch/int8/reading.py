@@ -29,7 +29,7 @@ def with_fronts(model: nn.Module) -> nn.Module:
     ------
     InputError
         If a converted module does not have one input and one result, or has an operator or
-        quantization without a kernel; the message names the operator and its module.
+        quantization without a kernel; a message about an operator names it and its module.
     """
     return _replace_converted(model, "", {})
 

@@ -37,7 +37,8 @@ class PendingLayer:
     """Node of the operator."""
     inputs: tuple[QuantizedValue, ...]
     make_layer: Callable[[Levels], QuantizedLayer | None]
-    """Returns the layer whose result has the given levels; None if the input already has them."""
+    """Returns the layer whose result has the given levels; None if the input already has them, or
+    has the same scale and zero with narrower limits."""
     clamp: tuple[float, float] = (-math.inf, math.inf)
     """Real limits of the result, set by the activations after the operator."""
     flattened_shape: tuple[int, ...] = ()

@@ -91,7 +91,10 @@ class StridedView:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements fill a contiguous range of memory, in any order of dimensions."""
+        """Whether the elements fill a contiguous range of memory, in any order of dimensions.
+
+        Valid only if the elements do not overlap.
+        """
         return sum(
             (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
         ) == self.elements - 1 and 0 not in (
@@ -108,7 +111,10 @@ class StridedView:
         )
 
     def broadcast(self, shape: tuple[int, ...]) -> StridedView:
-        """Return the view broadcast to a shape, with strides of 0 in repeated dimensions."""
+        """Return the view broadcast to a shape, with strides of 0 in repeated dimensions.
+
+        PyTorch must be able to broadcast the view to `shape`, because sizes are not checked.
+        """
         new_rank = len(shape) - len(self.shape)
         dimensions = zip(shape[new_rank:], self.shape, self.strides, strict=True)
         strides = (
@@ -367,7 +373,7 @@ def convert_operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL)
     """Return an operand as a tensor of type `kind`.
 
     Adds calls that write numbers, and tensors of another type, to a tensor in workspace. Refuses to
-    convert tensors to truth values.
+    convert tensors to truth values or bytes, and conversions without a kernel.
     """
     if not isinstance(argument, fx.Node):
         scalar = allocate_workspace(op, (), kind)

@@ -230,7 +230,8 @@ def _convolution_sizes(
 def _batch_sizes(shape: tuple[int, ...], channel_dimension: int) -> tuple[int, int, int]:
     """Return the number of images in a batch, their channels, and the elements of a channel.
 
-    A vector counts as one image with one element per channel.
+    The first dimension is the batch. The elements of a channel are those of all other dimensions
+    except `channel_dimension`. A vector counts as one image with one element per channel.
     """
     if len(shape) == 1:
         return 1, shape[0], 1

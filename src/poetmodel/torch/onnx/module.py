@@ -142,7 +142,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Register the constants and nodes of `record` in this module.
 
         Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, if
-        a Constant node does not contain numbers, or if an unsupported output is read.
+        a Constant node does not contain numbers or cannot be read, or if an unsupported output is
+        read.
         """
         super().__init__()
         self.file = str(record.path)
@@ -154,7 +155,9 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self.nodes = nn.ModuleDict()
         """The nodes as modules, by name."""
         self.tensor_paths: dict[str, tuple[str, ...]] = {}
-        """Attribute path in this module of each parameter and buffer, by its name in the file."""
+        """Attribute path in this module of each parameter and buffer, by its name in the file.
+
+        Copies of shared constants have names of their own."""
         self.plain_numbers: dict[str, Any] = {}
         """Constants as plain Python numbers instead of tensors, by name."""
         self.front = None if front is None else front.front

@@ -159,7 +159,10 @@ def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
 
 
 def _cast_numbers(x: Any, dtype: torch.dtype) -> Any:
-    """Convert numbers to Python's bool, float or int, by a type of PyTorch."""
+    """Convert a number, or each number of a nested tuple, to Python's bool, float or int.
+
+    The kind is that of `dtype`. Takes no tensors and no lists.
+    """
     if isinstance(x, tuple):
         return tuple(_cast_numbers(item, dtype) for item in x)
     convert: Callable[[Any], Any] = int

@@ -159,8 +159,9 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     execution is timed; short steps are repeated. The budget does not bound the memory of this
     function.
 
-    Raises `CaptureError` if a profiler of PyTorch is on or a check of the step fails, and
-    `PageError` if a page or state cannot be written or read.
+    Raises `CaptureError` if a profiler of PyTorch is on, a check of the step fails, or the
+    optimizer or its parameters have changed since the capture. Raises `PageError` if a page or
+    state cannot be written or read.
     """
     joint, runner = compiled.trace.joint, compiled.runner
     state = StepState(joint, inputs)

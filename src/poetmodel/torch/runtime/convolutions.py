@@ -182,7 +182,8 @@ class Division:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, OptionalTensor, int]]:
         """Yield per piece views (output, input, weight, bias) and the number of groups.
 
-        `y`, `x`, `w` and `b` are the whole output, input, weight and bias of a convolution.
+        `y`, `x`, `w` and `b` are the whole output, input, weight and bias of a convolution. Those
+        without the divided dimension are yielded whole; for ``in``, also output and bias.
         """
         totals = {"batch": y.shape[0], "out": y.shape[1], "in": x.shape[1], "groups": self.groups}
         total = totals[self.dimension]

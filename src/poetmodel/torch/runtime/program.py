@@ -123,7 +123,11 @@ class StepWriter(Rewriter):
         """Write outputs that are values from before the first operation; none by default."""
 
     def _write_computation(self, operation: Operation, instruction_index: int) -> None:
-        """Write an execution of an operation, with its outputs and the random state."""
+        """Write an execution of an operation; the first also writes outputs that are then complete.
+
+        Repetitions of a random operation start from the random state of its first execution, and
+        restore the current state afterwards.
+        """
         if operation.index not in self._random_states:
             is_repeated = operation.is_random and self._execution_counts[operation.index] > 1
             get_state = torch.default_generator.get_state

@@ -381,7 +381,11 @@ class Gradients:
 def _gradient_targets(
     trace: Trace, argument_indices: Mapping[fx.Node, int]
 ) -> dict[int, GradientTarget]:
-    """Return the target of each gradient, by output index, in the order of completion."""
+    """Return the argument whose ``.grad`` receives each gradient, by output index.
+
+    Gradients are in the order of completion. `argument_indices` has the index of each argument of
+    the step by its node.
+    """
     step_graph = trace.step_graph
     readers = [operation.reads for operation in step_graph.operations]
     readers += [output.reads for output in step_graph.outputs]
