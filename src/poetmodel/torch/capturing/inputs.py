@@ -111,10 +111,10 @@ def takes_keywords(model: torch.nn.Module, arguments: Inputs) -> bool:
     """Return whether a model gets the items of its only argument, a mapping, as keywords.
 
     True if `arguments` is a mapping. Also true for a tuple of one mapping, if ``forward`` takes no
-    positional arguments, or if all keys are parameters of ``forward`` and there is more than one
-    key or parameter, so that no single name matches by chance. If ``forward`` takes ``**kwargs``
-    besides named parameters, one key that is a parameter suffices instead of all. False for a tuple
-    if the signature of ``forward`` is unknown.
+    positional arguments, or if all keys (at least one) are parameters of ``forward`` and there is
+    more than one key or parameter, so that no single name matches by chance. If ``forward`` takes
+    ``**kwargs`` besides named parameters, one key that is a parameter suffices instead of all.
+    False for a tuple if the signature of ``forward`` is unknown.
     """
     if isinstance(arguments, Mapping):
         return True
@@ -153,7 +153,8 @@ def refuse(name: str, errors: Iterable[str]) -> None:
 def step_errors(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iterator[str]:
     """Yield each error of a step that is detectable without executing the step.
 
-    Callers stop at the first error, because later checks may then raise other exceptions.
+    Tensors without elements are left to `empty_input_errors`. Callers stop at the first error,
+    because later checks may then raise other exceptions.
     """
     if not torch.is_grad_enabled():
         yield "gradients are off (torch.no_grad, for example): capture a training step with them on"

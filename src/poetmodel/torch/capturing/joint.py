@@ -256,9 +256,10 @@ def _record_python_reads(
 ) -> None:
     """Execute an eager forward pass on copies of the inputs; record the Python values it reads.
 
-    Executes up to two more passes if the first changes Python state. Restores all tensors, the
-    random state and attributes. An error in the first pass is ignored, because the capture that
-    follows raises it. Raises `CaptureError` if each forward pass changes Python state.
+    Executes up to two more passes if the first changes Python state. Restores tensors that the
+    passes write, the state of `snapshot` and `state_changes`, and PyTorch's random state on the
+    CPU. An error in the first pass is ignored, because the capture that follows raises it. Raises
+    `CaptureError` if each forward pass changes Python state.
     """
     written_tensors = WrittenTensors(captured_module.buffers())
 

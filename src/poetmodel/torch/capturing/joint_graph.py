@@ -109,8 +109,9 @@ class InputSpec:
     """Path of a parameter or buffer in the captured module, such as ``model.conv1.weight``; of a
     constant its attribute in the graph module; empty for other kinds."""
     name: str
-    """Name for display: of a captured parameter, buffer or constant its path in the user's module,
-    of an input as in `input_names`; otherwise the kind, or the name of the optimizer's value."""
+    """Name for display: of a captured parameter or buffer its path in the user's module, of a
+    captured constant its `target`, of an input as in `input_names`; otherwise the kind, or the name
+    of the optimizer's value."""
     position: int = 0
     """Position of a user input among the flat inputs; otherwise 0."""
     optimizer_value: OptimizerValue | None = None
@@ -272,7 +273,8 @@ class Joint:
     def flat_inputs(self, inputs: Inputs) -> tuple[Any, ...]:
         """Return the inputs of a step as a flat tuple.
 
-        Raises `CaptureError` if their nesting or names differ from those of the capture.
+        Raises `CaptureError` if their nesting or names, or the order of keys in a nested mapping,
+        differ from those of the capture.
         """
         flat, spec = flatten(inputs)
         if spec == self.input_spec:

@@ -124,9 +124,9 @@ class ModuleSnapshot:
         The content is the value of an attribute, or all items of a container in it.
 
         With `is_capturing`, a forward pass of a capture begins, for which PyTorch has replaced
-        parameters and buffers and may have set hooks. Parameters and buffers are then left
-        unchanged, and hooks of modules restored to those before the first such pass since the last
-        restoration without `is_capturing`.
+        parameters and buffers and may have set hooks. The replacements are then retained, and hooks
+        of modules restored to those before the first such pass since the last restoration without
+        `is_capturing`.
 
         Attributes that every module has, or that modules derive from parameters, are not returned.
         """

@@ -63,7 +63,7 @@ class GuardedPlace:
     first_value_or_id: Any
     """The value at the first read if it is plain, otherwise its ``id``."""
     value: Any = ABSENT
-    """The `current_value` at the end of the capture, with all state restored; before `ABSENT`."""
+    """`current_value` at the end of the capture, with all state restored. Until then `ABSENT`."""
 
     def current_value(self) -> Any:
         """Return the current value, or a snapshot of all items.

@@ -91,8 +91,9 @@ class PythonReads:
         Parameters
         ----------
         on_holder : callable
-            Called with the name and value of each registered container and object, before code can
-            change it. Returns whether the callback retains a reference until `on_forgotten`.
+            Called with the name and value of each object that `RecordedPlaces.register` reports,
+            before code can change it. Returns whether the callback retains a reference until
+            `on_forgotten`.
         on_forgotten : callable
             Called with the set of ``id`` of retained objects that the forward pass created itself.
         on_class : callable

@@ -86,8 +86,8 @@ def comparison_key(value: Any, depth: int = _MAX_DEPTH) -> Any:
 
     Plain values, arrays, tuples, containers and attributes of objects are compared. Tensors are
     compared by shape and dtype; modules, objects of the standard library and objects without
-    ``__dict__`` by class; functions, classes and Python modules by name; and values nested deeper
-    than `depth` by type.
+    ``__dict__`` by class; functions, classes and Python modules by name. Values nested deeper than
+    `depth` are compared by type, except plain values, tensors and modules.
     """
     kind = type(value)
     if isinstance(value, torch.Tensor):

@@ -1,8 +1,8 @@
 """Detection of Python state that forward passes change, and refusal of such a step.
 
-A compiled step runs no Python code of the model. State that only the first pass sets, such as a
-flag or a table, is allowed. State that each pass changes would stay unchanged in a compiled step,
-so the step is refused with the line of code that changes the state.
+A compiled step runs no Python code of the model. An attribute that only the first pass sets, such
+as a flag or a table, is allowed. State that each pass changes would stay unchanged in a compiled
+step, so the step is refused with the line of code that changes the state.
 """
 
 from __future__ import annotations
@@ -321,6 +321,9 @@ class StateChanges:
 
         Stores the comparison keys of values that the first pass sets in `first_pass_keys`. Does not
         restore the state at its end. Exceptions of `forward` pass unchanged.
+
+        An item with equal values after both passes is refused only if it has no tensors, no read of
+        it was recorded yet, and a line of a user's code sets it again after it was reset.
 
         Parameters
         ----------
