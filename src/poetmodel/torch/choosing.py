@@ -447,7 +447,8 @@ def _layer_scores(
 ) -> dict[str, float]:
     """Return the score of each layer: the user's, or gradient norms.
 
-    Raises `InputError` for scores that are missing, invalid, or of unknown or int8 layers.
+    Raises `InputError` for scores that are missing, invalid, or of unknown or int8 layers, and the
+    errors of `gradient_norms` and `load_scores`.
     """
     if scores == GRADIENT_NORM:
         values = gradient_norms(layers, model, loss_fn, batch)
@@ -460,7 +461,10 @@ def _layer_scores(
 
 
 def _stated_scores(scores: Mapping[str, float] | str | Path) -> tuple[dict[str, float], str]:
-    """Return (the user's scores from a mapping or file, their source for messages)."""
+    """Return (the user's scores from a mapping or file, their source for messages).
+
+    Raises `InputError` as `load_scores`; does not check the values.
+    """
     if isinstance(scores, str | Path):
         return load_scores(Path(scores)), str(scores)
     return dict(scores), "scores"
@@ -532,7 +536,10 @@ def _train_only(
 
 
 def _make_empty_result(problem: Problem, selection: LayerSet, request: Request) -> SolveResult:
-    """Return the result of a selection without layers: no schedule, and the reason."""
+    """Return the result of a selection without layers: no schedule, and the reason.
+
+    Without a proof, its termination is the time limit, also after Ctrl-C.
+    """
     is_proved = selection.status == Status.INFEASIBLE
     return SolveResult(
         problem=problem,
@@ -556,7 +563,8 @@ def _solve_chosen_step(
     """Solve for the schedule of the chosen step.
 
     `derived_graph` is the graph from the selection: it has the nodes of `step`, maybe under other
-    names. `problem` is that of all layers.
+    names. `start_schedule` is a schedule of it, if any. `problem` is that of all layers. The solver
+    gets the remaining time of `request`, and the result states the whole time limit.
     """
     costs = costs_for(derived_graph, problem)
     chosen_problem = replace(
@@ -584,7 +592,9 @@ def _make_unproved_choice(
     parameters: tuple[str, ...],
     scores: Mapping[str, float],
 ) -> Choice:
-    """Solve the chosen step; return a choice whose bound is the sum of all scores.
+    """Solve the chosen step; return a choice with the sum of all scores as bound.
+
+    Its status is ``feasible``, also if the solve finds no schedule.
 
     Used if the nodes of `step` differ from those of the graphs on which the sets were compared.
     Raises `CaptureError` if the costs are a profile, which has no costs of the nodes of `step`.

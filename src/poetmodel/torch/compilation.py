@@ -138,6 +138,8 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
         If no schedule meets the limits, or none was found in time.
     InputError
         If an option is invalid, the page file cannot be created, or costs cannot be measured.
+    PageError
+        If a page or state cannot be written or read.
     """
     arguments = locals().copy()
     options = CompileOptions(
@@ -206,11 +208,13 @@ class Step:
         CaptureError
             If the inputs, the parameters, the modules, or Python values that model or loss read
             differ from those at compilation. With ``dynamic="retrace"`` the step is then compiled
-            again, which may raise the errors of `compile`. Also if a test of the model for finite
-            numbers fails, or a parameter that the step updates already has a gradient.
+            again, which may raise the errors of `compile`. Inputs by name instead of by position,
+            or the reverse, are always refused. Also if a test of the model for finite numbers
+            fails, or a parameter that the step updates already has a gradient.
         PageError
-            If a page cannot be written, read or verified. With `rollback` the step then has no
-            effect. Without it, gradients may have been added, or parameters updated.
+            If a page cannot be written, read or verified, or the file was closed. With `rollback`
+            the step then has no effect. Without it, gradients may have been added, or parameters
+            updated.
         """
         compiled, flat_inputs = self.select(*inputs, **named_inputs)
         return compiled.runner(flat_inputs)
@@ -220,7 +224,7 @@ class Step:
 
         The compiled step becomes the current one. If none matches, compiles a new one if `dynamic`
         is ``retrace``, and otherwise raises `CaptureError`. Also raises the errors of
-        `_structure_inputs`.
+        `_structure_inputs`, and of `compile` if it compiles.
         """
         name = self._current.trace.joint.name
         batch = self._structure_inputs(inputs, named_inputs)
@@ -306,7 +310,7 @@ class Step:
         Raises
         ------
         CaptureError, PageError
-            As for a step.
+            As for a step. `CaptureError` also if a profiler of PyTorch is on.
         """
         joint = self._current.trace.joint
         step_inputs = (
@@ -350,7 +354,8 @@ class Step:
     def close(self) -> None:
         """Move all state to RAM, and remove the files in `storage`.
 
-        A step that uses these files cannot be executed afterwards.
+        A step that uses these files then raises `PageError`. So does this method if state cannot be
+        read.
         """
         for compiled in self._compiled_steps:
             compiled.close()

@@ -231,7 +231,8 @@ def _problem_key(problem: Problem) -> str:
 def _plain_graph(joint: Joint) -> list[Any]:
     """Return operations, shapes, arguments, results and clipping norm of a graph, for a key.
 
-    Shapes are included because they may depend on values that the model reads, such as masks.
+    Tensors among the arguments are represented by layout and storage, without their values. Shapes
+    are included because they may depend on values that the model reads, such as masks.
     Raises `NoKeyError` if a value has no key.
     """
     nodes = list(joint.graph_module.graph.nodes)

@@ -197,7 +197,7 @@ class Compiled:
 
         A percentage refers to the keep-all peak of the first input shapes, because the RAM of a
         host does not depend on inputs. If the first budget permits keeping all tensors, this budget
-        permits it, too.
+        permits it, too. Raises `BudgetError` if the option `ram` is invalid.
         """
         keep_all_bytes = self.keep_all_bytes
         budget = Budget.parse(options.ram)
@@ -213,7 +213,8 @@ class Compiled:
     def _build_problem(self) -> Problem:
         """Return the problem to solve; its RAM is the budget minus the reserved bytes.
 
-        Raises `BudgetError` if the budget is not larger than the reserved bytes.
+        Raises `BudgetError` if the budget is not larger than the reserved bytes, and the errors of
+        `Problem` for other invalid options.
         """
         scheduled, costs, options = self.scheduled, self.costs, self.options
         usable_bytes = self.budget_bytes - scheduled.reserved_bytes
@@ -236,8 +237,8 @@ class Compiled:
         """Solve the problem, or return the cached result if it is final. Caches new results.
 
         The solver uses as many threads as PyTorch, which is idle at that time. If no schedule was
-        found, the `reason` of the result also explains the reserved bytes. Raises the error of
-        `_build_problem`.
+        found, the `reason` of the result also explains the reserved bytes. Raises the errors of
+        `_build_problem` and `solve`.
         """
         problem, options = self._build_problem(), self.options
         result = cached_result = self.cached_step.load_result(problem, gap=options.gap)
@@ -278,7 +279,7 @@ class Compiled:
         """Return the runner of a plan.
 
         Creates the page file and the state file if they are needed; an existing `state_store` is
-        used again. Sets `state_store`.
+        used again. Sets `state_store`. Raises the errors of `Runner`.
         """
         runner = Runner(
             self.trace,
@@ -293,7 +294,10 @@ class Compiled:
         return runner
 
     def close(self) -> None:
-        """Move all state to RAM, and remove the files."""
+        """Move all state to RAM; remove the page file, and the state file of all input shapes.
+
+        Raises `PageError` if state cannot be read.
+        """
         self.runner.close()
         if self.state_store is not None:
             self.state_store.close()
@@ -361,7 +365,8 @@ def _find_costs(
     """Return (costs of the step, their measurement, notes on their origin).
 
     The measurement is None if the costs are estimates for a device. Otherwise creates the folder
-    for pages, if tensors may be paged.
+    for pages, if tensors may be paged. Raises `InputError` if the device is invalid, the folder
+    cannot be created, or costs cannot be measured.
     """
     if options.device is not None:
         device = options.device

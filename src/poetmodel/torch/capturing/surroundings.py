@@ -158,9 +158,9 @@ class _StrideCorrector:
     def correct_strides(self, func: Any, args: Any, keywords: Any, outputs: Any) -> Any:
         """Return fake outputs with the strides of the same call on zeros.
 
-        Unchanged are views of inputs, outputs of less than two dimensions, and those on other
-        devices than the CPU. All outputs are unchanged if an input is not strided, or if
-        `_real_layouts` returns None.
+        Unchanged are views of inputs, outputs of less than two dimensions, those on other devices
+        than the CPU, and those whose shape differs in the call on zeros. All outputs are unchanged
+        if an input is not strided, or if `_real_layouts` returns None.
         """
         leaves, spec = _pytree.tree_flatten(outputs)
         inputs = tensors_in((args, keywords))
@@ -453,7 +453,10 @@ def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
             depth -= 1
 
     def repeat_update(norm: Any, inputs: Any, output: torch.Tensor) -> None:
-        """Update a norm's statistics once more per enclosing checkpoint; a forward hook."""
+        """Update a norm's statistics once more per enclosing checkpoint; a forward hook.
+
+        Has no effect in eval mode, without statistics, or if the output needs no gradient.
+        """
         if norm.training and norm.track_running_stats and output.requires_grad:
             norm_class = _BatchNorm if isinstance(norm, _BatchNorm) else _InstanceNorm
             with torch.no_grad():

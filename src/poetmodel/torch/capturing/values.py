@@ -596,7 +596,7 @@ class _AssertMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
         self._checks = checks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record an assertion instead of executing it; call all other operators."""
+        """Record an assertion on a functional tensor instead of executing it; else call `func`."""
         if args and isinstance(args[0], FunctionalTensor):
             if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
                 self._checks.add(args[0].eq(0).all(), expected_result=True)

@@ -124,7 +124,7 @@ def backend(  # noqa: PLR0913 - its options
     Raises
     ------
     InputError
-        If an argument is invalid.
+        If an argument is invalid, or pages cannot be written to `storage`.
     """
     arguments = locals().copy()
     errors = [*_argument_errors(**arguments)]
@@ -154,7 +154,10 @@ def backend(  # noqa: PLR0913 - its options
 
 
 def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Iterator[str]:
-    """Yield an error for each invalid argument of `backend`, and each invalid combination."""
+    """Yield an error for each invalid argument of `backend`, and each invalid combination.
+
+    Whether a device of that name exists, and a folder can be created, is not checked.
+    """
     yield from _number_errors(**arguments)
     yield from region_errors(arguments["regions"])
     if kernels not in (EAGER, INDUCTOR):

@@ -132,12 +132,13 @@ class Backend(GraphPlanner):
         Raises
         ------
         BudgetError
-            If the budget is too small; the message has the smallest known sufficient budget.
+            If the budget is too small, or no plan was found in time. Without regions, the message
+            has the smallest known sufficient budget, if any.
         CaptureError
             If PyTorch cannot capture the call as one graph, or a graph cannot be planned.
         InputError
-            If times are to be measured, kernels are Inductor's, or there is no device with storage
-            for `paging`.
+            If times are to be measured, kernels are Inductor's, a region has no tensor, or there is
+            no device with storage for `paging`.
         """
         settings = self._settings
         storage = None if settings.device is None else settings.device.storage
@@ -304,7 +305,7 @@ class Backend(GraphPlanner):
         With `is_pinned`, the call has the first compiled plan. Before the first call of a step, the
         plans of its calls are chosen if the last step is complete and its calls wait together. A
         call without a chosen plan has `tight_plan` if other calls wait or are expected to. Raises
-        the error of `StepPlanner.begin_step`.
+        the errors of `StepPlanner.begin_step` and `Frontier.tight_plan`.
 
         Stores in the live state whether the call `is_pinned`, and whether it has the plan chosen
         for it in the step (`is_expected`).
@@ -432,7 +433,7 @@ class GraphCalls:
             self.variants[id(frontier.tight_plan)] = first_variant
 
     def __call__(self, *arguments: Any) -> Any:
-        """Execute a call by its plan, which is compiled if it is new."""
+        """Execute a call by its plan, which is compiled if it is new; on fakes by the first one."""
         if any(isinstance(value, FakeTensor) for value in arguments):  # DDP predicts shapes
             return self._first_variant.execute(*arguments)
         # A checkpoint that is recomputed must save the same tensors again.
@@ -471,7 +472,10 @@ def _find_sharded_modules() -> list[torch.nn.Module]:
 
 
 def _find_function_name() -> str:
-    """Return the class of the module that the captured function calls, else name and line."""
+    """Return the class of the module that the captured function calls, else name and line.
+
+    Without a capture, returns "a function".
+    """
     translator = _find_translator()
     if translator is None:
         return "a function"

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 def capture_on_fakes(
     compiler: Callable[..., Any], model: Callable[..., Any], inputs: Sequence[Any]
 ) -> None:
-    """Compile a call of `model` on fake tensors: `compiler` is called with each captured graph.
+    """Compile and execute a call on fake tensors: `compiler` is called with the captured graph.
 
-    Tensors on the device ``meta`` count as CPU tensors.
+    A module is copied without the memory of its parameters and buffers. Tensors on the device
+    ``meta`` count as CPU tensors. PyTorch raises its own error if it cannot capture one graph.
     """
 
     def to_fake(value: torch.Tensor) -> torch.Tensor:
@@ -43,7 +44,10 @@ def capture_on_fakes(
 
 
 def fake_function(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], Any]:
-    """Return a function that executes no node of a graph, and returns fake results."""
+    """Return a function that executes no node of a graph, and returns fake results.
+
+    The function clears its list of arguments, as PyTorch's boxed functions do.
+    """
     (output,) = module.graph.find_nodes(op="output")
 
     def return_fakes(arguments: list[Any]) -> Any:

@@ -141,7 +141,10 @@ class Frontier:
         )
 
     def check_budget(self, budget_bytes: int) -> None:
-        """Raise `BudgetError` if no plan for a single call was found within a budget."""
+        """Raise `BudgetError` if no plan for a single call was found within a budget.
+
+        Also raises the error of `keep_all_plan`.
+        """
         min_bytes = min(
             graph_plan.record.predicted_peak_bytes
             for graph_plan in (self.tight_plan, self.keep_all_plan)
