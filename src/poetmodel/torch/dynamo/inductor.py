@@ -126,7 +126,7 @@ def _is_reduction(node: fx.Node) -> bool:
 
 
 def _max_elements(node: fx.Node) -> int:
-    """Return the number of elements in the largest tensor of a node."""
+    """Return the number of elements in the largest output tensor of a node; 0 without one."""
     return max((tensor.numel() for tensor in tensors_in(fake_value(node))), default=0)
 
 
@@ -159,8 +159,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a joint graph; return the modules of its forward and backward passes.
 
-        Raises `CaptureError` after a graph break and with buckets of DDP, otherwise as `JointGraph`
-        and `GraphPlanner.rewrite`. Records the refusal.
+        Raises `CaptureError` without ``fullgraph=True`` and with buckets of DDP, otherwise as
+        `JointGraph` and `GraphPlanner.rewrite`. Records the refusal.
         """
         with self.graphs.record_refusals():
             return self._split_graph(gm, num_fwd_outputs, static_lifetime_input_indices)
@@ -284,9 +284,10 @@ class MeasuringCompiler:
 
 
 def _make_synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
-    """Return a function that returns a synthetic tensor like `value`, or `value` if it is none.
+    """Return a function that returns a synthetic tensor like `value`; without a tensor, `value`.
 
-    With `is_counted` each call allocates a new tensor, so that a measured peak includes it.
+    Floating-point elements are 1, all others `integer`. With `is_counted` each call allocates
+    a new tensor, so that a measured peak includes it.
     """
     if not isinstance(value, torch.Tensor):
         return lambda: value
@@ -332,6 +333,8 @@ class InductorBackend(Backend):
         BudgetError
             If the first plan is not found, or no plan of at most `MAX_ATTEMPTS` has a measured peak
             within the budget. For a call without gradients as `_inference_budget_bytes`.
+        CaptureError
+            As `Partitioner` and `MeasuringCompiler` when they are called.
         """
         layouts = [plain_layout(value) for value in inputs if isinstance(value, torch.Tensor)]
         cache, key = self._settings.cache, digest(self.key, module.code, layouts)

@@ -248,7 +248,7 @@ class JointGraph(StepGraph):
         return not (operation.is_random or is_unknown or has_effect(operation.node))
 
     def policy_of(self, operation: Operation) -> CheckpointPolicy | None:
-        """Return the selective-checkpoint policy of a forward operation; None without one."""
+        """Return an operation's checkpoint policy; None without one, or in the backward pass."""
         if operation.phase is not Phase.FORWARD:
             return None
         policy: CheckpointPolicy | None = operation.node.meta.get("recompute")

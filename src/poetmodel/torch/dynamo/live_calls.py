@@ -107,7 +107,7 @@ class _LiveCall:
 
     @property
     def may_save(self) -> bool:
-        """Whether saved tensors exist, or would exist by another plan."""
+        """Whether saved tensors exist, or might exist by another plan."""
         return self.saved_storage is None or bool(self.saved_bytes)
 
     @property
@@ -145,6 +145,7 @@ class CountedGraph:
         self.name = ""
         """Name in the summary."""
         self.budget_bytes = 0
+        """Budget of the graph [B]; 0 if only that of all calls of a step applies."""
         self.waits_with_others = False
         """Whether the plan is for a call that waits together with other calls."""
         self.peaks = PassPeaks(0)
@@ -357,7 +358,7 @@ class LiveCalls:
         self.outside_bytes = 0
         """Part of that budget for memory outside of compiled functions [B]."""
         self.wrapped_bytes: Callable[[Container[int]], int] = lambda _: 0
-        """Returns the current bytes of DDP and FSDP2, without storages of some keys [B].
+        """Returns the current bytes of DDP, and of FSDP2 without storages of some keys [B].
 
         The back end sets it.
         """
@@ -366,8 +367,8 @@ class LiveCalls:
         self.is_pinned = False
         """Whether the next call has no choice of plans."""
         self.last_step: tuple[Event, ...] | None = None
-        """Passes of the last step that ended and had calls with a choice of plans; None if it was
-        not complete."""
+        """Passes of the last step that ended and had calls with a choice of plans; None before the
+        first one, or if it was not complete."""
         self._events: list[Event] = []
         """Passes of the current step."""
         self._next_number = 0
@@ -380,9 +381,9 @@ class LiveCalls:
         self._forward_bytes = 0
         """Maximum RAM at a forward pass of this step before the budget was known [B]."""
         self.refusal: str | None = None
-        """Reason of the last refusal; None if a step has been completed since."""
+        """Reason of the last refusal; None without one, or if a step has been completed since."""
         self.has_completed_step = False
-        """Whether a step, or a call without gradients, was ever completed."""
+        """Whether a step, which may be a single call without gradients, was ever completed."""
         self.concurrent_bytes = 0
         """Maximum RAM that counted at a pass with other live calls or running passes [B]; 0 if
         there was none."""
@@ -467,7 +468,9 @@ class LiveCalls:
         BudgetError
             If the pass, with live calls and other running passes, could exceed the budget. For a
             forward pass also if the interval after it, or each possible backward pass, could,
-            unless the plan was chosen for the step. The reason is recorded as `refusal`.
+            unless the plan was chosen for the step or a checkpoint is recomputed. For a backward
+            pass also if a forward pass of the step took more before the budget was known. The
+            reason is recorded as `refusal`.
         """
         text = self._reserve(new_pass)
         if text is not None:

@@ -47,7 +47,7 @@ class RemeasuredGraph:
 
         A call with gradients enabled and without a profiler starts a measurement, and the next call
         ends it. If a backward pass was executed in between, that call compiles the graph again with
-        the measured memory, and later calls do not measure.
+        the measured memory, and later calls do not measure. Raises as `compile_again`.
         """
         measured_memory = self.end_measurement()
         if self._compile_again is not None and measured_memory is not None:

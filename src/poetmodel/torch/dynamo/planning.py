@@ -73,7 +73,8 @@ class PlanRecord:
     """Number of the graph, function, shapes of the first inputs, and number of a further plan."""
     ram_budget_bytes: int
     predicted_peak_bytes: int
-    """Peak of the graph's allocations: at most the budget [B]."""
+    """Peak of the graph's allocations [B]: at most the budget, unless the plan is for a call that
+    waits together with other calls."""
     keep_all_bytes: int
     """Peak with every activation kept [B]."""
     status: str
@@ -304,14 +305,15 @@ def plan(
 ) -> GraphPlan:
     """Plan a graph with the profiles of its operations, within its budget.
 
-    Applies the profiles to `joint`, and stores the keep-all peak of a first shape in `call`.
+    Applies the profiles to `joint`. As `BackendOptions.budget_bytes`, may store the keep-all peak
+    of a first shape in `call`.
     `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B].
 
     Raises
     ------
     BudgetError
-        If the budget is too small, or no plan was found in time. Without regions, the message has
-        the smallest known sufficient budget, if any.
+        If the budget is too small, that of a region is invalid, or no plan was found in time.
+        Without regions, the message has the smallest known sufficient budget, if any.
     CaptureError
         As `RankExchange.share`, if processes share plans.
     InputError

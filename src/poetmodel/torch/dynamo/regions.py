@@ -95,7 +95,7 @@ def region(*, ram: str | int, name: str = "region") -> AbstractContextManager[An
 
 
 def region_errors(regions: Any) -> Iterator[str]:
-    """Yield an error for each invalid budget in `regions`, or one if it is no mapping or None."""
+    """Yield an error for each invalid budget in `regions`; one unless it is a mapping or None."""
     if not isinstance(regions, Mapping | None):
         yield f"regions: expected budgets by module, such as encoder.*, got {quote(regions)}"
         return
@@ -210,11 +210,11 @@ def solve_with_regions(
 ) -> SolveResult:
     """Solve a problem subject to the budgets of regions.
 
-    First the problem is solved without budgets; its bound is also valid with budgets. If its
-    schedule exceeds a budget, heuristics search for a schedule that meets all budgets. If the gap
-    stays open, and the graph has at most `_MAX_NODES` nodes, a model with the rows of regions is
-    solved. Its time limit is at least `_TRIAL_S`, also after `time_limit`. `on_progress` is called
-    only in the first solve.
+    First the problem is solved without budgets, within a third of `time_limit`; its bound is also
+    valid with budgets. If its schedule exceeds a budget, heuristics search for a schedule that
+    meets all budgets. If the gap stays open, and the graph has at most `_MAX_NODES` nodes, a model
+    with the rows of regions is solved. Its time limit is at least `_TRIAL_S`, also after
+    `time_limit`. `on_progress` is called only in the first solve.
 
     The result has no schedule if no schedule that meets all budgets was found. Other fields may
     then be those of the first solve.

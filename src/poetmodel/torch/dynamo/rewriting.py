@@ -305,7 +305,7 @@ class GraphPlanner:
         Raises
         ------
         BudgetError
-            If the budget is too small, or no plan was found in time.
+            If the budget is too small, that of a region is invalid, or no plan was found in time.
         CaptureError
             If an operation cannot be measured, or processes do not plan the same graph in time.
         InputError
@@ -374,8 +374,8 @@ class GraphPlanner:
     ) -> GraphPlan:
         """Return the plan of a graph; set `_frontier`, to None unless its calls may wait together.
 
-        If other calls are expected to wait at the same time, the plan is that with the fewest saved
-        bytes. Raises as `plan`.
+        If other calls are expected to wait at the same time, the plan is `Frontier.tight_plan`,
+        whose peak may exceed the budget. Raises as `plan`.
         """
         self._frontier = None
         options: dict[str, Any] = {

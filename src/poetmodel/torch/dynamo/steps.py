@@ -223,7 +223,7 @@ class StepPlanner:
         Raises
         ------
         BudgetError
-            If the plan of a graph that keeps every tensor was not found.
+            If no plan of a graph within its keep-all peak was found.
         CaptureError
             If another process has another step, or does not call in time.
         """
