@@ -332,7 +332,7 @@ def select_dimensions(view: StridedView, dimensions: Sequence[int]) -> StridedVi
 
 
 def repeat_element(view: StridedView, dimension: int) -> StridedView:
-    """Return a view that repeats its first element along a dimension."""
+    """Return a view that repeats its elements at index 0 of a dimension along this dimension."""
     return replace(view, strides=_replace_item(view.strides, dimension, 0))
 
 
@@ -367,7 +367,7 @@ def convert_operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL)
     """Return an operand as a tensor of type `kind`.
 
     Adds calls that write numbers, and tensors of another type, to a tensor in workspace. Refuses to
-    convert tensors to truth values.
+    convert tensors to truth values, and conversions without a kernel.
     """
     if not isinstance(argument, fx.Node):
         scalar = allocate_workspace(op, (), kind)
