@@ -95,10 +95,11 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Execute forward and backward pass; return the result of ``training_step``, detached.
 
-        Compiles on the first batch of a module, and logs the values of the batch. Gradients of the
-        first accumulated batch are stored for `backward`; those of later batches are added in
-        ``.grad``. With `whole_step`, updates parameters instead. Raises `CaptureError` for manual
-        optimization, and the errors of compilation and of the step.
+        Compiles on the first batch of a module, and logs the values of the batch. On the first
+        accumulated batch, clears ``.grad`` before and after the step, and stores the gradients for
+        `backward`; later batches add theirs to ``.grad``. With `whole_step`, updates parameters
+        instead. Raises `CaptureError` for manual optimization, and the errors of compilation and of
+        the step.
         """
         module: Any = self.lightning_module
         if not module.automatic_optimization:
@@ -198,7 +199,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
 
         ``logged`` is the list from `_attach_trainer`. `other_arguments` are the arguments after
         `batch`, such as the batch index, as tensors. The loss is divided by `accumulated_batches`.
-        Raises `CaptureError` if ``training_step`` returned None, and as `find_loss` does.
+        Raises `CaptureError` if ``training_step`` returned None, and as `find_loss` and
+        `_attach_trainer` do.
         """
         with (
             self._attach_trainer(module) as logged_entries,

@@ -71,7 +71,8 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
 
     A 1x1 convolution with stride 1, no padding and one group becomes a linear layer at each pixel.
     Several groups of one channel and one output each become a depthwise layer. Refuses transposed
-    convolutions, and those of one or three dimensions.
+    convolutions, those of one or three dimensions, inputs that are not quantized, and weights and
+    biases that `Reader.read_weight_and_constants` refuses.
     """
     x, weight, bias, stride, padding, dilation, *other_arguments = arguments_of(node)
     if node.target is aten.convolution.default:
@@ -179,7 +180,10 @@ def _make_linear_layer(
 
 @_register_conversion(aten.constant_pad_nd.default, aten.pad.default)
 def _convert_padding(reader: Reader, node: fx.Node) -> PaddedValue:
-    """Convert a padding of rows and columns with zeros to a padded value; refuse other paddings."""
+    """Convert a padding of rows and columns with zeros to a padded value; refuse other paddings.
+
+    Also refuses operands other than quantized values and the input of the front.
+    """
     x, pads, *options = arguments_of(node)
     value = options[-1] or 0
     mode = options[0] if node.target is aten.pad.default else "constant"
@@ -237,7 +241,8 @@ def _convert_relu6(reader: Reader, node: fx.Node) -> PendingLayer:
 def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a sum of two quantized values.
 
-    Refuses a factor other than 1, different shapes, and values flattened from different shapes.
+    Refuses other operands, a factor other than 1, different shapes, and values flattened from
+    different shapes.
     """
     x, y, factor = (*node.args, node.kwargs.get("alpha", 1))[:3]
     sources = tuple(reader.read_quantized(node, operand) for operand in (x, y))
@@ -262,7 +267,7 @@ def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
 def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
     """Add the layer of a max pool; return its value, which has the levels of the input.
 
-    Refuses ``ceil_mode``.
+    Refuses ``ceil_mode``, and an operand that is not quantized.
     """
     x, window, stride, padding, dilation, uses_ceil = arguments_of(node)
     source = reader.read_quantized(node, x)
@@ -284,7 +289,7 @@ def _convert_max_pool(reader: Reader, node: fx.Node) -> Any:
 
 @_register_conversion(aten.avg_pool2d.default)
 def _convert_mean_pool(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a mean pool; refuse options without an int8 kernel."""
+    """Convert a mean pool; refuse unquantized operands, and options without an int8 kernel."""
     x, window, stride, padding, uses_ceil, includes_padding, divisor = arguments_of(node)
     size, pads = _to_pair(window), _to_pair(padding)
     strides = _to_pair(stride) if stride else size
@@ -327,7 +332,7 @@ def _make_mean_layer(
     """Return a pending mean of windows, or of all pixels if `window_arguments` is None.
 
     `window_arguments` are window, stride and padding. `flattens` states whether the result has one
-    row per sample. Refuses an operand that is not quantized.
+    row per sample. Refuses an operand that is not quantized, or whose shape is needed but unknown.
     """
     source = reader.read_quantized(node, x)
     if window_arguments is None:
@@ -348,9 +353,10 @@ def _make_mean_layer(
 
 @_register_conversion(aten.flatten.using_ints, aten.view.default, aten.reshape.default)
 def _convert_flatten(reader: Reader, node: fx.Node) -> Any:
-    """Convert a reshape to one row per sample, or to the same shape, without a layer.
+    """Convert a reshape of images to one row per sample, or of any tensor to its own shape.
 
-    A linear layer after it reorders its own weight. Refuses other reshapes.
+    Adds no layer: a linear layer after the reshape reorders its own weight. Refuses other reshapes,
+    and operands that are not quantized.
     """
     source = reader.read_quantized(node, node.args[0])
     shape, new_shape = reader.read_shape(node, node.args[0]), tuple(node.meta["val"].shape)

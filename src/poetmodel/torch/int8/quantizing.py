@@ -103,11 +103,11 @@ def quantized(
         If ``torch.export`` or torchao cannot convert `front`, or if `front` fails on a batch.
     InputError
         If an operator or its quantization has no int8 kernel; the message names the operator and
-        its module. If `front` does not have one input and one result. If there is no batch, or one
-        that is no float tensor, is not finite, or has samples of another shape than the first. If
-        `front` is converted and there are batches. If `front` is already a `QuantizedFront`, or
-        prepared by PT2E but not converted. If `rounding` or `headroom` is invalid, or a name or
-        number in `train` matches no layer.
+        its module. If `front` does not have one input and one result. If `batches` is one tensor.
+        If there is no batch, or one that is no float tensor, is not finite, or has samples of
+        another shape than the first. If `front` is converted and there are batches. If `front` is
+        already a `QuantizedFront`, or prepared by PT2E but not converted. If `rounding` or
+        `headroom` is invalid, `train` is empty, or a name or number in `train` matches no layer.
 
     Notes
     -----
@@ -170,7 +170,7 @@ def convert_network(
 
 
 def check_prepared(prepared_module: Any, *, train: str | Sequence[str] | None) -> None:
-    """Raise `InputError` as `check_operators` does, or if a part of `train` matches no layer."""
+    """Raise `InputError` as `check_operators` does, and as `_select_trained_nodes` for `train`."""
     label, nodes = "quantized front", frozenset[Any]()
     if train is not None:
         label, nodes = "quantized network", _select_trained_nodes(prepared_module, train, "train")

@@ -207,7 +207,8 @@ class Reader:
         operand, or a layer that rescales a quantized operand with other levels. For the input it
         adds a quantize layer, and a clamp layer if the limits are narrower than int8. Unless the
         value is padded, the wire of its layer gets the name of the quantize node. Refuses several
-        or computed scales for a tensor, and operands without an int8 kernel.
+        or computed scales for a tensor, types other than int8 and uint8, operands without an int8
+        kernel, and a dequantize node whose operand is not quantized.
         """
         name = operator_name(node)
         if name not in ("quantize_per_tensor", "dequantize_per_tensor"):
@@ -290,8 +291,8 @@ class Reader:
     def _read_levels(self, node: fx.Node) -> Levels:
         """Return the int8 levels of a quantize or dequantize node.
 
-        The scale is multiplied by the headroom if training changes the node's value. Refuses types
-        other than int8 and uint8.
+        The scale is multiplied by the headroom if training changes the node's value. Refuses
+        computed scales and zero points, and types other than int8 and uint8.
         """
         scale, zero, low, high, dtype = (
             self.read_number(argument) for argument in arguments_of(node)[1:6]
@@ -308,7 +309,10 @@ class Reader:
         )
 
     def read_number(self, argument: Any) -> Any:
-        """Return an argument, or the number in it if it is a constant node; refuse other nodes."""
+        """Return an argument, or its number if it is a constant node of one element.
+
+        Refuses other nodes.
+        """
         if not isinstance(argument, fx.Node):
             return argument
         value = self.values.get(argument)
@@ -440,7 +444,7 @@ class Reader:
         )
 
     def read_shape(self, node: fx.Node, argument: fx.Node) -> tuple[int, ...]:
-        """Return the shape of an operand, or of the operand of quantizing nodes without a shape.
+        """Return the shape of an operand; that of a quantizing node without shape is its operand's.
 
         Refuses unknown shapes.
         """

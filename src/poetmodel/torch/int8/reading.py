@@ -76,7 +76,7 @@ def check_operators(module: nn.Module, *, label: str, training: Training) -> Non
     """Raise `InputError` if the result of a prepared module needs an operator without a kernel.
 
     PT2E has already removed the batch norms that it folds into convolutions; all other batch norms
-    are refused.
+    are refused. `training` affects only the message.
     """
     Reader(module, label, training, PATTERNS).check_operators()
 

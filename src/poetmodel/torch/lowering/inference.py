@@ -231,7 +231,7 @@ def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) ->
     """Return a lowered forward pass whose last node writes to the caller's output.
 
     Of the flat inputs, only the first `model_input_count` remain. All entries of `states`, and
-    initial values that no call reads, are removed, too.
+    initial values of buffers that no call uses, are removed, too.
     """
     graph, buffer = step.graph, step.loss.buffer
     last_index = graph.node_of[graph.tensor_index[buffer]]
@@ -268,7 +268,8 @@ def _remove_shared_values(
 ) -> LoweredStep:
     """Return a forward pass without initial values that the step or its passes already contain.
 
-    A different value under a name in use is renamed, with `pass_name` in the new name.
+    These have the same name and bytes. A different value under a name in use is renamed, with
+    `pass_name` in the new name.
     """
     new_values, new_names = {}, {}
     step_values = dict(step.values)

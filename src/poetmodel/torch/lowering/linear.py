@@ -135,7 +135,7 @@ def _lower_product(
     """Lower the product of matrices, or of batches of matrices: ``a @ b``.
 
     The product overwrites `out`, or is added to `out` if `accumulate`. Refuses to add to an output
-    without contiguous rows or columns of several elements.
+    of several rows if neither its columns nor its rows of several elements are contiguous.
     """
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
         # Kernels compute several elements of a row at once, so that long rows are faster.
@@ -376,6 +376,7 @@ def _lower_batch_count(op: Lowering) -> None:
 
 
 def _lower_sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, rate: Rate) -> None:
+    """Add the call of SGD, with or without momentum."""
     constants = (rate, -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
     if not rule.momentum:
         op.call("pm_sgd", *state, gradient, gradient.elements, *constants)
@@ -559,7 +560,7 @@ def _lower_buffer_update(op: Lowering) -> None:
 
 @lowers(GradientNorm)
 def _lower_gradient_norm(op: Lowering) -> None:
-    """Lower the sum of squares of all gradients, and the clip factor, which follows from the sum.
+    """Lower the sum of squares of all gradients, and the clip factor, which overwrites the sum.
 
     Several gradients of one parameter are summed first.
     """

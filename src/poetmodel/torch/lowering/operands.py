@@ -338,7 +338,7 @@ def select_dimensions(view: StridedView, dimensions: Sequence[int]) -> StridedVi
 
 
 def repeat_element(view: StridedView, dimension: int) -> StridedView:
-    """Return a view that repeats its first element along a dimension."""
+    """Return a view that repeats its elements at index 0 of a dimension along this dimension."""
     return replace(view, strides=_replace_item(view.strides, dimension, 0))
 
 

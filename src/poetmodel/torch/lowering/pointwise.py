@@ -36,8 +36,8 @@ def lower_pointwise(
 ) -> None:
     """Add the call of a kernel of reals for all elements of the output.
 
-    Operands become reals, and are broadcast. Marks the operation as elementwise. `constants` are
-    the arguments of the kernel after the shape table.
+    Operands become reals, and are broadcast; an output of another type is refused. Marks the
+    operation as elementwise. `constants` are the arguments of the kernel after the shape table.
     """
     out = op.output()
     views = [convert_operand(op, argument).broadcast(out.shape) for argument in operands]
@@ -244,7 +244,7 @@ def _lower_leaky_relu_backward(op: Lowering) -> None:
 
 @lowers(aten._prelu_kernel_backward.default)
 def _lower_prelu_kernel_backward(op: Lowering) -> None:
-    """Lower the gradients of the input and, for each element before the sum, of the slope."""
+    """Lower the gradients of the input and of the slope, the latter not summed over elements."""
     gradient, x, slope = (op.value(argument) for argument in op.args)
     input_gradient, slope_gradient = op.output(0), op.output(1)
     slope = slope.broadcast(x.shape)

@@ -88,6 +88,7 @@ def _lower_maximum(op: Lowering) -> None:
 
 @lowers(find_operator("mask"))
 def _lower_mask(op: Lowering) -> None:
+    """Lower the mask of a gradient: 0 unless the int8 result is strictly between its limits."""
     gradient, y = make_contiguous(op, op.value(op.args[0])), op.value(op.args[1])
     op.is_elementwise = True
     table = (1, y.elements, 1, 1, 1)
@@ -97,6 +98,7 @@ def _lower_mask(op: Lowering) -> None:
 
 @lowers(find_operator("start"))
 def _lower_start(op: Lowering) -> None:
+    """Lower the initial sum of each output, from a weight and the zero of the layer's input."""
     weight, out = op.value(op.args[0]), op.output()
     summand_count = weight.elements // max(1, out.elements)
     is_depthwise = weight.shape[-1] == out.elements and len(weight.shape) == _DEPTHWISE
