@@ -142,7 +142,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Register the constants and nodes of `record` in this module.
 
         Raises `InputError` if `logits` is set and the network does not end in one of `ENDINGS`, if
-        a Constant node does not contain numbers, or if an unsupported output is read.
+        a Constant node does not contain numbers or cannot be read, or if an unsupported output is
+        read.
         """
         super().__init__()
         self.file = str(record.path)
