@@ -295,9 +295,10 @@ def _call_scatter(
 ) -> None:
     """Add the call that writes `x` to `out` at indices, or adds `x` if `accumulate`.
 
-    `numbers` are stride and size of the indexed dimension and, if `accumulate`, the index to skip.
-    A size of 0 and `allow_negative` are as for `_call_gather`. Refuses values of `x` that are not
-    real numbers.
+    `out`, `x` and `index` have one shape. Where `out` has stride 0, the index alone selects the
+    element. `numbers` are stride and size of the indexed dimension and, if `accumulate`, the index
+    to skip. A size of 0 and `allow_negative` are as for `_call_gather`. Refuses values of `x` that
+    are not real numbers.
     """
     if x.type is not DataType.REAL:
         op.refuse("expected real numbers")
@@ -336,7 +337,8 @@ def _lower_embedding_bag(op: Lowering) -> None:
     """Lower sums, means or maxima of bags of rows of a table.
 
     In mode ``max``, the row index of each maximum is written to output 3, if that output exists.
-    Refuses tables that are not contiguous, and options that have no kernel.
+    No other output after the first is written. Refuses tables that are not contiguous, and
+    options that have no kernel.
     """
     w, *bags, scales_by_frequency, mode, is_sparse, weights, _, padding_index = op.args
     _check_bag_options(op, scales_by_frequency, is_sparse)
@@ -432,7 +434,7 @@ def _lower_indexing(
     """Lower indexing to a gather.
 
     `indices` has an index, or None, for each of the first dimensions of `x`. Further dimensions are
-    not indexed.
+    not indexed. `allow_negative`: whether a single index may be negative; several always may.
     """
     source, index, stride, size = _combine_indices(op, x, indices, op.output().shape)
     _call_gather(op, source, index, stride, size, allow_negative=allow_negative)

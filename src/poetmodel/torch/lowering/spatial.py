@@ -174,7 +174,7 @@ def _call_convolution(
 
     `operands` are the output and the inputs of the kernel. `accumulate`: whether the kernel adds to
     its output; None for kernels that overwrite it. Only ``pm_conv2d`` and its variants have a
-    `bias`.
+    `bias`. Refuses a bias that is not contiguous.
     """
     arguments: list[Any] = [*operands]
     if kernel == "pm_conv2d":
@@ -299,9 +299,9 @@ def _mean_pool_window_bounds(
 ) -> tuple[list[tuple[int, ...]], int]:
     """Return (windows along rows and along columns, divisor of sums) of a mean pool.
 
-    Each window has begin, end, and the counted length, which may include padding. A divisor of 0
-    means that each sum is divided by the product of the counted lengths of its window. If
-    `arguments` have no window sizes, the windows adapt to the output.
+    Windows are flat: begin, end and counted length of each; the length may include padding. A
+    divisor of 0 means that each sum is divided by the product of the counted lengths of its window.
+    If `arguments` have no window sizes, the windows adapt to the output.
     """
     if len(arguments) <= 1:
         dimensions = zip(x.shape[-2:], out.shape[-2:], strict=True)
@@ -490,7 +490,8 @@ def _nearest_sources(
 ) -> list[tuple[int, ...]]:
     """Return the source rows and columns of nearest-neighbour upsampling, computed by PyTorch.
 
-    With one spatial dimension, the only source row is 0.
+    `factors` are the scale factors of the call, or None for each that it omits. With one spatial
+    dimension, the only source row is 0.
     """
     spatial_rank = _spatial_rank(op)
     is_exact = "exact" in str(op.node.target)
@@ -510,7 +511,9 @@ def _source_distances(
 ) -> list[float]:
     """Return the distance in `x` between neighbouring outputs, for rows and columns.
 
-    With one spatial dimension, the distance of rows is 1.
+    `factors` are the scale factors of the call, or None for each that it omits; `align_corners`
+    ignores them. With `align_corners`, the distance is 0 in a dimension with a single output. With
+    one spatial dimension, the distance of rows is 1.
     """
     spatial_rank = len(factors)
     distances = []

@@ -76,7 +76,7 @@ def lower(
         the message names the first of these operators and its module.
     InputError
         If `accumulate` is no integer from 1, or is above 1 without an `optimizer`; if state of the
-        optimizer is not finite.
+        optimizer is not finite; if a module quantized by PT2E cannot be converted to an int8 front.
     """
     if type(accumulate) is not int or accumulate < 1:
         expectation = f"expected a number of batches from 1, got {quote(accumulate)}"
@@ -456,9 +456,10 @@ class StepLowering:
     ) -> tuple[tuple[str, str], ...]:
         """Return the (output, input) pair if the first output may overwrite an input, else ().
 
-        The operation must be elementwise. The input must be dense, begin at the start of its
-        buffer, and match the output in shape, strides and type. It must be a tensor of the graph,
-        but no state. The operation must not read the buffer in another view.
+        The operation must be elementwise. The input must be dense, and match the output in shape,
+        strides and type; both must begin at the start of their buffers. The input must be a tensor
+        of the graph that the calls use, but no state. The operation must not read the input's
+        buffer in another view. Of several such inputs, the first is returned.
         """
         if not lowering.is_elementwise or not lowering.has_output(0):
             return ()

@@ -73,10 +73,10 @@ def replace_byte_conversions(joint: Joint) -> Joint:
     """Replace elementwise conversions of byte inputs by lookup tables; return the step.
 
     A conversion qualifies if its result is float32, and each element depends only on the byte at
-    its position, and on constants that are equal within a channel. Changes the graph of `joint`,
-    and registers the tables as buffers of its module. The tables become arguments of the returned
-    step; constants that no operation reads any longer are removed. Returns `joint` itself if no
-    conversion qualifies.
+    its position, and on constants that are equal within a channel. `_is_channel_dimension` decides
+    which dimensions may be channels. Changes the graph of `joint`, and registers the tables as
+    buffers of its module. The tables become arguments of the returned step; constants that no
+    operation reads any longer are removed. Returns `joint` itself if no conversion qualifies.
     """
     conversions = _Conversions(joint)
     if not conversions.end_nodes:
@@ -266,7 +266,10 @@ class _Conversions:
             yield end_node, dimension, table
 
     def _convert_bytes(self, node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor:
-        """Compute a conversion for all 256 bytes, from `values` of conversions and constants."""
+        """Compute a conversion for all 256 bytes, from constants and from `values`.
+
+        `values` has the 256 bytes by their source, and the results of earlier conversions.
+        """
         if node.target in _COPIES:
             (x,) = node.all_input_nodes
             return values[x].to(node.meta["val"].dtype)

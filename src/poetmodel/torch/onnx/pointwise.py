@@ -133,10 +133,11 @@ def _select(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
     ),
 )
 def _cast(node: OnnxNode, x: Any, type_tensor: Any = None) -> Any:
-    """Convert the type of elements to that of the attribute ``to`` or of `type_tensor`.
+    """Convert a tensor, or numbers, to the type of the attribute ``to`` or of `type_tensor`.
 
-    Casts between floating-point types change nothing, because all floating-point tensors have the
-    default type of PyTorch. Raises `InputError` if ``to`` is not in `_DTYPES`.
+    Numbers stay numbers. Casts between floating-point types do not change tensors, because all
+    floating-point tensors have the default type of PyTorch. Raises `InputError` if ``to``
+    is not in `_DTYPES`.
     """
     if node.operator == "Cast":
         code = node.get("to")

@@ -61,9 +61,10 @@ def split_front(
     ------
     InputError
         If the quantized nodes are not one front with one input, whose sizes are fixed except for
-        the first dimension, and one result. If an operator has no int8 kernel; the message names
-        the operator. If `train` matches no int8 layer, or if `rounding` or `headroom` is invalid.
-        If PyTorch cannot export the front (`CaptureError`).
+        the first dimension, and one result. If a constant cannot be read, or a feature of a node is
+        not supported. If an operator has no int8 kernel; the message names the operator. If `train`
+        matches no int8 layer, or if `rounding` or `headroom` is invalid. If PyTorch cannot export
+        the front (`CaptureError`).
     """
     check_training(rounding, headroom)
     if not any(node.operator in QUANTIZATION_OPERATORS for node in record.nodes):

@@ -80,8 +80,8 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
     MissingExtraError
         If the package onnx is not installed.
     InputError
-        If the file does not exist, is no valid ONNX file, or has separate weights that cannot be
-        read. If its opset, an operator, an input or sparse initializers are not supported. If it
+        If the file does not exist, is no valid ONNX file, or has weights that cannot be read. If
+        its opset, an operator, an input or sparse initializers are not supported. If it
         has no floating-point output.
     """
     require_package("onnx", "reading ONNX files")
@@ -176,7 +176,7 @@ def _inline_and_check(path: Path, model: Any) -> Any:
 
     Outputs without a shape get an empty one. Models of 2 GiB or more are not checked. Raises
     `InputError` if the checker rejects the model, except for unknown or deprecated operators;
-    `_check_operators` reports all unknown ones.
+    `_check_operators` reports all unknown ones that outputs need.
     """
     from onnx import checker, inliner
 
