@@ -263,6 +263,7 @@ REFUSED = {
     "transposed": (nn.ConvTranspose2d(3, 4, 3), {}),
     "batch norm": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), {}),
     "other means": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2)), {}),
+    "columns": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(11, 4)), {}),
     "ceil": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2, ceil_mode=True)), {}),
     "divisor": (nn.Sequential(nn.AvgPool2d(2, padding=1, count_include_pad=False)), {}),
     "sums of more than 32 bits": (nn.Sequential(nn.Flatten(), nn.Linear(663, 2)), {}),

@@ -32,6 +32,8 @@ PATTERNS: Final[dict[Any, Convert]] = {}
 """Functions that convert a node to its value in `Reader.values`, by operator."""
 
 aten: Final = torch.ops.aten
+_ROW_RANK = 2
+"""Number of dimensions of a batch of flattened samples."""
 _IMAGE_RANK = 4
 """Number of dimensions of a batch of images, and of the weight of its convolutions."""
 _N_SIDES = 4
@@ -129,8 +131,13 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.linear.default)
 def _convert_linear(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a linear layer; the weight of a flattened image is reordered to channels last."""
+    """Convert a linear layer; the weight of a flattened image is reordered to channels last.
+
+    Refuses an operand with more than two dimensions.
+    """
     x, weight, bias = arguments_of(node)
+    if len(reader.read_shape(node, x)) != _ROW_RANK:
+        reader.refuse(node, "only rows have a kernel in int8; flatten each sample first")
     source = reader.read_quantized(node, x)
     weight_bytes, rescaling_constants = reader.read_weight_and_constants(node, weight, bias, source)
     if source.flattened_shape:
