@@ -96,8 +96,9 @@ def trace(
     Raises
     ------
     CaptureError
-        If the step, or an update of the optimizer, cannot be captured. The message names the cause
-        and, where known, its line and a remedy.
+        If the step, or an update of the optimizer, cannot be captured; or if a profiler of PyTorch
+        is on while workspaces are measured. The message names the cause and, where known, its line
+        and a remedy.
     """
     if isinstance(inputs, tuple | list | Mapping):
         refuse(name or type(model).__name__, empty_input_errors(inputs))
