@@ -226,8 +226,8 @@ def _to_float(number: Fraction, value: object) -> float:
 def _split_quantity(value: object, kind: _QuantityKind) -> tuple[Fraction, str | None]:
     """Return the number and the unit of a text or number; the unit is None if there is none.
 
-    Units are not checked. Raises `BudgetError` for negative or infinite numbers, NaN, and values
-    that are neither.
+    Units are not checked. Raises `BudgetError` for negative or infinite numbers, NaN, texts of
+    another format, and values of other types.
     """
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value)

@@ -79,7 +79,8 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
     Raises `InputError` if `target` has another format; if the function is missing, fails or returns
     another type; if the ONNX file or its options are invalid; or if options are given for a
     function.
-    Raises `BackendUnavailableError` if PyTorch is missing or too old.
+    Raises `BackendUnavailableError` if PyTorch is missing or too old, and `MissingExtraError` for
+    an ONNX file if the package onnx is not installed.
     """
     require_torch()
     if is_onnx(target):

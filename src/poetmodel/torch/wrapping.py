@@ -66,8 +66,8 @@ def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[
     """Context manager in which reading or setting attributes of `owner` raises `CaptureError`.
 
     The attributes are counters: a compiled step would repeat the values that they had during the
-    capture. Patches the class of `owner`, and so affects all its instances. `method` is the name of
-    the reader in the message.
+    capture. Patches the class of `owner`, which must have these attributes, and so affects all its
+    instances. `method` is the name of the reader in the message.
     """
     with ExitStack() as stack:
         for attribute_name in attribute_names:
@@ -83,7 +83,8 @@ def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[
 def loss_module(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
     """Return a module that contains the model, and whose ``forward`` is the loss of a batch.
 
-    Its class is named like that of the model, and it is in the same training mode.
+    `loss` is called with the model and the inputs of the batch. The class of the module is named
+    like that of the model, and the module is in the same training mode.
     """
 
     class LossModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]

@@ -55,11 +55,11 @@ def _compute_directions(
     """Compute the outputs of a recurrent operator for all directions: Y, then the final states.
 
     `make_step` returns the function of one time step from the weights, activations and index of a
-    direction. `parameters` are input weights, recurrent weights and biases of all directions.
-    `initial_states` has None for states of zeros. `lengths` are the lengths of the sequences; None
-    if all sequences are full. Beyond the length of a sequence, Y is 0 and its states are unchanged.
-    Returns Y alone if the node has one output. Raises `InputError` for attributes and activations
-    that are not supported.
+    direction. `parameters` are input weights, recurrent weights, and biases or None, of all
+    directions. `initial_states` has None for states of zeros. `lengths` are the lengths of the
+    sequences; None if all sequences are full. Beyond the length of a sequence, Y is 0 and its
+    states are unchanged. Returns Y alone if the node has one output. Raises `InputError` for
+    attributes and activations that are not supported.
     """
     is_batch_first = bool(node.get("layout", 0))
     if is_batch_first:

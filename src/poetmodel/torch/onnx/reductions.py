@@ -51,6 +51,7 @@ def _reduce_axes(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
 
     If ``noop_with_empty_axes`` is set and there are no axes, each element is reduced alone. The
     maximum or minimum of no elements is in `_EMPTY_EXTREMES`; for integers PyTorch raises an error.
+    It also raises one for ReduceMean and ReduceL2 of integers.
     """
     x = to_tensor(x)
     reduced_axes = read_axes(node, axes, rank=x.ndim)

@@ -287,7 +287,7 @@ def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     """Select slices of an axis by index. Indices are numbers or a tensor.
 
     Negative indices count from the end, except in a tensor that selects rows of a floating-point
-    matrix: there PyTorch raises an error.
+    matrix: there PyTorch raises an error. Numbers beyond the axis are taken modulo its size.
     """
     x = to_tensor(x)
     axis = read_axis(node, x.ndim)

@@ -293,8 +293,8 @@ def _resize(
 def _set_lengths(node: OnnxNode, axes: list[_ResizedAxis], lengths: list[int]) -> None:
     """Set factor and length of each axis from the output lengths.
 
-    If ``keep_aspect_ratio_policy`` is not ``stretch``, all axes get one factor, and their lengths
-    follow from this factor by rounding.
+    If ``keep_aspect_ratio_policy`` is not ``stretch``, all axes get one factor: the smallest for
+    ``not_larger``, otherwise the largest. Their lengths follow from this factor by rounding.
     """
     factors = [length / axis.size for axis, length in zip(axes, lengths, strict=True)]
     policy = node.get("keep_aspect_ratio_policy", "stretch")

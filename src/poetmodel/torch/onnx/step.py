@@ -139,9 +139,10 @@ class _ExampleOutput:
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
         """Find the dimension of classes in `output` if `loss` needs classes.
 
-        `ending` is the final operator that the loss replaces, or None. Without it, classes are in
-        the second dimension, except that three dimensions are ambiguous. Raises `InputError` if the
-        dimension is ambiguous, missing, or neither the second nor the last.
+        `ending` is the final operator that the loss replaces; None if there is none or a later node
+        reshapes its result. Then classes are in the second dimension, except that three dimensions
+        are ambiguous. Raises `InputError` if the dimension is ambiguous, missing, or neither the
+        second nor the last.
         """
         self.output = output
         self.has_classes_last = False

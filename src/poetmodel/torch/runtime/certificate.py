@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from poetmodel.torch.compiled import Compiled
 
 REPEATS: Final = 5
-"""Maximum number of timed executions of each step, the fastest of which counts. After two, no
-further one begins once the executions of both steps have taken `MEASURING_S` together."""
+"""Maximum number of timed executions of each step, the fastest of which counts. After two of each
+step, no further pair begins once all executions have taken `MEASURING_S` together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,7 +135,7 @@ def _unstable_results(trace: Trace, state: StepState, expected: Results) -> list
     The second step starts with the modules as the first step left them.
 
     `expected` are the results of the first step. Without an optimizer, the backward pass is not
-    repeated if modules are unchanged, and loss and buffers of a second forward pass are equal: it
+    repeated if modules are unchanged, and all results of a second forward pass are equal: it
     executes no Python code of the model.
     """
     if state.is_unchanged:
@@ -271,9 +271,10 @@ class StepState:
                 tensor.grad = gradients[name]
 
     def create_accumulators(self) -> None:
-        """Set the gradients of leaf tensors to zeros, or create missing moments of an optimizer.
+        """Set the gradients of leaf tensors that require one to zeros.
 
-        `reset` retains both; `execute_step` clears the gradients.
+        With an optimizer, creates its missing moments instead. `reset` retains both; `execute_step`
+        clears the gradients.
         """
         if self._moments.has_optimizer:
             self._moments.create_missing()

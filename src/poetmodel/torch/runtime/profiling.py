@@ -267,7 +267,7 @@ def measure_operation_times(
     training step. Of expensive operations with equal shapes the first in a step is timed. The
     minimum of each operation over all steps counts, because other load only adds time. With one
     thread, its CPU time is measured, which excludes other programs; with several threads the
-    wall-clock time.
+    wall-clock time. `repeats` and `max_s` are as for `measure`.
     """
     shortest_s: dict[fx.Node, float] = {}
     steps_s: list[float] = []
@@ -359,7 +359,7 @@ def measure_paging(
     fit of latency and rate minimizes relative deviations, so that small pages weigh as much as
     large ones.
 
-    Raises `InputError` if the folder cannot be written or lacks free bytes.
+    Raises `InputError` if the file cannot be created, written or read.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".poetmodel-paging-") as file:
@@ -375,7 +375,10 @@ def measure_paging(
 def _measure_transfers(
     descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[int]
 ) -> Paging:
-    """Time writes and reads of pages in an open file; return the fitted times."""
+    """Time writes and reads of pages in an open file; return the fitted times.
+
+    Raises `OSError` if one fails.
+    """
     page_outs_s, page_ins_s = [], []
     # Unmapped with its last view, because after an error some views still exist.
     memory = memoryview(mmap.mmap(-1, max(sizes_bytes)))

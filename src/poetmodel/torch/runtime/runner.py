@@ -158,7 +158,8 @@ class Runner:
     def traffic(self) -> tuple[int, int]:
         """Bytes written to and read from page and state file so far, without mirrored state [B].
 
-        Includes the first content of the state file, and changes that other code made to state.
+        Includes the first content of the state file, changes that other code made to state, and
+        transfers of other steps that share the state store.
         """
         written_bytes, read_bytes = -self.mirrored_bytes, 0
         for file in (self.page_file, None if self.state_store is None else self.state_store.file):
@@ -184,7 +185,8 @@ class Runner:
         """Move state to its homes, and return a context manager for trial steps.
 
         The context manager restores the state on storage if its file has two generations; the
-        caller restores state in RAM. Raises `PageError` like `move_state`.
+        caller restores state in RAM. This method and the context raise `PageError` like
+        `move_state`.
         """
         if self.state_store is None:
             return nullcontext()
@@ -194,8 +196,8 @@ class Runner:
     def move_state(self) -> None:
         """Move state to the homes of the plan, and write its changes to the state file.
 
-        Within `trial`, only discards the results of the last step. Has no effect without a state
-        file. Raises `PageError` if the file cannot be used, read or written.
+        Within `trial`, with two generations, only discards the results of the last step. Has no
+        effect without a state file. Raises `PageError` if the file cannot be used, read or written.
         """
         if self.state_store is not None:
             self.state_store.prepare_step(frozenset(self._file_numbers.values()))
@@ -212,11 +214,12 @@ class Runner:
         parameters and moments if updates are part of the step. `delays_gradients` overrides the
         attribute.
 
-        Raises `PageError` if a page or state cannot be written, read or verified, or if the page
-        file was closed. Raises `CaptureError` if a check for finite numbers fails, or if the
-        optimizer or its parameters have changed since the capture. With `rollback`, parameters,
-        buffers, the random state and delayed gradients are then unchanged, unless the error has the
-        note `TORN_NOTE`.
+        Raises `PageError` if a page or state cannot be written, read or verified, or if one of the
+        files was closed or cannot be used. Raises `CaptureError` if a check for finite numbers
+        fails; in a step with updates also if optimizer or parameters have changed since the
+        capture, or a parameter already has a gradient. With `rollback`, parameters, buffers, the
+        random state and delayed gradients are then unchanged, unless the error has the note
+        `TORN_NOTE`.
         """
         self.move_state()
         values = self._argument_values(inputs)
@@ -248,7 +251,10 @@ class Runner:
         return self.trace.joint.build_output(loss, [value.detach() for value in further_results])
 
     def _restore_state(self, error: BaseException) -> None:
-        """Undo the updates of a failed step, or add the note `TORN_NOTE` to its error."""
+        """Undo the updates of a failed step, or add the note `TORN_NOTE` to its error.
+
+        Has no effect without updates. Raises `PageError` if the earlier state cannot be read.
+        """
         if self.state_store is not None:
             self.state_store.rollback()
         if self._optimizer_state is not None and not (
@@ -269,9 +275,11 @@ class Runner:
     def execute_program(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
         """Execute the program on the values of the arguments; return the end results in order.
 
-        `emit` is called once per gradient, with its output index and value. Other effects are
-        changes of the random state, of files, and of state that is updated. Raises `PageError` if a
-        page fails, and `CaptureError` if a check for finite numbers fails.
+        In a step with updates, the positions of new moments follow these values. `emit` is called
+        once per gradient, with its output index and value. Other effects are changes of the random
+        state, of files, and of state that is updated. Raises `PageError` if a page cannot be
+        written, read or verified, or the page file cannot be used. Raises `CaptureError` if a check
+        for finite numbers fails.
         """
         pager = self._make_pager()
         try:
@@ -336,7 +344,7 @@ class Gradients:
     def __init__(
         self, targets: Mapping[int, GradientTarget], values: Sequence[Any], *, is_delayed: bool
     ) -> None:
-        """Store the arguments; `values` are those of the step."""
+        """Store the targets by output index, and the values of the step's arguments."""
         self._targets = targets
         self._values = values
         self._is_delayed = is_delayed

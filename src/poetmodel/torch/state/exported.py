@@ -49,8 +49,9 @@ def load_state(
     ------
     InputError
         If file or folder cannot be read or do not match, the folder's program changes no state, the
-        model lacks tensors of the file or has them in other shapes, or the optimizer does not train
-        with the moments of the file. Model and optimizer are then unchanged.
+        model lacks tensors of the file or has them in other shapes or without memory, the optimizer
+        does not train with the moments of the file, or `model` or `optimizer` has the wrong class.
+        Model and optimizer are then unchanged.
     """
     file, export_folder = state_paths(path, folder)
     tensors = load_state_tensors(export_folder, requires_updates=True)
@@ -107,8 +108,9 @@ def save_state(
     Raises
     ------
     InputError
-        If the folder has tensors that the model and the optimizer lack or have in other shapes, if
-        its program changes no state, or if the folder cannot be read or the file not be written.
+        If the folder has tensors that the model and the optimizer lack or have in other shapes or
+        without memory, if its program changes no state, if the folder cannot be read or the file
+        not be written, or if `model` or `optimizer` has the wrong class.
     """
     file, export_folder = state_paths(path, folder)
     tensors = load_state_tensors(export_folder, requires_updates=True)
@@ -186,8 +188,9 @@ def _moment_targets(
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
     """Yield (name, parameter, key in the optimizer's state) of each moment in `names`.
 
-    Raises `InputError` if the model lacks the parameter, or the optimizer does not train it or has
-    no such moments by its rule. Without an optimizer, checks only the model.
+    Raises `InputError` if the model lacks the parameter, or if the optimizer is not one of PyTorch,
+    does not train the parameter, or has a rule without such moments. Without an optimizer, checks
+    only the model.
     """
     parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:

@@ -457,7 +457,10 @@ class Memory:
         return not self.is_lost and bool(tensor.untyped_storage().data_ptr() == self._address)
 
     def map(self, descriptor: int, offset: int) -> None:
-        """Map the memory to an offset of a file; the old content of the memory is lost."""
+        """Map the memory to an offset of a file; the old content of the memory is lost.
+
+        Raises `OSError` if the system refuses the mapping.
+        """
         _map(self._address, self._span_bytes, _MAP_FIXED, descriptor, offset)
         self.is_mapped = True
 

@@ -66,9 +66,9 @@ def recover(
     Returns
     -------
     int
-        Number of completed training steps of the loaded state; 0 if a folder has no state to load,
-        or only files of running processes. PyTorch's random generator is restored to its state
-        after these steps.
+        Number of completed training steps of the loaded state; 0 if a folder is missing, has no
+        state to load, or has only files of running processes. With a loaded state, PyTorch's random
+        generator is restored to its state after these steps.
 
     Raises
     ------
@@ -170,8 +170,9 @@ class _RecoveryTargets:
     def _find_moment_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
         """Yield an error per parameter whose moments in the file the optimizer cannot use.
 
-        These are parameters that the optimizer does not have, and those whose moments in file and
-        optimizer have no key in common except ``step``. Without moments, an optimizer matches any.
+        These are parameters that no optimizer of a supported class has, and those whose moments in
+        file and optimizer have no key in common except ``step``. Without moments, an optimizer
+        matches any.
         """
         keys_by_path: defaultdict[str, set[str]] = defaultdict(set)
         for tensor in tensors:

@@ -109,7 +109,8 @@ class StateStore:
 
         With one generation, only the tensors on storage are written. Removes the file in `folder`
         from which the model was recovered, if any. Raises `InputError` if the file cannot be
-        created, `PageError` if it cannot be written.
+        created, or another state file in `folder` cannot be opened. Raises `PageError` if the file
+        cannot be written.
         """
         self._states = {state.index: state for state in _all_states(trace)}
         self._memories: dict[int, Memory] = {}
@@ -269,7 +270,8 @@ class StateStore:
 
         Calls `prepare_step` first. Each step starts from the committed values of tensors on
         storage. The caller must restore state in RAM, at the latest before the end of the context.
-        With one generation, steps change the file as usual.
+        With one generation, steps change the file as usual. Raises `PageError` like `prepare_step`;
+        with two generations also at the end.
         """
         self.prepare_step()
         if not self.has_two_generations:

@@ -134,7 +134,8 @@ class CapturedGraph(StepGraph):
     def path_of(self, node: fx.Node) -> str:
         """Return the path of a node's module for display.
 
-        Returns "" for the user's module itself, and for an unknown module.
+        Returns "" for the user's module itself and for an unknown module, and `LOSS` for code
+        outside of the model and of a loss module, such as a loss function.
         """
         path = self._paths.get(node, BODY)
         return format_path(path) if path else LOSS

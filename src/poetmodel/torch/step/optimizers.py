@@ -579,7 +579,8 @@ def make_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
 
     `name` is a `Rule.op`, or ``momentum`` for SGD with momentum 0.9; ``sgd`` is a `QuantizedSGD` of
     the trained parameters if int8 layers train. Objects that are no modules are ignored. Returns
-    None if there are no parameters; the capture then raises an error.
+    None if there are no parameters; the capture then raises an error. PyTorch raises `ValueError`
+    for ``muon`` unless all parameters are matrices.
     """
     actual_modules = [module for module in modules if isinstance(module, torch.nn.Module)]
     parameters = list(dict.fromkeys(p for module in actual_modules for p in module.parameters()))

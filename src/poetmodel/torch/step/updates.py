@@ -166,7 +166,8 @@ class ParameterUpdate(Update):
     def writes_gradient(self, operands: Sequence[Any]) -> bool:
         """Return whether `overwrite_state` overwrites the first gradient, or a copy of it.
 
-        `operands` are those of `overwrite_state`.
+        `operands` are those of `overwrite_state`. Always True for those of an `AccumulatingUpdate`,
+        which include a count.
         """
         gradients, _, *factors = operands
         return bool(len(gradients) > 1 or factors or self.rule.writes_gradient)
@@ -346,7 +347,8 @@ def extend_with_optimizer(
     `accumulate` is the number of batches whose gradients are summed before the optimizer's step.
 
     Changes the graph of `joint`. Raises `CaptureError` if the updates cannot be traced or would
-    differ from those of the optimizer, or if `clip_grad_norm` is no positive number.
+    differ from those of the optimizer, if the step checks numbers, or if `clip_grad_norm` is no
+    positive number.
     """
     combined = Optimizers.combine(optimizer)
     refuse(joint.name, (f"optimizer: {error}" for error in optimizer_errors(combined)))
@@ -623,7 +625,10 @@ class _OptimizerExtension:
         rule: Any,
         operands: tuple[fx.Node, ...],
     ) -> None:
-        """Add the update of a layer's int8 weights, from the gradients of `trained_parameter`."""
+        """Add the update of a layer's int8 weights, from the gradients of `trained_parameter`.
+
+        `operands` are the operands of `QuantizedUpdate.overwrite_state` after the scales.
+        """
         *weights, scale = (
             self.buffers[id(buffer)].node for buffer in (*layer.state, layer.weight_scale)
         )
