@@ -86,7 +86,7 @@ def test_file_hook_writes_each_tensor_once(tmp_path):
     """
     model, loss_fn, inputs = tiny()
     hooks = FileHooks((model, loss_fn, inputs), str(tmp_path))
-    hooks.begin()
+    hooks.begin_step()
     for tensor in (model[-1].weight, inputs[0], inputs[0].flatten(1), torch.zeros(100)):
         assert hooks.pack(tensor) is tensor
     assert hooks.written_bytes == 0
@@ -122,7 +122,7 @@ def test_methods_that_stop_are_results(tmp_path, monkeypatch):
     def broken(_):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(measurement, "checkpoint_per_block", broken)
+    monkeypatch.setattr(measurement, "make_block_checkpoint", broken)
     run = TrainingRun(network="unet-b8", method="checkpoint")
     facts = measurement.measure_method(run, folder=str(tmp_path))
     assert (facts["status"], facts["reason"]) == ("failed", "RuntimeError: no such kernel")
