@@ -71,7 +71,7 @@ def test_errors_come_back(process):
     """With their class, where another process can make it, and with the traceback as a note."""
     with pytest.raises(LookupError, match="of its own") as failed:
         process.call(jobs.raise_lookup_error).result(PATIENCE_S)
-    assert "in failing" in failed.value.__notes__[-1]
+    assert "in raise_lookup_error" in failed.value.__notes__[-1]
     for job, error, words in (
         (jobs.raise_input_error, InputError, "one; two"),
         (jobs.raise_verification_error, PoetModelError, "not valid: one; two"),

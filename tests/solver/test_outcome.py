@@ -171,7 +171,7 @@ LATE, STALLED = Termination.TIME_LIMIT, Termination.STALLED
     [
         # The schedule is verified, so a bound above it, or a proof that there is none, is wrong.
         (PAGED, {"bound": 2.1}, Status.FEASIBLE, STALLED, 10.0, "refutes"),
-        (PAGED, {"infeasible": True}, Status.FEASIBLE, STALLED, 10.0, "refutes"),
+        (PAGED, {"is_infeasible": True}, Status.FEASIBLE, STALLED, 10.0, "refutes"),
         # A proof of less than requested is of something else, so it is not passed on.
         (PAGED, {}, Status.FEASIBLE, STALLED, 10.0, ""),
         (PAGED, {"termination": LATE, "bound": 1.0}, Status.FEASIBLE, LATE, 11.0, ""),
@@ -180,7 +180,7 @@ LATE, STALLED = Termination.TIME_LIMIT, Termination.STALLED
         # Without a schedule there has to be a proof.
         (None, {"termination": LATE, "reason": "slow"}, Status.UNKNOWN, LATE, None, "slow"),
         (None, {}, Status.UNKNOWN, STALLED, None, ""),
-        (None, {"infeasible": True}, Status.INFEASIBLE, Termination.PROVED, None, ""),
+        (None, {"is_infeasible": True}, Status.INFEASIBLE, Termination.PROVED, None, ""),
     ],
 )
 def test_what_may_be_claimed(schedule, outcome, status, termination, bound_j, words):
