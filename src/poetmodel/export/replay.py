@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
 
-MAX_SAMPLES: Final = 65_535
-"""Maximum number of stored samples, because indices of groups have 16 bits."""
+MAX_SAMPLES: Final = 65_534
+"""Maximum number of stored samples: indices of groups have 16 bits, and 65,535 means no group."""
 HEADER_BYTES: Final = 32
 """Size of the header of a group [B], see ``src/pm_replay.c``."""
 CHECKSUM_BYTES: Final = 4
