@@ -244,7 +244,11 @@ class ChoiceRelaxation:
         )
 
     def min_ram_bytes(self, layer: str) -> int:
-        """Return a lower bound on the RAM of a step that trains only `layer`, with state [B]."""
+        """Return a lower bound on the RAM of a step that trains only `layer`, with state [B].
+
+        With paging, it counts only the state in the largest working set, or none if state is read
+        in place.
+        """
         if self.problem.can_page:
             names, excludes_state = self.layers[layer], self.problem.reads_in_place
             return self._max_working_set_bytes(names, exclude_state=excludes_state)
@@ -270,6 +274,7 @@ class ChoiceRelaxation:
         return floor(self._restricted_graph(parameters), memory_mapped=exclude_state).bytes
 
     def _restricted_graph(self, parameters: Collection[str]) -> Graph:
+        """Return the graph of the step that trains only `parameters`, without a name."""
         return Graph.from_valid(
             name="", nodes=self.freezable.restricted_nodes(parameters), batch_size=1, dtype="",
             resident_bytes={}, parameters=None, forward_macs=None, kernels=None,
@@ -393,7 +398,10 @@ class _Program:
         self.rows.append((row, upper))
 
     def _limit_ram(self) -> None:
-        """Add rows that limit resident state beside `working_bytes`, and state on storage."""
+        """Add rows that limit resident state beside `working_bytes`, and state on storage.
+
+        State on storage is limited only with paging, and if the problem limits storage.
+        """
         relaxation, sizes = self.relaxation, self.graph.tensor_bytes
         unit = max(1.0, relaxation.max_state_bytes)
         row = {self.state_column: -1.0}

@@ -194,6 +194,7 @@ for _command in (
 
 
 def _usage_sentence(error: Exception) -> str:
+    """Return the message of a `USAGE_ERROR` in one line, with a pointer to the command's help."""
     text = " ".join(error.format_message().split())  # type: ignore[attr-defined]
     message = text.replace("Value error, ", "").rstrip(".?")
     context = getattr(error, "ctx", None)

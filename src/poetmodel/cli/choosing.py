@@ -173,7 +173,8 @@ def _choose_layers(
 ) -> Choice:
     """Choose the layers and schedule their step; output of the user's model goes to stderr.
 
-    Raises `BackendUnavailableError` if PyTorch is missing.
+    Raises `BackendUnavailableError` if PyTorch is missing, and the errors of `load_step`,
+    `load_batch` and `poetmodel.torch.choose`.
     """
     from poetmodel import torch as pmt
     from poetmodel.problem import Quantity
@@ -218,7 +219,7 @@ def _choose_layers(
 def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
     """Print the choice with its warnings, and write the files if a schedule was found.
 
-    Without a schedule, only JSON is printed, not the tables.
+    Without a schedule, JSON and warnings are printed, but no tables.
     """
     if json:
         print_json(choice.to_dict())

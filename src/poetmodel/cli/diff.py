@@ -145,7 +145,8 @@ def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
 def _table_row(first: Fact, second: Fact) -> tuple[str, str, str, str]:
     """Return a row of the table: name, value of each schedule, and change from first to second.
 
-    The change is empty unless the values are different numbers.
+    The change is empty unless the values are different numbers. An unknown value is ``none``, or
+    empty if the fact states whether a step fits the device.
     """
     unknown_text = "" if first.format_value is _format_fit else "none"
     difference = ""

@@ -132,7 +132,8 @@ def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact
 def _ram_row(summary: DecisionSummary, ram_step: RamStep) -> Fact:
     """Return the saving of the next larger RAM budget that helps, with its proof status.
 
-    If a better schedule fits in the present budget, return its saving.
+    If a better schedule fits in the present budget, return its saving. If no budget helps, or none
+    that helps was found, the fact states that.
     """
     problem = summary.verified.problem
     budget = problem.ram_budget_bytes
@@ -368,14 +369,15 @@ class DecisionSummary:
     verified: VerifiedSchedule
     """The schedule and its problem."""
     decisions: Sequence[Decision]
+    """The decision on each tensor, by index."""
     full_steps: Sequence[MemoryPoint]
     """Steps whose RAM is at its limit; see `steps_at_limit`."""
     main_decisions: Sequence[Decision]
-    """Only the decision on the requested tensor, or the most expensive decisions, at most
-    `MAX_DECISIONS`."""
+    """Only the decision on the requested tensor, or at most `MAX_DECISIONS` decisions with a cost,
+    most expensive first."""
     groups: Sequence[Fold[Decision]] = ()
     """At most `MAX_DECISIONS` groups of equal decisions, most expensive first; empty if a tensor is
-    requested."""
+    requested, or if no decision has a cost."""
     in_place_uses: Sequence[InPlaceUse] = ()
     """Uses of in-place operators that overwrite an input."""
     saved_in_place_bytes: int = 0
@@ -383,9 +385,11 @@ class DecisionSummary:
     tensor: int | None = None
     """Index of the requested tensor; None for the whole schedule."""
     alternatives: Sequence[Alternative] = ()
-    """Best schedules found without each decision on that tensor; empty if not computed."""
+    """Results of solves without each decision on that tensor; empty if not computed, or if no
+    decision can be forbidden."""
     ram_step: RamStep | None = None
-    """Next larger RAM budget that helps; None if it was not computed, or if RAM is minimized."""
+    """Result of the search for the smallest RAM budget with a better schedule; None if it was not
+    computed, or if RAM is minimized."""
 
     @property
     def tolerance(self) -> float:
@@ -460,9 +464,10 @@ def _solve_for_alternatives(
 
 
 def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
-    """Return the decisions with a cost, most expensive first; one for each recomputed node.
+    """Return the decisions with a cost, most expensive first.
 
-    All tensors of a recomputed node have its cost; a tensor that is paged in is listed itself.
+    Of the tensors of a node that are not paged in, only one is listed: all have the full cost of
+    its recomputations. Each tensor that is paged in is listed itself.
     """
     sizes = graph.tensor_bytes
     costly_decisions = [decision for decision in decisions if decision.has_cost]
@@ -500,6 +505,7 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
 
 
 def _tensor_index(verified: VerifiedSchedule, name: str) -> int:
+    """Return the index of a tensor; raise `InputError` if the graph has no tensor of this name."""
     index = verified.graph.tensor_index
     if name not in index:
         hint = suggest_names(name, index, max_names=3)

@@ -344,7 +344,7 @@ def _options_on_command_line(context: typer.Context) -> dict[str, str]:
 
 
 def _check_target_options(context: typer.Context, target: ExportTarget) -> None:
-    """Raise `InputError` for an option that does not apply to the target."""
+    """Raise `InputError` for an option that does not apply to a target other than C."""
     description, target_options = _TARGET_OPTIONS[target]
     common_options = (
         common_field.name for group in _COMMON_GROUPS for common_field in fields(group)
@@ -371,7 +371,8 @@ def _write_program(
 ) -> None:
     """Capture and solve a step, write it as a program of ExecuTorch, and print its metrics.
 
-    Raises `InputError` without ``--ram``, before the capture.
+    Before the capture, raises `InputError` for an invalid device or without a valid ``--ram``, and
+    `BackendUnavailableError` without PyTorch or ExecuTorch.
     """
     if device_options.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
@@ -424,7 +425,8 @@ def read_or_capture_step(
 ) -> LoweredStep:
     """Read a step file, or capture the step of ``module:function`` or of an ONNX file.
 
-    Output of the user's code goes to stderr. `infer` and `evaluate` have no effect on a step file.
+    Output of the user's code goes to stderr. `infer`, `evaluate` and `device` have no effect on a
+    step file.
     Raises `FlashError` before the capture if the weights exceed the flash of `device`, `InputError`
     for options that a step file does not support, and `BackendUnavailableError` without PyTorch.
     """

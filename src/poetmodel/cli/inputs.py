@@ -73,8 +73,9 @@ def read_graph_by_name(name: str, shape: Variant) -> Graph:
 def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     """Return the step of a step file, in tiles of the size in `shape`.
 
-    Return None for other files, and if `shape` has settings besides tiles, which a step file does
-    not support. Raises `InputError` for an invalid file, and for the tile size ``auto``.
+    Return None without a name, for other files, and if `shape` has settings besides tiles, which a
+    step file does not support. Raises `InputError` for an invalid file, and for the tile size
+    ``auto``.
     """
     if name is None or not is_step_file(name) or shape.overrides.keys() - {"tile"}:
         return None
@@ -240,8 +241,8 @@ def resolve_graph(
     """Return the graph of a schedule or plan: ``--graph``, else the built-in network of its name.
 
     `identity` is the graph identity in the schedule or plan file `source`, or None if it has none.
-    Raises `InputError` if the graph is not found, or has the name but not the hash of `identity`. A
-    graph of another name is not compared.
+    Raises `InputError` if the graph is not found, or has the name but not the hash of `identity`.
+    If ``--graph`` gives another name, such as the path of a file, the graph is not compared.
     """
     name, shape = graph_options.graph, graph_options.variant
     if name is None:
@@ -378,7 +379,8 @@ def read_file_costs(
     """Return the costs for a file, and notes: one if no option states the costs, else [].
 
     Without such an option, the costs are the estimates for `device_name`, the device that the file
-    states. Raises `InputError` without such an option if this device is unknown or None.
+    states. With ``--profile`` alone, this device, if known, is the device of the profile. Raises
+    `InputError` without such an option if this device is unknown or None.
     """
     default_device = find_named_device(device_name)
     costs = read_costs(graph, cost_options, default_device=default_device)
@@ -422,10 +424,12 @@ def verify_document(
     """Verify a schedule file against its stated metrics and problem.
 
     If any option of `limits` differs from its default, `limits` replace the problem of the file.
-    Without cost options the costs are those of the device that the file states. If this device is
-    unknown, too, times and energies are not verified. Raises `ScheduleError` for another graph, and
-    `InputError` for such `limits` without costs. Violations are returned in the verdict; then pairs
-    that the graph lacks are dropped from the returned schedule.
+    Stated times and energies are then not compared if the file states a problem with another
+    `deadline_counts` or `commit`. Without cost options the costs are those of the device that the
+    file states. If this device is unknown, too, times and energies are not verified. Raises
+    `ScheduleError` for another graph, and `InputError` for such `limits` without costs. Violations
+    are returned in the verdict; then pairs that the graph lacks are dropped from the returned
+    schedule.
     """
     from poetmodel.planner import verify
     from poetmodel.report.subject import VerifiedSchedule, drop_unknown_pairs
