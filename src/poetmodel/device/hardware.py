@@ -380,8 +380,8 @@ _REQUIRED_FLASH_KEYS: Final = tuple(
 def _parse_device(document: dict[str, Any], *, key: str) -> Device:
     """Parse the content of a device file; raise `DeviceError` with all errors.
 
-    `key` becomes the key of the device. If its flash contains the storage, the size of the storage
-    defaults to that in the flash.
+    `key` becomes the key of the device. Without volatile storage, `aux_bytes` defaults to a
+    positive `storage_bytes` of the flash.
     """
     faults: list[str] = _unknown_key_faults(document, (*_file_keys(Device), *_TABLE_NAMES), "")
     compute = _parse_table(document, "compute", "compute", _file_keys(Compute), faults)

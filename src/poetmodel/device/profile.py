@@ -185,7 +185,7 @@ class _ProfileParser:
 
 
 def _header_faults(columns: list[str], line: int) -> Iterator[str]:
-    """Yield a fault for each unknown, duplicate or missing column."""
+    """Yield a fault for each unknown or duplicate column, and one for all missing columns."""
     for column in dict.fromkeys(columns):
         if column not in COLUMNS:
             yield f"line {line}: unknown column {quote(column)}; expected {', '.join(COLUMNS)}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_IDLE_POINTS: Final = 500
 """Maximum number of unfinished points of a problem in memory without a schedule of their own, in
-addition to points that are requested or solved."""
+addition to points that are requested or being solved."""
 METRICS: Final = (
     "value",
     "energy_j",
@@ -82,7 +82,10 @@ class Point:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last solve has finished, neither cancelled nor failed."""
+        """Whether the last solve has finished, neither cancelled nor failed.
+
+        Also True for a point without a solve, if the schedule of a neighbour is proven optimal.
+        """
         return self.state == "done"
 
     @property
@@ -205,9 +208,10 @@ def make_point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str
 def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> tuple[Point, bool]:
     """Merge two records of a point; also return whether the merged record is that of `second`.
 
-    The record with the lower value is retained; of equal values, that with the higher `proof_rank`,
-    else `second`. It gets the higher bound of both, at most its value. `second` is retained only if
-    its schedule is available (`has_second_schedule`) or all its metrics equal those of `first`.
+    The record with the lower value is retained (None is the highest value); of equal values, that
+    with the higher `proof_rank`, else `second`. It gets the higher bound of both, at most its
+    value. `second` is retained only if its schedule is available (`has_second_schedule`) or all its
+    metrics equal those of `first`.
     """
     if first.value == second.value:
         is_available = has_second_schedule or all(

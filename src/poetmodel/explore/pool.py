@@ -167,7 +167,7 @@ class WorkerPool:
     async def _start_process(self) -> None:
         """Start a process, wait until it has imported its modules, and release it.
 
-        Raise `WorkerError` if it does not start within `START_S`.
+        Raise `WorkerError` if the start fails or takes longer than `START_S`.
         """
         try:
             worker = WorkerProcess()

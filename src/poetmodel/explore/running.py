@@ -130,7 +130,8 @@ def open_explorer(
 ) -> Explorer:
     """Open a store and return an explorer with it; workers start when the server starts.
 
-    The arguments are those of `serve`. Raises `InputError` if the store cannot be used.
+    `port` is that of the server, the other arguments are those of `serve`. Raises `InputError` if
+    the store cannot be used.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     point_store, catalogue_text = PointStore(store), catalogue.to_json()

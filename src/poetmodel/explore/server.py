@@ -2,7 +2,8 @@
 
 A visit of the printed address, ``/?token=T``, sets a cookie; other requests are rejected without it
 (see `poetmodel.explore.guard`). Errors are ``{"detail": "a sentence"}``: 410 for an unknown problem
-or point, 409 for a refused request. Values are plain JSON in SI units; bodies of requests are JSON.
+or point, 422 for invalid values, 409 for a refused request, 500 for a failure. Values are plain
+JSON in SI units; bodies of requests are JSON.
 
 ``GET /``
     The page.

@@ -180,7 +180,8 @@ class Catalogue:
     def build_problem(self, settings: ExplorerSettings, graph: Graph, costs: Costs) -> Problem:
         """Return the problem of some settings without a deadline, with the device's RAM as budget.
 
-        Without a device, the budget is the keep-all peak.
+        Without a device, the budget is the keep-all peak. Raises `InputError` if the problem
+        refuses a setting or the costs.
         """
         return Problem(
             graph,

@@ -84,7 +84,7 @@ class SolveManager:
             task.cancel()
 
     async def use_neighbour(self, open_problem: OpenProblem, point: Point) -> None:
-        """Raise a point's bound to that of its neighbours; use a better schedule provisionally.
+        """Raise a point's bound to `inherited_bound`; use a better schedule provisionally.
 
         Neighbours are the other points of the problem. The bound is raised even if no neighbour has
         a better schedule within the limits of the point. If the bound proves such a schedule
@@ -234,7 +234,7 @@ class SolveManager:
     def _use_if_better(
         self, open_problem: OpenProblem, point: Point, metrics: dict[str, Any], schedule: bytes
     ) -> None:
-        """Use and save a worker's schedule if its value is below the point's.
+        """Use and save a worker's schedule if the point has none, or one of higher value.
 
         At equal value, it replaces a provisional schedule. Notifies the listeners in any case.
         """

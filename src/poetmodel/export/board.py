@@ -271,6 +271,8 @@ def run_program(
         For a board, if a program of `list_required_programs` is missing.
     ToolchainError
         If the program exceeds the time limit, or a signal ends the emulator.
+    OSError
+        If the program of this machine cannot be started, or a file cannot be written or read.
     """
     (folder / INPUTS_FILE).write_bytes(inputs)
     (folder / STATE_FILE).unlink(missing_ok=True)

@@ -87,8 +87,8 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
 def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: Device) -> None:
     """Raise `BudgetError` if stack and runtime use all of a RAM budget given in bytes.
 
-    Budgets in percent are not checked. The default stack is that of a step without commits. Invalid
-    values of `ram` and `stack` also raise `BudgetError`.
+    Budgets in percent are not checked. The default stack is that of a step without commits. An
+    invalid `ram` also raises `BudgetError`, as does an invalid `stack` beside a budget in bytes.
     """
     budget = None if ram is None else Budget.parse(ram)
     if budget is None or budget.size_bytes is None:
@@ -171,7 +171,8 @@ def make_ram_error(
     `needed_bytes` is the working set of the node [B], `ram_bytes` the RAM limit of the step [B],
     and `reserved_bytes` the RAM outside of the arena [B]. The message lists `hints` for options
     that reduce the working set. It advises more RAM if the device has that; otherwise, for a step
-    with gradients as results, updates by an optimizer.
+    with gradients as results, updates by an optimizer. Without any advice, it names a smaller
+    network or batch, or a device with more RAM.
     """
     total_bytes, available_bytes = needed_bytes + reserved_bytes, device.ram_bytes
     tiling = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"
