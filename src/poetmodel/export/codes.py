@@ -131,7 +131,8 @@ def _fuse_pair(
 ) -> LoweredStep:
     """Return a step in which one node with a new table replaces nodes `k` and `reader`.
 
-    Node `k` looks numbers up, node `reader` quantizes them.
+    Node `k` looks numbers up, node `reader` quantizes them. Removes the buffer of these numbers,
+    and the old table unless another call reads it.
     """
     graph = step.graph
     (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]

@@ -118,7 +118,7 @@ class Deployment:
     """Path of the folder of shared kernels, relative to the exported folder; None if the exported
     folder has all kernels of the step."""
     program_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Flash usage by use, as `program_sizes` returns it, storage excluded [B]; empty before."""
+    """Flash usage by use, a result of `program_sizes`, without storage [B]; empty until counted."""
 
     def __repr__(self) -> str:
         instructions = f"{len(self.plan.program)} instructions"
@@ -360,7 +360,8 @@ class Deployment:
     def stored_bytes(self) -> int:
         """Size of the erase blocks on storage [B].
 
-        Only pages count if commits copy state to flash, otherwise also samples and generations.
+        Only pages count if commits copy state to flash. Otherwise, samples and generations count,
+        too, and the size is at least the storage of the earlier step that is migrated, if any.
         """
         return self._stored_bytes(self._generation_groups)
 
@@ -372,7 +373,8 @@ class Deployment:
     def _stored_bytes(self, groups: int) -> int:
         """Return the size of the erase blocks on storage with `groups` groups of generations [B].
 
-        The result is at least the storage of the earlier step that is migrated.
+        Only pages count if commits copy state to flash. Otherwise, the result is at least the
+        storage of the earlier step that is migrated, if any.
         """
         if self.copies_to_flash:
             return self._page_storage_bytes

@@ -662,7 +662,8 @@ class ProgramSource:
     def _filter_update_lines(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped convolution weight by a kernel that computes its gradient.
 
-        Each call updates some input channels of one output channel.
+        Each call updates some input channels of one output channel. Raises `BudgetError` if the
+        stack is too small for their windows.
         """
         weight, x, dy, shape, batch, first, count, dy_step, x_step, *update_numbers = call.arguments
         if not isinstance(shape, tuple):

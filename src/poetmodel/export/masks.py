@@ -119,7 +119,10 @@ def _is_smaller(new: Buffer, old: Tensor) -> bool:
 
 
 def _bits_save_memory(step: LoweredStep, tensor: str, shape: Argument) -> bool:
-    """Return whether one bit per element of a tensor takes less memory than the tensor."""
+    """Return whether a mask takes less memory than a tensor.
+
+    The mask has one bit per iteration of the loops of the shape table `shape`.
+    """
     old = step.graph.tensors[step.graph.tensor_index[tensor]]
     return _is_smaller(_make_bit_buffer(_LoopTable.parse(shape).elements), old)
 
@@ -131,6 +134,7 @@ def _find_only_call(step: LoweredStep, k: int) -> Call:
 
 
 def _is_backward(node: Node) -> bool:
+    """Return whether a node is part of the backward pass or of an update."""
     return node.phase in (Phase.BACKWARD, Phase.UPDATE)
 
 

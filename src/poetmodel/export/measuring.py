@@ -83,7 +83,8 @@ def measure_emulated(
     MissingExtraError
         If a compiler or the emulator is missing.
     ToolchainError
-        If the code does not fit the emulated board, or fails on it.
+        If the build or the execution fails or exceeds its time limit, for example if the code does
+        not fit the emulated board.
     BudgetError, FlashError, NoScheduleError
         If `export_step` finds no export with the RAM of the emulated board and the other limits of
         the device.
@@ -116,8 +117,8 @@ def parse_emulation(
 ) -> tuple[Device, Target, CycleModel, float]:
     """Return (device, emulated core, cycle model, power [W]) for the options of `measure_emulated`.
 
-    Raises `InputError` as `measure_emulated` does. No step is needed, so that options can be
-    checked before the capture.
+    Raises `InputError` for the device and the options as `measure_emulated` does. No step is
+    needed, so that options can be checked before the capture.
     """
     board = Device.load(device) if isinstance(device, str) else device
     clock_hz, power_w = board.clock_hz, board.compute.power_w
@@ -170,9 +171,9 @@ def _measure_instructions(
 
 
 def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deployment:
-    """Export a step with 5/4 of the keep-all peak, or all RAM of the emulated board if less.
+    """Export a step with RAM for 5/4 of the keep-all peak and for its `reserved_bytes`.
 
-    With this RAM, few nodes are recomputed.
+    The RAM is limited to that of the emulated board. Below this limit, few nodes are recomputed.
     """
     needed_bytes = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(
         step, STACK_BYTES

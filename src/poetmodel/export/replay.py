@@ -104,7 +104,7 @@ class Replay:
 
     @property
     def ram_bytes(self) -> int:
-        """Additional RAM for replay: inputs of a sample, a chunk, and 2 B per group slot [B]."""
+        """Additional RAM: inputs of a sample, a chunk, 2 B per group slot, in whole words [B]."""
         return self.input_bytes + self.chunk_bytes + 2 * self.group_slots + 2 * self.group_slots % 4
 
 

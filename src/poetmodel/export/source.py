@@ -178,9 +178,8 @@ class StepSource:
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
         """Yield a macro for the index of each input, state tensor and gradient.
 
-        A comment states type, shape, size and, for state, the home of the first piece.
-
-        Adds the names of the macros to `used_names`.
+        A comment states type, shape, size and, for state, the home of the first piece. Adds
+        the names of the macros to `used_names`.
         """
         step = self.step
         homes = [self.home_of(tensor.pieces[0].buffer) for tensor in step.states]
