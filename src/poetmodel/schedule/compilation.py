@@ -37,16 +37,17 @@ def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
     This is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/concepts/deviations.md`` lists the
     differences. The program contains page-ins, the computation and page-outs of every step, and
     frees. A tensor that ``S_RAM`` does not list in the next stage is freed after its last use in
-    the stage, or at its node's step if the stage does not use it.
+    the stage, or at its node's step if the stage does not use it. State that this step replaces is
+    not freed.
 
     Invalid entries become faults and are omitted from the program: entries with unknown stages or
     indices, entries before the first computation, entries that are forbidden for state tensors,
     page-ins of tensors in RAM, and transferred, kept or stored tensors that are absent. A forbidden
-    recomputation becomes a fault too, but is not omitted. Missing first computations and missing
-    page-outs of replacements are faults as well. `schedule.machine` checks that inputs of
-    computations are in RAM when it executes the program. The program of a valid schedule has the
-    energy, time and peak RAM of its simulation. The time of a compilation is proportional to the
-    number of changes between stages.
+    recomputation becomes a fault too, but is not omitted. Missing first computations, missing
+    page-outs of replacements, and resident tensors that are not state are faults as well.
+    `schedule.machine` checks that inputs of computations are in RAM when it executes the program.
+    The program of a valid schedule has the energy, time and peak RAM of its simulation. The time of
+    a compilation is proportional to the number of changes between stages.
 
     Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs.
     """

@@ -55,7 +55,8 @@ class Decision:
     treatment: Treatment
     """Treatment of the tensor after its first computation."""
     in_ram: tuple[StageRange, ...]
-    """Ranges of stages in which the tensor is in RAM at some step."""
+    """Ranges of stages in which the tensor is in RAM at some step; for a replacement, the stage
+    that computes it."""
     on_storage: tuple[StageRange, ...]
     """Ranges of stages that begin with the tensor on storage: those of ``S_AUX`` or, for state on
     storage, all stages up to its replacement."""
@@ -74,7 +75,9 @@ class Decision:
     time_s: float
     """Time of the recomputations (in full for each output of a node) and transfers [s]."""
     bytes_at_limit: int
-    """Size times the number of steps at the RAM limit at which the tensor is in RAM [B]."""
+    """Size times the number of steps at the RAM limit at which the tensor is in RAM [B].
+
+    0 for replacements, which allocate no memory."""
 
     @property
     def has_cost(self) -> bool:
@@ -221,7 +224,10 @@ class _StagesByItem:
         self.paged_out = _stages_by_index(schedule.M_out)
 
     def in_ram(self, i: int) -> set[int]:
-        """Return the stages in which tensor `i` is in RAM at some step."""
+        """Return the stages in which tensor `i` is in RAM at some step.
+
+        For a replacement, returns only the stage that computes it.
+        """
         if i in self.resident:
             return set(range(len(self.graph.nodes)))
         if i in self.on_storage - self.read_into_ram:
@@ -229,7 +235,7 @@ class _StagesByItem:
         return self.kept[i] | self.computed[self.graph.node_of[i]] | self.paged_in[i]
 
     def is_in_ram_at(self, t: int, k: int, i: int) -> bool:
-        """Return whether tensor `i` is in RAM at step `k` of stage `t`.
+        """Return whether tensor `i` is in RAM at step `k` of stage `t`; False for replacements.
 
         Requires that the tensor is in RAM at some step of stage `t`.
         """

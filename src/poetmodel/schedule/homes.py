@@ -73,7 +73,8 @@ class Homes:
     first_reads: Mapping[int, int] = field(default_factory=dict)
     """Nodes whose ``compute`` reads state from storage, with the state tensor."""
     replaced: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Nodes that replace state on storage, with the state tensors whose copies they overwrite."""
+    """Nodes that replace state on storage, with the state tensors whose copies they overwrite;
+    empty if `is_mapped`."""
     written_back: frozenset[int] = _NONE
     """Replacements of state on storage."""
     resident_faults: tuple[str, ...] = ()

@@ -131,6 +131,7 @@ class ProblemEntry(Strict):
     minimize: Literal["energy", "time", "ram", "writes", "own"] = "energy"
     energy_budget_j: Finite | None = None
     aux_bytes: Index | None = None
+    """Limit on the storage used [B]; None for no limit."""
     count_parameters: bool = False
     commit: Annotated[int, Field(ge=1)] | None = None
     """Number of steps between commits; None for no commits."""
@@ -265,6 +266,7 @@ def add_metric_fields(model: type[File], metrics: Iterable[Metric]) -> type[File
 
 @cache
 def _schedule_file(metrics: tuple[Metric, ...]) -> type[ScheduleFile]:
+    """Return the model of schedule files with an optional field for each metric."""
     return add_metric_fields(ScheduleFile, metrics)
 
 

@@ -161,9 +161,12 @@ class Machine:
         self.position = BEFORE
         """Position of the current instruction."""
         self.records: list[InstructionRecord] = []
-        """Times and RAM of the executed instructions, in order."""
+        """Times and RAM of the instructions so far, in order; skipped ones take no time."""
         self.copies: list[Stay] = []
-        """All copies and workspaces, in the order in which they are made."""
+        """All copies and workspaces, in the order in which they are made.
+
+        Omits replacements of state that has no copy in RAM.
+        """
         self.faults: list[Fault] = []
 
     def execute(self) -> None:
@@ -276,7 +279,8 @@ class Machine:
     def _tensors_freed_next(self) -> set[int]:
         """Return the tensors in RAM that are freed right after this instruction.
 
-        Resident state and tensors with a pending transfer are excluded.
+        Resident state, tensors with a pending transfer and, if `steps` are known, frees of later
+        steps are excluded.
         """
         program, steps, position = self.program, self.steps, self.position + 1
         freed_tensors = set()
@@ -293,7 +297,7 @@ class Machine:
         """Write replacements over state, and register the state as replaced.
 
         The copy of state on storage becomes the copy of its replacement; if it has no copy, the
-        replacement gets a new one.
+        replacement gets a new one, which `copies` omits.
         """
         for new in self.graph.outputs_of[k]:
             old = self.graph.state_of.get(new)

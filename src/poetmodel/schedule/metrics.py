@@ -101,7 +101,8 @@ def _make_metric(
 ) -> Metric:
     """Return a metric with the value of attribute `key` of a simulation.
 
-    With `is_claimed`, only a solve claims the metric, and no simulation computes it.
+    With `is_claimed`, only a solve claims the metric, and no simulation computes it. `displays` are
+    the remaining fields of the `Metric`.
     """
     getter = None if is_claimed else attrgetter(key)
     return Metric(
@@ -343,7 +344,10 @@ def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
 
 
 def simulated_metrics(display: Display, simulation: object) -> dict[str, float | None]:
-    """Return the metrics of a display that simulations compute, by key."""
+    """Return the metrics of a display that `simulation` has, a `Simulation` or `PlanCheck`, by key.
+
+    Omits metrics that only a solve claims.
+    """
     return {
         metric.key: metric.value_of(simulation)
         for metric in metrics_at(display)

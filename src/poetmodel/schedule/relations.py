@@ -129,8 +129,8 @@ class Schedule:
     ) -> Schedule:
         """Make a schedule from spans of kept and stored tensors, without listing their pairs.
 
-        Pairs must be tuples of integers; this is not checked. Spans of a tensor may touch or
-        overlap; a span that ends before it begins is empty.
+        Pairs and spans must be tuples of integers; this is not checked. Spans of a tensor may touch
+        or overlap; a span that ends before it begins is empty.
         """
         schedule = cls(R=(), resident=_sort_tensors(resident), identity=identity)
         for name, pairs in (("R", R), ("M_in", M_in), ("M_out", M_out)):
@@ -282,7 +282,10 @@ class Schedule:
 
 
 def format_document(document: dict[str, Any]) -> str:
-    """Return the JSON text of a schedule or plan file, with one key and its value per line."""
+    """Return the JSON text of a schedule or plan file, with one key and its value per line.
+
+    Raises `ValueError` if a number is not finite.
+    """
     lines = [
         f"{json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}"
         for key, value in document.items()
@@ -326,6 +329,7 @@ def pairs_of_rows(rows: Iterable[Iterable[int]]) -> Iterator[Pair]:
 
 
 def _sort_tensors(tensors: Iterable[int]) -> tuple[int, ...]:
+    """Return sorted tensors without repeats; raise `ScheduleError` unless all are integers."""
     try:
         return tuple(sorted({index(i) for i in tensors}))
     except (TypeError, ValueError):
@@ -350,7 +354,7 @@ def storage_entries(
 
     Tensors are listed from the stage after their node on: a paged-in tensor until its last page-in,
     a sample on storage until the last stage. State that is not resident is listed until the stage
-    that replaces it, or the last stage.
+    that replaces it, or the last stage. Raises `TooLargeError` for more than `MAX_PAIRS` pairs.
     """
     return pairs_of_spans(sorted(_storage_spans(graph, page_ins, resident)))
 

@@ -107,7 +107,9 @@ class Simulation:
 
     None without costs."""
     overtime_s: float | None = None
-    """Counted time beyond a single pass, summed separately [s]; None without costs."""
+    """Counted time beyond a single pass [s]; None without costs.
+
+    Summed separately; for `planned_s`, the difference, at least 0."""
     recompute_s: float | None = None
     """Compute time beyond a single pass, summed separately [s]; None without costs."""
     planned_s: float | None = None
@@ -121,7 +123,8 @@ class Simulation:
     steps_until_worn: float | None = None
     """Number of training steps until storage is worn, with ideal wear levelling.
 
-    None if the device states no endurance or size, or no bytes are written."""
+    None without a device that has storage, if the device states no endurance or size, or if no
+    bytes are written."""
 
     def __repr__(self) -> str:
         faults = f"{len(self.violations)} violations" if self.violations else "valid"
@@ -255,7 +258,7 @@ def simulate(
     graph : Graph
         The training graph.
     costs : Costs or None
-        For time and energy; None for memory and validity only.
+        For time, energy, commits and memory-mapped storage; None for memory and validity only.
     schedule : Schedule
         The relations.
     deadline_counts : {'compute', 'serial', 'overlap'}, optional
@@ -410,7 +413,10 @@ def _make_curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, .
 def _find_peak_content(
     machine: Machine, steps: Sequence[Pair], peak: MemoryPoint
 ) -> tuple[tuple[int, ...], RamUse]:
-    """Return the tensors in RAM at the step of the peak, ascending, and the RAM use by kind."""
+    """Return the tensors in RAM at the step of the peak, ascending, and the RAM use by kind.
+
+    If the program has no such step, returns no tensors and a use of 0 bytes.
+    """
     graph, step = machine.graph, (peak.stage, peak.node)
     active_positions = [
         position

@@ -118,7 +118,8 @@ def check_schedule(
     makespan_s : float or callable, optional
         For overlapping transfers, the makespan of a plan of the schedule by the plan's simulator
         [s], or a function that returns `PlanMetrics` for the schedule's simulation;
-        `poetmodel.planner.verify` makes a plan and passes it.
+        `poetmodel.planner.verify` makes a plan and passes it. Ignored for surrogates with a
+        transfer weight, which use `Problem.pass_time_s`.
 
     Returns
     -------
@@ -284,9 +285,10 @@ def _false_claims(
 def _false_gap_claims(
     simulation: Simulation, bound_j: float | None, gap: float | None
 ) -> Iterator[str]:
-    """Yield a message if the claimed energy bound exceeds the simulated overhead.
+    """Yield a message if `bound_j`, the claimed overhead bound, exceeds the simulated overhead.
 
     Otherwise, yields a message if the claimed gap is not that between this bound and the overhead.
+    Without a bound or costs, yields no message.
     """
     overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
     if bound_j is None or overhead_j is None or energy_j is None:
@@ -311,8 +313,9 @@ def _false_proof_claims(
 ) -> Iterator[str]:
     """Yield a message for each false claim about the gap of the objective.
 
-    The claimed gap must agree with the claimed bound, and a schedule that is claimed to be optimal
-    within a tolerance must have at most this gap. Without a claimed gap, yields no message.
+    The claimed gap must agree with the claimed bound (`_false_gap_claims` checks a gap of energy
+    that equals the metric ``gap``), and a schedule that is claimed to be optimal within a tolerance
+    must have at most this gap. Without a claimed gap, yields no message.
     """
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:

@@ -61,10 +61,11 @@ def add_covers(
     """Return a form with a cover cut for each of `rows` that a point violates; None without a cut.
 
     `rows` are the indices of rows ``sum of coefficient * column <= limit``. Columns with positive
-    coefficients have whole values in every schedule; a row in which one can exceed 1 has no cut.
-    The same holds for columns with negative coefficients in exact limits; in other rows, these
-    have an upper bound. If the verifier rejected the point (`is_rejected`), the point violates a
-    limit. If then no row is violated by more than rounding errors, any excess above 0 counts.
+    coefficients have whole values in every schedule; a row in which one can exceed 1, or that no
+    point satisfies, has no cut. The same holds for columns with negative coefficients in exact
+    limits; in other rows, these have an upper bound. If the verifier rejected the point
+    (`is_rejected`), the point violates a limit. If then no row is violated by more than rounding
+    errors, any excess above 0 counts.
 
     Notes
     -----
@@ -111,7 +112,8 @@ def _find_cover(
 ) -> tuple[list[_Literal], int] | None:
     """Return the literals of a cover cut and its right-hand side, as a row over columns.
 
-    Return None if the point `x` meets the limit, or if the column of a literal can exceed 1.
+    Return None if the point `x` meets the limit, if the limit is negative, or if the column of a
+    literal can exceed 1.
     """
     sorted_literals = sorted(literals, key=lambda literal: -literal.size)
     true_literals = [literal for literal in sorted_literals if literal.is_one(x)]

@@ -145,10 +145,11 @@ def prove_model(
 ) -> Outcome:
     """Solve a model from `build`, with any additions, and verify its solution.
 
-    Loads each solution into the model. The outcome has the valid schedule `start` if that satisfies
-    the model and the solver finds no solution. If `problem` is a surrogate of the model's problem,
-    `restate_form` adapts the limits and objective of the compiled model. `rules_call` is the call
-    that states the model's additions, for the hint of an infeasible model.
+    Loads each solution of the solver into the model. The outcome has the valid schedule `start` if
+    that decides all columns and satisfies the model, and the solver finds no solution. The outcome
+    has no schedule if the time limit ends the compilation of the model. If `problem` is a surrogate
+    of the model's problem, `restate_form` adapts the limits and objective of the compiled model.
+    `rules_call` is the call that states the model's additions, for the hint of an infeasible model.
 
     Raises `ModelError` if the model cannot be compiled, and `VerificationError` if the verifier
     rejects a solution of an exact formulation that no cover cut excludes.
@@ -213,10 +214,11 @@ class ExtendedProof(ModelProof):
     def model_objective(self, value: float | None, bound: float | None) -> ModelObjective | None:
         """Return the user-defined objective with its value and bound.
 
-        Returns None without a value, or if the model has the problem's objective. The bound of the
-        objective is that of the solver, weakened by its maximum error. A bound within that error of
-        the value counts as the value, and so does one beyond it by at most `EQUALITY_TOLERANCE`. A
-        bound further beyond the value is no proof and becomes None.
+        Both arguments are in units of the form's objective. Returns None without a value, or if the
+        model has the problem's objective. The bound of the objective is that of the solver,
+        weakened by its maximum error. A bound within that error of the value counts as the value,
+        and so does one beyond it by at most `EQUALITY_TOLERANCE`. A bound further beyond the
+        value is no proof and becomes None.
         """
         if self.is_problem_objective or value is None:
             return None
@@ -383,7 +385,8 @@ def _to_form_columns(
 ) -> tuple[dict[int, float], float]:
     """Convert terms over a model's columns to coefficients of a form's columns, and a constant.
 
-    The constant is the sum over the columns that the form omits because they are fixed.
+    The constant is the sum over the columns that the form omits because they are fixed. Terms of
+    other omitted columns, which no row or cost of the form uses, are skipped.
     """
     layout = require_layout(form)
     columns: dict[int, float] = {}
