@@ -173,7 +173,8 @@ def _add_reported_schedule(
 ) -> Outcome:
     """Return `outcome`; if its termination is in `CUT_SHORT`, add the best reported schedule.
 
-    The reported schedule is used only if it is valid and has a smaller value than the outcome's.
+    The reported schedule is used only if it is valid, and the outcome has none or one of a larger
+    value.
     """
     candidate, schedule = outcome.candidate, None if best is None else best.schedule
     is_included = candidate is not None and candidate.schedule is schedule

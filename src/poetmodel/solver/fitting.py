@@ -119,7 +119,7 @@ def fit_arena(
     -----
     If the first arena is too large, further solves round sizes up to the alignment, as in the
     arena: if that problem is infeasible, no arena fits. Arenas differ between schedules, and a
-    smaller budget may yield a larger arena. Once a solve finds no schedule within a budget, the
+    smaller budget may yield a larger arena. Once a budget yields no valid schedule and plan, the
     search bisects between that budget and the smallest budget whose arena was too large. The budget
     is reduced by the smallest excess of all arenas so far, because a single arena may be large by
     chance.
@@ -128,9 +128,9 @@ def fit_arena(
     the remaining time is used to improve the schedule. If the arena is too large, each further
     solve has half of the remaining time. It is only a local search, without a bound, if the first
     solve reached its limit with a wide gap, unless time is a makespan. A plan and its arena are
-    made in any case, and improved while time remains. If time runs out before an arena fits,
-    schedules of fast heuristics with less RAM are tried. Schedules of published methods (`solve`)
-    are neither improved nor replaced by heuristics.
+    made even after the time limit, and improved while time remains. If time runs out before an
+    arena fits, schedules of fast heuristics with less RAM are tried. Schedules of published methods
+    (`solve`) are neither improved nor replaced by heuristics. Errors of `solve` are passed on.
     """
     check_alignment(alignment)
     mode, request = StorageMode(mode), Request(time_limit_s=time_limit)
@@ -169,8 +169,8 @@ def plan_and_place(
     ram_budget_bytes : int or None
         RAM that the plan may use [B]; at least, and for None, the peak of the schedule.
     arena_limit_bytes : int, optional
-        Limit on the arena, and the budget that the plan states [B]. Default: `ram_budget_bytes`; if
-        that is None, there is no limit.
+        Limit on the arena, and the budget that the plan states [B]; by default `ram_budget_bytes`.
+        If `ram_budget_bytes` is None, this parameter has no effect and there is no limit.
     alignment, seed : int
         As in `poetmodel.placement.place`.
     may_delay_transfers : bool

@@ -75,12 +75,13 @@ def prove_formulation(
 ) -> Outcome:
     """Build and solve the model of a formulation, and verify its solution.
 
-    The outcome has the valid schedule `start` if that satisfies the model and the solver finds no
-    better one; ``paper`` ignores it. The outcome has no schedule if building would take or takes
-    longer than the remaining time.
+    The outcome has the valid schedule `start` if that satisfies the model and is better than the
+    solver's, if any; ``paper`` ignores it. The outcome has no schedule if building would take or
+    takes longer than the remaining time.
 
-    Raises `VerificationError` if the verifier rejects the solution of an exact formulation, and
-    `ModelError` if ``paper`` cannot state the problem.
+    Raises `VerificationError` if the verifier rejects a solution of an exact formulation that no
+    cover cut excludes, `ModelError` if ``paper`` cannot state the problem, and `TooLargeError` if a
+    schedule has too many entries.
     """
     expected_s = estimate_build_s(problem, formulation)
     if expected_s > request.remaining_s():
@@ -191,10 +192,11 @@ class ModelProof:
         cover cuts that exclude the point, so bounds and infeasibility proved with them hold. The
         cuts remain in `form`. The solution of ``paper`` is accepted with its violations.
 
-        Return the solver's last solution, with the best bound and the total times, and its
-        candidate. The solution is None if no time was left for the first call. Without an accepted
-        solution, the candidate is None. Raises `VerificationError` if no cover cut excludes a
-        rejected solution.
+        Return the solver's last solution, with the total times, and its candidate. The bound of
+        the solution is the best of all calls; for a user-defined objective, that of the last call.
+        The solution is None if no time was left for the first call. Without an accepted solution,
+        the candidate is None. Raises `VerificationError` if no cover cut excludes a rejected
+        solution.
         """
         formulation = self.arrays.formulation
         raw = self._call_solver(start_point)

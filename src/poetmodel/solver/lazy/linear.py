@@ -46,7 +46,7 @@ def add_cuts(
     Ends also when no cut is violated, rounds run out, a solve is not optimal or the session is
     done. Each solve starts from the basis of the last one, and raises the session's bound. Calls
     `on_cut_point` with each point before the search for cuts that exclude the point. Cuts that are
-    not tight are removed.
+    not tight are removed. Raises `TimeLimitError` if the time limit passes.
     """
     params = session.params
     n_idle_rounds = 0
@@ -115,7 +115,8 @@ def add_rows(
     round without gain. Calls `on_solution` with each solution before rows are added, and
     `on_cut_point` in each call of `add_cuts`. Returns the relaxation of the last round with a gain,
     or the first one, and its solution: more rows would only make the integer problem harder.
-    Returns the infeasible relaxation if there is one.
+    Returns the infeasible relaxation if there is one. Raises `TimeLimitError` if the time limit
+    passes.
     """
     params = session.params
     relaxation = session.build_relaxation(grouping)

@@ -135,7 +135,8 @@ def generate_rows(session: Session, first_grouping: Grouping | None = None) -> O
 def _merge_statistics(last_outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     """Return `last_outcome` with the merged statistics, logs and build times of all `outcomes`.
 
-    Rounds, nodes and times are sums; columns and rows are maxima; logs are joined.
+    Rounds, nodes and times are sums; columns and rows are maxima; logs are joined. All further
+    statistics are those of `last_outcome`.
     """
     statistics = dict(last_outcome.statistics)
     for name, combine in (("rounds", sum), ("columns", max), ("rows", max), ("nodes", sum)):
@@ -165,11 +166,12 @@ def find_fastest_schedule(
 ) -> Outcome:
     """Minimize time within all other limits until it is decided whether the deadline can be met.
 
-    Raise `ValueError` for problems without a deadline. The search takes at most a fraction of the
+    Raises `ValueError` for problems without a deadline. The search takes at most a fraction of the
     remaining time, and reports `bound`, the proven bound of the problem. The candidate of the
     outcome meets every limit, or is None; the bound of the outcome is one on the time. The outcome
     is infeasible if it is proved that no schedule meets all limits. It is interrupted only if the
-    caller's callback or Ctrl-C ended the search.
+    caller's callback or Ctrl-C ended the search. Raises `TimeLimitError` if the limit of the
+    context passes.
     """
     if problem.deadline_s is None:
         msg = "the problem has no deadline"

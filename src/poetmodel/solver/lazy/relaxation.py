@@ -121,8 +121,8 @@ class Relaxation:
     def page_out_column_of(self) -> dict[int, int]:
         """Column of the page-out that page-ins of a tensor need, by tensor.
 
-        Tensors that start on storage have no entry. For state, it is the column of a home on
-        storage.
+        For state, it is the column of a home on storage. Further tensors that start on storage have
+        no entry, nor have tensors whose column is fixed.
         """
         starts_on_storage = self.problem.graph.starts_on_storage
         return {
@@ -159,7 +159,7 @@ class Relaxation:
     def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
         """Return cuts of all `separators` that `x` violates by more than `min_violation`.
 
-        Does not add them to `cuts`.
+        Does not add them to `cuts`. Raises `TimeLimitError` if the time limit passes.
         """
         cut_lists = (separator.separate(x, min_violation) for separator in self.separators.values())
         return [cut for cuts in cut_lists for cut in cuts]

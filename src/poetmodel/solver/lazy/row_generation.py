@@ -72,9 +72,9 @@ class RowGeneration:
 
         A round solves a relaxation, disaggregates its solution, searches for schedules, and adds
         violated rows and cuts. A relaxation without a point below its cutoff also ends the rounds.
-        Sets `stop_reason` of the session if a round has no effect, time runs out or a model is too
-        large. Returns whether it is proved that no schedule exists. Raises errors of the primal
-        worker.
+        Sets `stop_reason` of the session if a round has no effect, time runs out, a schedule is too
+        large or the session is interrupted. Returns whether it is proved that no schedule exists.
+        Raises errors of the primal worker.
         """
         session, is_infeasible = self.session, False
         with self._limit_execution():

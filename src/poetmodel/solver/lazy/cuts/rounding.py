@@ -72,7 +72,10 @@ class RoundingSeparator:
         return self._rows
 
     def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
-        """Return the rounded rows that the point `x` violates by more than `min_violation`."""
+        """Return the rounded rows that the point `x` violates by more than `min_violation`.
+
+        Raises `TimeLimitError` if the time limit passes.
+        """
         return [cut for cut in self.rows() if cut.violation(x) > min_violation]
 
     def restate(self, _: Cut) -> tuple[()]:
