@@ -246,16 +246,13 @@ class SolveManager:
             self._schedules[point.id] = schedule
             self._run_in_background(self._save(point, schedule))
         elif point.provisional and metrics["value"] == point.value:
-            point.set_metrics(metrics)
-            self._use_as_own(point, schedule)
+            self._use_as_own(point, metrics, schedule)
         self.notify(open_problem, point, has_new_schedule=is_better)
 
-    def _use_as_own(self, point: Point, schedule: bytes) -> None:
-        """Use and save a worker's schedule in place of a provisional one of equal value.
-
-        The metrics of the point remain.
-        """
+    def _use_as_own(self, point: Point, metrics: dict[str, Any], schedule: bytes) -> None:
+        """Use and save a worker's schedule in place of a provisional one of equal value."""
         point.provisional = False
+        point.set_metrics(metrics)
         point.begin_revision(schedule)
         self._schedules[point.id] = schedule
         self._run_in_background(self._save(point, schedule))

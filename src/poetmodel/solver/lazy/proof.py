@@ -66,9 +66,9 @@ def prove(
         return outcome
     # A candidate may have been found just after the search gave up.
     outcomes, candidate = [outcome], outcome.candidate
-    if candidate is None and not can_search_fastest(problem):
-        return outcome
     if candidate is None:
+        if not can_search_fastest(problem):
+            return outcome
         fastest_outcome = find_fastest_schedule(problem, request, outcome.bound, params)
         outcomes, candidate = [outcome, fastest_outcome], fastest_outcome.candidate
         if fastest_outcome.is_infeasible:
