@@ -1,6 +1,7 @@
 """poetmodel: train neural networks on devices with little memory, with provably minimal energy.
 
-Names are imported on first use (PEP 562), so that ``import poetmodel`` is fast and needs no extra.
+All names but `__version__` are imported on first use (PEP 562), so that ``import poetmodel`` is
+fast and needs no extra.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Budget:
 
     @classmethod
     def from_bytes(cls, size_bytes: int) -> Budget:
-        """Make a budget from a size [B]."""
+        """Make a budget from a size [B]; errors name it ``ram``."""
         return cls(stated_value=f"{size_bytes}B", fraction=None, field="ram")
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Budget:
         return None if self.fraction is not None else self.resolve(0)
 
     def to_size(self, keep_all_bytes: int) -> Budget:
-        """Return the budget as a size.
+        """Return the budget as a size; return a size itself unchanged.
 
         A fraction refers to `keep_all_bytes`, the keep-all peak [B].
         """
@@ -77,15 +77,16 @@ class Budget:
     def resolve(self, keep_all_bytes: int) -> int:
         """Return the size, rounded down [B].
 
-        A fraction refers to `keep_all_bytes`, the keep-all peak [B].
+        A fraction refers to `keep_all_bytes`, the keep-all peak [B]. Raises `BudgetError` above
+        2^53 bytes.
         """
         return parse_size(self.stated_value, field=self.field, base_bytes=keep_all_bytes)
 
     def tensor_bytes(self, keep_all_bytes: int, *, reserved_bytes: int) -> int:
-        """Return the RAM for tensors and workspaces [B]; negative if the budget is too small.
+        """Return the RAM for tensors and workspaces [B].
 
-        `reserved_bytes` is RAM that the keep-all peak excludes [B]: subtracted from a size, but not
-        from a fraction, which refers to the keep-all peak.
+        `reserved_bytes` is RAM that the keep-all peak excludes [B]: subtracted from a size, even if
+        the result is negative, but not from a fraction, which refers to the keep-all peak.
         """
         excluded_bytes = 0 if self.fraction is not None else reserved_bytes
         return self.resolve(keep_all_bytes) - excluded_bytes
@@ -114,7 +115,7 @@ class TileChoice:
         Raises
         ------
         InputError
-            If `value` is neither ``auto``, ``none`` nor a size above 0.
+            If `value` is neither ``auto``, ``none`` nor a size from 1 to 2^53 bytes.
         """
         if isinstance(value, TileChoice):
             return value

@@ -12,7 +12,7 @@ import sys
 
 
 def _load_scipy() -> None:
-    """Import scipy with Pyomo's import hook disabled; restore the hook afterwards."""
+    """Import scipy, unless it is loaded, with Pyomo's import hook disabled; restore the hook."""
     if "scipy" in sys.modules:
         return
     pyomo = sys.modules.get("pyomo.common.dependencies")

@@ -1,4 +1,4 @@
-"""Methods of earlier work: functions from a problem to a schedule, all verified in the same way.
+"""Methods: published strategies and user-defined functions, run under the same simulator.
 
 `run` and `recompute_once` are imported on first use, so that listing the methods imports no solver.
 """

@@ -1,4 +1,4 @@
-"""Look up methods by name: those of this package, registered ones, and functions in files."""
+"""Look up methods by name: shipped methods, registered ones, and functions in files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from poetmodel.errors import InputError
 
 
 def method(name: str) -> Method:
-    """Return a method by its name, with a variant after a colon if it has any.
+    """Return a method by its name, or its variant by ``NAME:VARIANT``.
 
-    User-defined methods are found by their registered name, or as ``FILE.py:FUNCTION``.
+    User-defined methods are found by their registered name, or as ``FILE.py:FUNCTION``. The file is
+    imported, and its folder is appended to ``sys.path``.
 
     Raises
     ------
     InputError
-        If no method or variant has that name, or the file cannot be read or lacks the function.
+        If no method or variant has that name, or the file does not exist or lacks the function.
     UserMethodError
         If the file of a user-defined method raises an exception when it is imported.
 

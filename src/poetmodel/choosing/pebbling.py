@@ -1,8 +1,8 @@
-"""The minimum RAM to compute tensors without paging, with unlimited recomputation.
+"""Lower bounds on the RAM to compute tensors without paging, with unlimited recomputation.
 
-This is the pebble game (Sethi, 1975) with sizes: a node may be computed if its inputs are in RAM.
-The game ignores the order and the stages of schedules, so its minimum is a lower bound for every
-schedule without paging that trains the same parameters, and possibly further ones.
+They come from the pebble game (Sethi, 1975) with sizes: a node may be computed if its inputs are in
+RAM. The game ignores the order and the stages of schedules, so its minimum is a lower bound for
+every schedule without paging that trains the same parameters, alone or with further parameters.
 
 References
 ----------
@@ -44,7 +44,11 @@ class PebbleGame:
         """RAM that suffices to compute a set of tensors, as a search has shown, by set [B]."""
 
     def min_bytes(self, name: str, bound: int) -> int:
-        """Return a lower bound on the RAM to train parameter `name` [B]; `bound` is a known one."""
+        """Return a lower bound on the RAM to train parameter `name` [B], at least `bound`.
+
+        Each update of the parameter needs at least the RAM to compute its inputs. `bound` is a
+        known lower bound.
+        """
         graph = self.graph
         for u, node in enumerate(graph.nodes):
             if self.freezable.updated_parameter_of.get(u) == name and not node.is_state:
@@ -53,9 +57,10 @@ class PebbleGame:
         return bound
 
     def _raise_bound(self, tensors: frozenset[int], bound: int) -> int:
-        """Return a lower bound on the RAM to compute `tensors` [B]; `bound` is a known one.
+        """Return a lower bound on the RAM to compute `tensors` [B], at least `bound`.
 
-        Increases `bound` until a search succeeds within it, or `MAX_SETS` sets are visited.
+        Increases `bound`, a known lower bound, until a search succeeds within it, or `MAX_SETS`
+        sets are visited.
         """
         remaining_sets = MAX_SETS
         while remaining_sets > 0:
@@ -102,10 +107,12 @@ class PebbleGame:
         return len(visited), next_max_bytes
 
     def _predecessors(self, tensors: frozenset[int]) -> Iterator[tuple[frozenset[int], int]]:
-        """Yield (required tensors, RAM bytes) for each node that may compute the last of `tensors`.
+        """Yield (required tensors, RAM bytes) for each maker of `tensors`, if it is computed last.
 
-        The required tensors must be in RAM before the node is computed. The bytes are in use during
-        its computation.
+        Makers are in the order of the graph. The required tensors must be in RAM before the maker
+        is computed. During its computation, the bytes are in use by these tensors, the workspace
+        and the outputs, which may overwrite inputs that are not in `tensors`. Of a backward node,
+        only outputs in `tensors` count.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         for k in sorted({graph.node_of[i] for i in tensors}):
@@ -123,7 +130,7 @@ class PebbleGame:
     def _inputs_for(self, k: int, outputs: frozenset[int]) -> frozenset[int]:
         """Return the inputs that node `k` reads to compute `outputs`, without state.
 
-        Nodes outside of the backward pass read all of their inputs.
+        All inputs of a node outside the backward pass are read.
         """
         graph = self.graph
         inputs: tuple[int, ...] = graph.inputs_of[k]

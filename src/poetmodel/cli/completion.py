@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 Suggestions: TypeAlias = list[tuple[str, str]]
-"""(name, description) of each name that begins with the typed text. The alias exists at runtime,
-because typer evaluates annotations."""
+"""(name or comma-separated names, description) of each completion of the typed text. The alias
+exists at runtime, because typer evaluates annotations."""
 
 
 def complete_models(incomplete: str) -> Suggestions:
-    """Return the built-in networks whose names begin with `incomplete`."""
+    """Return the built-in networks and published graphs whose names begin with `incomplete`."""
     from poetmodel.graph.catalogue import describe_model, model_names
 
     return _filter_names(incomplete, ((name, describe_model(name)) for name in model_names()))
@@ -42,8 +42,8 @@ def complete_methods(incomplete: str) -> Suggestions:
 def complete_list(complete: Callable[[str], Suggestions]) -> Callable[[str], Suggestions]:
     """Return a completion function for options with several comma-separated names.
 
-    The function completes the last name with `complete`, and returns each completed list. It skips
-    names that are in the list already.
+    The function completes the last name with `complete`, and returns each completed list with the
+    description of its last name. It skips names that are in the list already.
     """
 
     def complete_last(incomplete: str) -> Suggestions:

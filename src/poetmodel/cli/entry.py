@@ -15,10 +15,11 @@ SOLVER_THREAD: Final = "poetmodel-solve"
 
 
 def main() -> None:
-    """Run the command line and exit, without a traceback if Ctrl-C arrives during imports.
+    """Run the command line and exit with the status of the command.
 
     First opens closed standard streams and, if Python has the option ``-OO``, restarts with ``-O``.
-    The exit does not wait for a solver thread that has been abandoned.
+    If Ctrl-C arrives during imports, exits with `INTERRUPTED` and without a traceback. The exit
+    does not wait for a solver thread that has been abandoned.
     """
     start_s = time.monotonic()
     try:
@@ -44,7 +45,8 @@ def main() -> None:
 def _open_closed_streams() -> None:
     """Open the null device in place of a closed stdin, stdout or stderr (``>&-``).
 
-    Otherwise the next opened files get these descriptors, and printed text is written to them.
+    Otherwise the next opened files get these descriptors, and printed text is written to them. A
+    stream of `sys` that is None becomes a file with its descriptor.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -1,4 +1,4 @@
-"""Exit statuses, and error messages on stderr."""
+"""Exit statuses, and errors and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -44,13 +44,15 @@ class ExitStatus(IntEnum):
     """Proven infeasible, or larger than the flash; for ``verify``, ``plan`` and ``bench check`` an
     invalid file, plan or solution."""
     NO_SCHEDULE = 4
-    """No schedule was found within the limits, or the method does not apply."""
+    """No schedule was found within the limits, also after Ctrl-C in ``solve``; or the method does
+    not apply, or its schedule violates a limit."""
     NO_BACKEND = 5
-    """The back end or PyTorch is not installed, or the licence does not allow the model."""
+    """The back end, PyTorch or ExecuTorch is missing or its release is not supported, or a licence
+    is missing or refuses the model."""
     REJECTED = 6
     """The verifier rejected the schedule of ``paper`` or of a user-defined method."""
     INTERRUPTED = INTERRUPTED
-    """Ctrl-C before a result was found."""
+    """Ctrl-C, unless the command then returns its result so far, as ``solve`` does."""
     CLOSED_PIPE = 141
     """The reader of the output closed the pipe."""
 

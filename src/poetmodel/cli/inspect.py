@@ -158,7 +158,7 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
 
     The peak of inference is None unless phases mark the forward pass (`inference_profile`). With a
     device, the minimum RAM is that with state read in place if the device can do so, and the values
-    include two gauges: the device RAM that keep-all and the minimum RAM use.
+    include the device's name and two gauges: its RAM that keep-all and the minimum RAM use.
     """
     from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 

@@ -35,9 +35,9 @@ _REGISTRY: Final = "instances"
 def write_instances(folder: Path, mps: str | None, output: OutputOptions) -> None:
     """Write the instance library to a folder, and print the number of problems by kind.
 
-    With ``--json`` prints the folder and the index of the library instead. `mps` has the names of
-    large problems that get MPS files, too, with commas between them. Raises `InputError` without a
-    checkout, and as `write_library`.
+    Also prints whether the library contains the graphs of Moccasin. With ``--json`` prints only the
+    folder and the index of the library. `mps` has the names of large problems that get MPS files,
+    too, with commas between them. Raises `InputError` without a checkout, and as `write_library`.
     """
     from collections import Counter
 

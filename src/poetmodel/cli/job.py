@@ -134,7 +134,7 @@ class JobResult:
             )
 
     def _saving_text(self, limit: UsedLimit) -> str:
-        """Return the saving without a limit, as text; "" if the limit does not bind.
+        """Return the saving without a limit, as text; "" if the limit does not bind, or if unknown.
 
         An energy or a time is that of the whole job, another quantity that of a step.
         """
@@ -177,7 +177,7 @@ def _format_fraction(
     quantity: str,
     format_value: ValueFormatter,
 ) -> str:
-    """Return a total as a fraction of its limit; ``the whole job`` without a total or a limit."""
+    """Format a total as a percentage of its limit; ``the whole job`` without a total or limit."""
     if total_value is None or limit_value is None:
         return "the whole job"
     fraction_text = format_percent(total_value / limit_value, digits=3)

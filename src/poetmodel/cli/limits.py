@@ -129,7 +129,8 @@ def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
     """Return the minimum RAM of a step's evaluation, the forward pass without updates [B].
 
     Return None if the step has no evaluation, or the device is unknown. State is on storage if
-    tensors can be paged, else it is resident and counted.
+    tensors can be paged, else it is resident and counted. State on memory-mapped
+    storage needs no RAM.
     """
     from poetmodel.lowered.step import with_stored_state
     from poetmodel.tiling.choice import needed_bytes
@@ -152,7 +153,7 @@ def limit_values(
     min_ram_tile: tuple[int, int] | None = None,
     evaluation_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Return graph, problem and limits by name as plain values in SI units.
+    """Return graph, problem, minimum RAM and limits by name as plain values in SI units.
 
     Limits on RAM are under ``ram``. The keys of arguments that are None are omitted.
 
@@ -188,8 +189,9 @@ def _limit_facts(
 ) -> Iterator[Fact]:
     """Yield each limit with its proof and, except for exported C, its conditions and its peak.
 
-    Limits on RAM come first. For a step file also yield the minimum RAM of exported C with
-    ``pm_evaluate`` if `evaluation_bytes` is given, and in tiles if `min_ram_tile` is given.
+    The label of int8 results comes first, if the graph has one, then limits on RAM. The limit of
+    exported C is followed by its minimum RAM with ``pm_evaluate`` if `evaluation_bytes` is given,
+    and in tiles if `min_ram_tile` is given.
     """
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)

@@ -56,13 +56,13 @@ class Command(NamedTuple):
 
     name: str
     run: Callable[..., None]
-    """Function with one parameter for each option."""
+    """Function with one parameter for each option and argument."""
     epilog: str
     """Last line of the help: an example."""
 
 
 def command(example: str) -> Callable[[Callable[..., None]], Command]:
-    """Return a decorator that turns a function into a command.
+    """Return a decorator that turns a function into a command with the name of the function.
 
     The parameters of the function are groups of options, which become separate options on the
     command line. ``Annotated[Group, without("field")]`` excludes options, whose fields then have
@@ -106,7 +106,7 @@ def group(cls: type[_Group]) -> type[_Group]:
 
     Each start of the program creates all groups. Compiling the methods of a dataclass would take
     milliseconds, so `__init__` is generic: it takes the fields as keywords, and raises `TypeError`
-    for an unknown one. A field that is omitted gets its default.
+    for an unknown one. A field that is omitted gets its default, `REQUIRED` if it is required.
     """
 
     def init(self: object, **values: object) -> None:
@@ -145,7 +145,7 @@ def option(default: object, spelling: str, text: str, **typer_options: Any) -> A
     """Return the dataclass field of an option.
 
     `spelling` is the option with its value: ``--ram SIZE``. `text` is its help, and `typer_options`
-    are further keywords of `typer.Option`.
+    are further keywords of `typer.Option`. Without ``autocompletion``, `COMPLETERS` completes it.
     """
     name, _, metavar = spelling.partition(" ")
     typer_options.setdefault("autocompletion", COMPLETERS.get(name, COMPLETERS.get(metavar)))
@@ -157,7 +157,7 @@ def argument(default: object, metavar: str, text: str, **typer_options: Any) -> 
     """Return the dataclass field of a positional argument.
 
     `metavar` is its placeholder and `text` its help; `typer_options` are further keywords of
-    `typer.Argument`.
+    `typer.Argument`. Without ``autocompletion``, `COMPLETERS` completes it.
     """
     typer_options.setdefault("autocompletion", COMPLETERS.get(metavar))
     information = typer.Argument(metavar=metavar, help=text, **typer_options)
@@ -305,7 +305,10 @@ class OptimizerName(StrEnum):
 
 @group
 class FileGraphOptions:
-    """Options of the graph of a schedule or plan, if its file does not identify the graph."""
+    """Options of a graph: its name, sizes, state, tiles and trained weights.
+
+    A schedule or plan needs none if its file identifies a built-in network.
+    """
 
     graph: str | None = graph_option(
         None,
@@ -356,7 +359,7 @@ class FileGraphOptions:
 
     @property
     def variant(self) -> Variant:
-        """Input sizes, state, tiles and trained weights of the graph."""
+        """Input sizes, state, in-place operators, tiles and trained weights of the graph."""
         return Variant(
             batch=self.batch,
             image=self.image,
@@ -533,7 +536,8 @@ class LimitOptions(CommitOptions):
         """Return the problem with these limits, and with the user-defined constraints.
 
         `ram` [B, or text], `deadline` [s] and `energy_budget` [J] override the options. Raises
-        `InputError` for invalid limits, and for two objectives.
+        `InputError` for invalid limits, files or costs, and for two objectives (``--minimize`` is
+        one).
         """
         problem = Problem(
             graph,

@@ -1,4 +1,4 @@
-"""Output: tables, texts or one JSON value on stdout; a live line or a progress bar on stderr."""
+"""Output: tables, texts or JSON on stdout; notes, a live line or a progress bar on stderr."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 UNLIMITED_WIDTH: Final = 1_000_000
-"""Width of a pipe or file [columns], in which no line is wrapped or cut."""
+"""Width of a pipe or file [columns], so large that no line is wrapped or cut."""
 MAX_LINE: Final = 2000
-"""Maximum length of a printed line or title; the middle of a longer one is omitted."""
+"""Maximum length of a printed line or title [characters]; the middle of a longer one is omitted."""
 MAX_CELL: Final = 400
-"""Maximum length of a table cell."""
+"""Maximum length of a table cell [characters]."""
 MAX_WORD: Final = 240
-"""Maximum length of a word in a line, such as a name or a path."""
+"""Maximum length of a word in a line, such as a name or a path [characters]."""
 MAX_WORD_IN_CELL: Final = 100
-"""Maximum length of a word in a cell."""
+"""Maximum length of a word in a cell [characters]."""
 
 
 class _Verbosity:
@@ -71,10 +71,10 @@ def print_written(path: Path) -> None:
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console that prints names unchanged, without markup and highlighting.
+    """Return a console that prints names unchanged, without markup, highlighting and emoji.
 
     Its default width is that of the terminal or of the environment variable ``COLUMNS``. Without
-    the variable, a pipe or file has unlimited width.
+    the variable, a pipe or file has `UNLIMITED_WIDTH`.
     """
     from rich.console import Console
 
@@ -87,8 +87,8 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 def print_json(document: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Print an object, one key per line, or a list, one object per line, as JSON on stdout.
 
-    The output is ASCII, so that it does not depend on the encoding of a terminal or pipe. Raises
-    `ValueError` for a number that is not finite.
+    The output is ASCII, so that it does not depend on the encoding of a terminal or pipe. It is
+    printed even if quiet. Raises `ValueError` for a number that is not finite.
     """
     compact = partial(json.dumps, allow_nan=False)
     if isinstance(document, dict):
@@ -145,7 +145,8 @@ def _set_column_widths(table: Table, width: int) -> int:
     texts = [[str(column.header), *map(str, column.cells)] for column in columns]
     max_widths = [_max_width(cells) for cells in texts]
     n_dividers = max(0, len(columns) - 1)
-    # Dividers have padding on both sides; a box also has edges.
+    # With a box, dividers have padding on both sides, and there are edges. Without a box, two
+    # blanks separate columns.
     border_width = 3 * n_dividers + 2 if table.box is not None else 2 * n_dividers
     widths: list[int] = []
     for separator in (r"\s+", rf"\s+|{_NAME_BREAK}"):
@@ -211,7 +212,8 @@ def _fit_widths(
 def fact_table(title: str, facts: Iterable[Fact]) -> Table:
     """Return a table of facts with name, value and note; facts with an alarm are red.
 
-    Facts without a name or a value are omitted. Long texts and words are shortened by `printable`.
+    Facts whose name or value is None are omitted. Long texts and words are shortened by
+    `printable`.
     """
     cells_and_alarms = [
         ((fact.name or "", fact.text, fact.note), fact.alarm) for fact in listed_facts(facts)
@@ -234,7 +236,7 @@ def listing(
     n_text_columns: int = 1,
     whole_names: bool = True,
 ) -> Table:
-    """Return a table with heads.
+    """Return a table of `rows` below `heads`.
 
     The first `n_text_columns` columns are left-aligned texts; the rest are right-aligned numbers.
     With `whole_names` the first column is not wrapped. Long texts and words are shortened by
@@ -279,7 +281,7 @@ def printable(text: str, *, max_characters: int = MAX_LINE, max_word: int = MAX_
     """Format a text for display: escape control characters, and shorten long texts and words.
 
     The middle of a text longer than `max_characters`, and of a word longer than `max_word`, is
-    omitted.
+    replaced by ``...``.
     """
     escaped = escape_controls(_omit_middle(text, 4 * max_characters))
     shortened = re.sub(r"\S+", lambda match: _omit_middle(match[0], max_word), escaped)
@@ -333,7 +335,10 @@ class LiveLine:
 
 
 def _format_overhead(value: float | None, objective: Objective) -> str:
-    """Format an overhead as a percentage of a positive baseline, else as an amount."""
+    """Format an overhead as a percentage of a positive baseline, else as an amount.
+
+    None gives ``none yet``.
+    """
     if value is None:
         return "none yet"
     if objective.baseline > 0:
@@ -348,7 +353,7 @@ def live_line(
     """Show a live line on stderr during the body, if enabled, not quiet, and on a terminal.
 
     Yields the progress callback, or None without a line. Without a problem the line shows only
-    activity, gap and elapsed seconds.
+    activity, gap and elapsed seconds. The line is removed at the end.
     """
     if is_quiet() or not (enabled and sys.stderr.isatty()):
         yield None
@@ -365,7 +370,7 @@ def live_line(
 def progress_bar(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None]:
     """Show the progress of a sweep on stderr: a bar on a terminal, else a line per run.
 
-    Yields the progress callback; None if quiet or not `enabled`.
+    Yields the progress callback; None if quiet or not `enabled`. The bar is removed at the end.
     """
     if not enabled or is_quiet():
         yield None

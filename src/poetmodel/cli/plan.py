@@ -180,9 +180,10 @@ def _tensor_ram_bytes(
 
 
 def _save_and_print(plan_result: PlanResult, request: PlanOptions, *, json: bool) -> None:
-    """Write the plan and its picture; print JSON, a listing or trace events, or a table.
+    """Write the plan and its picture to the given files; print JSON, text or a table.
 
-    A listing and trace events are printed if they are the format and no file is given.
+    With `json` prints JSON, else a listing or trace events if they are the format and the plan has
+    no file, else a table. Warns if the plan does not fit the device.
     """
     if request.out is not None:
         plan_result.save(request.out, request.plan_format)
@@ -423,8 +424,8 @@ def save_plan_and_map(
 
     The files are written while the caller iterates. `fitted` has the plan with addresses, if
     requested. Without a schedule no file is written, and for a schedule with violations no plan,
-    with a warning. Raises `VerificationError` if the plan has violations, and `InputError` if a
-    file cannot be written.
+    with a warning. The warnings of `default_mode` are printed, too. Raises `VerificationError` if
+    the plan has violations, and `InputError` if a file cannot be written.
     """
     problem = result.problem
     if result.schedule is None:

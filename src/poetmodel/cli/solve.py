@@ -197,10 +197,11 @@ def _choose_tiles(
     *,
     show_progress: bool,
 ) -> tuple[ChosenTiles, float]:
-    """Solve several tile sizes; return that with the smallest value, and the remaining time [s].
+    """Solve several tile sizes; return the size of smallest value, and the remaining time [s].
 
-    Return the first size if it is the only one, which is not solved, or if no schedule is found.
-    The time is 0 if the schedule in these tiles is proved optimal, or after Ctrl-C.
+    A single size is not solved. If no schedule is found, return the first size. The time is 0 if
+    the schedule in the returned tiles is proved optimal, or after Ctrl-C; otherwise it is at least
+    `MIN_TIME_LIMIT_S`.
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
@@ -412,8 +413,9 @@ def _save_and_print(
     """Write the schedule file and print the result.
 
     The command began at `start_s` on the monotonic clock, and read its inputs for `read_s` [s].
-    Without a schedule, no file is written; instead of tables, notes on a job are printed. If the
-    file cannot be written, raises `InputError` after the result is printed.
+    Without a schedule, no file is written; instead of tables, notes on a job are printed. Warns if
+    the step does not fit the device. If the file cannot be written, raises `InputError` after the
+    result is printed.
     """
     write_error: InputError | None = None
     if out is not None and result.schedule is not None:

@@ -219,7 +219,8 @@ def _write_and_show_records(
 ) -> None:
     """Write tables and pictures of records, print tables or JSON, and exit with 1 if a run failed.
 
-    ``cells`` is the name of runs in files and JSON. Raises `typer.Exit` for a failed run.
+    ``cells`` is the name of runs in files and JSON. Warns about runs whose step does not fit the
+    device. Raises `typer.Exit` for a failed run.
     """
     from poetmodel.sweeps import panels, tables
 
@@ -445,10 +446,11 @@ def bench(
 def _reproduce_figure(
     request: FigureOptions, worker_options: WorkersOption, output: options.OutputOptions
 ) -> None:
-    """Solve the runs of a figure of the paper that are not recorded or failed; write its outputs.
+    """Solve the runs of a figure of the paper and write its outputs.
 
-    The outputs are records, a table and pictures; tables or JSON are printed. Exits with status 1
-    if a run failed.
+    Runs with a record are not repeated, unless they failed. The outputs are records, a table and
+    pictures; tables or JSON are printed. Raises `InputError` for an unknown figure, and
+    `typer.Exit` with status 1 if a run failed.
     """
     from poetmodel.sweeps import figures, panels, summaries, tables
     from poetmodel.sweeps import sweep as run_sweep

@@ -347,7 +347,7 @@ class EmulationOptions:
     def measure(
         self, step_source: str, onnx: OnnxStep, costing: CostingOptions, tile: str | None
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
-        """Export a step, execute it on the emulated board, and return graph, costs and notes.
+        """Export a step in tiles, execute it on the emulated board; return graph, costs and notes.
 
         `step_source` is a step file, or a step to capture. Raises `InputError` if `tile` is
         ``auto``, and the errors of `read_or_capture_step` and `measure_emulated`.
