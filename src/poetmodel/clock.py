@@ -38,8 +38,9 @@ def processor_clock(wall_s: float) -> Iterator[None]:
     """Context manager: time limits inside count processor time, for at most `wall_s` of wall time.
 
     Within that wall time, the result of a solve does not depend on the load of the machine. Once
-    `wall_s` or an outer time limit has passed on the wall clock, `check_time_limit` raises, also
-    without a limit inside.
+    `wall_s` or the rest of an outer time limit has passed on the wall clock, `check_time_limit`
+    raises, also without a limit inside. The wall time of an outer `processor_clock` has no effect
+    inside.
     """
     end_s = time.monotonic() + min(wall_s, time_left_s())
     tokens = _WALL_END_S.set(end_s), _END_S.set(None)
@@ -137,8 +138,8 @@ def block_ctrl_c() -> Iterator[None]:
 
 
 GC_ALLOCATIONS: Final = 20_000
-"""Allocations between two collections of the youngest generation; the default of Python 3.11 and
-3.12 is 700."""
+"""Allocations minus deallocations that start a collection of the youngest generation; the default
+of Python 3.11 and 3.12 is 700."""
 
 _lock = threading.Lock()
 """Guards the thresholds of the garbage collector."""
@@ -150,7 +151,8 @@ _saved_thresholds: list[tuple[int, int, int]] = []
 def infrequent_gc() -> Iterator[None]:
     """Context manager: collect garbage less often, until the last concurrent use ends.
 
-    Has no effect if collections are disabled or less frequent already.
+    Applies to all threads of the process. The thresholds from before the first concurrent use
+    are restored after the last. Has no effect if collections are disabled or less frequent already.
 
     Notes
     -----

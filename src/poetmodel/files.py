@@ -64,7 +64,7 @@ def licence(package: str) -> str:
 def processor_line(*keys: str) -> str:
     """Return the first line of ``/proc/cpuinfo`` that starts with one of the keys.
 
-    Falls back to the processor name of the `platform` module, which may be empty.
+    Falls back to the processor name of the `platform` module, which may be empty. Cached.
     """
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
@@ -127,8 +127,8 @@ def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> 
 
     `expected` names the format in messages. Adds an error to `faults` for each key that occurs
     repeatedly in one object, whose last value is returned; without `faults`, raises `InputError`
-    with these errors. Also raises `InputError` for an empty text, for a text that is not JSON, and
-    for too deep nesting or too many digits.
+    with these errors. Also raises `InputError` for an empty or blank text, for a text that is not
+    JSON, and for too deep nesting or too many digits.
     """
     if not text.strip():
         raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
@@ -164,7 +164,10 @@ def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> 
 
 
 def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
-    """Parse TOML; raise `InputError` for invalid TOML. `expected` names the kind of file."""
+    """Parse TOML; raise `InputError` if it is invalid, too deep, or a number has too many digits.
+
+    `expected` names the kind of file in the message about nesting.
+    """
     import tomllib
 
     try:
@@ -209,7 +212,8 @@ def unknown_key_message(key: object, known_keys: Iterable[str]) -> str:
 def check_writable(path: str | Path) -> None:
     """Raise `InputError` if no file can be written at `path`; an existing file is not changed.
 
-    Creates and removes a temporary file in the same folder. Does not check devices and pipes.
+    Creates and removes a temporary file in the folder of `path`, or of the target of a link. Does
+    not check devices and pipes.
     """
     path = _resolve_target(path)
     if not _is_special(path):

@@ -103,10 +103,10 @@ def verify(
 def _print_verdict(
     document_kind: str, violations: Sequence[str], limit_options: Sequence[str]
 ) -> None:
-    """Print whether the file is valid, and its first violations with their number.
+    """Print whether the file is valid; if not, also the first violations and the number of all.
 
-    `limit_options` are the limits on the command line. If there are any and the file is valid,
-    prints that an infeasible result of ``poetmodel solve`` with them is a bug.
+    `limit_options` are the names of the limit options on the command line. If there are any and the
+    file is valid, prints that an infeasible result of ``poetmodel solve`` with them is a bug.
     """
     if not violations:
         print_text(f"valid: the {document_kind} meets every rule and limit that was checked", "")
@@ -146,8 +146,8 @@ def _verify_schedule(
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a schedule; return its facts, the title of their table, and its use of device RAM.
 
-    The use of RAM is None without a device. Raises `InputError` for a malformed file, for one of
-    another graph, and for limits without costs.
+    The use of RAM is None without a device. Raises `InputError` for a malformed file, for a missing
+    or another graph, for invalid limits, and for limits without costs.
     """
     from poetmodel.schedule.document import parse_document
 
@@ -163,7 +163,10 @@ def _verify_schedule(
 
 
 def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
-    """Yield the verdict and the simulated metrics; without costs, times and energies are None."""
+    """Yield verdict, metrics, device RAM, the peak with its tensors, state and constraints.
+
+    Without costs, times and energies are None.
+    """
     graph, simulation = verified.graph, verified.simulation
     peak, tensors = simulation.peak, simulation.peak_tensors
     yield from _verdict_facts(graph, verified.costs, verified.verdict.violations, verified.notes)
@@ -222,8 +225,9 @@ def _verify_plan(
 ) -> tuple[list[Fact], str, DeviceRam | None]:
     """Verify a plan; return its facts, the title of their table, and its use of device RAM.
 
-    The use of RAM is None without a device. Raises `InputError` for a malformed file, for one of
-    another graph, and as `_plan_problem`.
+    The use of RAM is None without a device. The RAM budget is ``--ram``, else that of the plan;
+    with neither, the peak is not checked, which a note states. Raises `InputError` for a malformed
+    file, for a missing or another graph, and as `_plan_problem`.
     """
     from poetmodel.plan import check_arena, check_plan
     from poetmodel.plan.simulation import false_claims
@@ -272,10 +276,11 @@ def _verify_plan(
 def _read_plan(
     content: bytes, path: Path, source: options.FileGraphOptions
 ) -> tuple[PlanDocument, Graph]:
-    """Parse the content of a plan file; return the plan, and the graph to verify it with.
+    """Parse the content of a plan file; return its document, and the graph to verify it with.
 
-    The graph is ``--graph``, else the built-in network that the plan identifies. `path` is for
-    messages.
+    The graph is ``--graph``, else the built-in network that the plan identifies. The document of a
+    binary plan has no stated metrics and no arena. `path` is for messages. Raises `InputError` for
+    a malformed file, and if the graph is not found.
     """
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_binary
@@ -295,8 +300,8 @@ def _plan_problem(graph: Graph, costs: Costs | None, limits: options.LimitOption
     """Return the problem of a plan with the RAM, storage limit and deadline of the options.
 
     Without ``--ram`` the RAM is unlimited; without ``--aux`` the storage limit is the device's, if
-    any. Raises `InputError` for other limits, which do not apply to plans, and for a deadline
-    without costs.
+    any. Without costs, all times and energies are 0. Raises `InputError` for other limits, which do
+    not apply to plans, for invalid limits, and for a deadline without costs.
     """
     unsupported_options = [name for name in limits.changed_options if name not in _PLAN_LIMITS]
     if unsupported_options:
@@ -317,7 +322,11 @@ def _plan_problem(graph: Graph, costs: Costs | None, limits: options.LimitOption
 def _plan_facts(
     document: PlanDocument, check: PlanCheck, device_ram: DeviceRam | None, *, has_costs: bool
 ) -> Iterator[Fact]:
-    """Yield metrics of a plan and its addresses; times and energies are None without costs."""
+    """Yield mode, budget, size, metrics, device RAM, peak instruction and arena of a plan.
+
+    Without costs, times and energies are None. Without addresses, the facts of the arena are left
+    out.
+    """
     plan = document.plan
     yield Fact("mode", str(plan.mode))
     yield Fact("ram_budget_bytes", plan.ram_budget_bytes)

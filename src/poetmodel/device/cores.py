@@ -19,7 +19,7 @@ class Core(NamedTuple):
     makefile_target: str
     """Target of the exported Makefile that builds code for the core: ``m3``, ``m4`` or ``m7``."""
     has_fpu: bool
-    """Whether the core has an FPU. The kernel tables are for such cores only."""
+    """Whether the core has an FPU. Instructions of kernels are estimated for such cores only."""
     instructions_per_cycle: float | None
     """Average instructions per cycle, without waits for memory; None if unknown."""
     source: str
@@ -125,7 +125,7 @@ CORES: Final = (
 
 
 def find_core(text: str) -> Core | None:
-    """Return the core named in a device's `core` text; None if the text names no known core."""
+    """Return the first of `CORES` that a device's `core` text names; None if it names none."""
     return next((core for core in CORES if re.search(rf"{core.name}(?!\d)", text)), None)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _MAX_NAMED: Final = 4
-"""Maximum number of names listed in one message."""
+"""Maximum number of names in a list of a message, as `max_names` of `join_names`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,11 @@ class Commit:
     replacements: tuple[int, ...]
     """The replacements whose page-outs are writes of the commit."""
     other_cost: Cost
-    """Cost of commits except writes of `replacements`: erases, the record and the seal. If commits
-    copy state from volatile storage to flash, also the writes of all replaced state."""
+    """Cost of commits except writes of `replacements`: erases of flash, the record and the seal. If
+    commits copy state from volatile storage to flash, also the writes of all replaced state."""
     min_costs: Mapping[int, Cost]
-    """Lower bound on the cost of each replacement, by its index: the write and its fraction of the
-    erases."""
+    """Lower bound on the cost of each replacement, by its index: the write and, in flash, its
+    fraction of the erases."""
     written_bytes: int
     """Average bytes written per step, including checksums, record and seal, rounded up [B]."""
     erased_blocks: float
@@ -124,6 +124,8 @@ class CostTable:
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """Costs by node and tensor name; `table` arranges them in a graph's order.
+
+    The mappings `compute` and `pages` are copied, and read-only.
 
     Raises
     ------
@@ -223,7 +225,8 @@ class Costs:
         -----
         A node takes ``flops / flops_per_s``, or its memory traffic divided by the RAM bandwidth if
         the device states it and that is longer. Its energy is ``flops / flops_per_j`` if the device
-        states it, else time times power. A transfer takes its latency plus bytes divided by rate.
+        states it, else time times power. A transfer takes its latency plus bytes divided by rate,
+        and the energy of that time times its power.
 
         For exported C on a Cortex-M with an FPU whose clock and power are known, a node instead
         takes its instructions divided by instructions per cycle and clock, times the memory factor.
@@ -372,9 +375,9 @@ def _commit_cost(
     def write_cost(size_bytes: int, page_out: Cost = FREE, page_out_bytes: int = 0) -> Cost:
         """Return the cost per step of writing `size_bytes` in each commit.
 
-        In flash, all bytes are written at the flash's rate. On other storage, the first
-        `page_out_bytes` cost a `page_out`; the rest is written at the rate of page-outs, or at no
-        cost if the device is unknown.
+        In flash, all bytes are written at the flash's rate. On other storage, the write costs one
+        `page_out`, which includes `page_out_bytes`. The remaining bytes are written at the rate of
+        page-outs, or at no cost without a device.
         """
         if flash is not None:
             time_s, power_w = flash.write_s(size_bytes, 0), flash.power_w

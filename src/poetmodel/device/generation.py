@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RECORD_BYTES: Final = 32
 """Size of the record at the start of a generation [B]: ``src/pm_record.h``."""
 SEAL_BYTES: Final = 8
-"""Size of the seal at the end of a generation [B]; a power cut leaves it unwritten or complete."""
+"""Size of the seal at the end of a generation [B], which is written last, in one write."""
 CHECKSUM_BYTES: Final = 4
 """Size of a tensor's checksum [B]."""
 DEFAULT_ERASE_BLOCK_BYTES: Final = 4096
@@ -49,7 +49,9 @@ class GenerationLayout:
     def for_device(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
         """Return the layout of generations on a device.
 
-        Generations are in the device's flash if it commits there, else on its storage.
+        Generations are in the device's flash if it commits there, else on its storage. Storage
+        states no write unit; its erase block is `DEFAULT_ERASE_BLOCK_BYTES` if it states none, and
+        also without a device or storage.
         """
         flash = None if device is None or not device.commits_to_flash else device.flash
         if flash is not None:
@@ -85,8 +87,8 @@ class GenerationLayout:
         A block is erased only before its first generation is written. With two such blocks, the
         newest generation is then in the block that is not erased. The number is 1 or even, as a
         double-precision build stores half as many generations in a block.
-        ``PM_BLOCK_GENERATIONS`` of an exported folder has the same value, but at most half of
-        ``PM_GENERATIONS``, and at least 1.
+        ``PM_BLOCK_GENERATIONS`` of an exported folder has the same value. If that exceeds half of
+        ``PM_GENERATIONS``, it is the largest even number up to this half, at least 1.
         """
         write_unit_bytes = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
         aligned_page_bytes = (

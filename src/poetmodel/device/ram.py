@@ -103,7 +103,7 @@ def kind_index(graph: Graph, i: int | None) -> int:
 
 
 def keep_all_ram_use(graph: Graph) -> RamUse:
-    """Return the RAM use at the keep-all peak.
+    """Return the RAM use at the keep-all peak, at the first node that reaches it.
 
     Tensors are kept until their last use, state tensors during the whole step.
     """
@@ -127,7 +127,7 @@ def keep_all_ram_use(graph: Graph) -> RamUse:
 
 
 def floor_ram_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
-    """Return the RAM use at the largest working set of one step; see `floor`."""
+    """Return the RAM use at the node with the largest working set; see `floor`."""
     k = floor(graph, memory_mapped=memory_mapped).node
     mapped_tensors = graph.state_tensors if memory_mapped else ()
     copies = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(mapped_tensors)
@@ -236,7 +236,8 @@ class DeviceRam:
     def _describe_need(self) -> str:
         """Return a phrase with the peak and, if there are any, resident bytes and the sum.
 
-        If the step does not fit, the phrase states which of them exceeds the device's RAM.
+        If the step does not fit, the phrase states whether the peak, the resident bytes, each of
+        both, or only their sum exceeds the device's RAM.
         """
         peak, resident = format_bytes(self.peak_bytes), format_bytes(self.resident_bytes)
         description = f"it needs {peak} at the peak"

@@ -103,8 +103,9 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
 def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResult, Verdict]:
     """Verify the schedule of a job; return a result with the schedule, and the verdict.
 
-    The result has the status and bound of the job's ``proof``; the bound is at most the value of
-    the schedule. Raises `VerificationError` if the schedule is invalid.
+    The result has the status, termination, bound, times and versions of the job's ``proof``; the
+    bound is at most the value of the schedule. Raises `VerificationError` if the schedule is
+    invalid.
     """
     problem, proof, search = load_job_problem(job, context), job["proof"], job["search"]
     schedule = unpack_schedule(context.body)
@@ -136,8 +137,9 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
 def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
     """Return the subject of a report: the schedule, and its plan if there is one.
 
-    Without a plan a note states the reason. A plan without violations has addresses if the solve of
-    the point has finished. Raises `VerificationError` if the schedule is invalid.
+    Without a plan a note states the reason. For a plan without violations, addresses are chosen and
+    checked if the solve of the point has finished. Raises `VerificationError` if the schedule is
+    invalid.
     """
     from poetmodel.placement import place
     from poetmodel.plan import check_arena, check_plan
@@ -176,7 +178,7 @@ def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
 
 
 def command_line_sources(prepared: PreparedProblem, catalogue: Catalogue) -> Sources:
-    """Return the command-line names of the inputs of a prepared problem."""
+    """Return the command-line names of the inputs of a prepared problem and of its schedule."""
     device, profile = catalogue.cost_options(prepared.settings)
     return Sources(
         schedule=f"{file_stem(prepared.source.graph.name)}.schedule.json",
@@ -188,7 +190,7 @@ def command_line_sources(prepared: PreparedProblem, catalogue: Catalogue) -> Sou
 
 
 def file_stem(name: str) -> str:
-    """Replace characters except ASCII letters, digits and ``.-_`` by dashes."""
+    """Return a name with dashes for all characters but ASCII letters, digits and ``.-_``."""
     return "".join(
         character if character.isascii() and (character.isalnum() or character in ".-_") else "-"
         for character in name
@@ -201,8 +203,8 @@ def file_stem(name: str) -> str:
 def explain_infeasibility(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: return each limit that no schedule meets even alone, and tensors of the minimum RAM.
 
-    The keys are those of the API (`poetmodel.explore.server`). The task does not solve. If it finds
-    no such limit, ``reasons`` is empty and ``text`` states this.
+    The keys are those of the API (`poetmodel.explore.server`). The largest tensors are first. The
+    task does not solve. If it finds no such limit, ``reasons`` is empty and ``text`` states this.
     """
     problem = load_job_problem(job, context)
     graph, min_ram = problem.graph, problem.floor

@@ -36,7 +36,8 @@ REQUEST_LIFETIME_S: Final = 10.0
 class Listener:
     """The events of a stream to a browser that are not yet sent, each (kind, id of a point) once.
 
-    The kinds are ``point``, a change of the requested point, and ``front``, a new schedule.
+    The kinds are ``point``, a change of the requested point, and ``front``, a new schedule or the
+    end of a solve.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class PageSession:
 
 
 class GoneError(Exception):
-    """Error for a request about a problem, point or revision that is unknown or was discarded."""
+    """Error for a request about an unknown or discarded problem or point, or an old revision."""
 
 
 class Coordinator:
@@ -122,14 +123,14 @@ class Coordinator:
         self._cleanup_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the workers and the periodic clean-up."""
+        """Start workers and periodic clean-up; raise `WorkerError` if a worker does not start."""
         await asyncio.gather(self.solve_workers.start(), self.quick_workers.start())
         self._cleanup_task = asyncio.create_task(self._clean_up())
 
     async def stop(self) -> None:
         """Cancel solves, drawings and the clean-up, and stop the workers.
 
-        The store then has all schedules and bounds.
+        The store then has each point that is finished or has a schedule of its own.
         """
         tasks = [*self._drawing_tasks.values(), *filter(None, [self._cleanup_task])]
         for task in tasks:
@@ -140,9 +141,10 @@ class Coordinator:
     # -- problems --------------------------------------------------------------------------------
 
     async def open(self, settings: ExplorerSettings) -> OpenProblem:
-        """Return the open problem of some settings; the first call reads its graph and points.
+        """Return the open problem of some settings; if it is not open, read its graph and points.
 
-        Raise `RefusedError` for invalid settings.
+        The problem becomes the last to be discarded. Raise `RefusedError` for invalid settings, and
+        `WorkerError` if the worker fails.
         """
         problem_id = self._problem_ids.get(settings)
         open_problem = None if problem_id is None else self.open_problems.get(problem_id)
@@ -158,7 +160,10 @@ class Coordinator:
         return open_problem
 
     async def _read_problem(self, settings: ExplorerSettings) -> OpenProblem:
-        """Prepare the problem of some settings in a worker, and load its stored points."""
+        """Prepare the problem of some settings in a worker, and return it as an open problem.
+
+        If the problem is not open yet, load its stored points and register it.
+        """
         reply = await self.quick_workers.run_job(
             {"task": "prepare_problem", "settings": settings.model_dump()}
         )
@@ -183,7 +188,7 @@ class Coordinator:
         return open_problem
 
     def find_point(self, point_id: str) -> tuple[OpenProblem, Point]:
-        """Return a point by its id, with its problem; raise `GoneError` for an unknown point."""
+        """Return the problem of a point and the point, by its id; raise `GoneError` if unknown."""
         for open_problem in reversed(self.open_problems.values()):
             if point_id in open_problem.points:
                 return open_problem, open_problem.points[point_id]
@@ -209,9 +214,11 @@ class Coordinator:
     ) -> dict[str, Any]:
         """Set the requested point of a session, start its solve if needed, and return its values.
 
-        The point replaces the session's previous one, whose solve is cancelled unless another
-        session requests it. With `solve_again`, a point that ended with a gap is solved again.
-        Raise `GoneError` if the problem is not open.
+        An unfinished point is solved, unless its solve is running. With `solve_again`, a point that
+        ended without a proof is solved again. A finished or better record in the store replaces an
+        unfinished point; another record may raise its bound. The point replaces the session's
+        previous one, whose solve is cancelled unless another session requests it. Raise `GoneError`
+        if the problem is not open.
         """
         open_problem, point_id = (
             self.find_problem(problem_id),
@@ -257,7 +264,10 @@ class Coordinator:
         return open_problem.describe(point)
 
     def _cancel_unrequested(self, point_id: str) -> None:
-        """Cancel the solve and the drawing of a point unless a session requests it."""
+        """Cancel the solve and the drawing of a point unless a session requests the point.
+
+        The state of an unfinished point becomes ``cancelled``. A drawing in a worker continues.
+        """
         if any(session.requested_point == point_id for session in self.sessions.values()):
             return
         self.solves.cancel(point_id)
@@ -300,9 +310,10 @@ class Coordinator:
         self._unrequested_digests.discard(digest)
 
     async def _load_or_draw(self, open_problem: OpenProblem, point: Point) -> bytes | None:
-        """Return the stored drawing of a point, or draw it in a worker and store it.
+        """Return the stored drawing of a point, or make it in a worker and store it.
 
-        Return None if no session requests the point any more when a worker is free.
+        The stored drawing of a provisional point is that of its lender. Return None if no session
+        requests the point any more when a worker is free.
         """
         digest = point.digest
         stored_id, stored_digest = point.id, digest
@@ -330,7 +341,8 @@ class Coordinator:
     async def export(self, point_id: str, file_kind: str) -> Frame:
         """Return a file about a point: ``schedule``, ``plan``, ``report`` or ``command``.
 
-        Raise `RefusedError` if the point has no schedule, and `GoneError` if it is unknown.
+        The frame is that of `exports.export_point`. Raise `GoneError` for an unknown point, and
+        `RefusedError` if there is no schedule, or for ``plan`` no plan.
         """
         open_problem, point = self.find_point(point_id)
         if point.value is None:
@@ -357,7 +369,10 @@ class Coordinator:
     # -- events ----------------------------------------------------------------------------------
 
     def add_listener(self, session_id: str) -> Listener:
-        """Add an event stream to a session; its first event is the requested point, if any."""
+        """Add an event stream to a session, which is created if unknown; return its listener.
+
+        The first event is the requested point, if any.
+        """
         session, listener = self.find_or_add_session(session_id), Listener()
         session.listeners.append(listener)
         if session.requested_point is not None:
@@ -371,7 +386,7 @@ class Coordinator:
                 listener.close()
 
     def remove_listener(self, session_id: str, listener: Listener) -> None:
-        """Remove an event stream from a session."""
+        """Remove an event stream from a session, and store the time as its last contact."""
         session = self.sessions.get(session_id)
         if session is not None and listener in session.listeners:
             session.listeners.remove(listener)
@@ -382,7 +397,7 @@ class Coordinator:
     ) -> None:
         """Queue ``point`` for the sessions that request the point.
 
-        For a new schedule, also queue ``front`` for all sessions of the problem.
+        With `has_new_schedule`, also queue ``front`` for all sessions of the problem.
         """
         for session in self.sessions.values():
             for listener in session.listeners:
@@ -392,10 +407,11 @@ class Coordinator:
                     listener.notify("front", point.id)
 
     async def _clean_up(self) -> None:
-        """Periodically cancel requests of closed pages, and discard idle points.
+        """Each second, end expired requests of closed pages, and discard idle points.
 
-        Above `MAX_CACHED_PROBLEMS` and `MAX_CACHED_SESSIONS`, also discard unused problems and
-        sessions.
+        Requests expire after `REQUEST_LIFETIME_S`. Solves that no session requests any more are
+        cancelled. Above `MAX_CACHED_PROBLEMS` and `MAX_CACHED_SESSIONS`, also discard unused
+        problems, and sessions of these pages.
         """
         while True:
             await asyncio.sleep(1)
@@ -427,7 +443,7 @@ class Coordinator:
 def _mark_cancelled(point: Point) -> Point:
     """Set the state of a stored point whose solve is not finished to ``cancelled``; return it.
 
-    Such a solve was begun by another server, or by an earlier one.
+    Another server, or an earlier request, began that solve.
     """
     if not point.is_finished:
         point.state = "cancelled"

@@ -56,8 +56,10 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an accepted request to the application; answer a rejected one with an error.
 
-        A visit of ``/`` with the token sets the cookie and redirects to ``/``. Lifespan events are
-        passed on; connections other than HTTP, such as WebSockets, are ignored.
+        Errors have status 403, or 413 for a stated body above `MAX_BODY_BYTES`. A visit of ``/``
+        with the token sets the cookie and redirects to ``/``. Every response gets the security
+        headers. Lifespan events are passed on; connections other than HTTP, such as WebSockets, are
+        ignored.
         """
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
@@ -88,7 +90,7 @@ class Guard:
         await self._app(scope, _limit_body(receive), _with_headers(send))
 
     def _find_refusal(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
-        """Return the status and reason to reject a request by its headers, or None."""
+        """Return status and reason to reject a request by its host or origin, or None."""
         host = headers.get("host", "")
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         if name not in LOOPBACK or port != str(self._port):

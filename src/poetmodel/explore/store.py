@@ -61,7 +61,7 @@ class PointStore:
         self._connection = self._thread.submit(self._open).result()
 
     def _open(self) -> sqlite3.Connection:
-        """Open or create the file and its tables; raise `InputError` if it is not usable."""
+        """Open or create the file, folder and tables; raise `InputError` if they are not usable."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # it contains the token
@@ -145,8 +145,9 @@ class PointStore:
         """Merge a point with the stored one by `merge_records`, and store the result.
 
         Without `schedule`, or if the record of the stored point is retained, its stored schedule is
-        retained. Drawings of other revisions of the point are deleted. Returns without a write if
-        the merged point equals the stored one.
+        retained. If the merge raises the bound of the retained record, the stored point begins a
+        new revision; `point` is unchanged. Drawings of other revisions of the point are deleted.
+        Returns without a write if the merged point equals the stored one.
         """
         with self._transaction() as connection:
             stored_point = self.load_point(point.id)
@@ -191,9 +192,9 @@ class PointStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Begin a transaction that excludes other writers from the first read to its end.
+        """Context manager: a transaction that excludes other writers from its first read on.
 
-        Commit after the body, or roll back if the body raises an exception.
+        Yields the connection. Commits after the body, or rolls back if the body raises.
         """
         self._connection.execute("BEGIN IMMEDIATE")
         with self._connection as connection:
@@ -206,7 +207,7 @@ class PointStore:
         return None if row is None else row[0]
 
     def save_drawing(self, point_id: str, digest: str, drawing_version: str, body: bytes) -> None:
-        """Store the drawing of a revision of a point."""
+        """Store the drawing of a revision of a point; replaces an earlier drawing of it."""
         with self._connection as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",

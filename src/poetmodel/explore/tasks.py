@@ -107,7 +107,7 @@ def load_prepared_problem(job: dict[str, Any], context: JobContext) -> PreparedP
 
 
 def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
-    """Return a schedule as compressed JSON, without its graph."""
+    """Return a schedule as JSON compressed by zlib, without the identity of its graph."""
     entries = schedule.entries(has_state=bool(graph.state_tensors))
     return zlib.compress(json.dumps(entries, allow_nan=False).encode())
 
@@ -165,7 +165,7 @@ def prepare_problem(job: dict[str, Any], context: JobContext) -> Frame:
 
 
 def to_gzipped_json(values: Any) -> bytes:
-    """Return values as gzipped JSON; equal values give equal bytes."""
+    """Return values as gzipped JSON; equal JSON, also in the order of keys, gives equal bytes."""
     return gzip.compress(json.dumps(values, allow_nan=False).encode(), compresslevel=5, mtime=0)
 
 
@@ -188,8 +188,9 @@ def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]
 def find_first_schedule(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: find a first schedule of a point with heuristics, and return it with its metrics.
 
-    If a limit alone excludes all schedules, return the reason as ``infeasible_limit``. If no
-    heuristic finds a valid schedule, return an empty frame.
+    It is the first valid one of keep-all, a greedy schedule and paging of every tensor. If a limit
+    alone excludes all schedules, return the reason as ``infeasible_limit``. If no heuristic finds a
+    valid schedule, return an empty frame.
     """
     problem = load_job_problem(job, context)
     reason = infeasibility_reason(problem)
@@ -252,13 +253,13 @@ class _Progress:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the best schedule is within the gap of the proven bound."""
+        """Whether the gap of the best schedule is within the tolerance; False without one."""
         return self.value is not None and is_gap_closed(
             self.problem, self.value, self.bound, self.gap
         )
 
     def _send_schedule(self, schedule: Schedule, seconds: float) -> None:
-        """Send a schedule with its metrics if it is valid; set `value`."""
+        """If a schedule is valid, send it with its metrics, and set `value`."""
         verdict = verify(self.problem, schedule)
         if not verdict.valid:
             return
@@ -276,7 +277,8 @@ def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: solve a point, from the schedule of the job if this is valid; return the result.
 
     Better schedules and bounds are sent during the solve. The job's bound counts, too: the status
-    is ``optimal`` if it closes the gap. Without a schedule, the result has no metrics and no body.
+    is ``optimal`` if it closes the gap. Without a schedule, the result has no metrics and no body,
+    and its bound is that of the job.
     """
     problem = load_job_problem(job, context)
     search = job["search"]

@@ -79,7 +79,7 @@ def check_shared_folder(shared_folder: Path, folder: Path) -> None:
     """Raise `InputError` unless `shared_folder` can contain kernels of the step in `folder`.
 
     It must be writable and differ from `folder`. Unless it contains shared kernels, it must have no
-    file with the path of a template of such folders.
+    file with the path of a template of folders of shared kernels.
     """
     _check_folder(shared_folder)
     if shared_folder.resolve() == folder.resolve():
@@ -93,7 +93,7 @@ def check_shared_folder(shared_folder: Path, folder: Path) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise `InputError` unless a folder, or its nearest existing ancestor, can be written."""
+    """Raise `InputError` unless a folder can be written or, if it is missing, created."""
     with raise_write_errors(folder):
         existing_folder = next(
             ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists()
@@ -119,7 +119,8 @@ def _check_absent_files(folder: Path, names: Sequence[str]) -> None:
 def check_prefix(prefix: str) -> None:
     """Raise `InputError` unless `prefix` is a valid prefix of names in C.
 
-    Names of headers, build targets and libraries, and the prefix of shared kernels are not valid.
+    A prefix consists of small letters, digits and underscores, and begins with a letter. Names of
+    headers, build targets and libraries, and the prefix of shared kernels are not valid.
     """
     if not _PREFIX_PATTERN.fullmatch(str(prefix)):
         raise InputError(
@@ -203,7 +204,7 @@ def _list_earlier_files(folder: Path) -> Iterator[str]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an earlier export in a folder; {} without one that can be read."""
+    """Read the manifest of an earlier export in a folder; {} if missing, invalid or foreign."""
     try:
         document = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -228,7 +229,8 @@ def _list_templates() -> Iterator[tuple[str, str]]:
 def _list_template_files(folder: Traversable, parent: str = "") -> Iterator[tuple[str, str]]:
     """Yield (path, text) of each file below a folder.
 
-    Omits the folders ``generated``, ``kernels`` and ``shared``. Paths begin with `parent`.
+    Omits its direct subfolders ``generated``, ``kernels`` and ``shared``. Paths are relative to the
+    folder, after `parent`.
     """
     for path in folder.iterdir():
         name = f"{parent}{path.name}"
@@ -323,7 +325,10 @@ def make_manifest(
 
 
 def summarize(deployment: Deployment) -> dict[str, Any]:
-    """Return the decisions of a deployment for JSON: RAM, flash, storage and schedule."""
+    """Return the decisions of a deployment for JSON: tiles, RAM, flash, storage and schedule.
+
+    The schedule is None before the solve.
+    """
     result = deployment.result
     return {
         "graph": deployment.step.graph.name,
@@ -351,14 +356,17 @@ def _tile_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``cycles``, the model of times; {} if costs are not based on instructions."""
+    """Return the key ``cycles``, the model of times.
+
+    {} before the solve, and if costs are not based on instructions.
+    """
     result = deployment.result
     model = None if result is None else result.problem.costs.cycles
     return {} if model is None else {"cycles": model.to_dict()}
 
 
 def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``evaluation``: results of ``pm_evaluate``, and whether the best is stored.
+    """Return the key ``evaluation``: results of ``pm_evaluate``, whether the best state is stored.
 
     Empty without an exported evaluation.
     """
@@ -402,7 +410,7 @@ def _generation_document(
 
 
 def _replay_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``replay``: content of samples, and cost of a step on a batch or sample.
+    """Return the key ``replay``: content of samples, cost of steps on a batch or a stored sample.
 
     Empty without replay.
     """

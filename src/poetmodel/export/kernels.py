@@ -80,7 +80,7 @@ def apply_prefix(text: str, prefix: str) -> str:
 def add_licence(name: str, text: str) -> str:
     """Return the text of file `name` with the licence as first line.
 
-    Texts of weights, Markdown and JSON stay unchanged.
+    Texts of Markdown and JSON, and of files with ``weights`` in `name`, stay unchanged.
     """
     if "weights" in name or name.endswith((".md", ".json")):
         return text

@@ -140,8 +140,8 @@ def write_state(
 ) -> None:
     """Write a state file: the array of each of `tensors`, in their order and with their types.
 
-    `arrays` has the arrays by name. Raises `KeyError` if one is missing, `InputError` if the file
-    cannot be written.
+    `arrays` has the arrays by name; shapes are not checked. Raises `KeyError` if an array is
+    missing, `InputError` if the file cannot be written.
     """
     contents = (
         arrays[tensor.name].astype(_FILE_DTYPES[tensor.dtype]).tobytes() for tensor in tensors

@@ -2,7 +2,7 @@
 
 ``@WORD@`` is replaced by the value of a word. ``@IF WORD@ ... @END WORD@`` retains the enclosed
 text if the value is true, ``@UNLESS WORD@ ... @END WORD@`` if it is false. A mark of a block that
-is alone on a line is removed with the line.
+fills its line is removed with the line break.
 """
 
 from __future__ import annotations

@@ -146,8 +146,9 @@ def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Load the built-in network or published graph of this name, or else a graph file.
 
-    Any other `name` is a path if it ends in ``.json``, names an existing file, or contains a
-    separator and does not begin with ``paper/``. Raises the errors of `load_model` or `load_file`.
+    Any other `name` is a path if it ends in ``.json``, names an existing file or folder, or
+    contains a separator and does not begin with ``paper/``. Raises the errors of `load_model` or
+    `load_file`.
     """
     has_separator = os.sep in name and not name.startswith(_PUBLISHED)
     is_file = has_separator or name.endswith(".json") or Path(name).exists()
@@ -175,8 +176,8 @@ def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 def _build_zoo_model(name: str, shape: InputShape) -> Graph:
     """Generate the graph of a built-in network with the overrides of `shape`.
 
-    Raises `GraphError` for a published graph, for settings that the network does not have, and for
-    values that its function refuses.
+    Raises `GraphError` for a published graph, for input sizes that the network does not have, and
+    for values that its function refuses.
     """
     subject = f"model {name!r}, {shlex.join(shape.options)}"
     if name.startswith(_PUBLISHED):
@@ -253,7 +254,7 @@ def check_model_name(name: str) -> None:
     Raises
     ------
     GraphError
-        If there is no such network; the message suggests similar names.
+        If there is no such network; the message suggests similar names, if there are any.
     """
     if name in _DESCRIPTIONS:
         return
