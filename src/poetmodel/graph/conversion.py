@@ -71,7 +71,8 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
         attributes. Defaults of ``op``, ``phase`` and the digraph's ``name`` are ``op``, ``forward``
         and ``graph``. A node's name is its attribute ``name``, or else its key as text. A node
         without ``inputs`` reads from its predecessors, in the order in which their edges were
-        added: the ``tensors`` of the edge, or else every output of the predecessor.
+        added: the ``tensors`` of the edge, or else every output of the predecessor. Attributes of
+        the digraph itself that are empty strings are ignored.
 
     Returns
     -------
@@ -127,7 +128,10 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Convert tuples to lists and NumPy integers to int, recursively, as JSON requires."""
+    """Convert tuples to lists and NumPy integers to int, recursively, as JSON requires.
+
+    Other values are returned unchanged.
+    """
     if isinstance(value, list | tuple):
         return [_to_json_value(item) for item in value]
     if isinstance(value, dict):
@@ -140,10 +144,10 @@ def _is_integer(value: object) -> bool:
 
 
 def _output_names(item: Mapping[str, Any]) -> list[object]:
-    """Return the names of the outputs in a node's file entry, skipping malformed outputs.
+    """Return the names of the outputs in a node's file entry, skipping outputs that are no dict.
 
-    Without a list of outputs, the only tensor has the node's name.
-    `Graph` reports malformed outputs later.
+    The name is None for a dict without a name. Without a list of outputs, the only tensor has the
+    node's name. `Graph` reports malformed outputs later.
     """
     outputs = item.get("outputs")
     if not isinstance(outputs, list):

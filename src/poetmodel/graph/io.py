@@ -4,10 +4,10 @@ Notes
 -----
 A node with one tensor of the node's own name can be written with ``output_bytes`` or with
 ``outputs``. Both are the same `Graph`. Files and hashes use the shorter key, ``output_bytes``,
-whenever it is sufficient, so both variants have the same hash. Canonical JSON includes every key
-that has a default. Keys without a default (``bytes_moved``, ``parameters``, ``forward_macs``,
-``in_place``, ``replaces``) appear only if set; ``kernels`` and ``instructions`` never appear. A
-node that holds state has none of the keys in `STATE_DEFAULTS`.
+whenever it is sufficient, so both variants have the same hash. Canonical JSON includes optional
+keys with default values, except ``bytes_moved``, ``parameters``, ``forward_macs``, ``in_place`` and
+``replaces``, which appear only if set; ``kernels`` and ``instructions`` never appear. A node that
+holds state has none of the keys in `STATE_DEFAULTS`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_document(path: str | Path) -> tuple[object, str, list[str]]:
     Raises
     ------
     GraphError
-        If the file cannot be read or contains no JSON.
+        If the file cannot be read, or its text cannot be parsed as JSON.
     """
     with convert_errors(GraphError):
         text = read_text(path)
@@ -89,7 +89,8 @@ def write_document(document: Mapping[str, Any], path: str | Path) -> None:
 def node_to_dict(node: object, *, defaults: bool = False) -> object:
     """Return a node's entry in a graph file; see `Graph.to_dict` for `defaults`.
 
-    Values of wrong types have invalid values in the entry, so that `value_faults` reports them.
+    Values of wrong types have invalid values in the entry, so that `value_faults` reports them. An
+    `in_place` that is false, such as None, is omitted.
     """
     if not isinstance(node, Node):
         return _refused_value(node)
@@ -134,7 +135,8 @@ def _tensor_to_dict(tensor: Tensor) -> dict[str, Any]:
 def _in_place_to_dict(pairs: object) -> object:
     """Return in-place pairs as a JSON object that maps outputs to inputs.
 
-    Malformed or duplicate pairs are returned as a value that validation refuses.
+    If a pair is malformed or two pairs have the same output, return a value that validation
+    refuses.
     """
     if not isinstance(pairs, tuple) or not all(
         isinstance(pair, tuple) and [*map(type, pair)] == [str, str] for pair in pairs
@@ -217,6 +219,7 @@ def _parse_node(item: dict[str, Any]) -> Node:
 def canonical_json(document: dict[str, Any]) -> str:
     """Return the canonical JSON that a graph's hash is computed from: sorted keys, no spaces.
 
+    Characters outside ASCII are not escaped.
     `document` comes from `Graph.to_dict` with all defaults. Removes ``kernels`` and
     ``instructions`` from it, because two graphs that differ only in these are the same graph.
     """

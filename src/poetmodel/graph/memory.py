@@ -1,4 +1,4 @@
-"""Memory bounds of a graph: keep-all peak, minimum RAM, inference profile, articulation points."""
+"""Keep-all peak, minimum RAM, inference profile and articulation points of a graph."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
 def _keep_all_profile(graph: Graph, node_indices: Sequence[int]) -> tuple[int, ...]:
     """Return the RAM in use at each of the `node_indices` nodes under keep-all [B].
 
-    Only these nodes are computed, in the order given; other readers of a tensor are ignored. State
-    whose node is among them is in RAM throughout.
+    Only these nodes, which must be ascending, are computed; other readers of a tensor are ignored.
+    State whose node is among them is in RAM throughout.
     """
     sizes, computed_nodes = graph.tensor_bytes, frozenset(node_indices)
     state = frozenset(graph.state_tensors)

@@ -68,13 +68,13 @@ class Node:
     """Memory traffic of one execution [B]; None means the bytes of its inputs and outputs."""
     instructions: int | None = None
     """Estimated instructions of one execution of exported C on a Cortex-M with an FPU; None for
-    other kernels. Excluded from the hash of a graph."""
+    other kernels. Excluded from `Graph.sha256`."""
     in_place: tuple[tuple[str, str], ...] = ()
     """Pairs (output, input) in which the output may overwrite the input; a mapping is also
     accepted."""
 
     def __post_init__(self) -> None:
-        """Sort in-place pairs, accepting a mapping, and make state nodes not recomputable."""
+        """Sort in-place pairs, also those of a mapping; make state nodes not recomputable."""
         pairs: object = self.in_place
         if isinstance(pairs, Mapping):
             pairs = tuple(pairs.items())

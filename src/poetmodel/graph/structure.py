@@ -71,22 +71,23 @@ class Graph:
     """
 
     name: str
-    """Name for users."""
+    """Name for display; part of `sha256`."""
     nodes: tuple[Node, ...]
     """The nodes in execution order."""
     batch_size: int = 1
     """Samples per training step."""
     dtype: str = "float32"
-    """Element type of the tensors, for display."""
+    """Element type of the tensors, for display; part of `sha256`."""
     resident_bytes: Mapping[str, int] = field(default_factory=dict)
     """Memory in use during a whole training step, by kind [B]: parameters, gradients, optimizer."""
     parameters: int | None = None
     """Number of trainable parameters; None if unknown."""
     forward_macs: int | None = None
-    """Multiply-accumulates of the forward pass: convolutions, linear layers, matrix products."""
+    """Multiply-accumulates of the convolutions, linear layers and matrix products in the forward
+    pass; None if unknown."""
     kernels: str | None = None
     """Kernels that compute the graph: ``pytorch``, ``exported`` (the C of `poetmodel.export`), or
-    None if unknown. Excluded from the hash of the graph."""
+    None if unknown. Excluded from `sha256`."""
 
     def __post_init__(self) -> None:
         self._freeze()
@@ -217,7 +218,7 @@ class Graph:
 
     @cached_property
     def version(self) -> int:
-        """Version of the file format that can express the graph.
+        """Lowest version of the file format that can express the graph.
 
         2 with state or in-place operators, else 1.
         """
@@ -356,8 +357,9 @@ class Graph:
         Raises
         ------
         GraphError
-            If the file is missing or has another format. Otherwise lists, with locations, every
-            invalid key and value or, if there is none, every error between nodes.
+            If the file cannot be read, or has another format or version. Otherwise lists, with
+            locations, every repeated or invalid key and every invalid value or, if there is none,
+            every error between nodes.
         """
         document, source, faults = read_document(path)
         return cls.from_dict(document, source=source, faults=faults)
@@ -389,8 +391,9 @@ class Graph:
     def to_dict(self, *, defaults: bool = False) -> dict[str, Any]:
         """Return the content of a graph file.
 
-        With `defaults`, include keys with default values other than None, except in nodes that hold
-        state. The content has only JSON types and shares no mutable object with the graph.
+        With `defaults`, include keys with default values other than None, except an empty
+        ``in_place``, and except in nodes that hold state. The content has only JSON types and
+        shares no mutable object with the graph.
         """
         nodes: tuple[object, ...] = self.nodes  # Not validated yet if called by __post_init__.
         needs_version_2 = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
@@ -426,7 +429,10 @@ class Graph:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the canonical JSON (UTF-8), hexadecimal; see `canonical_json`."""
+        """SHA-256 of the canonical JSON (UTF-8), in hexadecimal.
+
+        See `poetmodel.graph.io.canonical_json`.
+        """
         return hashlib.sha256(
             canonical_json(self.to_dict(defaults=True)).encode("utf-8")
         ).hexdigest()

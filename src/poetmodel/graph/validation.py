@@ -92,7 +92,7 @@ _REQUIRED: Final = frozenset({"name", "bytes", "op", "phase", "inputs", "nodes"}
 
 
 def value_faults(document: Mapping[str, Any]) -> list[str]:
-    """Return a message for each invalid key and value in the content of a graph file.
+    """Return a message for each unknown or missing key and invalid value in a graph file's content.
 
     Checks the keys of each object; `structure_faults` checks nodes against each other.
     """
@@ -293,7 +293,8 @@ def _replacement_faults(
 ) -> Iterator[str]:
     """Yield a message for each invalid replacement among the outputs of node `k`.
 
-    Adds `k` to `replacer_of`: the first node that replaces each state tensor, by tensor name.
+    A node with a replacement must be neither recomputable nor on storage. Adds `k` to
+    `replacer_of`: the first node that replaces each state tensor, by tensor name.
     """
     node, label = nodes[k], _node_label(nodes, k)
     replacement_pairs = _replacement_pairs(node)

@@ -1,4 +1,4 @@
-"""Move recomputations to earlier stages if they do not fit beside the inputs of their stage."""
+"""Move recomputations to earlier stages if they do not fit beside inputs of the stage's node."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ class EarlierRecomputation:
         """Move one recomputation of stage `t` to an earlier stage if that lowers the total excess.
 
         Return whether a recomputation was moved. The excess is that of all stages over the RAM
-        limit. Moves none if the last step of the stage has its peak, or beyond
-        `MAX_RECOMPUTATIONS` and `MAX_ATTEMPTS`.
+        limit. Nodes are tried in descending order. A failed attempt is undone and counted. Moves
+        none if the last step of the stage has its peak, or beyond `MAX_RECOMPUTATIONS` and
+        `MAX_ATTEMPTS`.
         """
         partial, excess_bytes = self.partial, self._excess_bytes()
         if not 0 < len(partial.recomputed[t]) <= MAX_RECOMPUTATIONS or not partial.extra_bytes[t]:
@@ -66,10 +67,12 @@ class EarlierRecomputation:
         """Move a recomputation to the last earlier stage that lowers the total excess.
 
         The excess over all stages must fall below `max_excess_bytes`. Restorations that serve only
-        the recomputation are moved, too. Restorations that `fits_limits` refuses are left out.
-        Tries at most `MAX_STAGES` stages, as long as the RAM rows between have room for the
-        restored tensors. Return whether there is such a stage; if not, the caller must undo the
-        removal.
+        the recomputation are moved, too, unless their stage is earlier. Restorations that
+        `fits_limits` refuses are left out. Tries at most `MAX_STAGES` stages, as long as the RAM
+        rows between have room for the restored tensors; skips stages that recompute the node
+        already or to which a recomputation of the node was moved before. Return whether there is
+        a stage that lowers the excess; return False at once if the removal does not lower the
+        stage's peak. After False, the caller must undo the removal.
         """
         partial, (t, k, _) = self.partial, original
         peak = partial.peak(t)

@@ -64,8 +64,9 @@ def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Sche
 
     Only methods that requested the permission are repeated. An in-place operator may then overwrite
     an input that is read later: the input is evicted after the step. The first attempt has no
-    permission, because a method would use it to keep more state in RAM, at a higher cost. The
-    method is not repeated in a call inside of another one, or without in-place operators.
+    permission, because a method would use it to keep more state in RAM, at a higher cost. A call
+    inside of another one has the permission of the outer call and does not repeat the method. A
+    method is not repeated either for a graph without in-place operators that save bytes.
 
     Raises the `MethodNotApplicableError` of the first attempt if no attempt succeeds.
     """
@@ -126,7 +127,11 @@ class Execution:
         self._used_tensors = set()
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, in the next stage if the current one has computed its own node."""
+        """Compute node `k`, and add its outputs to RAM.
+
+        Begins the next stage first if the current one has computed its own node, or none has begun.
+        The schedule does not keep outputs into the stage that the stage has not used before.
+        """
         if self._is_stage_over:
             self.begin_stage()
         outputs, used_tensors, kept_tensors = (
@@ -143,8 +148,9 @@ class Execution:
         self._add_to_ram(outputs)
 
     def page_in(self, i: int) -> None:
-        """Page in tensor `i`, in the next stage if the current one has computed its own node.
+        """Page in tensor `i`.
 
+        Begins the next stage first if the current one has computed its own node, or none has begun.
         Records no page-in if the schedule keeps the tensor into the stage or the stage has computed
         it: then it stays in RAM.
         """
@@ -158,7 +164,7 @@ class Execution:
         self._add_to_ram((i,))
 
     def free(self, i: int) -> None:
-        """Remove tensor `i` from RAM.
+        """Remove tensor `i` from RAM; raise KeyError if the tensor is not in RAM.
 
         If the stage has not used the tensor, the schedule does not keep it into the stage.
         """
@@ -195,7 +201,7 @@ class Execution:
             self.evict(victim)
 
     def schedule(self) -> Schedule:
-        """Return the recorded stages as a schedule."""
+        """Return the recorded stages as a schedule, in which all state has its home on storage."""
         return with_immediate_page_outs(
             self.graph,
             R=pairs_of_rows(self._computed_nodes),
@@ -219,8 +225,9 @@ class Execution:
 
 
 class StagedExecution(Execution):
-    """An execution that computes or pages in, stage by stage, the tensors that are not in RAM.
+    """An execution that, stage by stage, recomputes or pages in the missing inputs of the stage.
 
+    These are the inputs of the stage's node and of recomputed nodes, and `demanded_tensors`.
     A stage computes in graph order, each node at most once, as in a schedule. So a tensor that a
     later step of the stage reads must not be evicted before that step: see `evictable_candidates`.
     """
@@ -290,7 +297,12 @@ class StagedExecution(Execution):
         return self.schedule()
 
     def _execute_stage(self) -> None:
-        """Execute the page-ins, computations and evictions of the current stage."""
+        """Execute the page-ins, computations and evictions of the current stage, in graph order.
+
+        First frees the outputs of all nodes that the stage computes. After each step, evicts its
+        inputs and outputs that no later step of the stage reads, if `retains` does not keep them or
+        the step overwrites them.
+        """
         graph = self.graph
         computations, page_ins = self._find_missing()
         for k in computations:  # outputs of nodes that the stage computes need not be in RAM before
@@ -334,7 +346,8 @@ class StagedExecution(Execution):
     def _overwritten_victim(self, k: int) -> int | None:
         """Choose the input of node `k` to evict by overwriting it; register the request.
 
-        Return None if there is no such input, or overwriting is not permitted.
+        Return None if there is no such input, if `choose_victim` chooses none of these inputs, or
+        if overwriting is not permitted.
         """
         if not may_overwrite_inputs():
             return None
@@ -394,7 +407,7 @@ def retain_tensors(
     tensors that are not evictable stay until then. RAM is not limited. `list_demanded` returns the
     tensors that a stage needs besides the inputs of its node. Missing tensors are recomputed,
     except `stored_tensors`, which are paged out after their first computation and paged in.
-    Unneeded decisions are removed.
+    Unneeded decisions are removed. All state has its home on storage.
     """
     unreduced_schedule = _Retention(graph, is_kept, list_demanded, stored_tensors).execute_stages()
     return PartialSchedule.from_schedule(graph, unreduced_schedule).schedule()
@@ -450,6 +463,9 @@ def recompute_once(
     saved and recomputed tensors stay while a later node may need them. `groups` are sets of nodes
     that are recomputed together: if the backward pass reads a tensor of a group that is not saved,
     all missing tensors of the group that this node or a later one reads are recomputed.
+
+    Meant for graphs without state: `first_backward_node` counts a node that holds state as the
+    first of the backward pass, so no tensor that exists after it is freed before its last use.
     """
     first_backward, last_forward_use = first_backward_node(graph), last_forward_uses(graph)
     last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
@@ -474,10 +490,7 @@ def recompute_once(
 
 
 def evictable_tensors(graph: Graph) -> frozenset[int]:
-    """Return the outputs of recomputable nodes of the forward pass that are not on storage.
-
-    Inputs of the graph are excluded.
-    """
+    """Return the outputs of recomputable nodes of phase forward or loss without `Node.on_aux`."""
     return frozenset(
         i
         for i, k in enumerate(graph.node_of)

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 N_PENALTIES: Final = 3
-"""Maximum number of finite penalties tried by bisection, if the limits are met with an infinite
-penalty only."""
+"""Maximum number of finite penalties above 0 tried by bisection, if the limits are met with an
+infinite penalty and not with 0."""
 MAX_PENALTY_LOG2: Final = 10.0
 """Binary logarithm of the upper limit of the bisection; its negative is that of the lower limit."""
 N_PEAKS: Final = 8
 """Maximum number of peaks tried by bisection if RAM is minimized."""
 DROP_TIME_RATIO: Final = 0.1
-"""Minimum time to drop unneeded restorations from the first schedule, as a fraction of the time to
-construct it."""
+"""Minimum time to satisfy constraints and drop unneeded restorations, as a fraction of the time to
+make the schedule fit in RAM. It applies until a schedule meets all limits."""
 
 
 def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
@@ -50,9 +50,10 @@ def construct(problem: Problem, *, max_s: float = math.inf) -> Schedule | None:
     Tensors kept across stages above the limit are evicted and restored at their next need, those
     with the most freed bytes per price first. Prices are those of the objective. If the schedule
     then exceeds a limit, a penalty for the use of the limits is added to the prices, and bisection
-    searches for the smallest sufficient penalty. If tensors may be paged, storage is unlimited and
-    RAM is the only limit, a schedule is found whenever the budget is at least the minimum RAM:
-    every tensor can be paged out and in for each use, and state has its home on storage.
+    searches for the smallest sufficient penalty. If RAM is minimized, bisection then searches for
+    the smallest RAM limit with a schedule. If tensors may be paged, storage is unlimited and RAM is
+    the only limit, a schedule is found whenever the budget is at least the minimum RAM: every
+    tensor can be paged out and in for each use, and state has its home on storage.
     """
     greedy = _Greedy(problem, now_s() + max_s)
     greedy.find_best()
@@ -64,9 +65,9 @@ def add_rewarded_decisions(
 ) -> Schedule:
     """Return a copy of a schedule with decisions added that constraints or the objective reward.
 
-    Decisions in `rewarded` are added first if they fit, then those that lower the excess over
-    user-defined constraints or have negative prices. Decisions that exceed constraints may be
-    dropped.
+    Decisions in `rewarded` are added first if they fit; recomputations and page-ins in the best
+    stage, not in their own. Decisions that lower the excess over user-defined constraints or have
+    negative prices follow. Decisions that exceed constraints may be dropped.
     """
     problem = objective.problem
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
@@ -81,8 +82,8 @@ def refit(problem: Problem, schedule: Schedule, *, max_s: float = math.inf) -> S
 
     Return None if the repair fails or `max_s` [s] run out before it fits. The result may exceed
     other limits, such as the deadline. While time is left, rewarded decisions are added, and
-    unneeded restorations are dropped. The graph of the schedule has the same nodes and tensors;
-    sizes may differ.
+    excessive decisions and unneeded restorations are dropped. The graph of the schedule has the
+    same nodes and tensors; sizes may differ.
     """
     objective = PenalizedObjective(problem)
     partial = objective.make_partial(list_restorations(problem.graph, schedule))
@@ -116,8 +117,9 @@ def page_everything(problem: Problem) -> Schedule | None:
 
 
 def keep_all_if_valid(problem: Problem) -> Schedule | None:
-    """Return keep-all if it meets RAM, time and energy limits; None otherwise.
+    """Return keep-all if it meets the limits on RAM, time and energy, and commits fit on storage.
 
+    Returns None otherwise.
     Also returns None if some user-defined constraint evidently has no schedule; the result may
     still violate such constraints. If keep-all is valid, a better schedule exists only if RAM is
     minimized or the problem rewards decisions.
@@ -191,7 +193,8 @@ class _Greedy:
     def _try_repair(self, penalty: float, limit_bytes: int) -> bool:
         """Repair keep-all within `limit_bytes`; return whether the result meets all limits.
 
-        Stores the result if it meets them and is the best. Returns False if it does not fit in RAM.
+        Stores the result if it meets them and is the best. Returns False if it does not fit in RAM,
+        or time runs out before it fits; time is unlimited until a result is stored.
         """
         partial = self.objective.make_partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)

@@ -62,8 +62,10 @@ class _Trajectory:
     def accepts(self, score: Score) -> bool:
         """Return whether to continue from a partial schedule with `score`.
 
-        This is so if the score is at most slightly above the trajectory's current and best score.
-        Scores are compared by excess until the best score has none, then by value.
+        This is so if the score is not above the current one, or exceeds the current score by at
+        most `MAX_RISE_RATIO` and the trajectory's best score by at most `MAX_DISTANCE_RATIO`.
+        Scores are compared by excess until the best score has none, then by value: then no score
+        with excess that is above the current one is accepted.
         """
         if score <= self.current_score:
             return True
@@ -87,7 +89,8 @@ class _Trajectory:
     def is_behind(self, overall_best: Score) -> bool:
         """Return whether the trajectory's best score is behind the overall best score.
 
-        It is behind if its excess is larger or, without excess in both, its value is far above.
+        It is behind if its excess is larger or, without excess in both, its value is more than
+        `MAX_DISTANCE_RATIO` above.
         """
         if overall_best.excess > 0 or self.best_score.excess > 0:
             return self.best_score.excess > overall_best.excess
@@ -99,9 +102,9 @@ def improve_schedule(
 ) -> Schedule | None:
     """Search from a schedule that was made for the same RAM or more; return the best schedule.
 
-    Return None if no schedule was found that meets all limits. The search ends after `max_s` [s],
-    or after `MAX_IDLE_ITERATIONS` iterations without a better schedule. It does not begin if no
-    first repair fits in RAM.
+    Return None if no schedule was found that meets all limits; per-stage constraints are not
+    checked. The search ends after `max_s` [s], or after `MAX_IDLE_ITERATIONS` iterations without a
+    better schedule. It does not begin if no first repair fits in RAM.
     """
     search, n_idle = LargeNeighbourhoodSearch(problem, seed=seed), 0
     search.until_s = now_s() + max_s
@@ -169,8 +172,9 @@ class LargeNeighbourhoodSearch:
     def consider(self, restorations: Iterable[Restoration]) -> bool:
         """Repair a partial schedule of `restorations`; continue from the result if best or first.
 
-        Return whether a result is the best so far. Until a first result is accepted, a call also
-        sets the penalty, and repairs the further trajectories, which begin with keep-all.
+        Return whether a result is the best so far. The result belongs to the first trajectory.
+        Until this trajectory has accepted a result, a call also sets the penalty if limits have a
+        price, and repairs the further trajectories, which begin with keep-all.
         """
         first_trajectory, *other_trajectories = self._trajectories
         partial_before, score_before = first_trajectory.partial, first_trajectory.current_score
@@ -201,7 +205,9 @@ class LargeNeighbourhoodSearch:
     def iterate(self) -> bool:
         """Destroy some restorations of a trajectory, repair it, and accept or undo the result.
 
-        Return whether the result is the best partial schedule so far. Adapts the penalty.
+        Return whether the result is the best partial schedule so far. Trajectories take turns. If
+        limits have a price and a restoration was destroyed, the penalty then rises or falls by
+        `PENALTY_FACTOR`.
         """
         trajectory = self._select_trajectory()
         has_destroyed = self._destroy(trajectory.partial)
@@ -213,7 +219,7 @@ class LargeNeighbourhoodSearch:
         return is_best
 
     def _select_trajectory(self) -> _Trajectory:
-        """Return the trajectory of the next iteration.
+        """Return the trajectory of the next iteration, and count the iteration.
 
         Restart it from the overall best if it is behind after `RESTART_ITERATIONS` idle iterations.
         """
@@ -229,7 +235,7 @@ class LargeNeighbourhoodSearch:
     def _destroy(self, partial: PartialSchedule) -> bool:
         """Remove random restorations close to each other, and those that serve only them.
 
-        Return False if there are none.
+        Return False if there are no restorations, otherwise True.
         """
         restorations = partial.restorations()
         if not restorations:
@@ -260,9 +266,9 @@ class LargeNeighbourhoodSearch:
     def _repair(self, trajectory: _Trajectory, penalty: float, rng: Random | None = None) -> Score:
         """Repair the partial schedule of a trajectory and return its score.
 
-        The score is `WORST` if the schedule does not fit in RAM or time runs out, which adds half
-        of `RESTART_ITERATIONS` idle iterations. `rng` adds noise to prices. If the result
-        fits, stores whether it exceeds limits.
+        The score is `WORST` if the schedule does not fit in RAM or time runs out before it fits,
+        which adds half of `RESTART_ITERATIONS` idle iterations. `rng` adds noise to prices. If the
+        result fits, stores whether it exceeds limits.
         """
         partial = trajectory.partial
         repair = Repair(

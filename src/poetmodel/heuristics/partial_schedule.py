@@ -118,10 +118,11 @@ class PartialSchedule:
         of that stage counts the bytes that overwriting would save."""
         self._needs = [list(users) for users in self.working_graph.users_of]
         """For each tensor, the stages with steps that read it, ascending; one entry for each such
-        step. The last entry of resident state is the number of stages."""
+        step. Further entries of resident state are the stage of its node, unless the core reads it
+        in place, and finally the number of stages."""
         self._sources = [[k] for k in graph.node_of]
-        """For each tensor, the stages that compute or restore it, ascending; -1 for resident
-        state."""
+        """For each tensor, the stages that compute or restore it, ascending; twice if a stage
+        recomputes it and pages it in; -1 for resident state."""
         self._always_counting = [
             frozenset((k, *users)) for k, users in zip(graph.node_of, self._needs, strict=True)
         ]
@@ -133,7 +134,7 @@ class PartialSchedule:
                 self._overwritable_bytes.setdefault(i, {})[k] = size
                 self._always_counting[i] -= {k}
         for i in graph.state_tensors:
-            # If the core reads the state on storage, no step counts it in RAM.
+            # If the core reads the state in place on storage, no step counts it in RAM.
             is_counted = self.working_graph.tensor_bytes[i] == self.sizes[i]
             counting_stages = self._always_counting[i] if is_counted else frozenset[int]()
             self._always_counting[i] = counting_stages | {-1}
@@ -297,7 +298,8 @@ class PartialSchedule:
     def first_keeping_stage(self, i: int, t: int) -> int:
         """Return the first stage whose RAM row counts tensor `i` only if it is kept for stage `t`.
 
-        The tensor is then kept from its last source, or from its last reader before `t`.
+        The tensor is then kept from its last source, or from its last reader before `t`. Return `t`
+        if no row before it counts the tensor only then.
         """
         sources, needs = self._sources[i], self._needs[i]
         last = sources[bisect_left(sources, t) - 1]
@@ -309,7 +311,8 @@ class PartialSchedule:
     def sources_and_needs(self, i: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return the stages that compute or restore tensor `i`, and those that read it, ascending.
 
-        For resident state, the source is -1 and the last need is the number of stages.
+        For resident state, the source is -1 and the last need is the number of stages. The two
+        sequences are not copies; a stage may occur repeatedly.
         """
         return self._sources[i], self._needs[i]
 
@@ -326,8 +329,8 @@ class PartialSchedule:
     def row_bytes_with(self, i: int, t: int) -> int:
         """Return the highest row that counts tensor `i` only if it is kept for stage `t` [B].
 
-        A *row* is the RAM use at the last step of a stage. The bytes of the tensor are added to it.
-        Return 0 if there is no such row.
+        A *row* is the RAM use at the last step of a stage. The bytes of the tensor that the row
+        would count are added to it. Return 0 if there is no such row.
         """
         first, size = self.first_keeping_stage(i, t), self.sizes[i]
         row_bytes = self.row_bytes[first:t]
@@ -343,8 +346,9 @@ class PartialSchedule:
     def row_bytes_if_resident(self, i: int) -> int:
         """Return the highest row in stages that count state `i` only if the state is resident [B].
 
-        These are the stages before the node of the state and after the last reader. The size of the
-        state is added to the row. Return 0 if there is no such stage.
+        These are the stages before the node of the state and after the last reader, or all stages
+        if the core reads the state in place. Stages between two readers are not checked. The size
+        of the state is added to the row. Return 0 if there is no such stage.
         """
         k, needs = self.graph.node_of[i], self._needs[i]
         last_need = needs[-1] if needs else k - (k not in self._always_counting[i])
@@ -354,8 +358,8 @@ class PartialSchedule:
     def tensors_kept_across(self, stage: int) -> list[tuple[int, int, int]]:
         """Return (tensor, first, need) for each of `intervals` that contains a stage.
 
-        These are the tensors that the stage keeps in RAM although its node does not use them.
-        Tensors of 0 bytes are omitted.
+        These are the tensors that the stage keeps in RAM although its node does not use them, or
+        could overwrite them. Tensors of 0 bytes are omitted.
         """
         sizes = self.sizes
         return [
@@ -395,7 +399,8 @@ class PartialSchedule:
     def remove(self, restoration: Restoration) -> list[Restoration]:
         """Remove a restoration and those that serve only it; return all removed restorations.
 
-        With a home on storage, the page-ins of that state are removed, too.
+        With a home on storage, the page-ins of that state are removed, too. All removals are
+        logged, and the result has their order.
         """
         n_changes_before = len(self._changes)
         if restoration.kind == STORAGE_HOME and self.page_ins[restoration.item]:
@@ -524,7 +529,10 @@ class PartialSchedule:
         self._mark_stale(k)
 
     def is_paged_out(self, i: int) -> bool:
-        """Return whether tensor `i` is paged out."""
+        """Return whether tensor `i` is paged out, by a page-out of its own or for a page-in.
+
+        The write-back of a replacement does not count: it belongs to the home of the state.
+        """
         return i in self.paged_out or (self.page_ins[i] > 0 and not self.starts_on_storage[i])
 
     def changes_page_out(self, restoration: Restoration, *, is_added: bool) -> bool:
@@ -673,7 +681,10 @@ class PartialSchedule:
 
     @property
     def extra_bytes(self) -> NDArray[np.int64]:
-        """Excess of the highest step of each stage over its row in `row_bytes` [B]."""
+        """Excess of the highest step of each stage over its row in `row_bytes` [B].
+
+        Evaluates stale stages first. The array is not a copy.
+        """
         for t in self._stale_stages:
             self._update_extra_bytes(t)
         self._stale_stages.clear()
@@ -691,7 +702,10 @@ class PartialSchedule:
         return int(self.row_bytes[t] + self._extra_bytes[t])
 
     def _update_extra_bytes(self, t: int) -> None:
-        """Compute `_extra_bytes` of stage `t`, and log the previous value for `undo`."""
+        """Compute `_extra_bytes` of stage `t`, and log the previous value for `undo`.
+
+        The caller removes the stage from `_stale_stages`.
+        """
         check_time_limit()
         self._peak_changes.append((t, int(self._extra_bytes[t])))
         self._extra_bytes[t] = self._step_excess(t)

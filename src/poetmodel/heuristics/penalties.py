@@ -51,10 +51,10 @@ class Score(NamedTuple):
 
     excess: float
     """Sum of the excesses over `Problem.linear_limits`, relative to slacks or units of rows; 0 if
-    all of them are met."""
+    all of them are met. An exceeded limit without slack adds 1 plus its use."""
     value: float
-    """The minimized quantity minus its baseline and `PenalizedObjective.rewards`, in the unit of
-    the quantity; the peak for RAM."""
+    """The minimized quantity, by `Objective.coefficients`, minus `Objective.baseline`, in the unit
+    of the quantity; the peak if RAM is minimized [B]."""
 
 
 WORST: Final = Score(float("inf"), float("inf"))
@@ -71,7 +71,8 @@ class PenalizedObjective:
         self.objective = objective.coefficients
         """Coefficients of the minimized quantity; zeros for RAM."""
         self.rows = UserRows.from_problem(problem)
-        """Rows of user-defined constraints and rewards; None without either."""
+        """Rows of user-defined constraints on totals, and the rewarded decisions; None without such
+        constraints if the objective rewards no decision."""
         self.rewards = 0.0 if objective.user_sum is None else objective.user_sum.rewards
         """Lower bound on the sum of the objective's negative terms, 0 or less."""
         objective_terms = [
@@ -111,6 +112,7 @@ class PenalizedObjective:
     def prices(self, penalty: float) -> Coefficients:
         """Return the prices of decisions: the objective plus the use of limits times `penalty`.
 
+        Prices of the objective are relative to its baseline, or to `Objective.scale` if that is 0.
         With penalty 1, the use of all slack of a limit costs as much as the baseline of the
         objective. With an infinite penalty, the objective only breaks ties.
         """
@@ -123,7 +125,7 @@ class PenalizedObjective:
     def balance(self, partial: PartialSchedule) -> float:
         """Return the penalty at which the use of limits costs as much as the objective.
 
-        Both are prices of the decisions in `partial`. Return 1 if the use of limits has no price.
+        Both are prices of the decisions in `partial`. Return 1 if their use of limits has no price.
         """
         limit_price = total_price(self._penalty_prices, partial)
         return (

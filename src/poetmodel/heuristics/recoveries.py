@@ -119,8 +119,8 @@ class Recoveries:
     def _search_cheapest(self, i: int, t: int, max_chain: int, max_price: float) -> Recovery | None:
         """Return the cheaper of a recomputation and a page-in of tensor `i` for stage `t`.
 
-        The recomputation must cost less than `max_price`; the page-in may cost more. Return None if
-        neither is possible.
+        At equal prices, return the page-in. The recomputation must cost less than `max_price`; the
+        page-in may cost more. Return None if neither is possible.
         """
         k = self._node_of[i]
         page_in_price, last_page_in_stage = self._page_in(i)
@@ -161,9 +161,10 @@ class Recoveries:
     ) -> Recovery | None:
         """Return the recovery that recomputes node `k` in stage `t` and restores missing inputs.
 
-        Return None if user-defined constraints forbid the recomputation, or the inputs cannot be
-        restored with at most ``max_chain - 1`` nested recomputations and a total price below
-        `max_price`.
+        Return None if `RecoveryRules.fits_limits` refuses the recomputation, or if missing inputs
+        cannot be restored with at most ``max_chain - 1`` nested recomputations and a total price
+        below `max_price`. `fits_limits` is called only if the partial schedule has user-defined
+        rows, and `max_price` is ignored if no input is missing.
         """
         recomputation = Restoration(t, k, RECOMPUTE)
         if self._has_limits and not self.rules.fits_limits(recomputation):
@@ -188,7 +189,7 @@ class Recoveries:
         """Return whether a step of stage `t` can read tensor `p` without a restoration.
 
         The step can read the tensor if it is in RAM, or if every stage since the last one with the
-        tensor has enough free bytes to keep it.
+        tensor has enough free bytes to keep it, by the peaks that `__init__` read.
         """
         sources, needs = self.partial.sources_and_needs(p)
         n_sources_before = bisect_right(sources, t)

@@ -8,10 +8,12 @@ Notes
 Work, memory traffic and memory are counted as follows:
 
 - A multiply-accumulate is 2 FLOP. Every other addition, multiplication, comparison, division and
-  elementary function is 1. `Graph.forward_macs` counts convolutions, linear layers and matrix
-  products of the forward pass.
+  elementary function is 1. The bias of a convolution or linear layer is free, since sums start from
+  it. `Graph.forward_macs` counts convolutions, linear layers and matrix products of the forward
+  pass.
 - ``bytes_moved`` is the minimum traffic: each tensor and weight that an operator reads or writes,
-  counted once.
+  counted once per read and write. An embedding reads one row of its table per id, and its backward
+  node adds to one row per id; with `state`, that node also writes the whole gradient.
 - Workspace is 0: kernels are assumed to be direct ones, which exist for every operator here.
 - Without `state`, weights, their gradients and the optimizer's state are resident bytes, not
   tensors. A weight gradient counts 0 bytes, since its node writes the resident buffer. Running
@@ -24,8 +26,8 @@ Work, memory traffic and memory are counted as follows:
 - The order is forward pass, loss, backward pass from the last operator to the first. For each
   operator, the weight gradient precedes the input gradient, so that the input can be freed. With
   `fused_backward`, one node computes both.
-- Samples and labels are provided once: their nodes are not recomputable. Labels are provided right
-  before the loss.
+- Samples, token ids and labels are provided once: their nodes are not recomputable. Labels are
+  provided right before the loss.
 
 Differences with `state`:
 
@@ -43,9 +45,10 @@ Differences with `state`:
 - ``train="last-N"`` counts operators with weights except norms; a norm belongs to the operator
   before it. If `train` is not ``"all"``, dropout masks are packed to 1 bit per element, and some
   results of ReLU and ReLU6 are saved as such masks (`poetmodel.graph.zoo.masks`).
-- Tiles split only weights, their gradients and moments. The forward pass and the input gradient
-  read all tiles of a layer in one node, so the whole weight is in RAM at that step, unless the core
-  can read it from storage. Learning rate and step count are not tensors.
+- Tiles split only weights, their gradients and moments, and the running statistics of a batch norm
+  whose weight is not trained. The forward pass and the input gradient read all tiles of a layer in
+  one node, so the whole weight is in RAM at that step, unless the core can read it from storage.
+  Learning rate and step count are not tensors.
 """
 
 from __future__ import annotations

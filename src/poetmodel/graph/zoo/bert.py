@@ -1,4 +1,4 @@
-"""BERT and its building block, the transformer encoder; both also accept `TapeOptions`."""
+"""BERT-base, and a BERT of any size; both functions also accept the keys of `TapeOptions`."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def bert_base(
 
     Embeddings, encoder and pooler have 109,482,240 parameters. The classification head adds
     ``769 * classes``. The MLM head has no pooler, but a transform and a decoder whose weight is the
-    word embedding: 109,514,298 parameters in all. It does not use `classes`.
+    word embedding: 109,514,298 parameters in all. `classes` has no effect on it, but is validated.
 
     Every token attends to all tokens, so there is no attention mask. Dropout is in embeddings,
     attention, both residual branches and the classification head. Raises `InputError` for more than
-    512 tokens per sample, and for an unknown `head`.
+    512 tokens per sample, for an unknown `head`, and for any other invalid size, rate or option.
 
     J. Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
     understanding", NAACL 2019, doi:10.18653/v1/N19-1423.
@@ -95,7 +95,7 @@ def transformer(
 
     `seq_len` is also the number of positions that have an embedding. A block has `hidden` features,
     divided among its `heads`, and `feedforward` inner features. Raises `InputError` if `heads` does
-    not divide `hidden`.
+    not divide `hidden`, and for any other invalid size, rate or option.
     """
     counts = {
         "blocks": blocks,

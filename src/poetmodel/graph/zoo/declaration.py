@@ -20,10 +20,10 @@ FLOAT_BYTES: Final = 4
 """Element size of statistics, the loss and optimizer moments, always single precision [B]."""
 
 INDEX_BYTES: Final = 4
-"""Size of a label or a token id [B]."""
+"""Size of a label, a token id, or a position in a pooling window of more than 256 elements [B]."""
 
 MASK_BYTES: Final = 1
-"""Element size of a dropout mask [B]."""
+"""Element size of a dropout mask that is not packed [B]."""
 
 _MAX_COUNT: Final = 10**6
 """Maximum of sizes and counts that users set."""
@@ -65,8 +65,9 @@ class Weight(Array):
     def split_into_tiles(self, max_bytes: int) -> tuple[Weight, ...]:
         """Return tiles of at most `max_bytes` [B]: whole output channels (first dimension).
 
-        A channel larger than `max_bytes` is a tile by itself. Returns the weight alone if it has at
-        most `max_bytes` or one channel.
+        A channel larger than `max_bytes` is a tile by itself. The tiles have the weight's name with
+        the suffix ``.0``, ``.1`` and so on; the last one may be smaller. Returns the weight itself
+        if it has at most `max_bytes` or one channel.
         """
         channels = self.shape[0]
         if self.bytes <= max_bytes or channels == 1:
@@ -110,7 +111,10 @@ class Value(Array):
 
 
 def require_counts(**counts: object) -> None:
-    """Raise `GraphError` unless every argument is an integer from 1 to a million."""
+    """Raise `GraphError` unless every argument is an integer from 1 to a million, and no bool.
+
+    The error lists all invalid arguments.
+    """
     faults = [
         f"{name}: expected a whole number from 1 to {_MAX_COUNT}, got {count!r}"
         for name, count in counts.items()
@@ -129,7 +133,8 @@ class Gradient:
     """
 
     suffix: str
-    """``input``, ``weight``, ``left``, ...: end of the name of a node that computes only this part.
+    """``input``, ``weight``, ``left``, ...: end of the name of a node that computes only this part,
+    without `TapeOptions.fused_backward`.
 
     For a tile, it ends in the tile's number: ``weight.2``. The operator's name ends in `kind`."""
     target: Value | Weight | None
@@ -190,8 +195,8 @@ class Declaration:
     weight_bytes_moved: int | None = None
     """Traffic of the forward node to its weights [B]; None if each is read once."""
     parts: tuple[Gradient, ...] = ()
-    """The parts of the backward pass, one for each input and weight that has a gradient, except
-    inputs in `same_gradient_inputs`."""
+    """The parts of the backward pass, one for each input, and each weight or tile, that has a
+    gradient, except inputs in `same_gradient_inputs`. Graphs without state use `gradients`."""
     is_one_kernel: bool = False
     """Whether the operator is a norm: with state in the graph, one node computes all parts, because
     they need the same sums."""
@@ -220,7 +225,8 @@ class Declaration:
     def gradients(self) -> tuple[Gradient, ...]:
         """Parts of the backward pass for graphs without state: one part for all weights together.
 
-        The part of the weights comes first, so that the input can be freed after that node.
+        The part of the weights, if there are any, comes before the parts of the inputs, so that the
+        input can be freed after that node.
         """
         weight_parts = [part for part in self.parts if isinstance(part.target, Weight)]
         value_parts = [part for part in self.parts if not isinstance(part.target, Weight)]
@@ -263,8 +269,9 @@ def window_output_size(
 ) -> tuple[int, int]:
     """Return height and width of the output of a window that slides over an image.
 
-    With padding ``"same"``, each is the image's divided by `stride`, rounded up, as in Keras.
-    Raises `InputError` if the window exceeds the padded image.
+    With padding ``"same"``, each is the image's divided by `stride`, rounded up, as in Keras. Other
+    padding is added on all four sides, and only whole windows count; raises `InputError` if the
+    window exceeds the padded image.
     """
     height, width = image.shape[2:]
     if padding == "same":

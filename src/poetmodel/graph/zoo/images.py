@@ -1,7 +1,8 @@
 """Networks for images: multi-layer perceptron, VGG-16, residual networks and MobileNetV2.
 
 `image_size` is the side of a square image, with three channels unless stated otherwise. `dropout`
-is a rate; 0 omits the dropout nodes. Every public function also accepts the keys of `TapeOptions`.
+is a rate; 0 omits the dropout nodes. Every public function also accepts the keys of `TapeOptions`,
+and raises `InputError` for an invalid size, rate or option.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from poetmodel.graph.structure import Graph
 
     Convolutions = Sequence[tuple[int, int, bool]]
-    """Kernel, factor on the stage's channels, and whether the convolution has the stride."""
+    """For each convolution of a block: the kernel, the factor on the stage's channels, and whether
+    the convolution has the block's stride."""
 
 
 def mlp(
@@ -33,6 +35,8 @@ def mlp(
     **options: Unpack[TapeOptions],
 ) -> Graph:
     """Return a perceptron with ReLU; by default LeNet-300-100 on 28 x 28 images.
+
+    `hidden` are the features of the hidden layers, each with a ReLU; () leaves one linear layer.
 
     Y. LeCun et al., "Gradient-based learning applied to document recognition", Proc. IEEE 86(11),
     1998, section III.C.4, doi:10.1109/5.726791.
@@ -66,7 +70,8 @@ def vgg16(
     with 1000 classes.
 
     `batch_norm` adds a batch norm after each convolution. Dropout follows the first and second
-    linear layer. Raises `InputError` for images of less than 32 x 32 pixels.
+    linear layer. Raises `InputError` for images of less than 32 x 32 pixels, and for any other
+    invalid size, rate or option.
 
     K. Simonyan, A. Zisserman, "Very deep convolutional networks for large-scale image
     recognition", ICLR 2015, table 1, arXiv:1409.1556.

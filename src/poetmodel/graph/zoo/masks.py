@@ -23,7 +23,8 @@ _BITS_PER_BYTE: Final = 8
 def values_with_gradient(declarations: Sequence[Declaration]) -> frozenset[str]:
     """Return the names of values that need a gradient.
 
-    These are the results of operators with trained weights, and all values computed from them.
+    These are the results of operators with trained weights, and the results of all operators that
+    read a value in the set. `declarations` are in execution order.
     """
     names: set[str] = set()
     for declaration in declarations:
@@ -75,7 +76,7 @@ def _make_bit_mask(name: str, values: Value) -> Value:
 
 
 def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value]) -> Declaration:
-    """Return the operator with packed dropout masks among its inputs and outputs."""
+    """Return the operator with packed dropout masks in its inputs, outputs and saved tensors."""
     return replace(
         declaration,
         inputs=tuple(packed_masks.get(value.name, value) for value in declaration.inputs),
@@ -90,7 +91,7 @@ def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value])
 def _with_activation_mask(
     declaration: Declaration, reader_names: set[str] | None
 ) -> Iterator[Declaration]:
-    """Yield an operator; if it needs a mask, with gradients that read the mask, then the mask.
+    """Yield the operator unchanged, or with gradients that read a mask, then the mask's operator.
 
     An activation function needs a mask if `reader_names`, the operators whose backward nodes read
     its result, contains only the function itself. None: no backward node reads the result.

@@ -28,7 +28,7 @@ class UpdateRule:
     """An optimizer's cost and state per parameter."""
 
     name: str
-    """Name of the optimizer: a value of `state`."""
+    """Name of the optimizer: a value of `TapeOptions.state`, or of `TapeOptions.optimizer`."""
     flops: int
     """Work per parameter [FLOP]."""
     moments: tuple[str, ...] = ()
@@ -215,7 +215,10 @@ class StateOptions:
         return names
 
     def _split_into_tiles(self, declaration: Declaration) -> Declaration:
-        """Return the operator with its weights and their gradients in tiles, if there are tiles."""
+        """Return the operator with weights and their gradients in tiles, if `tile_bytes` is set.
+
+        `running_statistics` stay whole.
+        """
         if self.tile_bytes is None:
             return declaration
         return replace(
@@ -258,7 +261,7 @@ class StateOptions:
 
 
 def _split_amount(amount: int, tiles: Sequence[Weight]) -> list[int]:
-    """Divide `amount` among tiles in proportion to their channels; the integers sum to it."""
+    """Divide `amount` among tiles in proportion to their channels; the integers sum to `amount`."""
     ends = list(accumulate((tile.shape[0] for tile in tiles), initial=0))
     return [amount * end // ends[-1] - amount * begin // ends[-1] for begin, end in pairwise(ends)]
 
@@ -295,7 +298,8 @@ class StateNodeBuilder:
     def make_missing_nodes(self, *weights: Weight, op: str = "parameter") -> list[Node]:
         """Return new nodes that hold those `weights` that have no node yet; record these weights.
 
-        `op` is the operator of nodes that hold trainable weights or their moments.
+        `op` is the operator of nodes that hold trainable weights or their moments; that of running
+        statistics is ``running_statistic``.
         """
         missing_weights = [weight for weight in weights if weight.name not in self._names_with_node]
         self._names_with_node.update(weight.name for weight in missing_weights)

@@ -5,7 +5,8 @@ arXiv:2106.07597. Sizes are those of its reference repository, github.com/mlcomm
 ``benchmark/training``. As there, layers before a batch norm have a bias. Parameter counts of the
 repository include running statistics; those stated here count trainable parameters only.
 
-Every public function also accepts the keys of `TapeOptions`.
+Every public function also accepts the keys of `TapeOptions`, and raises `InputError` for an invalid
+size, rate or option.
 """
 
 from __future__ import annotations
