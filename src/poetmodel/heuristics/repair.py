@@ -1,4 +1,4 @@
-"""Repair: make a partial schedule fit in RAM at low cost, and drop unneeded restorations."""
+"""Repair: make a partial schedule fit in RAM, add rewarded and drop unneeded restorations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 FIT_NOISE_RATIO: Final = 1.0
-"""Maximum random relative rise of a price while the partial schedule is made to fit."""
+"""Maximum random relative rise of a price while the partial schedule is made to fit in RAM, or its
+excess over user-defined constraints is lowered."""
 DROP_NOISE_RATIO: Final = 0.5
 """Maximum random relative rise of a price while restorations are dropped."""
 ROUNDING_FACTOR: Final = 1 + 1e-9
@@ -46,11 +47,12 @@ class RepairStyle(NamedTuple):
     may_page: bool = True
     """Whether tensors other than state may be paged to save RAM, if the problem permits paging."""
     max_chain: int = MAX_CHAIN
-    """Maximum number of nested recomputations for one tensor if tensors may be paged, otherwise
-    `MAX_CHAIN`. A small number prefers page-ins."""
+    """Maximum number of nested recomputations for one evicted tensor if tensors may be paged. If
+    not, and for rewarded decisions, the maximum is `MAX_CHAIN`. A small number prefers page-ins."""
     candidates_per_relief: int = 20
-    """Number of tensors that could be evicted from a stage for each one that is evicted before all
-    are ranked again. Fewer are evicted if the stage then fits."""
+    """Of n tensors that could be evicted from a stage, at most ``n // candidates_per_relief``, but
+    at least one, are evicted before all are ranked again. Fewer are evicted if the stage then
+    fits."""
 
 
 DEFAULT_STYLE: Final = RepairStyle()
@@ -62,14 +64,19 @@ class Obstacle(NamedTuple):
 
     stage: int
     rise_bytes: int
-    """Rise of the RAM use of the stage without the restoration [B]."""
+    """RAM use of a step of the stage, above the limit, without the restoration, minus the peak of
+    the stage with the restoration [B]."""
     intervals: tuple[tuple[tuple[int, int], ...], ...]
-    """For each restored tensor, its `PartialSchedule.intervals` at that time."""
+    """For each restored tensor, its `PartialSchedule.intervals` after the drop was undone."""
 
 
 @dataclass(slots=True)
 class Repair:
-    """Modifies a partial schedule greedily, so that it meets the limits at low prices."""
+    """Modifies a partial schedule greedily, so that it meets the limits at low prices.
+
+    Methods that modify it raise `TimeLimitError` when the limit of `poetmodel.clock.time_limit` has
+    passed. The changes until then remain.
+    """
 
     problem: Problem
     partial: PartialSchedule
@@ -80,14 +87,15 @@ class Repair:
     rng: Random | None = None
     """Random number generator for the noise on prices; None for no noise."""
     until_s: float = math.inf
-    """Time at which the repair ends, on the clock of `now_s` [s]."""
+    """Time at which `fit`, `satisfy_constraints` and `drop_unneeded` end, on the clock of `now_s`
+    [s]."""
     style: RepairStyle = DEFAULT_STYLE
     respects_rows: bool = True
     """Whether decisions are refused that exceed a user-defined constraint with only positive
     coefficients."""
     obstacles: dict[Restoration, Obstacle] = field(default_factory=dict)
-    """Obstacles to dropping restorations. Repairs of one partial schedule share them, so that
-    dropping a restoration is tried again only if its obstacle no longer exists."""
+    """Obstacles to dropping restorations: a drop is tried again only if its obstacle no longer
+    exists. Repairs of one partial schedule may share this dictionary."""
     paging_only_stages: set[int] = field(default_factory=set)
     """Stages in which recoveries recompute no node any more, because recomputations did not fit;
     see `RecoveryRules`."""
@@ -105,9 +113,10 @@ class Repair:
         The fullest stage is relieved first. If a recomputation does not fit in the stage, it is
         moved to an earlier stage at no cost. Otherwise tensors kept across the stage are evicted
         and restored at their next need. Those that free most bytes in stages above the limit for
-        their price are first. If no tensor can be evicted, the recomputations of the stage are
-        replaced by page-ins. Fails if this is impossible, too, or time runs out; changes then
-        remain.
+        their price, with noise, are first. If no tensor can be evicted, the recomputations of the
+        stage are replaced by page-ins, and the stage is added to `paging_only_stages`. Fails if no
+        recomputation can be replaced, or once `until_s` has passed, even if every step then fits.
+        After a failure, changes remain.
         """
         earlier_recomputation = EarlierRecomputation(
             partial=self.partial,
@@ -134,18 +143,19 @@ class Repair:
     def _find_best_recoveries(self, stage: int, excess: np.ndarray) -> list[Recovery]:
         """Return recoveries of tensors kept across a stage; those with most relief per price first.
 
-        The relief is that of all stages above the limit. There is at most one recovery for each
-        `candidates_per_relief` tensors that could be evicted, at least one if any is possible. The
-        recovery of a tensor is searched only if the tensor's minimum price could make the recovery
-        one of the best. If only one is returned, the search has an upper bound on the price.
+        The relief is that of all stages above the limit; prices have noise. There is at most one
+        recovery for each `candidates_per_relief` tensors that could be evicted, at least one if any
+        is possible. The recovery of a tensor is searched only if the tensor's minimum price could
+        make the recovery one of the best. If at most one may be returned, the search has an upper
+        bound on the price.
         """
         partial = self.partial
         recoveries = Recoveries(self, stage)
         max_chain = self.style.max_chain if self._can_page else MAX_CHAIN
         relief = _Relief(excess, is_limited_by_excess=bool(partial.graph.state_tensors))
         ranked_tensors: list[tuple[float, int, int, float, Recovery | None]] = []
-        """(smallest rank, tensor, next need, noisy gain, recovery) of each tensor. The recovery is
-        None until it is searched."""
+        """(lower bound on the rank, tensor, next need, noisy gain, recovery) of each tensor. The
+        recovery is None until it is found; then the rank is exact."""
         best_rank = math.inf
         """Upper bound on the smallest rank, by a page-in or a found recovery."""
         for i, first_stage, need in partial.tensors_kept_across(stage):
@@ -205,14 +215,14 @@ class Repair:
         return Recovery(price, (home, page_in)), (*outer_intervals, interval)
 
     def _add_recovery(self, recovery: Recovery) -> None:
-        """Add those restorations of a recovery that limits other than RAM permit."""
+        """Add the absent restorations of a recovery that `fits_limits` permits."""
         for restoration in recovery.restorations:
             if restoration not in self.partial and self.fits_limits(restoration):
                 self.partial.add(restoration)
 
     @property
     def recompute_prices(self) -> list[float]:
-        """The price of recomputing each node; infinite if that is forbidden."""
+        """The price of recomputing each node, cached; infinite if the problem forbids it."""
         if self._recompute_prices is None:
             may_recompute = self.problem.may_recompute
             self._recompute_prices = [
@@ -225,7 +235,8 @@ class Repair:
         """Return the price of a page-in of tensor `i`, and the last stage that permits a page-in.
 
         The price includes a page-out that the page-in needs. Return an infinite price and stage -1
-        if no page-in is possible. State may be paged in even if `style` forbids paging.
+        if the tensor is resident state, or if `style`, the problem or `fits_limits` forbids the
+        page-in. State on storage may be paged in even if `style` forbids paging.
         """
         graph = self.problem.graph
         k = graph.node_of[i]
@@ -239,8 +250,9 @@ class Repair:
     def _is_allowed(self, restoration: Restoration) -> bool:
         """Return whether the rules for state permit a restoration.
 
-        A node that reads state cannot be recomputed after the state is replaced, state is not paged
-        in after that, and resident state is never paged in.
+        A node that reads state cannot be recomputed in stages after the one that replaces the
+        state, state is not paged in after that stage, and resident state is never paged in. A home,
+        a page-out or a page-in in the stage of the tensor's own node is always permitted.
         """
         stage, item, kind = restoration
         problem = self.problem
@@ -252,10 +264,10 @@ class Repair:
         return item not in self.partial.resident and stage <= problem.graph.last_page_in_stage(item)
 
     def fits_limits(self, restoration: Restoration) -> bool:
-        """Return whether user-defined constraints, storage and state permit a restoration.
+        """Return whether user-defined constraints, storage and state permit adding a restoration.
 
         Only constraints with only positive coefficients are checked, and none unless
-        `respects_rows`.
+        `respects_rows`. RAM is not checked, nor whether the problem permits paging or recomputing.
         """
         partial, i = self.partial, restoration.item
         rows = partial.rows if self.respects_rows else None
@@ -275,9 +287,10 @@ class Repair:
     def _replace_by_page_ins(self, t: int) -> bool:
         """Replace the recomputations of stage `t` by page-ins; return whether any was replaced.
 
-        A recomputation stays if its page-ins exceed limits. Returns False at once if the stage has
-        no recomputation or paging is forbidden. Otherwise the stage becomes one of the
-        `paging_only_stages`.
+        Restorations that serve only a replaced recomputation are removed, too. A recomputation
+        stays if `fits_limits` forbids one of its page-ins; each page-in is checked alone. Returns
+        False at once if the stage has no recomputation, or `style` or the problem forbids paging.
+        Otherwise the stage becomes one of the `paging_only_stages`.
         """
         partial, graph = self.partial, self.problem.graph
         if not self._can_page or not partial.recomputed[t]:
@@ -304,10 +317,10 @@ class Repair:
     def satisfy_constraints(self) -> None:
         """Add decisions that constraints or the objective reward, and drop excessive ones.
 
-        Each move adds or drops the decision that lowers the excess over user-defined constraints
-        most for its price and fits. An addition is repeated while it lowers the excess. When no
-        constraint is exceeded, decisions with negative prices are added if they raise no excess.
-        Without rewards, no decision changes.
+        Each move of `_lower_excess` adds or drops a decision to lower the excess over user-defined
+        constraints. Returns if no move lowers it. When no constraint is exceeded, rewarded
+        decisions with negative prices are added, lowest price first, each as often as it fits
+        without raising the excess. Without rewards, no decision changes.
         """
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.rewards is None:
@@ -342,7 +355,8 @@ class Repair:
     def _lower_excess(self, rows: UserRows) -> bool:
         """Apply the move that lowers the excess most for its price; return whether one was applied.
 
-        If that fails, try the next one. An addition is repeated while it lowers the excess.
+        If that fails, try the next one. Prices have noise. An addition is repeated while it lowers
+        the excess; from the second repetition on, only if it lowers the excess as much as before.
         """
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
@@ -391,11 +405,11 @@ class Repair:
     def _row_amounts(
         self, rows: UserRows, restoration: Restoration, *, is_added: bool = True
     ) -> RowAmounts:
-        """Return the row amounts of adding `restoration`, or of dropping it if not `is_added`.
+        """Return the row amounts of adding `restoration`; if not `is_added`, negated, of a drop.
 
         A page-out that a page-in adds or drops is included. If a home on storage is dropped, the
         page-ins of the state are included; further restorations that serve only `restoration` are
-        not.
+        not. A row may have several amounts.
         """
         item = restoration.item
         if restoration.kind == RECOMPUTE:
@@ -427,7 +441,8 @@ class Repair:
     def _rewarded_additions(self, rows: UserRows) -> Iterator[Restoration]:
         """Yield the rewarded decisions that may be added.
 
-        Recomputations and page-ins have stage -1, which means any stage.
+        Recomputations and page-ins have stage -1, which means any stage; they may be present in
+        some stages already. Page-outs and homes are not present.
         """
         graph = self.problem.graph
         yield from (Restoration(-1, k, RECOMPUTE) for k in rows.rewarded_nodes)
@@ -442,9 +457,12 @@ class Repair:
     def _add_in_best_stage(self, restoration: Restoration) -> bool:
         """Add a rewarded decision in the best stage in which it fits; return whether it was added.
 
-        Stages in which the fewest inputs of a recomputation are missing are tried first; among
-        these, stages with the smallest RAM use. At most `MAX_TRIED_STAGES` stages are tried. A
-        page-out or home has one stage, and only `fits_limits` is checked.
+        It fits if every step then fits in RAM, the excess over user-defined constraints does not
+        rise, and `fits_limits` permits it. Missing inputs of a recomputation are restored. Stages
+        in which the fewest inputs are missing are tried first; among these, stages with the
+        smallest RAM use. At most `MAX_TRIED_STAGES` stages are tried, all after the stage of the
+        node. The stage of `restoration` is ignored. A page-out or home has one stage, and only
+        `fits_limits` is checked.
         """
         partial, graph, item = self.partial, self.problem.graph, restoration.item
         if restoration.kind in (PAGE_OUT, STORAGE_HOME):
@@ -488,8 +506,9 @@ class Repair:
     def _add_with_inputs(self, restoration: Restoration) -> bool:
         """Add a restoration, and restorations of its missing inputs.
 
-        Return whether the restoration is present then. It is not added if limits other than RAM
-        forbid it or its inputs cannot be restored.
+        Return whether the restoration is present then. It is not added if `fits_limits` forbids it
+        or its inputs cannot be restored. Restorations of inputs that `fits_limits` forbids are left
+        out; these inputs are then kept in RAM. RAM is not checked.
         """
         recovery: Recovery | None = Recovery(0.0, (restoration,))
         if restoration.kind == RECOMPUTE:
@@ -504,9 +523,11 @@ class Repair:
     def drop_unneeded(self) -> None:
         """Drop restorations whose tensors can be kept, the most expensive for their bytes first.
 
-        Ends when none can be dropped or time runs out. Restorations with negative prices stay. A
-        page-in may be expensive although it is small, so dropping many small page-ins can save more
-        than dropping a large one.
+        Restorations that serve only a dropped one are dropped, too. No drop violates the RAM limit
+        or, if decisions are rewarded, raises the excess over user-defined constraints. Ends when
+        none can be dropped or time runs out. A restoration with a negative price is dropped only
+        with a recomputation or home that it serves. A page-in may be expensive although it is
+        small, so dropping many small page-ins can save more than dropping a large one.
         """
         has_dropped = True
         while has_dropped and now_s() < self.until_s:
@@ -523,7 +544,7 @@ class Repair:
                     has_dropped = self._drop(restoration) or has_dropped
 
     def drop_sort_key(self, restoration: Restoration) -> float:
-        """Return a sort key, with noise, that is smaller if a restoration costs more per byte."""
+        """Return a sort key, with noise: the price per byte of the restored tensors, negated."""
         item, graph = restoration.item, self.problem.graph
         restored_tensors = graph.outputs_of[item] if restoration.kind == RECOMPUTE else (item,)
         price = self._add_noise(self._price(restoration), DROP_NOISE_RATIO)
@@ -549,8 +570,8 @@ class Repair:
         """Drop a restoration and those that serve only it, unless a limit is then violated.
 
         The limits are the RAM and, if decisions are rewarded, the present excess over user-defined
-        constraints. Returns whether the restoration was dropped. If RAM does not suffice, the
-        obstacle is stored.
+        constraints. Returns whether the restoration was dropped; then its obstacle is removed, if
+        there is one. If RAM does not suffice, the obstacle is stored.
         """
         partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)
@@ -568,7 +589,10 @@ class Repair:
         return False
 
     def _is_blocked(self, restoration: Restoration) -> bool:
-        """Return whether the obstacle to dropping a restoration still exists."""
+        """Return whether the obstacle to dropping a restoration still exists.
+
+        False without an obstacle, or if the intervals of the restored tensors have changed.
+        """
         obstacle, partial = self.obstacles.get(restoration), self.partial
         if obstacle is None or obstacle.intervals != self._intervals_of(restoration):
             return False
@@ -584,8 +608,10 @@ class Repair:
     def _may_drop(self, restoration: Restoration) -> bool:
         """Return whether the RAM rows permit keeping the tensors of a restoration in RAM instead.
 
-        A row is the RAM use at the last step of a stage. Other steps are not checked. The inputs of
-        a recomputation count as freed. Return True for a page-out.
+        A row is the RAM use at the last step of a stage. Other steps are not checked, and each
+        tensor is checked alone. The inputs of a recomputation count as freed. For a home on
+        storage, only stages before the state's node and after its last reader are checked. Return
+        True for a page-out.
         """
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed_bytes = 0
@@ -601,7 +627,7 @@ class Repair:
         return all(partial.row_bytes_with(i, t) - freed_bytes <= self.limit_bytes for i in tensors)
 
     def _add_noise(self, price: float, noise: float) -> float:
-        """Return a price with a random relative rise of up to `noise`."""
+        """Return a price with a random relative rise of up to `noise`; unchanged without `rng`."""
         return price * (1 + noise * self.rng.random()) if noise and self.rng is not None else price
 
 
@@ -617,7 +643,7 @@ class _Relief:
     """The stages above the limit, to sum the bytes by which an eviction relieves these stages."""
 
     def __init__(self, excess: np.ndarray, *, is_limited_by_excess: bool) -> None:
-        """Store the stages whose `excess` is above 0; it is 0 for stages within the limit [B]."""
+        """Store the stages above the limit. `excess` is by stage [B], 0 for stages within it."""
         self.stages: list[int] = np.flatnonzero(excess).tolist()
         self.excess = excess[self.stages]
         self.max_excess = max(self.excess.tolist(), default=0)
@@ -627,9 +653,9 @@ class _Relief:
         which is in RAM in all stages: otherwise the largest state would always be evicted first."""
 
     def total_bytes(self, intervals: Iterable[tuple[int, int]], size_bytes: int) -> int:
-        """Return the total relief of all stages if `size_bytes` are freed in intervals [B].
+        """Return the total relief of the stages above the limit if intervals free `size_bytes` [B].
 
-        An interval (first, end) excludes stage `end`.
+        An interval (first, end) excludes stage `end`. A stage in two intervals counts twice.
         """
         total_bytes = 0
         for first, end in intervals:

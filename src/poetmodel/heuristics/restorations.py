@@ -43,7 +43,7 @@ class Restoration(NamedTuple):
 
 
 def list_restorations(graph: Graph, schedule: Schedule) -> list[Restoration]:
-    """Return the restorations of a schedule.
+    """Return the restorations of a schedule: recomputations, page-ins, homes, then page-outs.
 
     Page-outs are excluded if the tensor is paged in, or replaces state: that page-out belongs to
     the home of the state.

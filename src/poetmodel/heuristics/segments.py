@@ -2,8 +2,9 @@
 
 An unrolled recurrence is a chain of thousands of nodes. Repair of keep-all, which recomputes tensor
 by tensor, is slow for such a chain and ends far above the minimum RAM. Here the forward pass is
-divided into segments. The tensors that later segments read are kept. All other tensors of a segment
-are recomputed together, when the backward pass first reads one of them.
+divided into segments. The tensors that later segments read, and those of the last segment, are
+kept. The other tensors of a segment that the backward pass needs are recomputed together, when the
+backward pass first reads one of them.
 
 References
 ----------
@@ -36,10 +37,10 @@ MIN_NODES: Final = 200
 """Minimum number of nodes of a graph that is divided; repair of smaller graphs is fast and
 better."""
 REPAIR_TIME_RATIO: Final = 4.0
-"""Time for repairs, as a multiple of the time for all segmentations."""
+"""Maximum time for repairs, as a multiple of the time for all segmentations."""
 SEARCH_TIME_RATIO: Final = 0.5
-"""Fraction of the remaining time for the search over segmentations. The rest is for the conversion
-to a schedule, which takes as long as several segmentations for graphs of ten thousand nodes."""
+"""Fraction of the remaining time for segmentations and repairs. The rest is for the conversion to a
+schedule, which takes as long as several segmentations for graphs of ten thousand nodes."""
 MAX_PEAKS: Final = 8
 """Number of peaks tried by bisection if RAM is minimized."""
 MAX_SEGMENTS: Final = 256
@@ -94,7 +95,7 @@ class _SegmentSearch:
 
         Repair this schedule or, if there is none, the one with the smallest peak. If RAM is
         minimized, repair for smaller peaks instead. Repair none if no peak is below the keep-all
-        peak. Raises `TimeLimitError`.
+        peak. Raises `TimeLimitError`; `best` then has the best schedule so far.
         """
         started_s = now_s()
         for restorations in _segmentations(self.problem):
@@ -110,7 +111,10 @@ class _SegmentSearch:
             self._repair(start, self.problem.usable_ram_bytes)
 
     def _store_if_best(self, partial: PartialSchedule) -> None:
-        """Store a schedule if it has the best score within the limits, or the smallest peak."""
+        """Store a schedule in `best` if it has the best score within the limits.
+
+        Also store its restorations and peak if the peak is the smallest so far.
+        """
         peak_bytes, score = int(partial.peaks().max()), self.objective.score(partial)
         if peak_bytes < self.min_peak_bytes:
             self.min_peak_restorations, self.min_peak_bytes = partial.restorations(), peak_bytes
@@ -122,7 +126,7 @@ class _SegmentSearch:
         """Repair a schedule to fit `limit_bytes`; if that succeeds, call `_store_if_best`.
 
         `start` has the restorations of the schedule. Return whether the repair succeeds before
-        `until_s`.
+        `until_s`. Unless RAM is minimized, unneeded restorations are then dropped.
         """
         partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)
@@ -137,7 +141,8 @@ class _SegmentSearch:
     def _minimize_peak(self) -> None:
         """Bisect for the smallest peak, by at most `MAX_PEAKS` repairs.
 
-        Each starts from the schedule with the smallest peak so far.
+        Each starts from the schedule with the smallest peak so far, and calls `_store_if_best`.
+        Ends at `until_s`.
         """
         low = self.problem.floor.bytes
         for _ in range(MAX_PEAKS):
@@ -152,8 +157,9 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
     """Yield the recomputations of 16, 8, 32, 4, ... segments.
 
     They obey the rules of execution, but may exceed limits. The numbers of segments that are best
-    most often are first. Yields none if recomputation is forbidden, there is no backward pass, or
-    fewer than two nodes precede it. Raises `TimeLimitError`.
+    most often are first; none is above `MAX_SEGMENTS` or the number of nodes before the backward
+    pass. Yields none if recomputation is forbidden, there is no backward pass, or fewer than two
+    nodes precede it. Raises `TimeLimitError`.
     """
     graph = problem.graph
     forward_count = next(
@@ -171,8 +177,9 @@ def _segmentations(problem: Problem) -> Iterator[list[Restoration]]:
 def _segment_starts(problem: Problem, forward_count: int, count: int) -> list[int]:
     """Return the first node of each segment except the first segment, ascending.
 
-    Segments produce nearly equal bytes. Each segment begins where the fewest bytes cross its
-    beginning, near an equal division. There may be fewer than `count` segments.
+    Segments produce nearly equal bytes. Each begins near an equal division, at the node before
+    which the fewest bytes exist that this or a later forward node reads; of several, the nearest to
+    the equal division, then the first. There may be fewer than `count` segments.
     """
     graph = problem.graph
     produced_bytes = [0, *accumulate(graph.output_bytes[:forward_count])]
@@ -209,7 +216,8 @@ def _segment_recomputations(problem: Problem, bounds: list[int]) -> list[Restora
 
     `bounds` are the first nodes of the segments and the end of the forward pass. Tensors that later
     segments read are kept. The other tensors of a segment that the backward pass needs are
-    recomputed together at its first read of one of them, where their nodes may be recomputed.
+    recomputed together, in the first backward stage that reads one of them. Nodes that may not be
+    recomputed, or not in that stage, are left out: their tensors are kept.
     """
     graph = problem.graph
     segment_of = [

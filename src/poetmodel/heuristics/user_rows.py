@@ -25,7 +25,9 @@ class UserRows:
         self.slacks = [limit.upper for limit in limits]
         """For each row, the largest sum that its limit permits."""
         self.units: list[float] = []
-        """For each row, the amount by which its excess is divided."""
+        """For each row, the amount by which its excess is divided: the larger of its limit and its
+        smallest coefficient other than 0, as absolute values; 1 without a coefficient, unless the
+        limit is larger."""
         self.has_only_positive: list[bool] = []
         """For each row, whether all of its coefficients are positive."""
         self.counts_one_decision: list[bool] = []
@@ -103,7 +105,8 @@ class UserRows:
     def permits(self, row_use: Sequence[float], row_amounts: RowAmounts) -> bool:
         """Return whether adding amounts exceeds no row with only positive coefficients.
 
-        Unlike in `is_exceeded`, there is no tolerance. All other rows may be exceeded.
+        Unlike in `is_exceeded`, there is no tolerance. All other rows may be exceeded. Each amount
+        is checked alone, also if `row_amounts` has several of one row.
         """
         return all(
             row_use[row] + amount <= self.slacks[row]
@@ -120,7 +123,10 @@ class UserRows:
     def excess_change(
         self, row_use: Sequence[float], row_amounts: Iterable[tuple[int, float]]
     ) -> float:
-        """Return the change of the total excess if `row_amounts` are added to the rows."""
+        """Return the change of the total excess if `row_amounts` are added, in units of the rows.
+
+        Unlike in `is_exceeded`, there is no tolerance. Negative if the excess falls.
+        """
         total = 0.0
         added_amounts: dict[int, float] = {}
         for row, amount in row_amounts:

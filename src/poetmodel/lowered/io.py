@@ -84,7 +84,7 @@ class _TensorEntry(Strict):
 
 
 class _StepFile(Strict):
-    """Content of a step file, or of the forward pass (inference, evaluation) in it."""
+    """Content of a step file, or of a forward pass (inference or evaluation) in it."""
 
     format: Literal["poetmodel-step"]
     version: Literal[1]
@@ -107,7 +107,7 @@ class _StepFile(Strict):
 def save_step(step: LoweredStep, path: str | Path) -> None:
     """Write a step to a ``*.step.json`` file, with values in base64.
 
-    Raises `InputError` if the file cannot be written.
+    An existing file is replaced. Raises `InputError` if the file cannot be written.
     """
     write_text(path, json.dumps(_make_document(step), allow_nan=False) + "\n")
 
@@ -190,7 +190,8 @@ def _tensor_to_json(tensor: NamedTensor) -> dict[str, object]:
 def load_step(path: str | Path) -> LoweredStep:
     """Read a ``*.step.json`` file; raise `InputError` if it cannot be read or is not valid.
 
-    The instructions of nodes are estimated again.
+    The instructions of nodes are estimated again, and nodes that replace state are moved behind the
+    node of the loss where `defer_updates` permits, as by `LoweredStep.with_nodes`.
     """
     text = read_text(path)
     with convert_errors(InputError, str(path)):
@@ -364,7 +365,10 @@ def _count_span_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> in
 
 
 def _find_ref_errors(step: LoweredStep, ref: Ref) -> Iterator[str]:
-    """Yield an error if a pointer is outside its buffer, or if the buffer is missing."""
+    """Yield an error if a pointer is outside its buffer, or if the buffer is missing.
+
+    Element 0 of an empty buffer is valid.
+    """
     if ref.buffer not in step.buffers:
         yield f"buffer {ref.buffer!r} is missing"
     elif ref.offset > max(0, step.buffers[ref.buffer].elements - 1):
@@ -404,7 +408,7 @@ def _find_argument_errors(
 def _find_condition_errors(
     step: LoweredStep, condition: Condition | None, readable_names: Collection[str]
 ) -> Iterator[str]:
-    """Yield an error if a call cannot depend on the counter of its condition."""
+    """Yield errors of a condition: a counter outside its buffer, unreadable or of another type."""
     if condition is None:
         return
     name = condition.counter.buffer
@@ -419,7 +423,8 @@ def _is_accepted(step: LoweredStep, parameter_type: str, argument: Argument) -> 
     """Return whether a kernel's parameter accepts an argument.
 
     A pointer parameter accepts the workspace, and buffers that the step does not have, which
-    `_find_ref_errors` reports.
+    `_find_ref_errors` reports. A ``const uint8_t *`` accepts int8 buffers, too. The number 0 is a
+    null pointer. Integers must be below 2**31 in magnitude; a ``pm_real`` accepts them, too.
     """
     is_pointer = parameter_type.endswith("*")
     if isinstance(argument, Ref):
@@ -448,7 +453,7 @@ def _format_argument(argument: Argument) -> str:
 
 
 def _decode_values(step: LoweredStep, name: str, base64_text: str) -> np.ndarray:
-    """Decode the elements of buffer `name` from base64.
+    """Decode the elements of buffer `name` from base64 to a flat, read-only array.
 
     Raises `InputError` if the text is invalid, or its size is not that of the buffer.
     """
@@ -465,9 +470,10 @@ def _decode_values(step: LoweredStep, name: str, base64_text: str) -> np.ndarray
 def load_scores(path: Path) -> dict[str, float]:
     """Read a file of scores, a CSV with the columns ``name`` and ``score``.
 
-    Empty lines are skipped. Raises `InputError` if the file cannot be read or is no CSV, has other
-    columns, states a name twice, or states a score that is no number. Negative scores and those
-    that are not finite are returned.
+    Empty lines are skipped; spaces around columns, names and scores are removed. Raises
+    `InputError` if the file cannot be read or is no CSV, its first line has other columns, a later
+    line does not have two values, a name occurs twice, or a score is no number. Scores that are
+    negative or not finite are returned.
     """
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     with convert_errors(InputError, str(path)):

@@ -22,7 +22,7 @@ RANDOM_KERNELS: Final = frozenset(
      "pm_q8_stochastic", "pm_q8_pointwise_dw_stochastic", "pm_q8_conv2d_dw_stochastic",
      "pm_q8_depthwise_dw_stochastic")
 )  # fmt: skip
-"""Kernels whose results depend on the index of the step, as in ``pm_random.h``."""
+"""Kernels whose results depend on the number of the step, ``pm_random_step`` of ``pm_random.h``."""
 
 _PROTOTYPE: Final = re.compile(r"^((?:void|int) pm_\w+\([^{;]*\))\s*\{", re.MULTILINE)
 _LAST_WORD: Final = re.compile(r"\w+$")
@@ -87,6 +87,6 @@ def kernel_source(name: str) -> str:
 def find_prototypes(source: str) -> list[str]:
     """Return the prototypes of the functions ``void pm_...`` and ``int pm_...`` of a C source.
 
-    These are the functions that it defines, without static ones.
+    Functions that are static, only declared, or return another type are omitted.
     """
     return _PROTOTYPE.findall(source)

@@ -31,14 +31,15 @@ class Loops:
 
     call: Call
     sizes: Numbers
-    """Number of iterations of each loop; loops of a shape table have its order."""
+    """Number of iterations of each loop; loops of a shape table have its order, the innermost
+    first."""
     refs: tuple[Ref, ...]
     """Pointers to the first element of each tensor, in the order of the arguments."""
     strides: tuple[Numbers, ...]
     """Strides of each tensor for each loop; 0 if the tensor lacks the dimension."""
 
     def element_indices(self, index: int) -> np.ndarray:
-        """Return the index of each element that the loops read or write in tensor `index`.
+        """Return the indices in the buffer of the elements that the loops visit in tensor `index`.
 
         The array has the shape of the loops, with 1 in place of sizes whose stride is 0.
         """
@@ -258,7 +259,10 @@ def _read_sum(call: Call) -> Loops:
 
 
 def _write_sum(loops: Loops) -> Call | None:
-    """Convert loops to a sum; None if a shape table is too large."""
+    """Convert loops to a sum; None if a shape table is too large.
+
+    The sum is over the loops whose output stride is 0.
+    """
     rows = list(zip(loops.sizes, *loops.strides, strict=True))
     outer_table = make_shape_table(
         tuple(zip(*(row for row in rows if row[1]), strict=True)) or ((1,),) * 3

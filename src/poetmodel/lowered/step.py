@@ -1,7 +1,7 @@
 """A lowered step: a training graph with the kernel calls of each node, and its initial values.
 
-Front ends make lowered steps, and the exporter needs no other input. No module of this package
-imports PyTorch.
+Captures of PyTorch modules and step files become lowered steps, which the exporter reads. No module
+of this package imports PyTorch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ class LoweredStep:
 
     Tensors of the graph, except replacements, are buffers with the same names. A replacement is
     written to the buffer of the state that it replaces, and calls refer to that buffer. The caller
-    owns the inputs.
-    Constants are values that no step changes: they are read from the program's storage and, like
-    inputs, are no tensors of the graph.
+    owns the inputs. Constants are values that no step changes: they are read from the program's
+    storage and, like inputs, are no tensors of the graph.
     """
 
     graph: Graph
@@ -180,9 +179,10 @@ class Weights:
 def with_stored_state(forward_pass: LoweredStep, stored_names: Collection[str]) -> LoweredStep:
     """Return a forward pass in evaluation mode whose graph can page some state tensors.
 
-    Each tensor in `stored_names` that is an argument of a call becomes the output of a node whose
-    tensors begin on storage (`Node.on_aux`), in front of the first reader of the tensor. All other
-    state is read from its home, like constants.
+    Each tensor in `stored_names` that is an argument of a call becomes the output of a new node
+    whose tensors begin on storage (`Node.on_aux`), in front of the first node whose calls read the
+    tensor, and an input of all nodes whose calls do. All other state is read from its home, like
+    constants.
     """
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []

@@ -65,9 +65,10 @@ class ByteInput:
     def parse(cls, text: str, *, field: str) -> ByteInput:
         """Parse ``TYPE[:SCALE[:OFFSET]]``.
 
-        SCALE and OFFSET are each one finite number, or one for each channel, separated by commas.
+        TYPE is ``uint8`` or ``int8``. SCALE and OFFSET are each one finite number, or one for each
+        channel, separated by commas; their defaults are 1 and 0. `field` is the prefix of errors.
 
-        Raises `InputError` for other texts.
+        Raises `InputError` for other texts, also for different numbers of channels.
         """
         type_name, *parameter_texts = str(text).split(":")
         try:
@@ -93,7 +94,10 @@ class ByteInput:
         return cls(_TYPES[type_name], *parameters)
 
     def make_table(self) -> np.ndarray:
-        """Return the table, of shape (1 or number of channels, 256); columns are unsigned bytes."""
+        """Return the real number of each byte, as float32 of shape (1 or channels, 256).
+
+        Columns are bytes as unsigned integers, also if their type is int8.
+        """
         integers = np.arange(BYTE_VALUES, dtype="u1").view(self.type.file_dtype).astype(np.float32)
         scale, offset = (
             np.array(numbers, np.float32)[:, None] for numbers in (self.scale, self.offset)
@@ -117,7 +121,8 @@ def parse_byte_inputs(texts: Mapping[str, str]) -> dict[str, ByteInput]:
 def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep:
     """Return a step in which the inputs named in `texts` are bytes, also in its forward passes.
 
-    Each table is a new constant of the step. Returns `step` itself if `texts` is empty.
+    A node in front of the first reader converts each input to real numbers, by a table that is a
+    new constant of the step. Returns `step` itself if `texts` is empty.
 
     Raises
     ------
@@ -147,7 +152,7 @@ def with_byte_inputs(step: LoweredStep, texts: Mapping[str, str]) -> LoweredStep
 
 
 def _unused_name(name: str, used_names: Collection[str]) -> str:
-    """Return a name that is not among `used_names`: `name`, or `name` with a number appended."""
+    """Return the first of `name`, ``name#2``, ``name#3``, ... that is not in `used_names`."""
     names = chain([name], (f"{name}#{number}" for number in count(2)))
     return next(candidate for candidate in names if candidate not in used_names)
 

@@ -75,9 +75,10 @@ def lower_bound_bytes(blocks: Iterable[Block], length: int) -> int:
 
 
 def ram_by_position(blocks: Iterable[Block], length: int) -> list[int]:
-    """Return the RAM at each position [B]; the first value is the RAM before the program.
+    """Return the RAM of blocks at each position [B]; the first value is the RAM before the program.
 
-    `length` is the number of instructions of the program.
+    `length` is the number of instructions of the program. If spans of a block overlap, the largest
+    one counts.
     """
     ram_changes = [0] * (length + 2)
     for block in blocks:

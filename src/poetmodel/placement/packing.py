@@ -119,7 +119,7 @@ class PackingProblem:
         return int(high[first]) if fits_in_hole.size and fits_in_hole[first] else int(high[-1])
 
     def max_end(self, offsets: Integers) -> int:
-        """Return the highest end of blocks at the given offsets [B]."""
+        """Return the highest end of blocks at the given offsets [B]; 0 without blocks."""
         return int((offsets + np.array(self.heights, dtype=np.int64)).max(initial=0))
 
 
@@ -139,7 +139,8 @@ def search_offsets(
     Blocks are placed one by one at the lowest offset where they fit: first in the greedy order,
     then within a target size, halfway between the bound and the smallest arena so far. A block that
     does not fit within the target moves to a random earlier position in the order, and the blocks
-    from that position on are placed again.
+    from that position on are placed again. After `MAX_FRUITLESS_MOVES` moves, the search restarts
+    from the next initial order.
     """
     search = _OrderSearch(blocks, problem, bound, Random(seed))  # noqa: S311 - reproducible
     return search.find_offsets(until_s)
@@ -207,7 +208,8 @@ class _OrderSearch:
         """Place the blocks from a position of the order on.
 
         Returns the position of the first block that would end above `target` [B], which is not
-        placed; None if all are placed. A `target` of None is no limit.
+        placed, nor are those after it; None if all are placed. A `target` of None is no limit.
+        Adds the number of blocks tried to `placements`.
         """
         for position in range(begin, len(self.order)):
             index = self.order[position]

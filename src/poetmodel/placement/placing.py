@@ -39,7 +39,8 @@ def place(
     alignment : int
         Offsets are multiples of this power of two [B].
     time_limit : float
-        Maximum wall time of the search, which returns the offsets of its smallest arena [s].
+        Maximum wall time of the search, which returns the offsets of its smallest arena [s]. A
+        first, greedy placement is completed in any case.
     seed : int
         Seed of the search. Equal seeds return equal offsets unless the time limit stops the search.
 
@@ -81,8 +82,8 @@ def place_blocks(
 ) -> tuple[list[int], int, int]:
     """Return offsets of blocks, the size of their arena, and a lower bound on it [B].
 
-    `length` is the number of instructions of the program; `time_limit` and `seed` are as for
-    `place`.
+    Resident blocks have the lowest offsets, in their order. `length` is the number of instructions
+    of the program; `time_limit` and `seed` are as for `place`.
     """
     bound = lower_bound_bytes(blocks, length)
     resident_indices = [k for k, block in enumerate(blocks) if block.is_resident]

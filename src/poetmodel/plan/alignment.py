@@ -16,7 +16,7 @@ ALIGNMENT: Final = 16
 
 
 def round_up(size_bytes: int, alignment: int) -> int:
-    """Return a size rounded up to a multiple of the alignment."""
+    """Return a size rounded up to a multiple of the alignment [B]."""
     return -(-size_bytes // alignment) * alignment
 
 
@@ -39,7 +39,8 @@ def device_alignment(device: Device | None) -> int:
     """Return the alignment of offsets on a device [B].
 
     It is `ALIGNMENT`, or a longer cache line if DMA moves memory behind a data cache: a cache line
-    with both DMA and other data could be neither cleaned nor invalidated.
+    with both DMA and other data could be neither cleaned nor invalidated. Without a device, it is
+    `ALIGNMENT`.
     """
     return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
 

@@ -33,8 +33,8 @@ class CopyOffset(NamedTuple):
 class Arena:
     """Offsets in one block of RAM for all copies of tensors and workspaces of a plan.
 
-    An output that overwrites an input in place has the same offset. A replacement of state has no
-    offset of its own, since it uses the memory of its state tensor.
+    An output that overwrites an input in place has the offset of the input. A replacement of state
+    has no offset of its own, since it uses the memory of its state tensor.
 
     Raises
     ------
@@ -45,7 +45,7 @@ class Arena:
     """
 
     bytes: int
-    """Size of the block: the highest end of a copy, rounded up to the alignment [B]."""
+    """Size: the highest end of a copy or workspace, rounded up to the alignment [B]."""
     lower_bound_bytes: int
     """Maximum sum of sizes in RAM at once, each rounded up to the alignment [B]."""
     alignment: int = ALIGNMENT

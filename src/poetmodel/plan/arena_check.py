@@ -205,7 +205,10 @@ class _ArenaChecker:
             )
 
     def _check_in_place(self, rectangle: Rectangle, overwritten: Rectangle) -> None:
-        """Add a violation if an output in place has another offset than its input."""
+        """Add a violation if an output in place and its input have different offsets.
+
+        Adds none if one of them has no offset.
+        """
         if (
             rectangle.offset != overwritten.offset
             and rectangle.offset is not None

@@ -22,7 +22,8 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
     `steps` are in program order, with first reads of state as page-ins. For ``dma`` they include
     the ``wait i`` of a page-out whose tensor must be freed later than right after its last use, or
     whose transfer must be complete before that; they include no other waits and no frees. For
-    ``blocking``, given waits are removed and no waits are added.
+    ``blocking``, given waits are removed and no waits are added. In the result, the first page-in
+    of each state tensor on storage is the ``compute`` of its node.
 
     A copy of a tensor lives from the instruction that makes it (a computation, a page-in) to the
     last step that touches it (a computation or page-out that reads it, a given ``wait``) before the
@@ -142,8 +143,8 @@ def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
 def last_uses_by_position(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
     """Return the tensors whose copy each step uses last, or makes without a use, by position.
 
-    Copies of state that are replaced are omitted, since they are not freed. `steps` must have no
-    frees; positions without such tensors are omitted.
+    The tensors of a position are ascending; positions without tensors are omitted. Copies of state
+    that are replaced are omitted, since they are not freed. `steps` must have no frees.
     """
     tensors_by_position: dict[int, list[int]] = {}
     for copy in find_copies(homes, steps):

@@ -26,10 +26,11 @@ STALL_MARK: Final = "!"
 def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None = None) -> str:
     """Return a plan as text; `check` is the result of `check_plan`.
 
-    Without costs, all times are 0. After the metrics of the plan, there is one line per
-    instruction: its position, the core's clock when it is issued, RAM after it, its action and
-    object, its duration, and its delay on the bus. ``!`` marks lines at which the core stalls. With
-    an arena, the lines state the offsets of new copies. Violations follow at the end.
+    Without costs, all times are 0. After the metrics of the plan and a table head, there is one
+    line per instruction: its position, the core's clock when it is issued, RAM after it, its action
+    and object, and a remark with its duration, bytes, delay on the bus or in-place outputs. ``!``
+    marks lines at which the core stalls, ``<- peak`` the instruction of the peak RAM. With an
+    arena, the lines state the offsets of new copies. Violations follow at the end.
     """
     lines = [
         *_heading_lines(graph, plan, check, arena),
@@ -199,7 +200,7 @@ class InstructionText:
         """Return the remark on an instruction: duration, bytes, home of state, in-place outputs.
 
         For a wait, whether the core stalls; ``?`` for a transfer or free of a tensor that the graph
-        lacks.
+        lacks. Raises `IndexError` for a computation with an index above that of the last node.
         """
         op, index = step
         duration_text = format_seconds(record.end_s - record.start_s)

@@ -37,7 +37,8 @@ def check_plan(
     graph : Graph
         The training graph.
     costs : Costs or None
-        Costs for times and energy; None for checks of memory and order only.
+        Costs for times and energy; None for checks of memory and order only. The plan's `commit`,
+        unless None, replaces theirs.
     plan : Plan
         The program.
     ram_budget_bytes : int, optional

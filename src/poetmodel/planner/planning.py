@@ -69,8 +69,8 @@ def make_plan(
         RAM budget of ``dma`` plans, without resident bytes [B]. Default, and minimum: the peak of
         the schedule. Plans of both modes store the argument as given.
     time_limit : float, optional
-        Time after which ``dma`` plans are no longer improved [s]. In a plan without any
-        improvement, each page-in begins right before its first use.
+        Time after which ``dma`` plans are no longer improved [s]. Default: no limit. In a plan
+        without any improvement, each page-in begins right before its first use.
 
     Returns
     -------
@@ -109,7 +109,8 @@ def _make_unchecked_plan(
 ) -> Plan:
     """Make the plan of a schedule without checking the schedule.
 
-    `peak_bytes` is the peak of the schedule [B]; `limit_s` is the `time_limit` of `make_plan` [s].
+    `peak_bytes` is the peak of the schedule and the minimum budget of a ``dma`` plan [B]; `limit_s`
+    is the `time_limit` of `make_plan` [s].
     """
     from poetmodel.plan import Plan
 
@@ -138,7 +139,8 @@ def _make_dma_program(
 ) -> Program:
     """Return a program for a device with DMA, with the improvements found within `limit_s` [s].
 
-    Without an improvement, each page-in begins right before its first use.
+    Without an improvement, each page-in begins right before its first use. Raises `TimeLimitError`
+    if an outer time limit has passed and `limit_s` is None.
     """
     from poetmodel.plan.derivation import add_waits_and_frees
     from poetmodel.planner.sequence import extract_actions, move_page_ins_to_readers
@@ -163,7 +165,8 @@ def _improve_timing(
     """Yield improvements of `best_timing`, none slower than the one before, within the tolerance.
 
     First a search chooses the transfers' intervals; its result is yielded if it fits in the budget
-    and is faster. Then up to `_MAX_DELAY_PASSES` passes delay page-ins.
+    and is faster. Then up to `_MAX_DELAY_PASSES` passes delay page-ins of the best timing; they end
+    when a pass moves no page-in or makes the program slower.
     """
     from poetmodel.planner.search import choose_transfers
     from poetmodel.planner.timing import Timing, delay_page_ins
@@ -250,9 +253,10 @@ def verify(
         one whose addresses fit. If RAM is minimized, a larger stated RAM counts likewise, up to the
         budget.
     plan : Plan, optional
-        The plan to verify if the time of the problem is a makespan; its peak is compared with its
-        own budget. Default: the plan that `make_plan` makes for DMA and the budget of the problem.
-        If RAM is minimized, the default is made for the smallest budget that is found to suffice.
+        The plan to verify if the time of the problem is a makespan, otherwise ignored; its peak is
+        compared with its own budget. Default: the plan that `make_plan` makes for DMA and the
+        budget of the problem. If RAM is minimized, the default is made for the smallest budget that
+        is found to suffice.
     planning_s : float, optional
         Wall time for making and checking a plan [s]. If it does not suffice, the time is that of a
         plan without overlap: the sum of all computations and transfers. Default: no limit.
@@ -281,7 +285,7 @@ def verify(
     def make_and_check(peak_bytes: int, budget: int) -> PlanCheck:
         """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it.
 
-        If the schedule's peak exceeds the budget, the plan has no budget.
+        If the schedule's peak exceeds the budget, a plan made here has no budget.
         """
         plan_budget_bytes = budget if peak_bytes <= budget else None
         candidate = plan or _make_unchecked_plan(
@@ -290,11 +294,13 @@ def verify(
         return check_plan(graph, costs, candidate, aux_bytes=problem.aux_limit_bytes)
 
     def plan_metrics(simulation: Simulation) -> PlanMetrics:
-        """Return the makespan of the checked plan, and its RAM if RAM is minimized.
+        """Return the makespan of the checked plan and, if RAM is minimized, its RAM.
 
-        Adds violations of the plan to `plan_violations`. Without `plan`, raises both metrics to the
+        The RAM is the peak of `plan`; without `plan`, the smallest budget that was found. Adds
+        violations of the plan to `plan_violations`. Without `plan`, raises both metrics to the
         values in `stated`. Without a valid schedule or enough time, the makespan is that of a plan
-        without overlap, and the RAM is None.
+        without overlap, and the RAM is None. Raises `TimeLimitError` if an outer time limit has
+        passed and `planning_s` is None.
         """
         blocking_metrics = PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule
@@ -354,7 +360,8 @@ def _min_ram_bytes(
 
     The result is at least the peak of the schedule; it is larger if page-ins must begin early.
     `make_and_check` makes the plan within a budget [B] and checks it. Returns the peak without a
-    check if it is at least the usable RAM, and the usable RAM if no plan meets the limits.
+    check if it is at least the usable RAM, and the usable RAM if the plans for the peak and for the
+    usable RAM violate a rule or limit.
     """
 
     def peak_if_valid(ram_bytes: int) -> int | None:

@@ -69,13 +69,19 @@ def describe_limits(problem: Problem, *, ram: bool = True) -> str:
 
 
 def _forbidden_text(problem: Problem) -> str:
-    """Return a phrase on the forbidden recomputation or paging; "" if both are permitted."""
+    """Return a phrase that recomputation or paging is impossible; "" if both are possible.
+
+    Without storage, paging is impossible.
+    """
     names = ["recomputation"] * (not problem.recompute) + ["paging"] * (not problem.can_page)
     return f", without {' or '.join(names)}" if names else ""
 
 
 def _limit_phrases(problem: Problem, *, ram: bool) -> list[str]:
-    """Return a phrase for each limit of a problem; without `ram`, omit the RAM budget."""
+    """Return a phrase for each limit of a problem, and one for all user-defined constraints.
+
+    Omits storage that holds all tensors or cannot be used and, without `ram`, the RAM budget.
+    """
     phrases = [f"the RAM budget of {problem.ram_budget_bytes:,} B"] if ram else []
     if problem.deadline_s is not None:
         phrases.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")
@@ -165,7 +171,10 @@ def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
 
 
 def _floor_contents(problem: Problem) -> Iterator[str]:
-    """Yield a phrase for each item in RAM at the node with the largest working set."""
+    """Yield a phrase for each item in RAM at the node with the largest working set.
+
+    The last phrase has the bytes that operators in place save, if any.
+    """
     graph, k = problem.graph, problem.floor.node
     omitted_tensors = set(graph.state_of)  # Replacements use the memory of their state tensors.
     resident_state_bytes = not problem.can_page and graph.state_bytes
@@ -184,7 +193,11 @@ def _floor_contents(problem: Problem) -> Iterator[str]:
 
 
 def commit_space_fault(problem: Problem) -> str | None:
-    """Return a message if storage cannot hold the two generations of commits, else None."""
+    """Return a message if storage cannot hold the two generations of commits, else None.
+
+    Storage is the storage limit; if the device's storage is volatile and the device has flash, the
+    bytes of the flash for storage.
+    """
     commit, device = problem.table.commit, problem.costs.device
     if commit is None:
         return None
@@ -242,7 +255,7 @@ def _constraint_faults(problem: Problem) -> Iterator[str]:
     """Yield a message for each user constraint that no schedule meets.
 
     Compares the limit with the value of a single pass in which every rewarded decision is made as
-    often as possible.
+    often as possible. Per-stage constraints are not compared.
     """
     constraints = {row.name: row for row in problem.constraints}
     for limit in problem.linear_limits:
