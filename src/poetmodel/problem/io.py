@@ -1,7 +1,8 @@
 """Read files of user-defined constraints and objectives, ``*.toml``, for the graph of a problem.
 
-A name in ``sum`` or ``each`` may be a shell pattern, which stands for every node or tensor that it
-matches. A name that exists in the graph is not a pattern, whatever its characters.
+A name in ``sum`` or ``each`` may be a shell pattern, which stands for every node, tensor or, after
+``resident:``, state tensor that it matches. The name of one of these is no pattern, whatever its
+characters.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _BOUNDS_OF_KEY: Final[Mapping[str, tuple[str, ...]]] = {
     "at_least": ("lower",),
     "equals": ("lower", "upper"),
 }
-"""The bounds that each key sets."""
+"""The fields of `Constraint` that each key of a bound sets."""
 _CONSTRAINT_KEYS: Final = ("name", "sum", "each", *_BOUNDS_OF_KEY)
 """Keys of a constraint."""
 _SUM_EXAMPLE: Final = '{"bytes_written" = 1}'
@@ -61,14 +62,15 @@ def load_constraints(path: str | Path, problem: Problem) -> Problem:
     Raises
     ------
     InputError
-        If the file cannot be read or is not valid TOML, if it has invalid entries (lists all), or
-        if the problem refuses a sum.
+        If the file cannot be read or is not valid TOML, if it has invalid entries (lists those of
+        all tables), or if the problem refuses a sum, such as one that rewards energy over a
+        makespan with idle power.
     """
     return parse_constraints(read_text(path), problem, source=str(path))
 
 
 def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
-    """Add the constraints of a file's text to a problem; see `load_constraints`.
+    """Return a problem with the constraints and the objective of a text; see `load_constraints`.
 
     `source` is the prefix of errors, which are raised as `InputError`.
     """
@@ -88,20 +90,20 @@ _SUBJECT_OF_COUNT: Final = {
     Count.PAGE_OUTS: "tensor",
     Count.RESIDENT: "state tensor",
 }
-"""Noun for the items that each count counts, for messages."""
+"""Noun for the graph's items that each count counts, for messages."""
 
 
 class _ConstraintReader:
-    """Parses a file of constraints."""
+    """Parses the content of a file to constraints and an objective."""
 
     def __init__(self, problem: Problem) -> None:
-        """Collect the names of the problem's graph, and a parser for each unit."""
+        """Collect the names of graph and constraints of the problem, and a parser for each unit."""
         self.rows: list[Constraint] = []
         """Constraints of the file."""
         self.objective: Terms | None = None
-        """Objective of the file; None if the file has none."""
+        """Objective of the file, the constant 0 if its terms cancel out; None without a table."""
         self.faults: list[str] = []
-        """Errors, with their location in the file."""
+        """Errors, prefixed by their location in the file or the name of their constraint."""
         self._graph = problem.graph
         nodes, tensors = list(self._graph.node_index), list(self._graph.tensor_index)
         self._names = {
@@ -116,10 +118,10 @@ class _ConstraintReader:
             "J": (parse_energy, {"base_j": problem.baseline_energy_j}),
         }
         self._owner_of_name = {row.name: "the problem" for row in problem.constraints}
-        """Owner of each name of a row, for messages."""
+        """Owner of each constraint's name, for messages: the problem, or a location in the file."""
 
     def read(self, document: dict[str, Any]) -> None:
-        """Parse the content of a file; sets `rows`, `objective` and `faults`."""
+        """Parse the content of a file: add to `rows` and `faults`, and set `objective`."""
         self._check_keys(document, _TABLES, "")
         tables = document.get("constraint", [])
         if not isinstance(tables, list):
@@ -145,6 +147,7 @@ class _ConstraintReader:
             self.faults.append("expected [[constraint]] or [objective], got neither")
 
     def _read_objective(self, table: object) -> None:
+        """Parse the table of the objective: set `objective`, and add errors to `faults`."""
         if not isinstance(table, dict):
             self.faults.append(f"objective: expected a table, [objective], got {quote(table)}")
             return
@@ -154,10 +157,11 @@ class _ConstraintReader:
         self.objective = terms or ((CONSTANT, 0),)
 
     def _read_constraint(self, table: dict[str, Any], default_name: str, label: str) -> None:
-        """Parse a constraint table, and add one or several constraints to `rows`.
+        """Parse a constraint table; add one constraint, or one per match of ``each``, to `rows`.
 
-        If the table has errors, adds these to `faults` instead, prefixed by `label`. `default_name`
-        is the name of a constraint without a name.
+        If the table has errors, adds these to `faults` instead, prefixed by `label` or by the name
+        of the constraint. Registers the names in both cases. `default_name` is the name of a
+        constraint without a valid name.
         """
         n_faults = len(self.faults)
         self._check_keys(table, _CONSTRAINT_KEYS, f"{label}.")
@@ -201,8 +205,8 @@ class _ConstraintReader:
         """Return the terms of a sum, with one term per match of each pattern.
 
         Terms with equal keys are added; terms that cancel out are omitted. With `allows_constant`,
-        the sum may have a constant. Adds an error to `faults` for each invalid term, or for a value
-        that is empty or no table.
+        the sum may have a constant. Adds an error to `faults` for each invalid term, which is
+        omitted, or for a value that is empty or no table, whose terms are ().
         """
         if not isinstance(value, dict) or not value:
             actual_text = "an empty table" if value == {} else quote(value)
@@ -229,9 +233,9 @@ class _ConstraintReader:
         )
 
     def _parse_each(self, value: object, label: str) -> list[str]:
-        """Return the keys of totals that the pattern of ``each`` matches.
+        """Return the keys of the counts that the pattern of ``each`` matches.
 
-        Adds a fault and returns [] if the pattern is invalid or matches no name.
+        Adds a fault and returns [] if the pattern is a total, is invalid or matches no name.
         """
         if not isinstance(value, str):
             self.faults.append(f"{label}: expected {_EACH_EXAMPLE}, got {quote(value)}")
@@ -285,9 +289,9 @@ class _ConstraintReader:
     ) -> dict[str, float]:
         """Return the bounds of a constraint by field of `Constraint`.
 
-        `unit` is the unit of the constraint's sum; `is_unit_known` is False if that sum has errors.
-        Adds a fault for each invalid bound, which is then 0, and one if there is no bound, or
-        a bound in addition to ``equals``.
+        `unit` is the unit of the constraint's sum; `is_unit_known` is False if keys, name or sum of
+        the table have errors. Adds a fault for each invalid bound, which is then 0 (for a text only
+        if `is_unit_known`), and one if there is no bound, or a bound in addition to ``equals``.
         """
         keys = [key for key in _BOUNDS_OF_KEY if key in table]
         if not keys or ("equals" in keys and len(keys) > 1):
@@ -306,9 +310,9 @@ class _ConstraintReader:
     def _parse_amount(self, value: object, unit: str, label: str, *, is_unit_known: bool) -> float:
         """Return a bound of a constraint as a number; add a fault and return 0 if it is invalid.
 
-        A text such as ``2mJ`` is parsed in `unit`, the unit of the constraint's sum. If
-        `is_unit_known` is False, a text becomes 0 without a fault, because the errors of the sum
-        are reported already.
+        A text such as ``2mJ`` is parsed in `unit`, the unit of the constraint's sum; a percentage
+        is of the keep-all peak, the pass time or the baseline. If `is_unit_known` is False, a text
+        becomes 0 without a fault, because other errors of the table are reported already.
         """
         if isinstance(value, str) and not is_unit_known:
             return 0.0  # A text cannot be parsed without a unit.

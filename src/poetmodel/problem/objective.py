@@ -33,7 +33,7 @@ USER_CONSTRAINTS: Final = "constraints"
 (name, ``upper`` or ``lower``)."""
 DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
 """Names of the rows of a deadline: of the counted time (for a makespan, the time of the core); of
-the bus, if transfers overlap computations; of the surrogate that a model contains."""
+the bus, if `Problem.deadline_sums` includes it; of a surrogate that is solved with the model."""
 LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", USER_CONSTRAINTS})
 """Names of the rows that models make of `linear_limits`."""
 
@@ -48,7 +48,8 @@ class Quantity(StrEnum):
     RAM = "ram"
     """Peak RAM [B]."""
     WRITES = "writes"
-    """Bytes paged out, and bytes that commits write [B]."""
+    """Bytes that page-outs and, on average per step, commits write [B]; a page-out that is a write
+    of a commit counts only in the commits."""
 
 
 class DeadlineCounts(StrEnum):
@@ -87,9 +88,9 @@ class TimeSum(NamedTuple):
 
 
 class SimulatedMetrics(Protocol):
-    """The metrics of a simulated schedule that objectives and limits read.
+    """Metrics of a simulated schedule that objectives and limits read.
 
-    Times are None without costs.
+    `Objective` also reads the attributes that it names. Times are None without costs.
     """
 
     @property
@@ -126,7 +127,8 @@ class UserSum:
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
         """Return the excess of the sum over its baseline, 0 or more.
 
-        The baseline is the value of a single pass plus `rewards`.
+        The baseline is the value of a single pass plus `rewards`. An excess within the rounding
+        error is 0.
         """
         excess = simulation.total(self.graph, self.terms, only_excess=True)
         overhead = excess - self.rewards
@@ -147,15 +149,15 @@ class Objective:
     metric: str
     """Name of the attribute of `Simulation` that is the value; empty for a user-defined sum."""
     overhead_metric: str
-    """Name of the attribute of `Simulation` that is the excess, which is summed separately; empty
-    for a user-defined sum."""
+    """Name of the attribute of `Simulation` that is the excess over the baseline; empty for a
+    user-defined sum."""
     coefficients: Coefficients
     """Contribution of each decision; all 0 for peak RAM, which is no sum over decisions.
 
     For a makespan, transfer times and idle power are omitted, so that sums are lower bounds."""
     baseline: float = 0.0
-    """Lower bound on every schedule: the value of a single pass, for a user-defined sum minus its
-    largest rewards; 0 for peak RAM. A gap is relative to the excess over the baseline."""
+    """Lower bound on every schedule: the value of a single pass, for a user-defined sum plus its
+    `UserSum.rewards`; 0 for peak RAM. A gap is relative to the excess over the baseline."""
     known_bound: float = 0.0
     """Lower bound on the excess that needs no solver: the minimum RAM, else 0."""
     scale: float = 0.0
@@ -197,7 +199,10 @@ class Objective:
         return self.quantity != Quantity.RAM
 
     def value_of(self, simulation: SimulatedMetrics) -> float:
-        """Return the value of a simulated schedule; 0 for an energy or time without costs."""
+        """Return the value of a simulated schedule; 0 for an energy or time without costs.
+
+        Ignores `time_sum`: the time is the simulated one also in a surrogate.
+        """
         if self.user_sum is not None:
             return self.user_sum.value_of(simulation)
         value: float | None = getattr(simulation, self.metric)
@@ -206,7 +211,8 @@ class Objective:
     def overhead_of(self, simulation: SimulatedMetrics) -> float:
         """Return the excess of a simulated schedule over the baseline; searches minimize it.
 
-        0 or more; 0 for an energy or time without costs.
+        0 or more; 0 for an energy or time without costs. With `time_sum` or `user_sum`, the excess
+        is of that sum, and 0 within the rounding error.
         """
         if self.user_sum is not None:
             return self.user_sum.overhead_of(simulation)
@@ -220,9 +226,10 @@ class Objective:
 def linear_limits(problem: Problem) -> Iterator[LinearRow]:
     """Yield a row for each limit on a sum: deadline, energy budget, user constraints.
 
-    A deadline has a row for each of `Problem.deadline_sums`, a user constraint one for each bound.
-    A lower bound becomes an upper bound with all signs reversed. Per-stage constraints are those of
-    `stage_limits` instead.
+    The `upper` of a row is the limit minus the value of a single pass, with a tolerance unless all
+    coefficients of a user constraint are ints. A deadline has a row for each of
+    `Problem.deadline_sums`, a user constraint one for each bound. A lower bound becomes an upper
+    bound with all signs reversed. Per-stage constraints have rows of `stage_limits` instead.
     """
     if problem.deadline_s is not None:
         for name, time_sum in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
@@ -252,9 +259,11 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
 def stage_limits(problem: Problem) -> Iterator[LinearRow]:
     """Yield a row over (stage, item) decisions for each per-stage user constraint.
 
-    Each row has the upper bound, with the tolerance unless all coefficients are ints. It lists
-    every stage in which a counted decision is possible, if necessary with coefficient 0. Impossible
-    decisions, such as page-ins of a tensor before its computation, are omitted.
+    Each row has the upper bound: rounded down if all coefficients are ints, else with a tolerance.
+    For each counted node or tensor the row lists every stage after the first computation up to
+    `Graph.last_stages` or `Graph.last_page_in_stage`, if necessary with coefficient 0. Omits other
+    stages, and page-ins of replacements and of state that is read in place. Raises `ValueError` for
+    a per-stage count other than `STAGE_COUNTS`.
     """
     graph = problem.graph
     unread_tensors = {*graph.state_of, *(graph.state_tensors if problem.reads_in_place else ())}
@@ -288,16 +297,20 @@ def stage_limits(problem: Problem) -> Iterator[LinearRow]:
 
 
 def row_over_totals(problem: Problem, coefficients: Coefficients, **fields: Any) -> LinearRow:
-    """Return the row with these coefficients of the decisions that totals count."""
+    """Return the row with these coefficients of the decisions that totals count.
+
+    `fields` are further fields of `LinearRow`.
+    """
     return LinearRow(space=problem.totals, values=tuple(chain(*coefficients)), **fields)
 
 
 def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
     """Yield one row per bound of a user constraint.
 
-    The `upper` of a row is the bound minus the value of a single pass, plus the tolerance unless
-    all coefficients are ints. For a lower bound, all signs are reversed first. `upper` is negative
-    if a single pass violates the bound.
+    The `upper` of a row is the bound minus the value of a single pass: rounded down if all
+    coefficients are ints, else plus the tolerance. For a lower bound, all signs are reversed first.
+    `upper` is negative if a single pass violates the bound by more than the tolerance. The row of
+    the upper bound comes first.
     """
     coefficients, baseline = expand_totals(problem, constraint.terms.items())
     # Terms of a single pass that cancel out leave their rounding errors.
@@ -322,7 +335,7 @@ def _bound_rows(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]
             )
         upper = sign * (limit - baseline)
         if all(isinstance(value, int) for column in signed_coefficients for value in column):
-            # A sum of integers exceeds the floor by 1 or not at all: no tolerance is needed.
+            # A sum of integers exceeds the floor by 1 or more, or not at all: without tolerance.
             upper = math.floor(upper)
         else:
             upper += RELATIVE_TOLERANCE * max(abs(limit), max_term)
@@ -341,7 +354,8 @@ def expand_totals(
 ) -> tuple[Coefficients, float]:
     """Return the coefficients of decisions in a weighted sum of totals, and a constant.
 
-    The constant is the value of the sum for a single pass. Terms must not count by stage.
+    The constant is the value of the sum for a single pass. Coefficients of an energy omit idle
+    power over a makespan. Terms must be valid and not count by stage, which is not checked.
     """
     graph, table = problem.graph, problem.table
     zeros = (0,) * len(graph.tensors)
@@ -404,7 +418,7 @@ def expand_totals(
 def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
     """Yield (coefficients, weight): energies with weight 1, then times with the idle power [W].
 
-    Only counted times are included, for a makespan none.
+    Only counted times are included: none for a makespan, and none without idle power.
     """
     table = problem.table
     compute_idle_w = (
@@ -423,7 +437,7 @@ def _energy_terms(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
 def _energy_objective(problem: Problem) -> Objective:
     """Return the energy: POET (ICML 2022), equation 2, plus idle power times the counted time.
 
-    For a makespan, the coefficients omit the idle power.
+    For a makespan, the coefficients omit the idle power; the baseline includes it.
     """
     return Objective(
         quantity=Quantity.ENERGY,
@@ -520,8 +534,8 @@ def may_reward_page_outs(problem: Problem) -> bool:
 def min_negative_sum(graph: Graph, coefficients: Coefficients) -> float:
     """Return a lower bound on the sum of the terms with negative coefficients, 0 or less.
 
-    Recomputations and page-ins are at most as many as stages after the first computation; page-outs
-    and homes on storage count at most once.
+    Recomputations and page-ins count at most once in each stage after the first computation,
+    page-outs and homes on storage at most once.
     """
     n = len(graph.nodes)
     max_counts = Coefficients(

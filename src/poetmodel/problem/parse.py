@@ -160,8 +160,9 @@ def _costs_with_commits(problem: Problem) -> Costs:
 def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
     """Return the problem's constraints, and the one that keeps replaced state in RAM.
 
-    That constraint is added if the problem commits, but not in every training step, unless storage
-    is volatile.
+    That constraint, named `COMMIT_CONSTRAINT`, is added if the graph replaces state and the problem
+    commits, but not in every training step, unless storage is volatile. A constraint of that name
+    in the problem is dropped.
     """
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
@@ -203,9 +204,10 @@ def _type_faults(problem: Problem) -> Iterator[str]:
 
 
 def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -> Iterator[str]:
-    """Yield an error for each user sum that rewards energy, if idle power counts over a makespan.
+    """Yield an error for the objective, and for each bound of a constraint, that rewards energy.
 
-    Models contain only a lower bound on the makespan, so they would underestimate such rewards.
+    For problems whose idle power counts over a makespan: models contain only a lower bound on the
+    makespan, so they would underestimate the rewards.
     """
     sums = [("objective", dict(objective), 1)]
     for row in constraints:
@@ -221,7 +223,7 @@ def _energy_reward_faults(objective: Terms, constraints: Iterable[Constraint]) -
 
 
 def _parse_or_default(parse: Callable[[], Limit], default: Limit, faults: list[str]) -> Limit:
-    """Return the result of `parse`; if it raises, add its errors to `faults`, return `default`."""
+    """Return the result of `parse`, or `default` on `BudgetError`; add its errors to `faults`."""
     try:
         return parse()
     except BudgetError as error:
@@ -238,7 +240,7 @@ def check_limits(
 ) -> None:
     """Raise `BudgetError` with all errors of limits that cannot be parsed, such as unknown units.
 
-    Limits of 0 are accepted, although problems may refuse them.
+    None is no limit. Limits of 0 are accepted, although problems may refuse them.
     """
     base = 1.0
     values_and_parsers: tuple[tuple[Any, Callable[[Any], float]], ...] = (
@@ -302,6 +304,10 @@ def _parse_ram(problem: Problem) -> int:
 
 
 def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
+    """Return the deadline [s]; None if there is none.
+
+    Raises `BudgetError` if it is invalid, or 0 although a single pass takes time.
+    """
     if problem.deadline is None:
         return None
     time_s = parse_time(problem.deadline, field="deadline", base_s=single_pass.time_s)
@@ -311,6 +317,10 @@ def _parse_deadline(problem: Problem, single_pass: SinglePass) -> float | None:
 
 
 def _parse_storage(problem: Problem) -> int | None:
+    """Return the storage limit [B], by default that of the device; None for unlimited.
+
+    Raises `BudgetError` if it is invalid.
+    """
     if problem.aux_bytes is None:
         return None if problem.costs.device is None else problem.costs.device.aux_bytes
     base_bytes = checkpoint_all_peak_bytes(problem.graph)
@@ -318,7 +328,10 @@ def _parse_storage(problem: Problem) -> int | None:
 
 
 def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | None:
-    """Return the energy budget [J]; None if there is none."""
+    """Return the energy budget [J]; None if there is none.
+
+    Raises `BudgetError` if it is invalid, or 0 although a single pass takes energy.
+    """
     if problem.energy_budget is None:
         return None
     base_j = single_pass.energy_j
@@ -333,7 +346,7 @@ def _parse_energy_budget(problem: Problem, single_pass: SinglePass) -> float | N
 def _cost_range_faults(single_pass: SinglePass) -> Iterator[str]:
     """Yield an error for the first cost too small to divide, and for costs whose sum may overflow.
 
-    Times and energies are checked separately.
+    Times and energies are checked separately. The error of a sum names the largest cost.
     """
     table, n_stages = single_pass.table, len(single_pass.graph.nodes)
     source = f"{single_pass.costs.source}: " * bool(single_pass.costs.source)

@@ -40,7 +40,7 @@ _LIMIT_OF_QUANTITY: Final[Mapping[Quantity, str]] = {
     Quantity.ENERGY: "energy_budget",
     Quantity.WRITES: "aux_bytes",
 }
-"""The parameter that limits each quantity."""
+"""The parameter of `Problem` that limits each quantity."""
 WRITTEN_BYTES_CUTOFF: Final = "fewer bytes written"
 """Name of the constraint that limits written bytes to less than a known value."""
 
@@ -78,13 +78,13 @@ class Problem:
     costs : Costs
         Time and energy of its computations and transfers; may include the device that provides the
         defaults below.
-    ram : str or int, optional
+    ram : str, int or Budget, optional
         RAM budget: bytes, a size such as ``256KiB``, or a percentage of the keep-all peak
         (with `count_parameters` of peak plus resident bytes); see `poetmodel.budgets`. Default:
-        the device's RAM.
+        the device's RAM; required without a device.
     deadline : str or float, optional
-        Time limit of a step: seconds, a time such as ``20ms``, or a percentage of the time of a
-        single pass. Default: none.
+        Time limit of a step: seconds, a time such as ``20ms``, or a percentage of the counted time
+        of a single pass. Default: none.
     deadline_counts : {'compute', 'serial', 'overlap'}, optional
         The time that counts. Default: ``overlap`` for a device whose storage has DMA, else
         ``serial``.
@@ -115,12 +115,12 @@ class Problem:
     -----
     Limits are stored as given: ``dataclasses.replace`` with another graph applies a percentage to
     the new graph. `resolved` converts them to numbers. The fields `costs`, `constraints`,
-    `minimize` and `deadline_counts` are stored as parsed, defaults included.
+    `minimize` and `deadline_counts` are stored as parsed, with defaults and commits.
 
     Raises
     ------
     BudgetError
-        If a limit is invalid.
+        If a limit is invalid, or `ram` is missing without a device.
     CostError
         If the costs do not match the graph.
     InputError
@@ -212,7 +212,8 @@ class Problem:
         ------
         InputError
             If a function uses an unknown total, returns no linear relation or one that no
-            `Constraint` can state, or if a name exists already.
+            `Constraint` can state, if a name exists already, or if a constraint rewards energy
+            while idle power counts over a makespan.
 
         Examples
         --------
@@ -242,7 +243,8 @@ class Problem:
         Raises
         ------
         InputError
-            If the function returns no linear expression of totals, or one that counts by stage.
+            If the function uses an unknown total, returns no linear expression of totals or one
+            that counts by stage, or rewards energy while idle power counts over a makespan.
         """
         terms = TotalsBlock(self.graph).expression(rule, "objective")
         return replace(self, minimize=USER_OBJECTIVE, user_objective=terms)
@@ -254,8 +256,8 @@ class Problem:
     def resolved(self) -> Self:
         """Return this problem with numbers (SI) for its limits.
 
-        Unlike percentages, numbers keep their values if ``dataclasses.replace`` changes graph or
-        costs.
+        Unlike percentages, numbers have the same values after ``dataclasses.replace`` changes graph
+        or costs. Limits of the device become limits of the problem; a limit that is None remains.
         """
         return replace(
             self,
@@ -317,7 +319,7 @@ class Problem:
     @cached_property
     def single_pass(self) -> SinglePass:
         """Time and energy of computing every node once."""
-        # Reached only after unpickling; otherwise __post_init__ sets the attribute.
+        # Reached only after unpickling or copying; otherwise __post_init__ sets the attribute.
         return resolve_problem(self).single_pass
 
     @property
@@ -381,7 +383,10 @@ class Problem:
 
     @cached_property
     def linear_limits(self) -> tuple[LinearRow, ...]:
-        """The limits on sums over decisions: deadline, energy budget and user constraints."""
+        """The limits on sums over decisions: deadline, energy budget, user constraints.
+
+        Per-stage constraints are in `stage_limits` instead.
+        """
         return tuple(linear_limits(self))
 
     @cached_property
@@ -391,7 +396,7 @@ class Problem:
 
     @cached_property
     def counted_page_ins(self) -> frozenset[int]:
-        """The tensors whose page-ins per-stage constraints count."""
+        """The tensors whose page-ins per-stage constraints count, with a coefficient above 0."""
         terms = (term for row in self.stage_limits for term in row.terms if term[0])
         return frozenset(i for _, (family, (_, i)) in terms if family == "paged_in")
 
@@ -498,8 +503,9 @@ class Problem:
         *quantities : Quantity
             For ``ram`` the budget becomes the maximum that any relevant schedule uses. For
             ``writes`` the storage becomes the size of all tensors. User constraints remain.
+            For ``time`` and ``energy`` there is no limit.
         **changes
-            Changed fields of the problem.
+            Changed fields of the problem, instead of those above.
         """
         max_bytes = {
             Quantity.RAM: self._max_useful_ram_bytes,
@@ -512,10 +518,11 @@ class Problem:
 
     @property
     def _max_useful_ram_bytes(self) -> int:
-        """RAM budget above which no schedule improves [B]; above 0.
+        """RAM budget above which no schedule improves [B]; above 0, at most `MAX_BYTES`.
 
         The keep-all peak, since no schedule is better than keep-all. If any decision is rewarded,
-        the size of all tensors and of one more computation. Includes resident bytes that count.
+        the size of all tensors, and of the outputs and workspace of one more computation. Includes
+        resident bytes that count.
         """
         graph = self.graph
         max_bytes = checkpoint_all_peak_bytes(graph)
@@ -528,9 +535,11 @@ class Problem:
     def with_bytes_below(self, value: int) -> Self:
         """Return the problem whose minimized bytes must be below `value`.
 
-        These are written bytes, or the peak RAM without resident bytes. The limit on them becomes
-        ``value - 1``. Written bytes of a graph with state become a constraint instead, since the
-        storage limit also counts state that is not written.
+        These are written bytes, or the peak RAM without resident bytes; the objective must be
+        ``writes`` or ``ram``. The limit on these bytes becomes ``value - 1``; for ``ram`` it is the
+        budget, to which resident bytes that count are added. Written bytes of a graph with state
+        become a constraint instead, since the storage limit also counts state that is not written;
+        the constraint replaces that of an earlier call.
         """
         quantity = self.objective.quantity
         if quantity == Quantity.WRITES and self.graph.state_tensors:
@@ -545,7 +554,11 @@ class Problem:
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the limits and options as JSON values in SI units."""
+        """Return the limits and options as JSON values in SI units.
+
+        Commits, constraints and the weights of a user-defined objective occur only if there are
+        any. Surrogate options are omitted.
+        """
         rows = self.constraints
         return {
             "ram_budget_bytes": self.ram_budget_bytes,

@@ -1,7 +1,8 @@
 """User-defined constraints and objectives: linear expressions of the totals of a schedule.
 
-Totals are sums over a schedule, such as bytes written, and counts of computations and transfers of
-a node or tensor. A constraint may also count computations and transfers in given stages.
+Totals are sums over a schedule, such as bytes written, and counts of recomputations, transfers and
+resident homes of one node or tensor. A constraint may also count recomputations and page-ins in
+given stages.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ class Total(StrEnum):
     """Sums over all nodes and tensors."""
 
     BYTES_WRITTEN = "bytes_written"
-    """Bytes paged out, and bytes that commits write [B]."""
+    """Bytes that page-outs and, on average per step, commits write [B]; a page-out that is a write
+    of a commit counts only in the commits."""
     BYTES_READ = "bytes_read"
     """Bytes paged in, including first reads of state on storage [B]."""
     ENERGY = "energy_j"
-    """Energy of a training step: single pass, commits and overhead [J]."""
+    """Energy of a training step: single pass with commits and idle power, plus overhead [J]."""
     COMPUTE = "compute_s"
     """Compute time: single pass and recomputations [s]."""
     TRANSFER = "transfer_s"
@@ -80,7 +82,7 @@ class Key(NamedTuple):
     kind: str
     """A member of `Total` or `Count`, unless the key is `CONSTANT` or invalid."""
     stage: int | None
-    """The stage; None for the sum over all stages, -1 if the text after @ is no number."""
+    """The stage; None for the sum over all stages, -1 unless the text after @ is digits."""
     name: str
     """The node or tensor; empty for a total."""
 
@@ -282,7 +284,8 @@ class _CountVariables(Mapping[Any, Any]):
     def __getitem__(self, key: Any) -> Any:
         """Return a variable by name, index, or (stage, name or index).
 
-        Raises `InputError` for other keys.
+        A pair with a valid stage creates its variable on first access. Raises `InputError` for
+        other keys, and for an unknown stage.
         """
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
@@ -321,7 +324,7 @@ class _CountVariables(Mapping[Any, Any]):
 
 
 class TotalsBlock:
-    """A Pyomo block with a variable for each total; parses the users' functions of this block."""
+    """A Pyomo block with a variable for each total and count; parses users' functions of it."""
 
     def __init__(self, graph: Graph) -> None:
         """Build the block, with a variable for each total and each count of a node or tensor."""
@@ -329,7 +332,7 @@ class TotalsBlock:
 
         self.block = pyo.Block(concrete=True)
         self.block.counted = pyo.Block()
-        # Key of each total, by the id of its variable.
+        # Key of each total and count, by the id of its variable.
         self._key_of_variable: dict[int, str] = {}
         self._nodes = graph.node_index
         for count, index in (
@@ -385,17 +388,19 @@ class TotalsBlock:
         """Return the linear expression that a rule returns, with its constant under `CONSTANT`.
 
         Zero terms are omitted; the constant 0 stands for an expression without terms. Raises
-        `InputError` if `rule` is no function, or returns no linear expression of totals. `label` is
-        the prefix of these messages.
+        `InputError` if `rule` is no function, uses an unknown total, or returns no linear
+        expression of totals. `label` is the prefix of these messages, except those about an unknown
+        node, tensor or stage. Other exceptions of `rule` propagate.
         """
         return self._parse_terms(self._call_rule(rule, label), label) or ((CONSTANT, 0),)
 
     def constraints(self, rule: Any, name: str) -> list[Constraint]:
         """Return the constraints of a rule, except Pyomo's ``Skip`` and ``Feasible``.
 
-        A single constraint is named `name`, those of a list ``name[0]``, ``name[1]``, ... Raises
-        `InputError` if `rule` is no function, or returns no linear relations, or relations that no
-        `Constraint` can state.
+        A single constraint is named `name`, those of a list ``name[0]``, ``name[1]``, ..., where
+        skipped entries count. Raises `InputError` if `rule` is no function, uses an unknown total,
+        or returns no linear relations, or relations that no `Constraint` can state. Other
+        exceptions of `rule` propagate.
         """
         import pyomo.environ as pyo
 
@@ -439,7 +444,7 @@ class TotalsBlock:
         return Constraint(name=name, terms=terms, lower=lower, upper=upper)
 
     def _call_rule(self, rule: Any, label: str) -> Any:
-        """Call a user's rule and return its relation, or a list of relations.
+        """Call a user's rule and return its expression or relation, or a list of its relations.
 
         Raises `InputError` if `rule` is no function, for unknown totals, and for expressions that
         Pyomo refuses.
@@ -470,7 +475,7 @@ class TotalsBlock:
         """Return the nonzero terms of a Pyomo expression, the constant last.
 
         Raises `InputError` if it is not linear, or has variables that are no totals, or numbers
-        that are not finite.
+        that are not finite. Whole coefficients are ints.
         """
         from pyomo.repn import generate_standard_repn
 
@@ -498,7 +503,10 @@ class TotalsBlock:
 
 
 def _list_relations(result: Any) -> Any:
-    """Return the result of a rule: a list if it is an iterable of relations, else unchanged."""
+    """Return the result of a rule: as a list if it is an iterable, else unchanged.
+
+    Components, mappings, texts, and tuples with an item that is no relation remain unchanged.
+    """
     from pyomo.core.base.component import ComponentBase
     from pyomo.core.expr.relational_expr import RelationalExpression
 

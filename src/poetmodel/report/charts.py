@@ -93,8 +93,8 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
 
     ``columns``: node names. ``labels``: the different contents of cells: `dominant_kind` as an
     index into `KINDS`, whether the cell is marked as paged out, and a description of all actions
-    with bytes. ``runs``: the vertical sequences of equal cells, each as column, first row, last row
-    and index into ``labels``.
+    with bytes. ``runs``: the vertical sequences of equal cells, each as column (node), first row,
+    last row (stages, inclusive) and index into ``labels``.
     """
     labels: dict[tuple[int, bool, str], int] = {}
     labels_by_column: dict[int, list[tuple[int, int]]] = {}
@@ -128,11 +128,12 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
 def address_chart(subject: Subject) -> dict[str, Any] | None:
     """Return the chart of addresses over time of a plan; None without a plan or addresses.
 
-    ``boxes``: copies of tensors, from the instruction that creates each to the one that frees it,
-    and workspaces, except contents without an address or bytes: kind as an index into `KINDS`,
-    start, length, lowest address, height, description, and the index of the tensor, None for a
-    workspace. ``end``: the end of the time axis. ``limit``, ``limit_name``: size of the arena, and
-    its label. ``x_name``, ``y_name``: labels of the axes with units.
+    ``boxes``: copies of tensors and workspaces, from the issue of the instruction at `begin` of
+    each `Rectangle` to that of the one at `end`, except contents without an address or bytes: kind
+    as an index into `KINDS`, start, length, lowest address and height in the units of the axes,
+    description, and the index of the tensor, None for a workspace. ``end``: the makespan; 1 if it
+    is 0 or unknown. ``limit``, ``limit_name``: checked size of the arena, and its label.
+    ``x_name``, ``y_name``: labels of the axes with units.
     """
     graph, plan, check, arena_check = (
         subject.graph,
@@ -191,8 +192,8 @@ def _rectangles_with_kinds(
 ) -> Iterator[tuple[Kind, Rectangle]]:
     """Yield (kind, rectangle) for all contents of the arena, with or without an address.
 
-    The kind of a copy of a tensor is its origin; `Kind.KEPT` stands for one that is in RAM when the
-    step begins.
+    The kind of a copy of a tensor is its origin: `Kind.KEPT` for one that is in RAM when the step
+    begins, `Kind.PAGED_IN` also for a first read of state.
     """
     computed_tensors: set[int] = set()
     state_tensors = set(graph.state_tensors)
@@ -216,7 +217,7 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
 
     Returns None if there is no such schedule. ``rows``: label, device, RAM, use by kind
     (``parts``), free and missing bytes [B] of each schedule; ``keep_all``: the same values of
-    keep-all on each device of the schedules.
+    keep-all on each device of the schedules, without the reserved bytes of a compiled step.
     """
     gauged_subjects = [
         subject for subject in subjects if subject.device_ram is not None and subject.verdict.valid

@@ -46,7 +46,10 @@ def check_picture(
 
 
 def check_installed(path: str | Path, purpose: str, *libraries: str) -> None:
-    """Raise `MissingExtraError` unless libraries of the extra ``report`` are installed."""
+    """Raise `MissingExtraError` unless all `libraries` of the extra ``report`` are installed.
+
+    `path` and `purpose` begin the message.
+    """
     missing = [name for name in libraries if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
@@ -59,7 +62,8 @@ def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> N
     """Draw the RAM of a plan over time, with the activity of core and bus, and write the picture.
 
     The suffix of the path selects a self-contained page (.html) or a still image, which requires a
-    makespan above 0. Raises the errors of `check_picture`.
+    makespan above 0. Raises the errors of `check_picture`, `PlanError` if the plan is for another
+    graph, and `InputError` if the file cannot be written.
     """
     check_picture(path)
     title, chart = plan_title(graph, plan, check), plan_chart(graph, plan, check)
@@ -74,7 +78,7 @@ def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
     """Draw the map of a schedule, stages by nodes, and write the picture.
 
     The suffix of the path selects a self-contained page (.html) or a still image. Raises the errors
-    of `check_picture`.
+    of `check_picture`, and `InputError` if the file cannot be written.
     """
     check_picture(path)
     title, chart = f"{graph.name}: {format_move_counts(schedule)}", map_chart(graph, schedule)
@@ -88,7 +92,10 @@ def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
 def _draw_page(
     title: str, graph: Graph, chart_type: str, chart: Mapping[str, Any], path: str | Path
 ) -> None:
-    """Write a page with one chart of type `chart_type`, which is also the name of its script."""
+    """Write a page with one chart of type `chart_type`, which is also the name of its script.
+
+    Characters that UTF-8 cannot encode become question marks.
+    """
     page_text = render(
         "picture.html.jinja",
         chart_scripts=(chart_type,),

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 def metric_sections(schedules: Sequence[Facts]) -> Sections:
     """Return the rows of the metrics of schedules, in sections with titles.
 
-    Energies are omitted for a schedule whose problem does not use them (`Problem.uses_energy`), and
-    the RAM budget less resident bytes if it equals the RAM budget.
+    `schedules` have the facts of `poetmodel.report.facts.schedule_facts`. A schedule has no values
+    of energies and their bounds if its problem does not use energies (`Problem.uses_energy`), and
+    no RAM budget less resident bytes if this equals the RAM budget. Rows and sections without
+    values are omitted.
     """
     return compare_objects(
         _schedule_rows(), [{**schedule, **_omitted_metrics(schedule)} for schedule in schedules]
@@ -47,6 +49,7 @@ def metric_sections(schedules: Sequence[Facts]) -> Sections:
 
 
 def _omitted_metrics(schedule: Facts) -> dict[str, None]:
+    """Return None for each metric of a schedule that `metric_sections` omits, by key."""
     shows_energy = bool(schedule["asks_energy"])
     keys = [] if shows_energy else [key for key, *_ in report_page_rows(Group.ENERGY, Group.PROOF)]
     if schedule["budget_bytes"] == value_at_path(schedule, "problem.ram_budget_bytes"):
@@ -61,14 +64,18 @@ def constraint_section(values_by_schedule: Sequence[Sequence[ConstraintValue]]) 
 
 
 def step_sections(schedules: Sequence[Facts]) -> Sections:
-    """Return the rows of compiled steps in sections, without those of `measured_rows`."""
+    """Return the rows of compiled steps in sections, without those of `measured_rows`.
+
+    Rows and sections without values are omitted; a schedule without a step has no values.
+    """
     return compare_objects(_step_rows(), schedules)
 
 
 def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
     """Yield rows of measured metrics of a step, with one fact for each of `COLUMNS`.
 
-    A fact has no value if its column lacks the metric, or the step was not measured.
+    A fact has no value if its column lacks the metric. If the step was not measured, only the
+    column of the plan has values.
     """
     for name, format_value, keys in _MEASURED_ROWS:
         yield tuple(
@@ -82,7 +89,9 @@ def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
 def graph_rows(graph: Facts, *, includes_reserved: bool) -> Iterator[Fact]:
     """Yield the facts about the graph.
 
-    `includes_reserved` is whether RAM values include the reserved bytes of a compiled step.
+    `graph` has the facts of `poetmodel.report.facts.graph_facts`. `includes_reserved` is whether
+    RAM values include the reserved bytes of a compiled step; the name of the minimum RAM then
+    states this.
     """
     yield text_fact("network", graph["name"])
     yield text_fact("nodes", f"{graph['nodes']:,}")
@@ -118,7 +127,8 @@ def _gap_over_time_text(history: Sequence[Sequence[float]]) -> str:
     """Format the first times of the gaps `_DISPLAYED_GAPS`: ``10 % in 12 ms, 0 % in 80 ms``.
 
     `history` has pairs of time [s] and gap. Of gaps that were reached at the same time, only the
-    smallest is listed. If none was reached, returns ``above 50 %``.
+    smallest is listed; gaps that were not reached are omitted. If none was reached, returns
+    ``above 50 %``.
     """
     texts: dict[float, str] = {}
     for gap_limit in _DISPLAYED_GAPS:
@@ -131,7 +141,7 @@ def _gap_over_time_text(history: Sequence[Sequence[float]]) -> str:
 
 
 MAIN_SECTIONS: Final = ("Verdict", "Certificate", "Memory", "Time", "Decisions")
-"""Sections of the main table; the other sections are in the table of facts."""
+"""Sections of metrics in the main table; the other sections are in the table of facts."""
 
 _STATUS: Final = ("status", "status in the file", str)
 _GAPS: Final = (
@@ -237,7 +247,7 @@ _MEASURED_ROWS: Final[
         ("certificate.time_s", "plan.makespan_s", "certificate.eager_time_s"),
     ),
 )
-"""Name, format function, and one path for each of `COLUMNS`, of each measured row."""
+"""Name, format function, and one path for each of `COLUMNS` (None for no metric), of each row."""
 
 
 def _step_rows() -> dict[str, tuple[RowSpec, ...]]:

@@ -40,11 +40,12 @@ DIGITS: Final = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold(Generic[Item]):
-    """One or more items that differ only in the numbers in their names."""
+    """One or more items of equal key whose names differ only in numbers."""
 
     name: str
     """Common name, with ranges in place of numbers: ``block0,2-4.norm``."""
     members: tuple[Item, ...]
+    """The items, in the order of the input."""
 
 
 def fold(
@@ -109,7 +110,7 @@ def _cartesian_products(points: Sequence[NameParts]) -> Iterator[tuple[NameParts
 
 
 def _format_ranges(numbers: Sequence[str]) -> str:
-    """Format numbers as ranges: ``0,2-4``; numbers with leading zeros are listed separately."""
+    """Format numbers as ranges: ``0,2-4``; numbers with leading zeros are listed after them."""
     unpadded = sorted({int(number) for number in numbers if str(int(number)) == number})
     zero_padded = sorted(number for number in numbers if str(int(number)) != number)
     sequences = [
@@ -146,8 +147,8 @@ def decision_table(
         ``heads``: column names. ``rows``: each with ``name``, ``tail`` (start of the part of the
         name that is always shown), ``choice``, ``tensor`` (its index, None for several), ``node``
         (the node that makes all members, else None), ``cells`` (a sort key and a text for each
-        column after the decision) and ``members``, the rows of the tensors of a fold; [] for one
-        tensor.
+        column after the decision) and ``members``, the rows of the tensors of a fold, without
+        ``members`` of their own; [] for one tensor. Control characters of names are escaped.
     """
     numbered_rows = [{**row, "index": i} for i, row in enumerate(rows)]
     folds = fold(numbered_rows, name=lambda row: str(row["tensor"]), key=_fold_key)
@@ -168,7 +169,10 @@ def decision_table(
 
 
 def _fold_key(row: Mapping[str, Any]) -> Hashable:
-    """Return the properties in which folded tensors are equal: decision, size, counts and costs."""
+    """Return the properties in which folded tensors are equal: decision, size, counts and costs.
+
+    Costs are rounded to `DIGITS` digits.
+    """
     properties = (row["choice"], row["size_bytes"])
     counts = (row["recomputed"], row["paged_out"], row["paged_in"])
     return (*properties, *counts, *(f"{row[key]:.{DIGITS}g}" for key in ("energy_j", "time_s")))
@@ -209,7 +213,7 @@ def _table_row(
 def _total_cell(
     count: int, value: float, format_value: Callable[[float], str]
 ) -> tuple[float, str]:
-    """Return sort key and text of the sum of `count` equal values: ``10 x 14.82 mJ``."""
+    """Return sort key and text of the sum of `count` equal values: ``10 x 14.82 mJ``, or ``0``."""
     if not value:
         return 0, "0"
     return count * value, format_value(value) if count == 1 else f"{count} x {format_value(value)}"

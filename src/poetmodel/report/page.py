@@ -53,7 +53,8 @@ def check_report(path: str | Path) -> None:
 def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
     """Return all facts of a report on schedules of one graph as JSON values.
 
-    ``graph`` has those of `graph_facts`, ``schedules`` those of `schedule_facts`.
+    ``graph`` has those of `graph_facts` of the first subject, ``schedules`` those of
+    `schedule_facts` of each subject.
     """
     return {
         "graph": graph_facts(subjects[0]),
@@ -65,7 +66,8 @@ def report_page(subjects: Sequence[Subject]) -> str:
     """Return a report as the text of an HTML file; equal input gives equal text.
 
     Needs the libraries of `check_report`. The page loads no other file, which its content security
-    policy enforces. The schedules are shown side by side in the given order.
+    policy enforces. The schedules, of one graph and with different labels, are shown side by side
+    in the given order.
     """
     facts = report_facts(subjects)
     has_several_schedules = len(subjects) > 1
@@ -103,7 +105,7 @@ def write_report(path: str | Path, subjects: Sequence[Subject]) -> int:
     """Write a report atomically; return its size [B].
 
     Raises `MissingExtraError` if a library is missing, and `InputError` if the file cannot be
-    written.
+    written. Characters that UTF-8 cannot encode become question marks.
     """
     check_report(path)
     content = report_page(subjects).encode("utf-8", "replace")
@@ -120,7 +122,10 @@ def _estimates_note(subjects: Sequence[Subject]) -> str:
 
 
 def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return the tables of decisions: column heads, and the rows of each schedule by its label."""
+    """Return the tables of decisions: column heads, and a (label, rows) pair for each schedule.
+
+    Costs have columns if any schedule has costs, energies also only if any problem uses them.
+    """
     has_costs = any(subject.costs is not None for subject in subjects)
     shows_energy = any(subject.problem.uses_energy for subject in subjects)
     costs = [name for name in COSTS if has_costs and (shows_energy or name != "energy")]
@@ -146,7 +151,7 @@ def _step_section(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
-    """Yield the RAM gauge of each schedule with a device as text, for readers without scripts."""
+    """Yield the gauge of each schedule with a device as text, for readers without scripts."""
     for subject in subjects:
         sizes = make_gauge(subject.device_ram)
         if sizes is not None:
@@ -167,7 +172,10 @@ def _title(subjects: Sequence[Subject]) -> str:
 
 
 def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """Return the data of all charts, each with its id on the page."""
+    """Return the data of all charts, each with its type and its id on the page.
+
+    Omits the gauge, timelines and charts of addresses that do not exist.
+    """
     gauge_data = gauge_chart(subjects)
     return [
         *([] if gauge_data is None else [{"type": "gauge", "id": "gauge", **gauge_data}]),

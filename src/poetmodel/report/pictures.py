@@ -1,4 +1,4 @@
-"""Kinds of actions with their colours, units of axes, and the actions in stages of a schedule."""
+"""Kinds of actions with colours, units of axes, actions in stages, and data of still images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Kind(StrEnum):
     RECOMPUTED = "recomputed"
     """Later computation of a node."""
     KEPT = "kept in RAM"
-    """Tensor that stays in RAM."""
+    """Tensor in RAM from an earlier stage, or resident state."""
     PAGED_IN = "paged in"
     """Transfer from storage."""
     PAGED_OUT = "paged out"
@@ -71,7 +71,7 @@ DIGITS: Final = 8
 
 
 def round_for_chart(value: float) -> float:
-    """Round a time or a size to the digits of charts."""
+    """Round a time or a size to `DIGITS` significant digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
@@ -80,12 +80,12 @@ _SIZE_UNITS: Final = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0
 
 
 def time_unit(max_s: float) -> tuple[float, str]:
-    """Return the unit for times up to `max_s`: its length [s] and its name."""
+    """Return the largest unit up to `max_s`, else the smallest: its length [s] and its name."""
     return _largest_unit(max_s, _TIME_UNITS)
 
 
 def size_unit(max_bytes: float) -> tuple[float, str]:
-    """Return the unit for sizes up to `max_bytes`: its size [B] and its name."""
+    """Return the largest unit up to `max_bytes`, else the smallest: its size [B] and its name."""
     return _largest_unit(max_bytes, _SIZE_UNITS)
 
 
@@ -115,14 +115,14 @@ def stage_actions(
 ) -> dict[tuple[int, int], dict[Kind, tuple[int, ...]]]:
     """Return the tensors that each action affects, by (stage, node) and kind of action.
 
-    The node is the one that makes the tensors. A state node counts as page-in, or as kept if its
-    tensor is resident.
+    The node is the one that makes the tensors. A state node counts as page-in, even if the core
+    reads storage in place, or as kept if its tensor is resident.
     """
     actions: defaultdict[tuple[int, int], dict[Kind, tuple[int, ...]]] = defaultdict(dict)
     resident = set(schedule.resident)
     for t, k in schedule.R:
         kind = Kind.RECOMPUTED if k < t else Kind.COMPUTED
-        if graph.nodes[k].is_state:  # a read from storage, unless its tensor is resident
+        if graph.nodes[k].is_state:  # read from storage, unless its tensor is resident
             kind = Kind.KEPT if resident.issuperset(graph.outputs_of[k]) else Kind.PAGED_IN
         actions[t, k][kind] = graph.outputs_of[k]
     for kind, pairs in (

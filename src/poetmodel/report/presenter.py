@@ -60,7 +60,11 @@ def listed_facts(facts: Iterable[Fact]) -> Iterator[Fact]:
 
 
 def device_ram_facts(device_ram: DeviceRam | None) -> Iterator[Fact]:
-    """Yield the RAM of a device and its use by a step; the values are None without a device."""
+    """Yield resident bytes, RAM of a device, whether the step fits, and the device gauge.
+
+    All values are None without a device. Tables list the RAM, in red if the step does not fit, and
+    the gauge.
+    """
     for key, value in device_ram_metrics(device_ram).items():
         if key == "device_ram_bytes" and device_ram is not None:
             yield Fact(
@@ -82,8 +86,8 @@ def device_ram_facts(device_ram: DeviceRam | None) -> Iterator[Fact]:
 def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
     """Return the device gauge as a fact, displayed as the free or missing RAM.
 
-    The note lists the RAM in use by kind. The value is None without a device, and if the kinds are
-    unknown.
+    The note lists the RAM in use by kind, and mentions resident bytes if these are included. The
+    value is None without a device, and if the kinds are unknown.
     """
     sizes = make_gauge(device_ram)
     note = "" if sizes is None else format_gauge(sizes)[1]
@@ -116,7 +120,7 @@ def state_metrics(graph: Graph, simulation: Simulation) -> dict[str, int] | None
 def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
     """Yield facts about state in RAM, and state on storage with its transfers.
 
-    Yield no facts without state.
+    The first fact has the `state_metrics` for JSON. Yield no facts without state.
     """
     metrics = state_metrics(graph, simulation)
     if metrics is None:
@@ -155,7 +159,7 @@ def metric_facts(
     simulation : Simulation or PlanCheck
         Source of the values.
     *groups : Group
-        The groups of metrics.
+        The groups of metrics; all groups if none is given.
     has_costs : bool
         Whether the costs are known; otherwise energies and times are None.
     notes : mapping of str to str, optional
@@ -185,7 +189,8 @@ def report_page_rows(*groups: Group) -> tuple[RowSpec, ...]:
 def wear_facts(display: Display, simulation: Simulation) -> Iterator[Fact]:
     """Yield the number of steps until storage is worn out.
 
-    The value is None if the endurance or size of the storage is unknown, or no bytes are written.
+    The value is None without storage, if its endurance or size is unknown, or if no bytes are
+    written.
     """
     note = _wear_note(simulation.written_bytes)
     yield from metric_facts(display, simulation, Group.WEAR, notes={"steps_until_worn": note})
@@ -247,8 +252,8 @@ def constraint_rows(
 ) -> Iterator[tuple[Fact, ...]]:
     """Yield one row per user-defined constraint, with one fact for each of several schedules.
 
-    `values_by_schedule` has the values of the constraints of each schedule, of which at most
-    `MAX_CONSTRAINTS` have rows.
+    `values_by_schedule` has the values of the constraints of each schedule. Constraints have rows
+    if they are among the at most `MAX_CONSTRAINTS` selected ones of any schedule.
     """
     indices_by_name = [
         {value.row.name: index for index, value in enumerate(values)}
@@ -285,7 +290,7 @@ def _constraint_cell(name: str, index: int | None, values: Sequence[ConstraintVa
 def _select_constraints(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
     """Return the constraints to display: at most `MAX_CONSTRAINTS`.
 
-    If there are more, those at or beyond a limit come first.
+    If there are more, those at or beyond a limit come first, otherwise in the given order.
     """
     if len(values) <= MAX_CONSTRAINTS:
         return values
@@ -336,7 +341,8 @@ def compare_objects(
 def value_at_path(values: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path of keys and list indices; None if a key is missing.
 
-    `path` has keys and indices separated by dots. Raises `IndexError` for an index beyond a list.
+    Also None if a value on the path is None. `path` has keys and indices separated by dots. Raises
+    `IndexError` for an index beyond a list.
     """
     value: Any = values
     for key in path.split("."):

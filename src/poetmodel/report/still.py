@@ -33,7 +33,8 @@ SETTINGS: Final[Any] = {
     "text.parse_math": False,
     "font.family": ["DejaVu Sans"],  # part of matplotlib
 }
-"""Settings for which equal images have equal bytes, and text is stored as text."""
+"""Settings of matplotlib: equal images have equal bytes, SVG files store text as text, and dollar
+signs do not begin formulas."""
 MAX_NAMES: Final = 260
 """Maximum number of names on the axis of a map; if there are more nodes, only each second, third,
 ... has its name."""
@@ -48,7 +49,8 @@ TIMELINE_INCHES: Final = (7.2, 3.6)
 LANE_INCHES: Final = 0.26
 """Height of a lane of a timeline [in]."""
 _ORIGIN_KINDS: Final = {Origin.RECOMPUTED: Kind.RECOMPUTED, Origin.PAGED_IN: Kind.PAGED_IN}
-"""Kinds of copies by origin; other copies have the colour of their kind of RAM use."""
+"""Kinds of copies and workspaces by origin; with another origin, these have the colour of their
+kind of RAM use."""
 _LANES: Final[Mapping[str, Mapping[str, Kind]]] = {
     "core": {
         LETTERS[Op.COMPUTE]: Kind.COMPUTED,
@@ -125,7 +127,7 @@ def draw_stage_map(stage_map: Map, file_format: str) -> bytes:
 def encode_figure(figure: Any, file_format: str, *, note: str) -> bytes:
     """Encode a matplotlib figure as a file with a note in its metadata; return the content.
 
-    Equal figures have equal bytes.
+    With `SETTINGS` and one version of matplotlib, equal figures have equal bytes.
     """
     date_metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format, {})
     metadata = {"Subject" if file_format == "pdf" else "Description": note} | date_metadata
@@ -142,7 +144,7 @@ def replace_missing_glyphs(text: str) -> str:
 
 
 def _shorten(name: str) -> str:
-    """Replace the middle of a long name by dots."""
+    """Replace the middle of a name with more than `MAX_CHARACTERS` characters by two dots."""
     half = MAX_CHARACTERS // 2 - 1
     return name if len(name) <= MAX_CHARACTERS else f"{name[:half]}..{name[-half:]}"
 
@@ -201,8 +203,9 @@ def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, B
     """Yield (band kind, segments) of the band of each copy and workspace in the RAM stack.
 
     A band kind is a name of `KIND_NAMES`, or the `Kind` of a copy or workspace whose origin is a
-    recomputation or page-in. Bands are stacked in the order of `KIND_NAMES` of their contents, and
-    those of one kind by their begin. Contents that are in RAM for no time are omitted.
+    recomputation or page-in. Bands are stacked in the order of `KIND_NAMES` of their contents,
+    those of one kind by their begin, and of equal begin the last to end first. Contents that are in
+    RAM for no time are omitted.
     """
     end_times = list(chart["issued"][:-1])
     for position, _, end in chart["work"]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def make_document(result: SolveResult) -> ScheduleDocument:
     """Return the schedule document of a result, like that of its file but without `device_ram`.
 
-    Raises `NoScheduleError` if the result has no schedule.
+    Values of the history are not rounded. Raises `NoScheduleError` if the result has no schedule.
     """
     from poetmodel.schedule.document import ScheduleDocument
     from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry
@@ -53,7 +53,7 @@ def make_document(result: SolveResult) -> ScheduleDocument:
 def drop_unknown_pairs(graph: Graph, schedule: Schedule) -> Schedule:
     """Return a schedule without the pairs of stages, nodes or tensors that the graph lacks.
 
-    The verifier reports these pairs; the remaining schedule can be drawn.
+    The verifier reports these pairs; the remaining schedule can be drawn. `resident` is unchanged.
     """
     n_nodes, node_of = len(graph.nodes), graph.node_of
     relations = {
@@ -68,7 +68,7 @@ def drop_unknown_pairs(graph: Graph, schedule: Schedule) -> Schedule:
 
 
 def free_costs(graph: Graph) -> Costs:
-    """Return costs with zero time and energy for all computations and transfers."""
+    """Return costs with zero time and energy for all computations and transfers, with storage."""
     zero_per_node, zero_per_transfer = [0.0] * len(graph.nodes), [(0.0, 0.0)] * len(graph.tensors)
     return Costs.from_arrays(
         graph,
@@ -108,7 +108,10 @@ class VerifiedSchedule:
 
     @property
     def device_ram(self) -> DeviceRam | None:
-        """Device RAM that the schedule uses; None without a device."""
+        """Device RAM that the schedule uses; None without a device.
+
+        Reserved bytes count as activations.
+        """
         peak_use = self.simulation.peak_use
         peak_use = replace(
             peak_use, activation_bytes=peak_use.activation_bytes + self.reserved_bytes
@@ -127,7 +130,10 @@ class VerifiedSchedule:
 
     @property
     def budget_bytes(self) -> int | None:
-        """RAM budget of tensors, without resident bytes [B]; None if the file states no problem."""
+        """RAM budget of tensors, without resident bytes [B]; None if the file states no problem.
+
+        Includes reserved bytes.
+        """
         if self.document.problem is None:
             return None
         return self.problem.usable_ram_bytes + self.reserved_bytes
@@ -156,10 +162,11 @@ class Subject(VerifiedSchedule):
     """A verified schedule with the plan and the label that a report shows."""
 
     label: str
-    """Label on the page: one or two letters."""
+    """Label on the page, such as ``A``."""
     sources: Sources
     plan: Plan | None = None
-    """Plan of the schedule; None for an invalid schedule, without costs, or if there is no plan."""
+    """Plan of the schedule; None without costs, if there is no plan, or if the schedule violates a
+    rule of execution."""
     check: PlanCheck | None = None
     """Check of the plan; None without a plan."""
     arena_check: ArenaCheck | None = None
@@ -169,7 +176,10 @@ class Subject(VerifiedSchedule):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that a compiled step reserves: tensors without decisions, and results [B]."""
+        """Bytes that a compiled step reserves: tensors without decisions, and results [B].
+
+        0 without a step.
+        """
         return 0 if self.step is None else int(self.step["reserved_bytes"])
 
     @property
@@ -184,7 +194,7 @@ class Subject(VerifiedSchedule):
 
     @property
     def keep_all_bytes(self) -> int:
-        """Keep-all peak [B], to which percentages of the budget refer."""
+        """Keep-all peak [B]; for a compiled step as in its report, with reserved bytes."""
         if self.step is not None:
             return int(self.step["keep_all_bytes"])
         return checkpoint_all_peak_bytes(self.graph)

@@ -42,7 +42,7 @@ def render(
         Data of the scripts: ``graph`` (see `poetmodel.report.charts.graph_chart`) and ``charts``,
         each with ``type`` and ``id``.
     package : str
-        Package whose ``assets`` contain the template.
+        Package whose ``assets`` contain the template. Missing assets come from `SHARED_PACKAGE`.
     **values
         Further values of the template.
     """
@@ -74,8 +74,8 @@ def render(
 def packed_plotly() -> str:
     """Return plotly's script, compressed and encoded in base 85.
 
-    The digits are those of `base64.b85encode`, with a comma in place of ``<``, which could end the
-    enclosing HTML element.
+    The digits are those of `base64.b85encode`, with a comma in place of ``<``, which could begin a
+    tag or comment in the enclosing HTML element. The result is cached.
     """
     from plotly.offline import get_plotlyjs
 
@@ -85,7 +85,10 @@ def packed_plotly() -> str:
 
 @cache
 def _environment(package: str) -> Any:
-    """Return the jinja2 environment with the assets of a package and the shared ones."""
+    """Return the jinja2 environment with filters and the assets of a package, else shared ones.
+
+    An undefined value of a template is an error. Environments are cached.
+    """
     import jinja2
 
     loaders = [

@@ -42,7 +42,7 @@ def timeline_chart(subject: Subject) -> dict[str, Any] | None:
 
     Without a plan, for example without costs, ``issued`` is None, and the x axis is the instruction
     index. RAM values of a compiled step include its reserved bytes, and ``ghost_name`` names its
-    keep-all curve. Return None for an invalid schedule without a plan.
+    keep-all curve. Return None for a schedule without a plan that violates a rule of execution.
     """
     if subject.plan is not None and subject.check is not None:
         chart = plan_chart(subject.graph, subject.plan, subject.check)
@@ -56,9 +56,10 @@ def timeline_chart(subject: Subject) -> dict[str, Any] | None:
 def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
     """Return the timeline of a compiled step with all RAM curves raised by its reserved bytes.
 
-    The reserved bytes are the lowest band; its index is below those of all workspaces. The keep-all
-    curve is capped at the step's keep-all peak; if operations are divided into pieces, its maximum
-    is lower.
+    The reserved bytes, if there are any, are the lowest band; its index is below those of all
+    workspaces. This band is omitted if RAM has no other content. The keep-all curve is capped at
+    the step's keep-all peak; if operations are divided into pieces, its maximum is lower. Budget
+    and unit of the RAM axis are those of the step.
     """
     reserved_bytes, n_instructions = subject.reserved_bytes, len(chart["ops"])
     positions, keep_all_ram = chart["ghost"]
@@ -91,17 +92,18 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     """Return the data of a plan's timeline.
 
     ``ops``, ``of``: a letter for each instruction, and the index of its node for a computation,
-    else of its tensor. ``issued``: issue time of each instruction, and the end of the plan; None
-    without times or with a makespan of 0.
-    ``work``: position, start and end of each instruction that takes time. ``during``, ``after``:
-    RAM during and after each instruction, as simulated by `check_plan` [B]. ``stays``: contents of
-    RAM, each a list: the index of a tensor, or -1 - k for the workspace of node k; bytes; positions
-    of begin and end; an index of `ORIGINS`; 1 if it was copied to storage, else 0; position (-1 for
-    none) and bytes of an overwrite in place; position of its replacement (-1 for none); and the
-    positions of the computations that read it. ``ghost``: positions of the instructions that first
-    compute each node except state, and the RAM of keep-all there [B]. ``peak``: position of the
-    peak, 0 without one. ``unit``: unit of times. ``size``, ``scale``: unit of the RAM axis, and its
-    bytes. ``budget``, ``budget_name``: RAM budget [B] and its label; None and empty without one.
+    else (also for a first read) of its tensor. ``issued``: issue time of each instruction, and the
+    end of the plan; None without times or with a makespan of 0. ``work``: position, start and end
+    of each instruction that takes time. ``during``, ``after``: RAM during and after each
+    instruction, as simulated by `check_plan` [B]. ``stays``: contents of RAM, each a list: the
+    index of a tensor, or -1 - k for the workspace of node k; bytes; positions of begin (-1 before
+    the program) and end; an index of `ORIGINS`; 1 if it was copied to storage, else 0; position (-1
+    for none) and bytes of an overwrite in place; index of the tensor that replaced it (-1 for
+    none); and the positions of the computations that read it. ``ghost``: positions of the
+    instructions that first compute each node except state, and the RAM of keep-all there [B].
+    ``peak``: position of the peak, 0 without one. ``unit``: unit of times. ``size``, ``scale``:
+    unit of the RAM axis, and its bytes. ``budget``, ``budget_name``: RAM budget [B] and its label;
+    None and empty without one. Raises `PlanError` if the plan is for another graph.
     """
     unit_s, unit_name = time_unit(check.makespan_s or 0.0)
     records = check.records
