@@ -44,11 +44,11 @@ class Termination(StrEnum):
     PROVED = "proved"
     """The gap is within the tolerance, or the problem is proven infeasible."""
     TIME_LIMIT = "time_limit"
-    """The time limit was reached."""
+    """The time limit was reached, or building the model would exceed it."""
     INTERRUPTED = "interrupted"
     """The user or a callback stopped the solve."""
     STALLED = "stalled"
-    """The solver or method ended by itself, without a schedule or a gap within the tolerance."""
+    """The solver or method ended by itself, without a valid schedule within the gap tolerance."""
 
 
 QUANTITY_NAMES: Final = {
@@ -94,8 +94,8 @@ class ModelObjective:
 class SolveResult:
     """A schedule with its proven bound, or the reason why there is none.
 
-    Metrics of the schedule come from `simulation`, never from the solver; without a schedule, they
-    are None.
+    Metrics of the schedule come from `simulation`, never from the solver, except the value of
+    `model_objective`. Without a schedule, they are None.
     """
 
     problem: Problem
@@ -109,16 +109,17 @@ class SolveResult:
     simulation: Simulation | None = None
     """Simulation of the schedule; None without a schedule."""
     violations: tuple[str, ...] = ()
-    """Rules and limits that the schedule violates; only ``paper`` may return such schedules."""
+    """Messages on the rules and limits that the schedule violates. `solve` returns a schedule with
+    violations only for ``paper``."""
     objective_bound: float | None = None
-    """Proven lower bound on the problem's objective, in its unit; None without one, and with
-    `model_objective`."""
+    """Proven lower bound on the problem's objective, in its unit, baseline included. None with
+    `model_objective`; `solve` returns None without a schedule, too."""
     model_objective: ModelObjective | None = None
     """The user's objective of a model in place of the problem's, if there is one. Then status,
     `summary` and the objective in the file refer to this objective."""
     overhead_bound_j: float = 0.0
     """Proven lower bound on the energy overhead, the energy beyond the baseline [J]; 0 if none is
-    proven."""
+    proven, or if another quantity is minimized."""
     reason: str = ""
     """Reason why there is no schedule, or why the proof of the solver was dropped."""
     formulation: str = ""
@@ -139,9 +140,10 @@ class SolveResult:
     build_s: float = 0.0
     """Time to build models and convert them for the solver [s]."""
     solve_s: float = 0.0
-    """All other wall time of the solve: search, solver, verification [s]."""
+    """Time of the solve minus `build_s`: search, solver, verification [s]. Wall time or, where a
+    limit on processor time replaces that on wall time, processor time."""
     verify_s: float = 0.0
-    """Time of `solve_s` that the verification of the schedule took [s]."""
+    """Wall time of the verification of the schedule, included in `solve_s` [s]."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of poetmodel, the solver and its wrapper."""
     history: tuple[HistoryEntry, ...] = field(default=(), repr=False)
@@ -175,17 +177,17 @@ class SolveResult:
 
     @property
     def wall_s(self) -> float:
-        """Wall time of the whole solve [s]."""
+        """Time of the whole solve: `build_s` plus `solve_s` [s]."""
         return self.build_s + self.solve_s
 
     @property
     def energy_j(self) -> float | None:
-        """Energy of one step [J]."""
+        """Energy of one training step [J]; None without a schedule."""
         return self.simulation.energy_j if self.simulation is not None else None
 
     @property
     def overhead_j(self) -> float | None:
-        """Energy beyond the baseline [J]."""
+        """Energy beyond the baseline [J]; None without a schedule."""
         return self.simulation.overhead_j if self.simulation is not None else None
 
     @property
@@ -200,17 +202,17 @@ class SolveResult:
 
     @property
     def compute_s(self) -> float | None:
-        """Compute time of one step [s]; None without a schedule."""
+        """Compute time of one training step [s]; None without a schedule."""
         return None if self.simulation is None else self.simulation.compute_s
 
     @property
     def transfer_s(self) -> float | None:
-        """Transfer time of one step [s]; None without a schedule."""
+        """Transfer time of one training step [s]; None without a schedule."""
         return None if self.simulation is None else self.simulation.transfer_s
 
     @property
     def makespan_s(self) -> float | None:
-        """Time of one step from start to end [s]; None without a schedule."""
+        """Time of one training step from start to end [s]; None without a schedule."""
         return None if self.simulation is None else self.simulation.makespan_s
 
     @property
@@ -222,8 +224,8 @@ class SolveResult:
     def bound_j(self) -> float | None:
         """Proven lower bound on the energy of every schedule of the problem [J].
 
-        None without a schedule, and if energy was not minimized and no bound above the baseline is
-        proven.
+        At most `energy_j`. None without a schedule, and if energy was not minimized and no bound
+        above the baseline is proven.
         """
         if self.energy_j is None or not self._bounds_energy:
             return None
@@ -243,9 +245,9 @@ class SolveResult:
 
     @property
     def bound(self) -> float | None:
-        """Proven bound on the objective in its unit; None without a schedule.
+        """Proven bound on the objective in its unit, at most `value`; None without a schedule.
 
-        For `model_objective`, None if no bound is proven.
+        For `model_objective`, its bound; None if no bound is proven.
         """
         if self.model_objective is not None:
             return self.model_objective.bound
@@ -292,9 +294,9 @@ class SolveResult:
 
     @property
     def primal_integral_s(self) -> float | None:
-        """Integral of the primal gap over the solve [s], with the final schedule as reference.
+        """Integral of the primal gap over `history` [s], with its last value as reference.
 
-        None without a history or a schedule; see the function `primal_integral_s`.
+        None if `history` has no value; see the function `primal_integral_s`.
         """
         return primal_integral_s(self.history)
 
@@ -323,7 +325,10 @@ class SolveResult:
         return self.schedule
 
     def summary(self) -> str:
-        """Return the result in one sentence."""
+        """Return status, objective, bound, gap and any violations as one line of text.
+
+        Without a schedule, the text has the status and the reason.
+        """
         if self.schedule is None:
             return f"{self.status}: {self.reason or 'no schedule was found'}"
         energy = f"energy {self.energy_j:.6g} J"
@@ -343,7 +348,10 @@ class SolveResult:
         return f"{self.status}: {metrics_text}{rejection if self.violations else ''}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of a schedule file; without a schedule, metrics are None."""
+        """Return the content of a schedule file.
+
+        Without a schedule, metrics are None, and the relations are absent.
+        """
         identity, device = GraphIdentity.from_graph(self.problem.graph), self.problem.costs.device
         has_state, schedule = bool(self.problem.graph.state_tensors), self.schedule
         return {
@@ -376,7 +384,10 @@ class SolveResult:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write a ``*.schedule.json`` file; see `to_dict`."""
+        """Write a ``*.schedule.json`` file with the content of `to_dict`; replace an existing file.
+
+        Raises `InputError` if the file cannot be written.
+        """
         from poetmodel.files import write_text
 
         write_text(path, format_document(self.to_dict()))
@@ -387,7 +398,7 @@ class SolveResult:
         return self.minimizes_energy or self.overhead_bound_j > 0
 
     def _objective_name(self) -> str:
-        """Return the display name of the objective."""
+        """Return the display name of the objective: that of `model_objective` if there is one."""
         model_objective = self.model_objective
         if model_objective is not None:
             return f"{model_objective.sense} {model_objective.name}"
@@ -396,7 +407,7 @@ class SolveResult:
         return QUANTITY_NAMES[Quantity(self.problem.minimize)]
 
     def _format_amount(self, value: float) -> str:
-        """Format a value of the objective with its unit."""
+        """Format a value of the objective with its unit; without one for `model_objective`."""
         if self.model_objective is not None:
             return f"{value:.6g}"
         return self.problem.objective.format(value)
@@ -404,7 +415,7 @@ class SolveResult:
     def _objective_entry(self) -> dict[str, Any]:
         """Return the entry ``objective`` of a schedule file: quantity, value, bound and gap.
 
-        A user's objective adds its name and sense.
+        `model_objective` adds its name and sense.
         """
         model_objective = self.model_objective
         return {
@@ -457,7 +468,11 @@ class SolveResult:
         }
 
     def _energy_gap(self) -> float | None:
-        """Return the gap of the energy overhead; None without a schedule or a proven bound."""
+        """Return the gap of the energy overhead, as a fraction.
+
+        None without a schedule, and if energy was not minimized and no bound above the baseline is
+        proven.
+        """
         if self.overhead_j is None or not self._bounds_energy:
             return None
         return relative_gap(self.overhead_j, self.overhead_bound_j)
@@ -487,7 +502,7 @@ def primal_integral_s(
     The primal gap is 1 before the first schedule, then (value - best_value) / value, at least 0. It
     is integrated from 0 s to the last entry. `best_value` is the reference, such as the best value
     known from any solver, without the baseline like the history; default: the last value of the
-    history. Returns None if the history has no value.
+    history. Returns None without entries, or if the last entry has no value.
 
     Source: Berthold, "Measuring the impact of primal heuristics", Operations Research Letters 41
     (2013).

@@ -41,10 +41,12 @@ class ScheduleDocument:
 
     @property
     def claims(self) -> dict[str, float | None]:
-        """All statements of the file that the verifier can check, by key.
+        """The statements of the file that are passed to the verifier, by key.
 
-        Values of the objective are included only if it is that of the stated problem, not of a
-        user's model. Claims that the file lacks are None or absent.
+        They are the metrics, the RAM of the device and, if the objective is that of the stated
+        problem, not of a user's model, its value, bound and gap, with the tolerance of a claimed
+        optimum. Claims that the file lacks are None or absent. The verifier ignores metrics that it
+        cannot compute, such as the time of the solve.
         """
         entry, problem = self.objective, self.problem
         if entry is None or problem is None or entry.name or entry.minimize != problem.minimize:
@@ -96,7 +98,10 @@ def _to_document(file: ScheduleFile) -> ScheduleDocument:
 
 
 def _device_ram_metrics(file: ScheduleFile) -> dict[str, float | None]:
-    """Return the file's statements on the RAM of its device, by key."""
+    """Return the file's statements on the RAM of its device, by key or JSON path in the gauge.
+
+    Keys that the file lacks are None; paths are absent without a gauge.
+    """
     gauge_entry = file.device_ram
     metrics = {key: getattr(file, key) for key in DEVICE_RAM_KEYS}
     return metrics | gauge_by_json_path(None if gauge_entry is None else gauge_entry.model_dump())

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
-"""The relations of a schedule, as the paper names them (POET, ICML 2022, section 5.2)."""
+"""Names of the relations of a schedule, as in the paper (POET, ICML 2022, section 5.2)."""
 
 RESIDENT: Final = "resident"
 """Key of the state tensors whose home is RAM."""

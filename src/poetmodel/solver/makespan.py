@@ -1,10 +1,11 @@
 """Solve problems whose time is the makespan of a plan, through surrogates whose time is a sum.
 
 No row over stages states a makespan exactly. Two sums bound it from below for every plan: the time
-of the core and that of the bus. The surrogate that limits both sums is a relaxation and proves the
-bound. The surrogate ``compute + weight * transfer`` is the core's time at weight 0, and the time of
-a plan without any overlap at weight 1, which is an upper bound on the makespan. The schedule of
-each surrogate is planned, and the makespan of its plan is checked.
+of the core and, if plans execute all transfers, that of the bus. The surrogate that limits these
+sums is a relaxation and proves the bound. The surrogate ``compute + weight * transfer`` is the
+core's time at weight 0, and the time of a plan without any overlap at weight 1, which is an upper
+bound on the makespan. The schedule of each surrogate is planned, and the makespan of its plan is
+checked.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class TransferWeightSearch:
     def find_schedule(self) -> Outcome:
         """Try transfer weights; return the best schedule whose plan meets all limits, and a bound.
 
-        Ends when the gap is closed, no weight is left to try, the time limit passes or a solve is
-        interrupted. Tries only weight 0 if the makespan does not matter. Returns the outcome of the
-        relaxation if that is infeasible.
+        The schedule `start` is verified first. Ends when the gap is closed, no weight is left to
+        try, the time limit passes or a solve is interrupted. Tries only weight 0 if the makespan
+        does not matter. Returns the outcome of the relaxation if that is infeasible.
         """
         relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
         try:
@@ -112,7 +113,8 @@ class TransferWeightSearch:
 
         A plan may meet a deadline that the surrogate's sum misses. If the task cannot restate its
         problem, objective and deadline stay. If another quantity is minimized, the first schedule
-        whose plan meets all limits ends the loop; if one is known, no surrogate is solved.
+        whose plan meets all limits ends the loop; if one is known, no surrogate is solved. The loop
+        also ends if the search is done (`_is_done`).
         """
         problem, minimizes_time = self.problem, self.problem.minimize == Quantity.TIME
         if self.task.can_restate:
@@ -127,7 +129,8 @@ class TransferWeightSearch:
     def _bisect_weight(self) -> None:
         """Bisect for the smallest transfer weight whose plan meets all limits, starting with 1.
 
-        If a surrogate has no schedule, its limit is too strict, so smaller weights follow.
+        If a surrogate has no schedule, its limit is too strict, so smaller weights follow. They
+        follow 1 in any case. Ends at a difference of `MIN_WEIGHT_STEP`, or if the search is done.
         """
         small_weight, sufficient_weight = 0.0, None
         while not self._is_done() and (
@@ -145,9 +148,10 @@ class TransferWeightSearch:
     ) -> tuple[Outcome, bool]:
         """Solve the surrogate of `problem`, by default the stated one, for one transfer weight.
 
-        The solve takes the fraction `time_ratio` of the remaining time, by default
-        `SURROGATE_RATIO`. Return the outcome, and whether the plan of its schedule meets all
-        limits. Raises the bound, stores the outcome, and stores the schedule if it is the best.
+        The solve starts from the best schedule so far or, without one, from `start`, and takes the
+        fraction `time_ratio` of the remaining time, by default `SURROGATE_RATIO`. Return the
+        outcome, and whether the plan of its schedule meets all limits. Raises the bound, stores the
+        outcome, and stores the schedule if it is the best.
         """
         request = self.request
         time_ratio = SURROGATE_RATIO if time_ratio is None else time_ratio
@@ -171,9 +175,9 @@ class TransferWeightSearch:
     def _raise_bound(self, weight: float, bound: float) -> None:
         """Raise the bound on all plans to the one that the bound of a surrogate implies.
 
-        The bound of the relaxation (weight 0) holds directly. Bounds of other surrogates hold only
-        if time is minimized and plans have all transfers: then no makespan is below the mean of
-        compute and transfer time with weights 1 and `weight`.
+        The bound of the relaxation (weight 0) holds directly. Bounds of other surrogates imply one
+        only if time is minimized and plans execute all transfers: then no makespan is below the
+        mean of compute and transfer time with weights 1 and `weight`.
         """
         if weight == 0:
             self.bound = max(self.bound, bound)
@@ -192,8 +196,8 @@ class TransferWeightSearch:
 
         Return whether schedule and plan are valid within all limits. Reports a new best schedule if
         the makespan matters, and registers the makespan of a plan that violates limits. The bound
-        of the relaxation on `model_objective`, a user-defined objective, is stored, because it
-        holds for every plan.
+        of the relaxation on `model_objective`, a user-defined objective, is stored, and replaces
+        the bounds of other surrogates on it, because it holds for every plan.
         """
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound
@@ -223,7 +227,8 @@ class TransferWeightSearch:
     def _make_candidate(self, schedule: Schedule) -> Candidate:
         """Verify a schedule with its plan.
 
-        The plan has no overlapping transfers if the remaining time does not suffice to plan.
+        The plan has no overlapping transfers if the remaining time plus `GRACE_S` does not suffice
+        to plan.
         """
         planning_s = self.request.remaining_s() + GRACE_S
         return make_candidate(self.problem, schedule, planning_s=planning_s)
@@ -267,7 +272,10 @@ class TransferWeightSearch:
         return report
 
     def _make_outcome(self) -> Outcome:
-        """Return the outcome of all solves so far, with their weights in the statistics."""
+        """Return the outcome of all solves so far, with their weights in the statistics.
+
+        Without a solve, the termination is STALLED, and no bound is proven.
+        """
         if not self.weight_outcomes:
             return Outcome(termination=Termination.STALLED, candidate=self.best)
         outcomes = [outcome for _, outcome in self.weight_outcomes]

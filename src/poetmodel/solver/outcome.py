@@ -71,7 +71,7 @@ class Outcome:
     candidate: Candidate | None = None
     """The best schedule found; None without one."""
     bound: float = 0.0
-    """Proven lower bound on the value of every valid schedule, in the unit of the quantity; 0 if
+    """Proven lower bound on the value of every valid schedule, counted as `Candidate.value`; 0 if
     none is proven."""
     is_infeasible: bool = False
     """Whether it is proved that no schedule exists."""
@@ -99,9 +99,9 @@ def make_candidate(
 ) -> Candidate:
     """Verify a schedule, with its plan if time is a makespan; return it with all violations.
 
-    If the plan is not found within `planning_s`, the verifier uses a plan without overlapping
-    transfers. Raises `ScheduleError` for a schedule of another graph, and `TimeLimitError` after an
-    outer time limit.
+    If the plan is not found within `planning_s` of wall time [s], the verifier uses a plan without
+    overlapping transfers. Raises `ScheduleError` for a schedule of another graph, and
+    `TimeLimitError` after an outer time limit.
     """
     started_s = time.monotonic()
     verdict = verify(problem, schedule, planning_s=planning_s)
@@ -206,8 +206,8 @@ def make_result(
 ) -> SolveResult:
     """Convert an outcome to a result, without a proof that the outcome's schedule refutes.
 
-    A schedule with violations has status FEASIBLE and no bound above the baseline. A caller adds
-    reduction and history.
+    A schedule with violations has status FEASIBLE and no bound above the baseline. Without a
+    schedule, the result has no bound. A caller adds method, reduction and history.
     """
     base_result = SolveResult(
         problem=problem,

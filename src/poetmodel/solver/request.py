@@ -41,9 +41,10 @@ class SolveProgress:
     overhead_bound: float | None
     """Largest proven lower bound on the overhead in this phase of the solve; None without one."""
     baseline: float = 0.0
-    """The part of the value that every schedule has: for energies and times, a single pass."""
+    """Baseline of the minimized quantity, such as the energy of a single pass."""
     schedule: Schedule | None = None
-    """The verified schedule with `overhead`; None if the solver reports the overhead alone."""
+    """The verified schedule with `overhead`; None before the first one, and if the solver reports
+    the overhead alone."""
 
     @property
     def value(self) -> float | None:
@@ -91,7 +92,8 @@ class Request:
     """Time for the whole solve, building included [s]: processor time if `wall_end_s` is set, else
     wall time."""
     gap: float = 1e-4
-    """Gap tolerance of the overhead, at which the solve stops."""
+    """Gap tolerance of the overhead or of a model's user-defined objective, at which the solve
+    stops."""
     threads: int = 1
     seed: int = 0
     """Seed of every random choice."""

@@ -84,10 +84,12 @@ class Task:
         return describe_reduction(self.problem.graph) or ""
 
     def solve_problem(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Solve `problem`, that of the task or a surrogate, from a first schedule if there is one.
+        """Solve `problem`, that of the task or a surrogate, from `start` or a heuristic's schedule.
 
-        If a verified schedule refutes the proof, the problem is solved again without presolve. If a
-        schedule refutes the second proof, too, or no time remains for it, the outcome has no proof.
+        An invalid `start` is ignored. Raises the errors of `prove` except `TimeLimitError` and
+        `TooLargeError`, after which the outcome has a reason. If a verified schedule refutes the
+        proof, the problem is solved again without presolve. If a schedule refutes the second proof,
+        too, or no time remains for it, the outcome has no proof.
         """
         outcome = self._solve_once(problem, request, start)
         if not is_refuted(problem, outcome):
@@ -168,8 +170,8 @@ class Task:
         """Report the first schedule unless the bound known without a solve proves it optimal.
 
         Return an outcome if the schedule is optimal, or if the callback stops the solve; None
-        otherwise. ``paper`` has another objective and a user's model may have more rows, so their
-        first schedules are not reported.
+        otherwise, also without a first schedule. ``paper`` has another objective and a user's model
+        may have more rows, so their first schedules are not reported.
         """
         if first_candidate is None or not (self.can_restate and self.is_exact):
             return None
@@ -191,9 +193,11 @@ class Task:
 
         A solver resolves the objective to an absolute tolerance. If the first value is too small or
         too large for the units of the objective, the problem is restated with that value as the
-        reference of the unit. A repeated solve has the best value as reference, unless the last
-        reference is at most twice this value. Then, and for a peak, it searches for a schedule that
-        saves at least one byte; quantities other than bytes end the loop.
+        reference of the unit, unless the task states a user's model. A repeated solve has the best
+        value as reference, unless the last reference is at most twice this value. Then, and for a
+        peak, it searches for a schedule that saves at least one byte; quantities other than bytes
+        end the loop. So do the time limit, Ctrl-C, and a search for one byte less that changes
+        neither schedule nor bound.
         """
         objective, stated_problem = problem.objective, problem
         if (
@@ -244,7 +248,8 @@ class Task:
 
         ``lazy`` also starts from the proven `bound`, raises `TimeLimitError` if it exceeds the time
         limit by more than `GRACE_S`, and may fall back to ``compact``. Raises `VerificationError`
-        if the verifier rejects a solution of ``compact`` or of a user's model.
+        if the verifier rejects a solution of ``compact`` or of a user's model that no cover cut
+        excludes, and the other errors of `prove_formulation`.
         """
         if self.formulation == "lazy":
             from poetmodel.solver import lazy
@@ -262,8 +267,8 @@ def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outc
 
     The groups of a relaxation cannot represent some per-stage user-defined constraints, nor some
     rewarded decisions. The better schedule and bound are returned, or `lazy_outcome` if ``compact``
-    is not needed, takes too long to build or is too large. After Ctrl-C, `lazy_outcome` is returned
-    with the termination INTERRUPTED.
+    is not needed, takes longer to build than time remains, or is too large. After Ctrl-C,
+    `lazy_outcome` is returned with the termination INTERRUPTED.
     """
     candidate = lazy_outcome.candidate
     has_stage_terms = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
@@ -310,7 +315,10 @@ def _with_known_progress(request: Request, known_candidate: Candidate, bound: fl
     """Return a request that never reports a worse schedule or bound than the known ones."""
 
     def report_best(progress: SolveProgress) -> bool | None:
-        """Report the better of the progress and the known schedule, and the higher bound."""
+        """Report the better of the progress and the known schedule, and the higher bound.
+
+        With the known schedule, the reported bound is at most its value.
+        """
         overhead, overhead_bound = progress.overhead, progress.overhead_bound
         overhead_bound = bound if overhead_bound is None else max(overhead_bound, bound)
         if overhead is not None and overhead < known_candidate.value:
@@ -327,9 +335,10 @@ def _with_known_progress(request: Request, known_candidate: Candidate, bound: fl
 def _merge_outcomes(
     first_outcome: Outcome, second_outcome: Outcome, known_candidate: Candidate
 ) -> Outcome:
-    """Merge two outcomes; the second solve searched for a schedule better than `known_candidate`.
+    """Merge two outcomes; the second solve started from `known_candidate` or excluded its value.
 
-    If the second solve is infeasible, `known_candidate` is optimal.
+    Return the second outcome with the better schedule and bound; its own bound counts only up to
+    the value of `known_candidate`. If the second solve is infeasible, `known_candidate` is optimal.
     """
     bound = (
         known_candidate.value

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 CONNECT_S: Final = 4
-"""Maximum time to connect to the scheduler, to receive its first message, and to close the client
-[s]."""
+"""Maximum time for each of these: to connect to the scheduler, to receive its first message, and to
+close the client [s]."""
 _LENGTH_BYTES: Final = 8
 """Size of the prefix of a Dask message, which states the length of the message [B]."""
 _MAX_GREETING_BYTES: Final = 2**20
@@ -40,8 +40,9 @@ def connect(
     """Context manager: connect to a Dask scheduler; yield a pool and a function.
 
     The function returns the present number of threads of all workers, at least 1. Workers start
-    processes for the runs. If a worker dies, another one repeats its run. Sets the log level of
-    Dask in this process to CRITICAL.
+    processes for the runs, with the settings of `isolation`. If a worker dies, another one repeats
+    its run. Sets the log level of Dask in this process to CRITICAL, also after the context. On exit
+    and on errors, closes the connection.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The figures of the paper (POET, ICML 2022) as sweeps; each one is an entry of `FIGURES`."""
+"""Figures and tables of the paper (POET, ICML 2022) as sweeps, each an entry of `FIGURES`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 COMPUTE: Final = "compute"
-"""The paper's deadline counts compute time alone (its equation 3)."""
+"""Value of `deadline_counts` for the deadlines of the paper, which limit compute time alone (its
+equation 3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class Figure:
     """Time limit of each solve in a quick figure, building included [s]."""
 
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
-        """Return the runs without duplicates; budgets ascend along each axis.
+        """Return the runs of all grids without duplicates; the budgets of a grid ascend.
 
         A quick figure has fewer budgets, no grids without quick budgets, and shorter time limits.
         `time_limit_s` replaces the time limits of the figure, unless it is None or 0 [s].
@@ -202,7 +203,7 @@ _TABLE3 = Figure(
             ("paper/resnet18", ("40%", "50%", "60%", "70%", "80%", "90%"), ("50%", "70%")),
             ("resnet18", ("50%", "60%", "70%", "80%", "90%"), ("50%", "70%")),
         )
-        # POFO minimizes time, `optimal` energy; with the deadline, `optimal` is as fast as POFO.
+        # POFO minimizes time, `optimal` energy: a second grid limits the time of `optimal`.
         for methods, deadlines in ((("pofo", "optimal"), (None,)), (("optimal",), ("100.05%",)))
     ),
     limit_s=60.0,

@@ -2,7 +2,7 @@
 
 A library is a folder. `INDEX` has one JSON line for each problem: the files of its graph, costs and
 device, its limits as in the ``problem`` of a schedule file, and the best known results.
-`check_solutions` verifies schedules or execution orders that other solvers found.
+`check_solutions` verifies solution files: schedules or execution orders that other solvers found.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ TOLERANCE: Final = 1e-6
 """Difference up to which two overheads are equal, relative to the larger one, or to a millionth of
 the baseline if that is more."""
 SCHEDULE, ORDER = ".schedule.json", ".order.json"
-"""Suffixes of solutions: a schedule file, or a JSON list of nodes in execution order."""
+"""Suffixes of solution files: a schedule file, or a JSON list of nodes in execution order."""
 _KEYS: Final = frozenset(
     {"name", "graph", "costs", "device", "problem", "unit", "baseline", "best"}
 )
@@ -90,7 +90,7 @@ class Instance:
     """A named problem with the best known results."""
 
     name: str
-    """Unique name, also of the MPS file and of solutions."""
+    """Unique name, also of the MPS file and of solution files."""
     kind: str
     """Group of problems, such as ``zoo``."""
     problem: Problem
@@ -168,7 +168,11 @@ class _LibraryWriter:
         self._cost_files: dict[tuple[str, str], str] = {}
 
     def write_problem(self, instance: Instance) -> dict[str, Any]:
-        """Write the files of a problem and return its line of the index."""
+        """Write the files of a problem, except files written before; return its line of the index.
+
+        Raises `InputError` if a graph, costs or a device cannot be written, or if the device is not
+        a shipped one.
+        """
         problem = instance.problem
         costs, graph, device = problem.costs, problem.graph, problem.costs.device
         objective = problem.objective
@@ -220,9 +224,9 @@ class _LibraryWriter:
         return f"devices/{name}"
 
     def _write_mps(self, instance: Instance) -> dict[str, Any] | None:
-        """Write the MPS file of a small or requested problem; return its name and objective unit.
+        """Write the MPS file of a small or requested problem; return its path and objective unit.
 
-        Return None for all other problems.
+        The path is relative to the library. Return None for all other problems.
         """
         name = instance.name
         is_small = len(instance.problem.graph.nodes) < MAX_MPS_NODES
@@ -276,28 +280,28 @@ def _is_proved(best: Mapping[str, Any]) -> bool:
 
 
 class Finding(StrEnum):
-    """Result of the comparison of a solution with the best known solution."""
+    """Result of the comparison of a schedule with the best known schedule and bound."""
 
     INVALID = "not valid"
     """The schedule violates a rule or a limit, or its file cannot be read."""
     WORSE = "worse"
-    """The overhead is above the smallest known overhead."""
+    """The overhead is above the smallest known overhead by more than `TOLERANCE`."""
     EQUAL = "equal"
     """The overhead equals the smallest known overhead, within `TOLERANCE`."""
     BETTER = "better"
-    """The overhead is below the smallest known overhead, or none is known."""
+    """The overhead is below the smallest known one by more than `TOLERANCE`, or none is known."""
     BELOW_BOUND = "below the bound"
     """The schedule is valid, but contradicts a proven bound or infeasibility of the library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSolution:
-    """The verifier's finding on a solution."""
+    """The verifier's finding on a solution file."""
 
     name: str
     """Name of the problem."""
     finding: Finding
-    """Comparison with the best known solution."""
+    """Comparison with the best known schedule and bound."""
     overhead: float | None = None
     """Overhead of the schedule, in the unit of the problem; None if it is not valid."""
     best: float | None = None
@@ -311,7 +315,7 @@ class CheckedSolution:
 
 
 def read_library(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the lines of a library's index, by name.
+    """Return the lines of a library's index by name; of lines with one name, the last.
 
     Raises
     ------
@@ -332,25 +336,26 @@ def read_library(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_solutions(folder: Path, solutions: Path) -> list[CheckedSolution]:
-    """Verify the solutions of a folder against an instance library.
+    """Verify the solution files of a folder against an instance library.
 
     Parameters
     ----------
     folder : Path
         The library.
     solutions : Path
-        A folder with ``NAME.schedule.json`` or ``NAME.order.json`` for problems called NAME.
+        A folder with ``NAME.schedule.json`` or ``NAME.order.json`` for problems called NAME; all
+        other files are ignored.
 
     Returns
     -------
     list of CheckedSolution
-        The findings in the order of the index; problems without a solution are omitted.
+        The findings in the order of the index; problems without a solution file are omitted.
 
     Raises
     ------
     InputError
-        If `folder` is not a library or has an invalid file, `solutions` has no solution or two
-        solutions of one problem, or the name of a solution is not that of a problem.
+        If `folder` is not a library or has an invalid file, `solutions` has no solution file or two
+        of one problem, or the name of a solution file is not that of a problem.
     """
     index_lines = read_library(folder)
     path_by_name: dict[str, Path] = {}
@@ -385,7 +390,7 @@ class _ProblemReader:
         self._costs: dict[tuple[str, str | None], Costs] = {}
 
     def read_problem(self, line: Mapping[str, Any]) -> Problem:
-        """Return the problem of a line of the index."""
+        """Return the problem of a line of the index; raise `InputError` for invalid files."""
         entry = validate_model(ProblemEntry, line["problem"], kind="library")
         graph_file, costs_key = line["graph"], (line["costs"], line["device"])
         if graph_file not in self._graphs:

@@ -36,7 +36,7 @@ def figure_panels(
 
 
 def data_digest(panels: Sequence[Panel] | Sequence[Map]) -> str:
-    """Return a hash of the data of a picture, for the metadata of its file."""
+    """Return a hash (16 hex digits) of the data of a picture, for the metadata of its file."""
     data_text = json.dumps([asdict(panel) for panel in panels])
     return hashlib.sha256(data_text.encode()).hexdigest()[:16]
 
@@ -63,7 +63,8 @@ def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
 
     Each method is a line; with several solvers, each pair of method and solver. Overheads are in
-    percent of the baseline. Rows without a schedule have no point.
+    percent of the baseline, budgets in KiB, ascending. Rows without a schedule or with the baseline
+    0 have no point.
     """
     panels = []
     has_several_solvers = len({row["backend"] for row in rows} - {None}) > 1
@@ -92,7 +93,7 @@ def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
 
 
 def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
-    """Return the Pareto front of RAM against overhead: a panel per model and device.
+    """Return the Pareto front: overhead [%] against peak RAM [KiB], a panel per model and device.
 
     `front` has rows of `poetmodel.sweeps.tables.pareto`, sorted by RAM. Rows whose overhead is not
     below that of all earlier rows are left out: they are on the front because of their time.
@@ -116,7 +117,7 @@ def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
 
 
 def _time_panels(rows: Sequence[Row]) -> Iterable[Panel]:
-    """Yield a panel of time against peak RAM for each model and device.
+    """Yield a panel of makespan [ms] against peak RAM [KiB] for each model and device.
 
     Each pair of method and deadline is a line. Rows without a schedule have no point.
     """

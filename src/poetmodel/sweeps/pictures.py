@@ -30,15 +30,19 @@ MARKERS: Final = "osv^D<>PX*"
 
 
 def check_suffix(path: Path) -> None:
-    """Check the suffix of a picture: .png, .svg or .pdf. Raise the errors of `check_picture`."""
+    """Check that a picture can be drawn: the suffix .png, .svg or .pdf, and its library.
+
+    Raises the errors of `check_picture`.
+    """
     check_picture(path, PICTURE_LIBRARIES)
 
 
 def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
     """Draw panels or maps into a file, with at most three panels or two maps in a row.
 
-    The suffix of the file name selects the format. With one version of matplotlib, equal data
-    produce equal bytes. Raises the errors of `check_suffix` and `write_bytes`.
+    Replaces an existing file. The suffix of the file name selects the format. With one version of
+    matplotlib, equal data produce equal bytes. Raises the errors of `check_suffix` and
+    `write_bytes`.
     """
     check_suffix(path)
     file_format = path.suffix[1:].lower()
@@ -48,7 +52,8 @@ def draw(path: Path, panels: Sequence[Panel] | Sequence[Map]) -> None:
 def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, note: str) -> bytes:
     """Return the content of a picture file with panels or maps and a note in its metadata.
 
-    Formats are png, svg and pdf. With one version of matplotlib, equal data produce equal bytes.
+    A legend lists the lines with points, or the kinds of cells in the maps. Formats are png, svg
+    and pdf. With one version of matplotlib, equal data produce equal bytes.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -123,7 +128,8 @@ def _draw_panel(axes: Any, panel: Panel, line_names: Sequence[str]) -> dict[str,
 def _set_overhead_scale(axes: Any, overheads: Sequence[float]) -> None:
     """Scale the y axis logarithmically; linearly below the smallest positive overhead if one is 0.
 
-    If no overhead is positive, the whole axis stays linear. Labels are percentages.
+    The scale with a linear range begins at 0. If no overhead is positive, the whole axis stays
+    linear. Labels are percentages.
     """
     from matplotlib.ticker import LogLocator, NullLocator, SymmetricalLogLocator
 

@@ -58,7 +58,8 @@ class RecordFile:
     def records(self) -> list[Record]:
         """Return the last record of each key, in the order of the first records of the keys.
 
-        Return an empty list if there is no file; raise `InputError` if it cannot be read.
+        Return the records that were read before, at first none, if there is no file. Raise
+        `InputError` if the file cannot be read.
         """
         self._parse_new_lines()
         return list(self._records.values())
@@ -95,7 +96,8 @@ class RecordFile:
         """Claim a run for this process; return None if the run is claimed already.
 
         A claim ends with `Claim.release`, or with this process, even if it is killed. Where files
-        cannot be locked, several processes can claim one run.
+        cannot be locked, several processes can claim one run. Raises `InputError` if the file of
+        the claim cannot be created.
         """
         name = hashlib.sha256(str(key).encode()).hexdigest()[:20]
         return Claim.acquire(self.claims_folder / name)
@@ -218,7 +220,10 @@ class Claim:
 
     @classmethod
     def acquire(cls, path: Path) -> Claim | None:
-        """Create a file and its folder, and lock the file; return None if it is locked already."""
+        """Create a file and its folder, and lock the file; return None if it is locked already.
+
+        An existing file is locked. Raises `InputError` if the file or folder cannot be created.
+        """
         while True:
             with raise_write_errors(path):
                 path.parent.mkdir(exist_ok=True)
@@ -235,7 +240,10 @@ class Claim:
             os.close(descriptor)  # the file was removed between opening and locking
 
     def release(self) -> None:
-        """Remove the file, release its lock, and remove its folder if that is empty."""
+        """Remove the file, release its lock, and remove its folder if that is empty.
+
+        Ignores errors of both removals.
+        """
         with suppress(OSError):
             self.path.unlink()
         os.close(self.descriptor)

@@ -47,7 +47,7 @@ class LazyParams:
     cuts_per_round: int = 400
     """Number of interval cuts in one round after which no further ones are sought."""
     cut_violation: float = 1e-3
-    """Minimum violation of an added cut, 0 or more. Interval cuts have coefficients of 1 or -1;
+    """Violation above which a cut is added, 0 or more. Interval cuts have coefficients of 1 or -1;
     rounding cuts are divided by the size of their largest tensor."""
     cut_gain_ratio: float = 1e-3
     """Minimum rise of the linear bound, relative to the bound, that counts as a gain of a cut
@@ -64,8 +64,8 @@ class LazyParams:
     tight_ratio: float = 0.97
     """Fraction of the RAM above which a stage of the incumbent is tight; 1 means never."""
     large_columns: int = 5000
-    """Number of columns above which rows that are tight at the incumbent are added, too. Smaller
-    relaxations are solved as integer programs, which more rows make harder."""
+    """Number of columns above which rows that are tight at the incumbent are added, too. In smaller
+    relaxations they cost more than they gain, because more rows make integer programs harder."""
     rounds_without_gain: int = 3
     """Number of rounds without a gain after which the cut loop or the row loop stops."""
     max_sums: int = 1 << 20
@@ -81,7 +81,7 @@ class LazyParams:
     """Relative rise of the bound by the last rows, above which a single row is added. More rows
     cause finer groups, more columns and a weaker linear relaxation."""
     few_rows: int = 2
-    """Number of rows added near the end after half of such a rise. After a smaller rise, all
+    """Number of rows added without a wide gap after half of such a rise. After a smaller rise, all
     violated rows are added at once, because solutions only move the violation to other stages."""
     wide_gap_rows: int = 3
     """Number of rows added with a wide gap after a rise below `single_row_gain_ratio`. With all
@@ -102,9 +102,9 @@ class LazyParams:
     `far_gap_ratio`. With a wide gap, the local search does not wait until all linear relaxations
     are solved, which may take seconds each."""
     far_search_time_ratio: float = 0.8
-    """As `search_time_ratio`, for gaps of at least twice `far_gap_ratio`. Examples are steps in
-    tiles, whose rounds take seconds and prove little; the remaining rounds yield solutions from
-    which the search starts."""
+    """As `search_time_ratio`, for gaps of at least twice `far_gap_ratio`. Examples are training
+    steps in tiles, whose rounds take seconds and prove little; the remaining rounds yield solutions
+    from which the search starts."""
     counted_use_ratio: float = 0.02
     """Fraction of the cutoff, or of a limit, that one decision must exceed so that equal decisions
     are counted; 1 disables counting."""

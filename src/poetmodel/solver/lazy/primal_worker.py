@@ -50,7 +50,7 @@ class ProofState:
     bound: float
     """Best lower bound."""
     max_columns: int
-    """Maximum number of columns of a relaxation."""
+    """Maximum number of columns of a solved model, linear or integer."""
     found_schedule: FoundSchedule | None = None
     """The incumbent; None without one, or if the process has one that is at least as good."""
     solution: Schedule | None = None
@@ -103,7 +103,8 @@ class PrimalWorker:
     def _supervise(self) -> None:
         """Start the process, send updates until the search ends or the context exits, then end it.
 
-        Logs a process that cannot be started, and stores other errors for `raise_error`.
+        The start is delayed by `worker_start_s`; if the context exits before, no process is
+        started. Logs a process that cannot be started, and stores other errors for `raise_error`.
         """
         session, params = self.session, self.session.params
         if self._close_event.wait(params.worker_start_s):
@@ -173,7 +174,10 @@ class PrimalWorker:
         )
 
     def _receive(self, found: FoundSchedule) -> None:
-        """Offer a schedule of the process to the session; store errors for `raise_error`."""
+        """Offer a schedule of the process to the session; store errors for `raise_error`.
+
+        Lowers `_best_value` to the value that the process reports.
+        """
         self._best_value = min(self._best_value, found.value)
         try:
             self.session.offer_schedule(found.schedule)
@@ -205,7 +209,10 @@ class PrimalSearch:
     def __init__(
         self, job: WorkerJob, problem: Problem, request: Request, params: LazyParams
     ) -> None:
-        """Begin a session in the worker process; its reports send better schedules."""
+        """Begin a session in the worker process; its reports send better schedules.
+
+        The time limit of `request` counts from this moment, as wall time.
+        """
         self.job = job
         request = replace(request, started_s=time.monotonic(), wall_end_s=None)
         request = replace(request, on_progress=self._report)

@@ -78,7 +78,8 @@ def solve_with_counts(
 
     The solution has the columns of `form`; points of progress reports may have counters after them.
     `settings` are further arguments of `Session.solve_form`. At a small gap, counters would only
-    add columns. Returns None if no time remains or the session was stopped.
+    add columns. A `start` with more decisions of a class than counters is ignored. Returns None if
+    no time remains or the session was stopped.
     """
     params, counted_form = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:
@@ -103,9 +104,9 @@ def count_equal_columns(
     """Return a form with counters of interchangeable decisions; None if there are none to count.
 
     A form without limits on sums over all decisions has no counters, nor has one with a negative
-    cost, a negative coefficient in a limit or an infinite limit. The counters represent only points
-    below `cutoff`, in units of the objective; None for no cutoff. Decisions are counted if each
-    uses more than `min_use_ratio` of the cutoff or of a limit.
+    cost, a negative coefficient in a limit or an infinite upper limit. The counters represent only
+    points below `cutoff`, in units of the objective; None for no cutoff. Decisions are counted if
+    each uses more than `min_use_ratio` of the cutoff or of a limit.
 
     Notes
     -----

@@ -284,7 +284,10 @@ def find_ram_step(
 def _solve_variant(
     variant: ChangedProblem, limit_s: float, threads: int, start: Schedule | None = None
 ) -> SolveResult:
-    """Solve a variant within `limit_s`; raise `KeyboardInterrupt` after Ctrl-C."""
+    """Solve a variant within `limit_s`, but at least 0.1 s; raise `KeyboardInterrupt` after Ctrl-C.
+
+    The solve begins from `start`, if there is one.
+    """
     (result,) = solve_variants([variant], time_limit=limit_s, threads=threads, start=start)
     if result.termination == Termination.INTERRUPTED:
         raise KeyboardInterrupt
@@ -292,7 +295,11 @@ def _solve_variant(
 
 
 def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Problem) -> Problem:
-    """Return `changed_problem` with an upper limit on the quantity that `problem` minimizes."""
+    """Return `changed_problem` with an upper limit on the quantity that `problem` minimizes.
+
+    The limit replaces the energy budget or the deadline. For bytes written and a user-defined
+    objective it is an additional constraint, and the user-defined objective is removed.
+    """
     if problem.minimize == Quantity.ENERGY:
         return replace(changed_problem, energy_budget=upper_limit)
     if problem.minimize == Quantity.TIME:
@@ -419,9 +426,9 @@ def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool
 def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
     """Evict the kept tensor `i` in its longest interval; return the better valid schedule.
 
-    One schedule recomputes the tensor for its next use, the other pages it out and in. All other
-    decisions are unchanged. Returns None if the tensor has no interval between uses, or if neither
-    schedule is permitted and valid.
+    Of intervals of equal length, the last is used. One schedule recomputes the tensor for its next
+    use, the other pages it out and in. All other decisions are unchanged. Returns None if the
+    tensor has no interval between uses, or if neither schedule is permitted and valid.
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})

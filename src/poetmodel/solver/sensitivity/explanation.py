@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 EXPLANATION_FRACTION: Final = 0.2
-"""Maximum time of an explanation, as a fraction of the time limit of the solve before it."""
+"""Time limit of an explanation, as a fraction of that of the solve before it."""
 MAX_ROWS: Final = 5
 """Maximum number of user-defined constraints that a sentence names."""
 CONFLICT_FRACTION: Final = 0.5
@@ -74,12 +74,13 @@ class Explanation:
     user_constraints: tuple[str, ...] = ()
     """Names of the problem's user-defined constraints that contradict each other or the limits."""
     limits: tuple[str, ...] = ()
-    """Names of the limits that take part in the conflict."""
+    """Names of the limits in the conflict. If added constraints are explained, also the problem's
+    user-defined constraints, and ``the rules of execution``."""
     unchecked: tuple[str, ...] = ()
-    """Constraints and limits that may take part in the conflict, which was not decided within the
-    time limit."""
+    """Names of constraints and limits that may belong to the conflict: this was not decided within
+    the time limit."""
     notes: tuple[str, ...] = ()
-    """Further remarks."""
+    """Remarks for users, for example on resident bytes or the batch size."""
 
     def __repr__(self) -> str:
         working_changes = [str(remedy.change) for remedy in self.remedies if remedy.works]
@@ -110,8 +111,8 @@ class Explanation:
     def hints(self) -> Iterator[str]:
         """Yield sentences on the conflict, the changes and the notes.
 
-        Changes that do not suffice are stated only if no change does. One sentence replaces theirs
-        if there are two or more, all proven insufficient.
+        Undecided changes are always stated; changes that do not suffice, only if no change does.
+        One sentence replaces the latter if there are two or more and no change is undecided.
         """
         context = f" together with {' and '.join(self.limits)}" if self.limits else ""
         if self.user_constraints:
@@ -188,7 +189,8 @@ def explain_infeasible(
     time_limit : float
         Time for the whole explanation [s]. For the conflict of user-defined constraints this is
         processor time, so that other work on the machine does not change the result, and at most
-        four times as much wall time.
+        four times as much wall time. Each change has at least `MIN_CHANGE_S`, also beyond the
+        limit.
     threads : int
         As for `solve`.
 
@@ -259,7 +261,7 @@ def explain_infeasible(
 
 
 def _is_constraint(limit: StatedLimit) -> TypeGuard[tuple[Constraint, ...]]:
-    """Return whether a limit is a user-defined constraint: a tuple of the rows of one name."""
+    """Return whether a limit is a tuple: a user-defined constraint, or all of one rule."""
     return isinstance(limit, tuple)
 
 
@@ -328,7 +330,8 @@ def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
 def _has_gradient_at_min_ram(problem: Problem) -> bool:
     """Return whether the minimum RAM exceeds the budget at a node with a parameter's gradient.
 
-    That node updates the parameter, or its largest tensor is read by an update.
+    That node updates the parameter, or its largest tensor is read by an update. The budget counts
+    without resident bytes.
     """
     graph, floor = problem.graph, problem.floor
     if not graph.replacement_of or floor.bytes <= problem.usable_ram_bytes:

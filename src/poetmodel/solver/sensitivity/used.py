@@ -26,7 +26,7 @@ class LimitState(StrEnum):
     SLACK = "slack"
     """Proven: removing this limit alone permits no better schedule."""
     OPEN = "open"
-    """Not decided within the time limit."""
+    """Not decided: the schedules and bounds found within the time limit do not suffice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +41,11 @@ class UsedLimit:
     used: float
     """The amount that the schedule uses; for RAM without resident bytes."""
     saved: float | None
-    """Saving of the minimized quantity by the schedule found without the limit, 0 or more; None if
-    no schedule was found without it."""
+    """Saving of the minimized quantity by the schedule found without the limit, 0 or more; 0 if the
+    limit is on the minimized quantity, None if no schedule was found."""
     most_saved: float | None
-    """Proven maximum saving without this limit alone; None if no schedule was found without it."""
+    """Proven maximum saving without this limit alone, 0 or more; 0 if the limit is on the minimized
+    quantity, None if no schedule was found."""
 
     def __repr__(self) -> str:
         return brief(self, str(self.quantity), str(self.state))
@@ -62,7 +63,7 @@ def find_used_limits(
     Parameters
     ----------
     result : SolveResult
-        The result of the problem.
+        The result of a problem, not of a user's model.
     time_limit : float
         Wall time for all limits [s]; each has at least `MIN_LIMIT_S`.
     threads : int

@@ -1,6 +1,7 @@
 """Solve variants of a problem one after the other within a common time limit.
 
-By default, a solve starts from the best schedule of earlier solves that is valid for its variant.
+A solve starts from the best schedule of earlier solves that is valid for its variant, unless the
+variant tries paging first and finds a schedule.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def solve_variants(
 
     `time_limit` is the wall time for all variants, divided equally among the remaining ones [s].
     Each has at least `min_s`, which is above 0 [s]. After Ctrl-C, the list has the results so far,
-    that of the interrupted solve included.
+    that of the interrupted solve included; Ctrl-C in the search with paging ends only this search.
     """
     end_s = time.monotonic() + time_limit
     solve_problem = partial(solve, backend=backend, threads=threads, solver_options=solver_options)
@@ -110,6 +111,9 @@ def _best_valid_schedule(results: Sequence[SolveResult], problem: Problem) -> Sc
 
 
 def _paging_problem_at_min_ram(problem: Problem) -> Problem:
-    """Return the problem that minimizes energy in the minimum RAM, without recomputation."""
+    """Return the problem that minimizes energy in the minimum RAM, without recomputation.
+
+    All other limits remain.
+    """
     ram = min(MAX_BYTES, max(1, problem.floor.bytes + problem.resident_bytes))
     return replace(problem, ram=ram, minimize=Quantity.ENERGY, recompute=False)

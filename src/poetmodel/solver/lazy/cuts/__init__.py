@@ -31,7 +31,7 @@ class Cut(LinearRow):
     """Stages, nodes and tensors of the cut, for `restate` of its family; None if its cuts are not
     restated."""
     is_in_bytes: bool = True
-    """Whether the row sums bytes instead of decisions."""
+    """Whether the row sums bytes, maybe scaled, instead of decisions."""
 
     def violation(self, x: NDArray[Any]) -> float:
         """Return the violation of the row at a point; negative if the row has slack."""
@@ -53,10 +53,13 @@ class Separator(Protocol):
     family: ClassVar[str]
 
     def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
-        """Return cuts that the point `x` violates by more than `min_violation`."""
+        """Return cuts that the point `x` violates by more than `min_violation`.
+
+        Raises `TimeLimitError` if the time limit passes.
+        """
 
     def restate(self, cut: Cut) -> Iterable[Cut]:
         """Return the cut of a coarser relaxation as cuts over the columns of this relaxation.
 
-        Return no cut if this relaxation has no such row.
+        Return no cut if the cut is trivial in this relaxation, or if the family restates no cuts.
         """
