@@ -28,13 +28,13 @@ _STATUS_TEXTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A table of texts and numbers."""
+    """A table of texts and formatted numbers."""
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     n_text_columns: int
-    """Number of leading columns that contain texts; the rest contain numbers."""
+    """Number of leading columns that contain names; the rest have formatted numbers or a status."""
 
 
 def figure_summaries(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
@@ -61,14 +61,17 @@ def group_rows(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list
 
 
 def overhead_ratio(row: Row) -> float | None:
-    """Return the overhead as a fraction of the baseline; None without a schedule or baseline."""
+    """Return the overhead as a fraction of the baseline.
+
+    None without a schedule, or if the baseline is 0.
+    """
     if row["overhead_j"] is None or not row["baseline_energy_j"]:
         return None
     return float(row["overhead_j"] / row["baseline_energy_j"])
 
 
 def format_fraction(ratio: float | None) -> str:
-    """Format a fraction as a percentage with three significant digits; None as a dash."""
+    """Format a fraction as a percentage with at most three significant digits; None as a dash."""
     return "-" if ratio is None else f"{100 * ratio:.3g} %"
 
 
@@ -78,7 +81,8 @@ def format_fraction(ratio: float | None) -> str:
 def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield a table of overheads for each model and device: methods in rows, budgets in columns.
 
-    If runs have deadlines, each pair of deadline and method has a row.
+    If runs have deadlines, each pair of deadline and method has a row. A cell is empty without a
+    run; of several runs for one cell, the last counts.
     """
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         budgets = tuple(dict.fromkeys(row["ram"] for row in panel_rows))
@@ -98,7 +102,7 @@ def _method_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
 
 
 def _overhead_text(row: Row) -> str:
-    """Return the overhead as text; for `optimal` with a gap above `CLOSED_GAP`, also the gap.
+    """Return the overhead in percent; for ``optimal``, also an ``axis_gap`` above `CLOSED_GAP`.
 
     Return the text of the status if `overhead_ratio` is None.
     """
@@ -141,8 +145,8 @@ def _format_count(count: int | None) -> str:
 def _pofo_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield a table for each model and device that compares POFO with the optimum, by RAM budget.
 
-    The last columns describe the schedule with the smallest peak among those of ``optimal``, with
-    any budget or deadline, that take no more time than that of POFO. A row has only the budget and
+    The last two columns describe the schedule with the smallest peak among those of ``optimal``,
+    with any budget or deadline, whose makespan is at most POFO's. A row has only the budget and
     POFO's status if POFO, or ``optimal`` without a deadline, has no schedule for the budget.
     """
     for (model, device), device_rows in group_rows(rows, "model", "device").items():

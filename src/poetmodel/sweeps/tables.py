@@ -26,20 +26,27 @@ _COUNT_KEYS: Final = ("recomputed", "paged_out", "paged_in")
 _STATE_KEYS: Final = ("resident_bytes", "on_storage_bytes", "read_bytes", "written_back_bytes")
 """Columns from the field ``state`` of a record, with the prefix ``state_``."""
 _SIZE_KEYS: Final = ("columns", "rows", "nodes", "root_bound")
+"""Columns from the field ``statistics`` of a record: model size, branch-and-bound nodes, bound."""
 _MODEL_KEYS: Final = ("model_value", "model_bound")
-"""Columns from the field ``statistics`` of a record: sizes, value and bounds of the model."""
+"""Columns from the field ``statistics`` of a record: value and bound of the solved model."""
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
     """Return one flat row per record, with the largest bound for its or a larger budget.
 
+    Parameters
+    ----------
+    records : iterable of dict
+        Records of runs; iterated twice, so no generator.
+
     Returns
     -------
     list of dict
-        Rows in the order of the records. Metrics are None without a schedule. ``axis_bound_j`` is
-        the largest bound on the overhead among runs that have this or a larger budget and are
-        otherwise equal: a bound with more RAM is also valid with less RAM. It is at most the
-        overhead. ``axis_gap`` is the gap to this bound.
+        Rows in the order of the records. Metrics, ``axis_bound_j`` and ``axis_gap`` are None
+        without a schedule. ``axis_bound_j`` is the largest bound on the overhead among this run and
+        runs that have a larger budget and are otherwise equal: a bound with more RAM is also valid
+        with less RAM. Of equal budgets only earlier records count. The bound is at least 0, and at
+        most the overhead. ``axis_gap`` is the gap of the overhead to this bound.
     """
     table = [_make_row(record) for record in records]
     rows_by_axis: dict[Run, list[Row]] = {}
@@ -119,8 +126,9 @@ def pareto(rows: Sequence[Row]) -> list[Row]:
     -------
     list of dict
         Copies with ``proven``: whether no schedule within the row's limits takes less energy, up to
-        the gap tolerance. Rows without a schedule are left out. Of rows with equal energy, RAM and
-        time, only the first is returned. Sorted by model, device and RAM.
+        the gap tolerance. Rows without a schedule are left out; those with violations are not. Of
+        rows with equal energy, RAM and time, only the first is returned. Sorted by model, device
+        and RAM.
     """
     solved_rows = [row for row in rows if row["energy_j"] is not None]
     front: list[Row] = []

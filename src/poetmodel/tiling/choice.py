@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 MAX_NODES: Final = 5000
 """Maximum number of nodes of the steps in tiles that ``auto`` considers."""
 MAX_CANDIDATES: Final = 4
-"""Maximum number of sizes that `candidate_tiles` returns."""
+"""Maximum number of pairs that `candidate_tiles` returns."""
 
 
 def parse_tile(tile: str | int | TileChoice | None) -> TileChoice:
     """Parse a tile size [B] or ``auto`` or ``none`` (also None) for a captured step.
+
+    A valid `TileChoice` is returned unchanged.
 
     Raises
     ------
@@ -58,13 +60,14 @@ def divide_step(step: LoweredStep, tile: str | int | TileChoice | None) -> Lower
 def choose_tiles(
     step: LoweredStep, choice: TileChoice, device: Device, *, ram_bytes: int, paging: bool
 ) -> tuple[int | None, LoweredStep]:
-    """Choose the tile size; return (size [B], step in tiles), or (None, `step`) if undivided.
+    """Choose the tile size; return (size [B], step in tiles).
 
     ``auto`` chooses the largest of 1, 1.5, 2, 3, 4, 6 … KiB for which `needed_bytes` is at most
-    `ram_bytes`. The step stays undivided if it fits, or if no tiles need less RAM. If no size fits,
-    the size that needs the least RAM is chosen, the largest of several. The search ends at the
-    first size with more than `MAX_NODES` nodes. For a stated size or ``none``, returns it with the
-    result of `divide_step`, and raises the errors of that function.
+    `ram_bytes`. Returns (None, `step`) if the undivided step fits, or if no tiles need less RAM. If
+    no size fits, the size that needs the least RAM is chosen, the largest of several. The search
+    ends at the first size with more than `MAX_NODES` nodes. A stated size, or None for ``none``, is
+    returned with the result of `divide_step`, even if that is `step` itself. Raises the errors of
+    `divide_step` for these.
     """
     if not choice.is_auto:
         return choice.size_bytes, divide_step(step, choice)
@@ -102,11 +105,11 @@ def candidate_tiles(
 ) -> list[tuple[int | None, LoweredStep]]:
     """Return at most `MAX_CANDIDATES` tile sizes [B] to try, each with the step in tiles.
 
-    The first pair is that of `choose_tiles`, (None, `step`) if undivided. With ``auto``, the next
-    smaller sizes that fit in `ram_bytes`, up to `MAX_NODES` nodes, follow if the first one divides
-    the step and fits: finer tiles permit more schedules, but coarser tiles have fewer nodes. No
-    smaller sizes follow if the problem `names_nodes`, for example in measured costs or user-defined
-    constraints, because each size has other node names. Raises the errors of `choose_tiles`.
+    The first pair is that of `choose_tiles`. With ``auto``, the next smaller sizes that fit in
+    `ram_bytes`, up to `MAX_NODES` nodes, follow if the first one divides the step and fits: finer
+    tiles permit more schedules, but coarser tiles have fewer nodes. No smaller sizes follow if the
+    problem `names_nodes`, for example in measured costs or user-defined constraints, because each
+    size has other node names. Raises the errors of `choose_tiles`.
     """
     first_tiling = choose_tiles(step, choice, device, ram_bytes=ram_bytes, paging=paging)
     first_size, tiled_step = first_tiling

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     Range: TypeAlias = tuple[int, int]
     Axis: TypeAlias = tuple[str, bool]
-    """A group of buffers, and True for slices of a node's results, False for slices of other
-    tensors or of a summed dimension."""
+    """Name of a group of buffers, and True for slices of a node's results, False for slices of
+    other tensors or of a summed dimension. If two dimensions of a call would have one axis, the
+    second has the opposite value."""
 
 
 class UnsliceableError(Exception):
@@ -44,7 +45,7 @@ class Slices:
     layouts: Mapping[str, ChannelLayout]
     """Layout of the channels of each buffer that has channels."""
     element_counts: Mapping[str, int]
-    """Number of elements by buffer, for masks of bits; without an entry, that of the buffer."""
+    """Number of elements by buffer, of bits for a mask; without an entry, that of the buffer."""
     ranges_of: Mapping[str, tuple[Range, ...]]
     """(first channel, end channel) of each slice, by divided buffer; the end is exclusive."""
     partial_results: dict[str, Buffer] = field(default_factory=dict)
@@ -70,7 +71,10 @@ class Slices:
         return name if channel_range is None else name + _format_range(channel_range)
 
     def slice_buffer(self, name: str, channel_range: Range | None) -> Buffer:
-        """Return the buffer of a slice; the whole buffer for None."""
+        """Return the buffer of a slice; the whole buffer for None.
+
+        The bits of a mask are rounded up to whole elements.
+        """
         undivided_buffer = self.undivided_step.buffers[name]
         if channel_range is None:
             return undivided_buffer
@@ -93,7 +97,7 @@ class Slices:
         } | self.partial_results
 
     def slice_values(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield (name of slice or buffer, its values) for state and constants."""
+        """Yield (name, values) of each slice or buffer of state and constants; slices are views."""
         for name, values in self.undivided_step.values.items():
             for channel_range in self.slice_ranges(name):
                 stride = self.layouts[name].stride if channel_range else 0
@@ -105,7 +109,7 @@ class Slices:
                 )
 
     def divide_tensor(self, tensor: NamedTensor) -> NamedTensor:
-        """Return a named tensor, with the slices of its buffer as pieces if it is divided."""
+        """Return a named tensor, or a copy with slices as pieces if its first buffer is divided."""
         name = tensor.pieces[0].buffer
         return (
             replace(tensor, pieces=tuple(map(Ref, self.slice_names(name))))
@@ -139,12 +143,12 @@ class SlicedCall:
     views: Mapping[int, tuple[str, int]]
     """Buffer and channel dimension of each divided tensor, by its position among the pointers."""
     axes: Mapping[int, Axis]
-    """Axis of each channel dimension in `views`."""
+    """Axis of each channel dimension in `views`, by dimension."""
 
     def make_call(self, slices: Slices, ranges_of_axes: Mapping[Axis, Range]) -> Call | None:
         """Return the call for one range of channels on each axis.
 
-        None if the kernel cannot execute that call.
+        The condition of the call is unchanged. None if the kernel cannot execute the call.
         """
         ranges, new_views, slice_names = {}, {}, {}
         for index, (name, d) in self.views.items():
@@ -210,7 +214,7 @@ class Expansion:
         sliced_calls: Sequence[SlicedCall | None],
         ranges: Mapping[Axis, tuple[Range, ...]],
     ) -> None:
-        """Make the calls of the pieces of node `node_index`.
+        """Make the calls of the pieces of node `node_index`, and find the slices that they write.
 
         `sliced_calls` has the divided tensors of each call, None for calls without divided tensors.
         `ranges` has the slices of each axis. Raises `UnsliceableError` if the calls cannot be
@@ -234,10 +238,10 @@ class Expansion:
             for name in [tensor.replaces or tensor.name]
             for channel_range in slices.slice_ranges(name)
         }
-        """For each slice of results: the tensor of the undivided step, its buffer and its
-        channels."""
+        """For each slice of results: the tensor of the undivided step, its buffer (that of the
+        state, for a replacement) and its channels (None if undivided)."""
         self._writers = self._find_writers()
-        """Indices of the pieces that write each slice of results."""
+        """Indices of the pieces that write each slice of results, ascending."""
 
     @property
     def _unsliceable_error(self) -> UnsliceableError:
@@ -245,7 +249,7 @@ class Expansion:
         return UnsliceableError(buffers & self._slices.ranges_of.keys())
 
     def _make_piece_calls(self) -> Iterator[_PieceCalls]:
-        """Yield the calls of each piece.
+        """Yield the calls of each piece; slices of the last axis vary fastest.
 
         Raises `UnsliceableError` if a call cannot be divided, or if a call without an axis is
         between calls with the axis.
@@ -274,8 +278,8 @@ class Expansion:
                 unused_axes = slice_indices.keys() - (
                     sliced_call.axes.values() if sliced_call else ()
                 )
-                # Calls without an axis are executed in its first piece if they precede the divided
-                # calls, otherwise in its last piece.
+                # A call without an axis is executed for the axis's first slice if it precedes the
+                # calls with the axis, otherwise for the axis's last slice.
                 last_indices = {axis: len(self._ranges[axis]) - 1 for axis in unused_axes}
                 if all(
                     slice_indices[axis] == (0 if j < calls_of_axis[axis][0] else last_indices[axis])
@@ -290,7 +294,7 @@ class Expansion:
             yield _PieceCalls(slice_indices, tuple(calls))
 
     def _find_writers(self) -> dict[str, list[int]]:
-        """Return the indices of the pieces that write each slice of results.
+        """Return the ascending indices of the pieces that write each slice of results.
 
         A slice that no piece writes is assigned to the last piece. Raises `UnsliceableError` if
         several pieces write one slice of state.
@@ -338,7 +342,8 @@ class Expansion:
         Raises `UnsliceableError` if a piece uses a slice of results that neither it nor an earlier
         piece writes. Adds the buffers of partial results to `Slices.partial_results`.
         """
-        # `order_pieces` orders pieces by the slices of the axis with the largest tensor.
+        # `order_pieces` orders pieces by the slices of the axis with the largest tensor; of equal
+        # ones, an axis that is not that of results.
         ordering_axis = max(self._axes, key=lambda axis: (self._largest_bytes(axis), not axis[1]))
         flops = _divide_proportionally(
             self._node.flops, [self._ranges[axis] for axis in self._axes]
@@ -421,7 +426,7 @@ class Expansion:
     def _find_in_place_slices(self, name: str, channel_range: Range) -> list[tuple[str, str]]:
         """Return an (output slice, input slice) pair per input that output `name` may overwrite.
 
-        Omits inputs with other slices than the output.
+        Both slices have `channel_range`. Omits inputs with other slices than the output.
         """
         slices = self._slices
         return [
@@ -468,7 +473,8 @@ class Expansion:
 def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: int) -> Tensor:
     """Return an output of a piece: a tensor, a slice of it, or a partial result of a chain.
 
-    If `tensor` replaces state, the output replaces the slice `result_slice` of this state.
+    If `tensor` replaces state, the output replaces the slice `result_slice` of this state. A
+    replacement of a slice is named by the slice and ``+``.
     """
     if tensor.replaces is None:
         return Tensor(name=new_name, bytes=size)

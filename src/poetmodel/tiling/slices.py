@@ -47,7 +47,7 @@ class View:
 
     layout: ChannelLayout
     dimension: int
-    """Dimension of the loops over the channels of the slice."""
+    """Loop dimension that is over the channels of the slice."""
     first_channel: int
     """First channel of the slice."""
     n_channels: int
@@ -158,6 +158,9 @@ class ChannelLoops:
     ) -> Call | None:
         """Return the call for ranges of channels; None if the kernel cannot execute it.
 
+        Also None if a stride crosses channels outside a slice, or if the bits of a mask would not
+        be contiguous or not begin at a whole element.
+
         `ranges` has (first channel, end channel, number of undivided channels) by dimension.
         `views` has the slices by tensor index; all other tensors are undivided. Calls for later
         ranges of a summed dimension continue the sum.
@@ -216,6 +219,9 @@ class ChannelLoops:
 
 
 def parse_channel_loops(call: Call) -> ChannelLoops | None:
-    """Convert a call to loops; None if it has an index range, or no form as loops over channels."""
+    """Convert a call to loops; None if it has an index range, or no form as loops over channels.
+
+    The loops retain the condition of the call.
+    """
     loops = None if call.index_range is not None else call_to_channel_loops(call)
     return None if loops is None else ChannelLoops(replace(loops, call=call))

@@ -69,10 +69,11 @@ class Cache:
 
     @classmethod
     def from_option(cls, option: str | Path | bool) -> Cache:  # noqa: FBT001 - like the option of `compile`
-        """Return the cache for the option ``cache`` of `compile`.
+        """Return the cache for the option ``cache`` of `compile`: a folder, True or False.
 
-        The cache is in memory if the option is False, or if it is True and there is no default
-        folder: `FOLDER_VARIABLE` is empty, or the user has no home directory.
+        True stands for the default folder. The cache is in memory if the option is False, or if it
+        is True and there is no default folder: `FOLDER_VARIABLE` is empty, or the user has no home
+        directory.
         """
         if option is False:
             return cls(None)
@@ -110,8 +111,9 @@ class Cache:
     def write(self, kind: str, key: str, content: Any) -> None:
         """Store a JSON value; remove the least recently used files above `MAX_FILES`.
 
-        A failure to write is only logged. Raises `ValueError` for NaN or an infinite number, and
-        `TypeError` for another value that JSON lacks. A cache in memory has no maximum.
+        Creates a missing folder, accessible to the user only. A failure to write is only logged.
+        Raises `ValueError` for NaN or an infinite number, and `TypeError` for another value that
+        JSON lacks. A cache in memory has no maximum.
         """
         encoded = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         if self.folder is None:
@@ -130,7 +132,7 @@ class Cache:
         return (self.folder or Path()) / f"{kind}-{key[:_NAME_DIGITS]}.json"
 
     def _prune(self) -> None:
-        """Remove the least recently used files until `MAX_FILES` remain."""
+        """Remove the files with the oldest modification times until `MAX_FILES` remain."""
         files = list((self.folder or Path()).glob(_NAME_PATTERN))
         if len(files) <= MAX_FILES:
             return
@@ -184,7 +186,7 @@ def host_key() -> list[Any]:
 
 
 def plain_operations(graph: torch.fx.Graph) -> list[Any]:
-    """Return [FX opcode, target, arguments] of each node of a graph but the output, for a key.
+    """Return [FX opcode, target, arguments] of each node but the output, in graph order, for a key.
 
     Raises
     ------

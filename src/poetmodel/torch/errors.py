@@ -1,4 +1,4 @@
-"""Exceptions of the PyTorch front end, and conversion of other exceptions and warnings."""
+"""Exceptions of the PyTorch front end and their conversion; checks of packages; code origins."""
 
 from __future__ import annotations
 

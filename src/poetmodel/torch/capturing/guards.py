@@ -48,8 +48,8 @@ class Assumptions:
     of the first of them that is the same tensor."""
     overlaps: tuple[int | None, ...]
     """For each input the index, among the tensors that the step may change, of the first that
-    overlaps it in memory, also of the input itself; None if none does. Empty if the step changes no
-    tensor, or `tensors` is empty."""
+    overlaps it in memory, also of the input itself; None if none does, and for inputs that are no
+    plain tensors. Empty if the step changes no tensor, or `tensors` is empty."""
     autocast: bool
     """Whether autocast on the CPU is on around the step; autocast inside the model is part of the
     graph."""
@@ -61,7 +61,7 @@ class Guards:
     The properties must be those at construction, and values that Python code read those of the
     capture. Construction and checks raise `CaptureError` if no compiled step supports the call: in
     inference mode, for inputs that require a gradient and were computed from other tensors, and for
-    gradient hooks of parameters or inputs.
+    gradient hooks of parameters, buffers or inputs.
     """
 
     def __init__(self, joint: Joint) -> None:
@@ -112,6 +112,7 @@ class Guards:
 
         Constant tensors must be the objects of the capture. Returns False if a Python value or a
         constant has changed. Otherwise raises `CaptureError` if no compiled step supports the call.
+        `PythonGuards.hold` stores the current plain values for later checks.
         """
         joint = self._joint
         return (
@@ -351,7 +352,7 @@ def _guarded_properties(value: Any) -> Any:
 
     Those of a plain tensor are (shape, type, strides, device, whether it requires a gradient), not
     its values. Those of any other object are (type, text): by the text NaN equals itself, and by
-    the type 1 differs from 1.0.
+    the type 1 differs from 1.0. The text is the `repr`, of other tensors class and layout.
     """
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))

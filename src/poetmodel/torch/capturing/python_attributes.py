@@ -47,7 +47,10 @@ class AttributeRecorder:
 
     @contextmanager
     def patch_classes(self) -> Iterator[None]:
-        """Context manager that patches the registered classes, also those registered inside."""
+        """Context manager that patches the registered classes, also those registered inside.
+
+        At the end, also after an error, the classes get back their old ``__getattribute__``.
+        """
         self._is_active = True
         for kind in list(self._classes):
             self._patch(kind)
@@ -63,10 +66,11 @@ class AttributeRecorder:
             self._patched_classes.clear()
 
     def register(self, kind: type) -> bool:
-        """Register a class; return whether attribute reads of its instances are recorded.
+        """Register a class; return whether `_class_to_patch` finds a class to patch for it.
 
-        Calls `on_class` for a new class and its bases. Registers the result of `_class_to_patch`,
-        and inside `patch_classes` patches it.
+        If so, attribute reads of its instances are recorded, unless a metaclass forbids the patch.
+        Calls `on_class` for a new class and its bases. Registers the class to patch, and inside
+        `patch_classes` patches it.
         """
         is_recorded = self._recorded_by_class.get(kind)
         if is_recorded is None:
@@ -112,8 +116,9 @@ def _class_to_patch(kind: type) -> type | None:
     values, whose reads are not recorded.
 
     It is `torch.nn.Module` for modules, otherwise the last class in the method resolution order
-    that is a user's, a package's or generated, or of `_PATCHED_STANDARD_MODULES`. If a class before
-    it defines ``__getattribute__``, which may translate names, that method calls the patched one.
+    that is a user's, a package's or generated, or of `_PATCHED_STANDARD_MODULES`, and whose
+    attributes can be set. If a class before it defines ``__getattribute__``, which may translate
+    names, that method usually calls the patched one.
     """
     if issubclass(kind, torch.nn.Module):
         module: type = torch.nn.Module

@@ -75,16 +75,18 @@ class RecordedPlaces:
         `on_forgotten`.
         """
         self.on_forgotten: Callable[[set[int]], object] = lambda _: None
-        """Called with the ``id`` of each retained object that the forward pass created itself."""
+        """Called with the set of the ``id`` of each retained object that forward created itself."""
 
     # -- recording -------------------------------------------------------------------------------
 
     def register(self, value: Any, name: str) -> None:  # noqa: C901 - one branch for each type
         """Register a value, and the values that it contains or wraps, so that reads are recorded.
 
-        Reports classes to `AttributeRecorder.on_class`. Reports containers, objects with recorded
-        reads except `torch.nn.Module`, keywords of partial functions, and the user's functions and
-        Python modules to `on_holder`.
+        Has no effect for plain values, tensors, built-in functions, and values registered before.
+        Classes are only reported to `AttributeRecorder.on_class`. Registers the classes of
+        containers and other objects with the `AttributeRecorder`. Reports containers, objects with
+        recorded reads except `torch.nn.Module`, keywords of partial functions, and the user's
+        functions and Python modules to `on_holder`.
         """
         kind = type(value)
         if isinstance(value, type):
@@ -119,7 +121,10 @@ class RecordedPlaces:
     def add(
         self, holder: Any, access: Access, key: Any, value: Any, name: str, line: Line | None
     ) -> None:
-        """Record a place that was read, unless it is recorded or its key has no hash."""
+        """Record a place that was read, unless it is recorded already or its key has no hash.
+
+        Always retains a reference to `holder`.
+        """
         self.holders.setdefault(id(holder), holder)
         try:
             place_key = (id(holder), access, (type(key), key))
@@ -133,7 +138,11 @@ class RecordedPlaces:
     def record_use(
         self, value: Any, name: str, line: Line | None, following_code: FollowingCode
     ) -> None:
-        """Register a value; record its items or attributes that the code after its read uses."""
+        """Register a value; record its items or the attribute that the code after its read uses.
+
+        Of a tuple, frozenset or partial function, all values are recorded. An iterator is recorded
+        as a whole, but not registered. Has no effect for plain values and tensors.
+        """
         if isinstance(value, (*PLAIN, torch.Tensor)):
             return
         if is_iterator(value) and not isinstance(value, torch.nn.Module):
@@ -150,7 +159,8 @@ class RecordedPlaces:
     ) -> None:
         """Record the items that code after the read of a container uses; all items if unknown.
 
-        For a Python module, class or function the next attribute is recorded.
+        All items are also recorded if one of the used items cannot be read. Also records the uses
+        of the items. For a Python module, class or function the next attribute is recorded.
         """
         if isinstance(value, (ModuleType, type, FunctionType)):
             self._record_next_attribute(value, line, following_code)
@@ -178,7 +188,8 @@ class RecordedPlaces:
     ) -> None:
         """Record the attribute that is read next from a Python module, class or function.
 
-        PyTorch's attributes and names with two underscores are ignored.
+        Also records the uses of the attribute. PyTorch's attributes, those of classes of plain
+        values, those that a class lacks, and names that begin with two underscores are ignored.
         """
         key, code_after_key = following_code.find_read_attribute()
         if key is None or key.startswith("__"):
@@ -203,7 +214,9 @@ class RecordedPlaces:
     def record_all(self, value: Any, name: str, line: Line | None) -> None:
         """Record that a container, tuple, frozenset or partial function was read with all values.
 
-        Items of containers with over `_MAX_ITEMS` items are not registered.
+        The place of a container's content is recorded; if it is already, there is no effect. All
+        items, or keywords and arguments of a partial function, are registered, and recorded in turn
+        if they are of these types. Items of containers with over `_MAX_ITEMS` items are not.
         """
         if isinstance(value, partial):
             items: Sequence[tuple[Any, Any]] = [("keywords", value.keywords), ("args", value.args)]
@@ -248,7 +261,7 @@ class RecordedPlaces:
     def remove_temporary_objects(self) -> None:
         """Remove objects that forward created, which have no other references, with their places.
 
-        Calls `on_forgotten` with those that a callback retains.
+        Calls `on_forgotten` with the ``id`` of those that the callee of `on_holder` retains.
         """
         for place in self.places.values():
             self.holders.setdefault(id(place.holder), place.holder)
@@ -292,9 +305,9 @@ def is_user_defined(value: Any) -> bool:
 def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
     """Yield (value, name) of each item of a container or tuple, or of values in a callable.
 
-    These are defaults and the wrapped function (but no closure variables), the bound object and its
-    function, or the contents of a partial function. Arrays, and containers with over `_MAX_ITEMS`
-    items, yield no value.
+    Of a function these are its defaults and the wrapped function, None without one, but no closure
+    variables; of a method the bound object and the function; of a partial function its function,
+    arguments and keywords. Arrays, and containers with over `_MAX_ITEMS` items, yield no value.
     """
     if isinstance(value, FunctionType):
         for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
@@ -355,7 +368,7 @@ def guard_error(place: GuardedPlace) -> str | None:
 
 
 def is_unchanged(place: GuardedPlace) -> bool:
-    """Return whether a place has the value of its first read; otherwise forward has set it.
+    """Return whether `GuardedPlace.value` is that of the first read; otherwise forward has set it.
 
     True for the content of a container.
     """

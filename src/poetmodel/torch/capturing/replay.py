@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 def temporary_setting(
     setter: Callable[[Any], object], value: Any, old_value: Any
 ) -> Iterator[None]:
-    """Context manager that calls a setter with `value`, and at the end with `old_value`."""
+    """Context manager that calls a setter with `value`, and at the end with `old_value`.
+
+    The second call is made also after an error.
+    """
     setter(value)
     try:
         yield
@@ -53,7 +56,7 @@ def execute_kernel(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str
 
 
 def replay(joint: Joint, execute: Execute = execute_kernel) -> None:
-    """Execute every operation once, in graph order, on the inputs of the capture.
+    """Execute every operation once, in graph order, on the captured inputs and the current state.
 
     `execute` is called with each operation's node, arguments and keywords, and returns the result.
     Values are freed after their last use. The state of the CPU's random generator is restored.
@@ -154,7 +157,7 @@ def replay_distinct(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]
 
     Returns, for each operation that was not executed, the operation whose outputs were used; empty
     if all were executed. If an operation fails after outputs were reused, all operations are
-    executed from the start, without reuse.
+    executed from the start, without reuse; otherwise its error is raised.
     """
     executor = DistinctOpExecutor(joint, execute)
     try:

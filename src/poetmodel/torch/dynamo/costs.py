@@ -66,6 +66,7 @@ class Profiles:
     def load_or_measure(self, joint: JointGraph) -> list[OpProfile]:
         """Return the profiles of a graph's operations: from the cache, or measured and then cached.
 
+        The cache is not used for a graph with a value that `plain_value` cannot represent.
         Measuring executes each operation on synthetic tensors, once for each call key. Operations
         with effects, collectives and generated kernels retain predicted profiles. Raises the errors
         of `profile_on_synthetic`.

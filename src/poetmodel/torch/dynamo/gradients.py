@@ -39,7 +39,11 @@ WRAPPER_ERROR: Final = (
 
 
 def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor, *, is_owned: bool) -> None:
-    """Add a gradient to ``parameter.grad``; if that is None, set it, in the layout of autograd.
+    """Add a gradient to ``parameter.grad`` in place; if that is None, set it.
+
+    A new ``.grad`` has the layout of autograd: it is the gradient, detached, if that has this
+    layout, fills its storage and is owned, otherwise a copy. Raises `AssertionError` unless the
+    parameter is a leaf that requires a gradient.
 
     Parameters
     ----------
@@ -83,7 +87,8 @@ def insert_additions(graph: fx.Graph, parameters: Mapping[int, str]) -> None:
     Parameters
     ----------
     graph : torch.fx.Graph
-        Joint graph of AOTAutograd; the operations replace the gradients among its results.
+        Joint graph of AOTAutograd, changed in place; the operations replace the gradients among its
+        results.
     parameters : mapping
         Names of the parameters by their positions among the inputs of the function.
     """
@@ -205,8 +210,8 @@ def _check_pass(node: Any) -> None:
     """Raise `CaptureError` if gradients of a call may not be added to ``.grad``; a prehook.
 
     The first check of a backward pass covers all its calls, so that an error leaves ``.grad``
-    unchanged, unless another thread called the engine. Registers a `_GradientWatch` for each
-    parameter of the call.
+    unchanged, unless another thread called the engine. Marks the AccumulateGrad node of each
+    parameter whose gradient the call adds, and registers a `_GradientWatch` for it.
     """
     if torch.is_grad_enabled():
         raise CaptureError(
@@ -249,7 +254,7 @@ def _is_leaf(node: Any) -> bool:
 def _check_calls(pass_id: int, nodes: Sequence[Any]) -> None:
     """Raise `CaptureError` for the first error of any call among the nodes of a backward pass.
 
-    Marks the calls as checked in pass `pass_id`.
+    Without an error, marks the calls as checked in pass `pass_id`.
     """
     calls = [node for node in nodes if _NAMES_KEY in node.metadata]
     n_sources = Counter(leaf_id for node in nodes for leaf_id in _leaf_ids(node))
@@ -316,7 +321,7 @@ class _GradientWatch:
         self._handle = target.register_prehook(self)
 
     def __call__(self, gradients: Sequence[Any]) -> None:
-        """Check the gradients that autograd accumulates, and remove the prehook."""
+        """Remove the prehook; raise `CaptureError` if a gradient is accumulated in its pass."""
         self._handle.remove()
         if self._pass_id == _current_pass_id() and any(
             gradient is not None for gradient in gradients

@@ -51,7 +51,8 @@ class JointRewriter(Rewriter):
         """Write the operations of a program, and return the graph; call this once.
 
         The backward pass begins at node `middle_node` of the plan's graph. By default it begins
-        with the first backward operation.
+        with the first backward operation; without one, after all operations. The program's waits
+        and frees are omitted.
         """
         joint = self._joint
         for op, node in program:
@@ -98,7 +99,10 @@ class JointRewriter(Rewriter):
         ]
 
     def _page_out(self, number: int) -> None:
-        """Write the waits for storage `number`, then its page-out; record the token of the page."""
+        """Write the pending waits for collectives in storage `number`, then its page-out.
+
+        Records the token of the page.
+        """
         for key in self._awaited_keys.intersection(self.output_keys(number)):
             self.write_wait(key)
         value = self._newest[self.output_keys(number)[0]]
@@ -129,8 +133,8 @@ class JointRewriter(Rewriter):
     def map_placeholder(self, node: fx.Node) -> fx.Node:
         """Return the new node of an argument; in the backward pass, register it as saved.
 
-        Tangents are not saved. For an argument that the forward pass overwrites, the backward pass
-        gets a copy.
+        Tangents and ``get_attr`` nodes are not saved. For an argument that the forward pass
+        overwrites, the backward pass gets a copy, made at the start of the graph.
         """
         new_node = self._placeholders[node]
         if not self._is_backward:

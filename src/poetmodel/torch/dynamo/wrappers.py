@@ -63,7 +63,10 @@ def bucket_bytes(module: DistributedDataParallel) -> int:
 
 
 def find_sharded_parents(value: object) -> list[torch.nn.Module]:
-    """Return the modules sharded by FSDP2 that are or contain `value`; [] if it is no module."""
+    """Return the modules sharded by FSDP2 that are or contain `value`.
+
+    [] if `value` is no module, or FSDP2 is not imported.
+    """
     if not isinstance(value, torch.nn.Module) or FSDP not in sys.modules:
         return []
     kind = sys.modules[FSDP].FSDPModule

@@ -97,7 +97,8 @@ def capture_edge_program(
     Raises
     ------
     CaptureError
-        If the step cannot be exported, or an operator has no kernel; the message names it.
+        If the step is invalid or cannot be exported, or an operator has no kernel; the message
+        names the operator.
     """
     refuse(name, step_errors(model, loss_fn, inputs))
     with (
@@ -122,7 +123,7 @@ def _make_loss_module(
     """Return (module that computes the loss from the tensors in `inputs`, these tensors).
 
     The module is a shallow copy of the model with another ``forward``, so that parameters retain
-    their names. Inputs that are no tensors are constants of the module.
+    their names. A loss module is its submodule. Inputs that are no tensors are constants of it.
     """
     flat_inputs, structure = flatten(inputs)
     model_inputs = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
@@ -200,7 +201,10 @@ def _has_kernel(operator: Any) -> bool:
 
 
 def operator_of(node: fx.Node) -> Any:
-    """Return PyTorch's operator for a node of an edge program; ``getitem`` for an item."""
+    """Return PyTorch's operator for a node of an edge program.
+
+    If it has none, return the node's target, such as ``getitem`` for an item.
+    """
     return getattr(node.target, "_op", node.target)
 
 
@@ -233,7 +237,7 @@ class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
     """
 
     def call(self, module: fx.GraphModule) -> PassResult:
-        """Change the module's graph in place."""
+        """Change the module's graph in place; `modified` of the result is always True."""
         for node in module.graph.nodes:
             operator = operator_of(node)
             if operator in _RESHAPES and fake_value(node).is_contiguous():
@@ -256,7 +260,10 @@ def _is_inverse(permutation: Sequence[int], other_permutation: Sequence[int]) ->
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether a node is a view, which ExecuTorch executes without a copy."""
+    """Return whether a node is a view, which ExecuTorch executes without a copy.
+
+    False for results of the graph.
+    """
     return (
         node.target is _VIEW
         and fake_value(node).is_contiguous()
@@ -295,7 +302,8 @@ def lower_program(edge: EdgeProgramManager, *, use_our_offsets: bool) -> Lowered
     """Convert an edge program to a file's content, with offsets of `place_blocks` or ExecuTorch.
 
     `use_our_offsets` selects `place_blocks`; otherwise ExecuTorch's greedy planner chooses offsets.
-    Does not change `edge`.
+    Does not change `edge`. Patches ExecuTorch's function for metadata until the end of the
+    conversion, see `_correct_metadata`.
     """
     planner = _MemoryPlanner(use_our_offsets=use_our_offsets)
     suite = MemoryPlanningAlgorithmSuite([planner])

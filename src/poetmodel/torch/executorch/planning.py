@@ -151,7 +151,8 @@ def _split_arguments(program: ExportedProgram) -> tuple[list[fx.Node], list[fx.N
 class ReorderOperations(PassBase):  # type: ignore[misc, unused-ignore]
     """Graph pass that puts operations into the order of a plan, with a copy for each recomputation.
 
-    `order` has the index of each computed operation of `step_graph`, again for a recomputation.
+    `order` has the index of each computed operation of `step_graph`, again for a recomputation; the
+    index of the end node is ignored.
 
     A view is written before its first reader, once for each copy of its input. An item of a
     multi-output result directly follows the result, because a later item would keep all other items
@@ -166,7 +167,7 @@ class ReorderOperations(PassBase):  # type: ignore[misc, unused-ignore]
         ]  # the last node is the end
 
     def call(self, module: fx.GraphModule) -> PassResult:
-        """Replace the module's graph by a graph in the order of the plan."""
+        """Replace the module's graph by a new graph in the order of the plan."""
         old_graph = module.graph
         nodes = {node.name: node for node in old_graph.nodes}
         output_keys = {

@@ -71,7 +71,7 @@ class ExecutorchProgram:
     recomputed: int
     """Number of recomputations."""
     solve_s: float
-    """Time of the solve of `result` [s]; excludes a fallback to minimum RAM."""
+    """`SolveResult.solve_s` of `result` [s]; excludes a fallback to minimum RAM."""
     device: str
     sgd: Mapping[str, Any] | None
     """Arguments of ``get_sgd_optimizer`` besides the parameters; None without an optimizer."""
@@ -130,8 +130,8 @@ def to_executorch(
     device : str or Device
         The device for the time estimates of operations.
     time_limit : float
-        Wall time of one search for a schedule and its offsets [s]. An arena that is too large
-        causes a further search.
+        Wall time of one search for a schedule and its offsets [s]. If none fits, a search for
+        minimum RAM follows; an arena of the file that is too large causes further searches.
     gap : float
         Gap of the overhead at which the solver stops.
     on_progress : callable, optional
@@ -150,7 +150,8 @@ def to_executorch(
         If the budget is invalid, or too small: the message then states the smallest budget known to
         suffice.
     CaptureError
-        If the step cannot be exported, or an operator has no kernel; the message names it.
+        If the step is invalid or cannot be exported, or an operator has no kernel; the message
+        names the operator.
     InputError
         If an option is invalid, the file cannot be written, the optimizer is not supported, or
         paging is requested.
@@ -233,10 +234,11 @@ def _solve_and_lower(
 def _solve_fitting(
     problem: Problem, budget_bytes: int, options: SolveKeywords, step_graph: EdgeGraph
 ) -> tuple[SolveResult, Plan]:
-    """Return (result of a schedule whose arena fits, its plan), both checked.
+    """Return (result of a schedule whose arena fits, its plan), with plan and arena checked.
 
-    Falls back to the schedule with minimum RAM. Raises `BudgetError` if its arena does not fit
-    either, `NoScheduleError` if no schedule is found, and `VerificationError` if a check fails.
+    Falls back to the schedule with minimum RAM if the solver finds none. Raises `BudgetError` if
+    its arena does not fit either, `NoScheduleError` if no schedule is found, and
+    `VerificationError` if a check fails.
     """
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
     if plan is None or arena is None:
