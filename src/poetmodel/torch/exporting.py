@@ -42,7 +42,8 @@ def export(
         or ``torch.int8`` stay bytes: the operators that the model applies to each byte become a
         lookup table.
     folder : str or Path
-        Folder to write; created if missing.
+        Folder to write; created if missing. C files, headers and weight files that only an earlier
+        export wrote there are deleted.
     name : str, optional
         Name of the step; by default the class of `model`.
     optimizer : torch.optim.Optimizer, optional
@@ -60,18 +61,19 @@ def export(
         the loss.
     evaluate : bool
         Also export ``pm_evaluate``: loss of a batch in evaluation mode and, if the targets are
-        class labels, number of correct samples. With ``commit`` also ``pm_keep_best`` and
+        class labels, number of correct labels. With ``commit`` also ``pm_keep_best`` and
         ``pm_restore_best``.
     **options
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
         ``gap``, ``commit``, ``commit_every``, ``checksum``, ``replay``, ``migrate_from``,
         ``byte_inputs``, ``prefix``, ``weights``, ``shared_kernels``, ``command``, ``on_progress``.
+        The default ``command`` is Python code that repeats this export.
 
     Returns
     -------
     Deployment
-        The written files, with the result of the solve.
+        The exported step, with the result of the solve.
 
     Raises
     ------
@@ -79,8 +81,9 @@ def export(
         If an option has an invalid value, `accumulate` is above 1 without an optimizer, or
         parameters, buffers, constants or optimizer state are not finite.
     CaptureError
-        If the step cannot be captured, `clip_grad_norm` is given without an optimizer, or an
-        operator has no kernel; the message names each operator, and its module.
+        If the step, or its forward pass in evaluation mode, cannot be captured, `clip_grad_norm` is
+        given without an optimizer, or operators have no kernel; the message names the first of
+        these operators, and its module.
     BudgetError
         If the RAM or storage limit permits no schedule.
     FlashError
@@ -124,7 +127,8 @@ def _export_command(
     """Return Python code that repeats the export, if the ``repr`` of each argument is code.
 
     `options` maps further parameters of `export` to their arguments. The code uses the names
-    ``model``, ``loss_fn``, ``inputs`` and, with an optimizer, ``optimizer``.
+    ``model``, ``loss_fn``, ``inputs`` and, with an optimizer, ``optimizer``. Whitespace in a
+    ``repr`` becomes single spaces, and whitespace at its ends is removed.
     """
     arguments = "" if optimizer is None else ", optimizer=optimizer"
     arguments += "".join(

@@ -42,8 +42,8 @@ def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
     InputError
         If Keras uses another back end; if the object is no Keras model, is not built, adds losses,
         or has a seed, state or constraint that a step does not support; or if `logits` is set and
-        no activation can be skipped. That needs a Sequential or functional model with one output,
-        from a supported layer that is called once.
+        no activation can be skipped. Skipping needs a Sequential or functional model with one
+        output, from a supported layer that is called once.
     """
     keras = sys.modules.get("keras")
     if keras is None:
@@ -82,8 +82,10 @@ def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
 def _final_activation(model: Any) -> Any:
     """Return the layer whose softmax, log_softmax or sigmoid computes the only output.
 
-    Searches nested models, too. Returns None if there are several outputs or no such layer, if the
-    model has no graph of layers, or if the layer or nested model is called twice.
+    Searches nested models, too. The layer must be a `Softmax`, `Activation`, `Dense`, `EinsumDense`
+    or convolution of one or two dimensions, transposed or not. Returns None for another layer or
+    activation, for several outputs, for a model without a graph of layers, and if the layer or a
+    nested model is called twice.
     """
     from keras import activations, layers
 
@@ -113,7 +115,10 @@ def _final_activation(model: Any) -> Any:
 
 @contextmanager
 def _skip_activation(layer: Any) -> Iterator[None]:
-    """Context manager that replaces the activation of a layer by the identity."""
+    """Context manager that replaces the activation of a layer by the identity inside the context.
+
+    For a layer without the attribute ``activation``, such as `Softmax`, it replaces ``call``.
+    """
     from keras import activations
 
     if not hasattr(layer, "activation"):
@@ -131,7 +136,7 @@ def _skip_activation(layer: Any) -> Iterator[None]:
 
 
 def _check_layers(model: Any) -> None:
-    """Raise `InputError` for a layer's activity loss, state, or constraint on a variable."""
+    """Raise `InputError` for a layer's activity loss or state, or a constraint on a parameter."""
     for layer in model._flatten_layers():  # noqa: SLF001
         if getattr(layer, "activity_regularizer", None) is not None:
             raise _added_losses_error(model)
@@ -170,11 +175,12 @@ def _is_seeded(layer: Any) -> bool:
 class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """A Keras model whose variables are parameters and buffers. Create it with `from_keras`.
 
+    States of random generators are no buffers.
     `final_layer` is the layer whose activation is skipped in training mode; None for no layer.
     """
 
     def __init__(self, model: Any, final_layer: Any = None) -> None:
-        """Register the tensors of the model's variables as parameters and buffers."""
+        """Register the tensors of variables as parameters and buffers."""
         super().__init__()
         # The model is no submodule: its layers read variables, which a capture cannot replace.
         self._call = _make_stateless_call(model, final_layer)
@@ -192,7 +198,11 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         ]
 
     def _register_variable(self, variable: Any, *, is_trained: bool) -> str:
-        """Register the tensor of a variable under its path; return the attribute's name."""
+        """Register the tensor of a variable under its path; return the attribute's name.
+
+        It becomes a parameter if `is_trained`, otherwise a buffer. In the name, ``.`` becomes
+        ``_``, and ``_`` is appended while the module has an attribute of that name.
+        """
         name: str = variable.path.replace(".", "_")
         while hasattr(self, name):
             name += "_"
@@ -299,8 +309,9 @@ def _check_draws(
 
 
 def _pack_inputs(model: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-    """Return inputs in the structure that a functional model expects.
+    """Return inputs in the structure that a functional model expects, in a tuple.
 
+    Inputs of other models are returned unchanged.
     Raises `InputError` for another number of inputs.
     """
     structure = getattr(model, "_inputs_struct", None)

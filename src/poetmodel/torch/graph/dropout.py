@@ -1,4 +1,7 @@
-"""Eager's dropout instead of ``aten.native_dropout``, the operator of accelerators in captures."""
+"""Eager's dropout instead of ``aten.native_dropout``, the operator of accelerators in captures.
+
+Registers kernels with eager's bits for this operator and its backward in `EAGER_KERNELS`.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 def dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
     """Draw a boolean mask of the elements that dropout retains, as eager PyTorch does.
 
+    If `p` is 1, all elements are False, and no random numbers are drawn.
     This function has no PyTorch tag as random; `JointGraph.is_repeatable` compares with it.
     """
     if p == 1:
@@ -30,7 +34,7 @@ def dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
 def apply_dropout_mask(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
     """Return a tensor multiplied by a dropout mask and by 1 / (1 - p), with the bits of eager.
 
-    If `p` is 1, the tensor is multiplied by 0.
+    If `p` is 1, the tensor is multiplied by 0, whatever the mask.
     """
     if p == 1:
         return x.mul(torch.zeros((), dtype=x.dtype, device=x.device))
@@ -48,6 +52,7 @@ def dropout(
     bytes that eager saves on the CPU. That operator multiplies by the mask, then by ``1 / (1 -
     p)``, and draws even if ``p`` is 1. Eager multiplies once by the product of mask and factor,
     rounded to the tensor's type. This function computes like eager, from the same random numbers.
+    If `train` is False or `x` is empty, it calls the operator of accelerators.
     """
     if train is False or x.numel() == 0:
         result: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.native_dropout(x, p, train)
@@ -62,7 +67,7 @@ def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
 
     PyTorch's kernel mixes types and allocates three tensors. This kernel converts the mask first
     and, if strides agree, multiplies in place: it allocates one tensor, in a third of the time. If
-    `p` is None, the kernel computes the probability from the scale.
+    `p` is None, the kernel divides by ``1 / scale`` instead of ``1 - p``. The kernel is cached.
     """
 
     def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
@@ -75,9 +80,10 @@ def _backward_kernel(p: float | None) -> Callable[..., torch.Tensor]:
 
 
 def make_in_place_dropout_backward(node: fx.Node) -> Callable[..., torch.Tensor]:
-    """Return a kernel for the backward of dropout that overwrites the gradient, with the same bits.
+    """Return a kernel for the backward of dropout that overwrites the gradient and returns it.
 
-    The mask is 0 or 1, so the two products round once, as a single product does.
+    Its result has the bits of `_backward_kernel`: the mask is 0 or 1, so the two products round
+    once, as a single product does.
     """
     p = _dropout_probability(node)
 
@@ -107,7 +113,7 @@ def _dropout_probability(node: fx.Node) -> float | None:
 
 
 def _multiply_noise(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return ``noise * x``, overwriting the noise if that preserves the strides."""
+    """Return ``noise * x``; overwrite the noise if its strides are those of `x`."""
     return noise.mul_(x) if noise.stride() == x.stride() else x * noise
 
 

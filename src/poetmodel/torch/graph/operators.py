@@ -31,14 +31,17 @@ def operator_name(node: fx.Node) -> str:
 
 
 def module_path(node: fx.Node) -> str:
-    """Return the module path of a forward or backward node; "" for the root or if unknown."""
+    """Return the path of a forward or backward node's innermost module; "" if root or unknown."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(next(reversed(stack.values()))[0]) if stack else ""
     return path.removeprefix("L['self']").replace("L['model']", "").strip(".")
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Return whether a node has an effect: it writes an argument or checks values."""
+    """Return whether a node is ``aten.copy_``, or an impure call without a predicted output.
+
+    Checks of values are impure calls, for example.
+    """
     return node.target is torch.ops.aten.copy_.default or (
         node.op == "call_function" and fake_value(node) is None and node.is_impure()
     )
@@ -54,7 +57,10 @@ def is_foreign(target: Any) -> bool:
 
 
 def is_collective(target: Any) -> bool:
-    """Return whether an operator communicates with other processes, which must all call it."""
+    """Return whether an operator communicates with other processes, which must all call it.
+
+    Waits for a collective do not count.
+    """
     return getattr(target, "namespace", "") in _COLLECTIVES and not is_wait(target)
 
 
@@ -71,7 +77,7 @@ def copies_input(target: Any) -> bool:
 
 
 def has_flop_formula(node: fx.Node) -> bool:
-    """Return whether PyTorch's FLOP counter has a formula for a node, such as a convolution."""
+    """Return whether PyTorch's FLOP counter has a formula for the operator of a node."""
     return getattr(node.target, "overloadpacket", None) in flop_registry
 
 
@@ -79,8 +85,9 @@ def flops_of(target: Any, arguments: Sequence[Any], keywords: dict[str, Any], va
     """Return the FLOP of one call of an operator with the output `value`.
 
     Operators with a formula in ``torch.utils.flop_counter``, such as matrix products, count by it,
-    except gradients of convolutions. Any other operation counts one FLOP per element of its largest
-    operand or output, so that it takes time also on devices without a memory bandwidth.
+    and gradients of convolutions by `_convolution_backward_flops`. Any other operation counts one
+    FLOP per element of its largest operand or output, so that it takes time also on devices without
+    a memory bandwidth; 0 without tensors.
     """
     if target is torch.ops.aten.convolution_backward.default:
         return _convolution_backward_flops(
@@ -117,8 +124,8 @@ KERNEL_KEY: Final = "poetmodel.kernel"
 because PyTorch copies ``meta`` to nodes of other operators, whose kernels must not change."""
 
 EAGER_KERNELS: Final[dict[object, Callable[[fx.Node], Kernel]]] = {}
-"""Functions that return the kernel of a node with the bits of eager mode, for operators that a
-capture contains in place of eager's."""
+"""Functions that return the kernel of a node with the bits of eager mode, by operator. A capture
+contains these operators in place of eager's."""
 
 
 def set_kernel(node: fx.Node, kernel: Kernel) -> None:

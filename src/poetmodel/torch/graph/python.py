@@ -90,7 +90,10 @@ def _del_statements(names: Sequence[str]) -> list[str]:
 
 
 class _PythonWriter:
-    """Writes nodes and arguments as Python expressions; collects other values as constants."""
+    """Writes nodes as Python expressions; collects kernels and values without a literal.
+
+    These are `constants`, by their names in the expressions.
+    """
 
     def __init__(self, module: torch.nn.Module | None) -> None:
         self.constants: dict[str, Any] = {}
@@ -98,7 +101,7 @@ class _PythonWriter:
         self._module = module
 
     def format_operation(self, node: fx.Node) -> str:
-        """Return the Python expression that computes a node."""
+        """Return the Python expression that computes a node; register its constants."""
         if node.op == "get_attr":
             return self._register_constant(attrgetter(str(node.target))(self._module))
         arguments = [self.format_expression(value) for value in node.args]
@@ -113,7 +116,11 @@ class _PythonWriter:
         return f"{self._register_constant(kernel_of(node))}({', '.join(arguments)})"
 
     def format_expression(self, value: Any) -> str:
-        """Return the Python expression of an argument: a name, a literal or a constant's name."""
+        """Return the Python expression of an argument: a name, a literal or a constant's name.
+
+        Lists and tuples have the expressions of their items. A value without a literal is
+        registered as a constant.
+        """
         if isinstance(value, fx.Node):
             return str(value.name)
         if isinstance(value, list | tuple) and type(value).__module__ != "torch":
@@ -126,7 +133,10 @@ class _PythonWriter:
         return self._register_constant(value)
 
     def _register_constant(self, value: Any) -> str:
-        """Register a value that has no literal; return its name, in upper case unlike nodes."""
+        """Register a value as a constant; return its name, in upper case unlike those of nodes.
+
+        An object that is already registered retains its name.
+        """
         name = self._names.setdefault(id(value), f"C{len(self._names)}")
         self.constants[name] = value
         return name
@@ -135,7 +145,7 @@ class _PythonWriter:
 def make_boxed_function(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], Any]:
     """Compile a graph to a function with PyTorch's boxed calling convention, for AOTAutograd.
 
-    Such a function clears the list of its arguments.
+    The function clears the list of its arguments. The second parameter is ignored.
     """
     call = compile_graph(module.graph, module=module).call
     call._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch reads it

@@ -39,7 +39,7 @@ class Rewriter:
         self.graph = fx.Graph()
         self._keys_by_node = keys_by_node
         self._first_nodes: dict[OutputKey, fx.Node] = {}
-        """First old node of each output."""
+        """First old node of each output, by the output's key."""
         self._output_keys: defaultdict[int, list[OutputKey]] = defaultdict(list)
         for node, key in keys_by_node.items():
             if key not in self._first_nodes:
@@ -60,7 +60,8 @@ class Rewriter:
     def map_node(self, node: fx.Node) -> fx.Node:
         """Return the new graph's node for the value of an old node.
 
-        Writes views and waits that the new graph lacks.
+        Writes views and waits that the new graph lacks. An output without a copy in the new graph
+        is written like a view.
         """
         if node in self._placeholders:
             return self.map_placeholder(node)
@@ -81,7 +82,9 @@ class Rewriter:
     def write_node(self, node: fx.Node, storage_indices: Iterable[int]) -> fx.Node:
         """Write an operation, and views and waits that it needs; return the new node.
 
-        The outputs become the newest copies of the storages.
+        Also writes the nodes that select its outputs. The outputs become the newest copies of the
+        storages. For a collective that does not copy its input, the wait follows at once. The new
+        node has the kernel of the old one.
         """
         new_node = self.register_write(self.graph.node_copy(node, self.map_node))
         kernel: Any = kernel_of(node)
@@ -103,7 +106,7 @@ class Rewriter:
         return new_node
 
     def write_wait(self, key: OutputKey) -> None:
-        """Write the wait for a collective's result; it becomes the newest copy of the output."""
+        """Write the wait for a collective's result; the wait becomes the output's newest copy."""
         self._awaited_keys.remove(key)
         collective = self._newest[key]
         target = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its only name
@@ -112,7 +115,7 @@ class Rewriter:
         self._newest[key] = self.register_write(wait)
 
     def output_keys(self, storage_index: int) -> list[OutputKey]:
-        """Return (storage index, layout index) of each output in a storage that has a node."""
+        """Return the keys (storage index, layout index) of a storage's outputs that have a node."""
         return self._output_keys[storage_index]
 
     def map_placeholder(self, node: fx.Node) -> fx.Node:

@@ -1,9 +1,8 @@
 """An FX graph as operations that allocate memory, and as the nodes of a training graph.
 
 A tensor of the training graph is one storage with all its views. An operation allocates at least
-one storage, or has an effect. Views, and nodes that select one of several outputs, are not
-scheduled: each reader recreates the view from its storage, so that freeing a storage frees all its
-views.
+one storage, or has an effect. Views, inlined nodes, and nodes that select one of several outputs
+are not scheduled: each reader executes them again, so that freeing a storage frees all its views.
 Operator schemas do not state which outputs are new memory; profiles do.
 """
 
@@ -76,12 +75,13 @@ class Operation:
     """Indices of the storages that the operation allocates."""
     profile: OpProfile
     in_place: tuple[tuple[int, int], ...] = ()
-    """(output, input) storage indices if the output may overwrite the input."""
+    """(output, input) storage indices of each output that may overwrite an input."""
 
     @property
     def is_random(self) -> bool:
-        """Whether PyTorch tags the operator as random: it repeats if generator state is restored.
+        """Whether PyTorch tags the operator as random.
 
+        The operator repeats its output if the state of the generator is restored.
         `dropout_mask` and operators of edge programs have no tag.
         """
         return torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ())
@@ -204,7 +204,8 @@ class StepGraph(ABC):
     ) -> None:
         """Append an operation and its storage for a value that exists before the step.
 
-        Registers `node` in `output_keys`.
+        Registers `node` in `output_keys`, and `name`, from which the names of later operations will
+        differ. `name` itself is not made unique.
         """
         self._names[name] += 1
         self.output_keys[node] = (len(self.storages), 0)
@@ -251,7 +252,7 @@ class StepGraph(ABC):
         )
 
     def _unique_name(self, name: str) -> str:
-        """Return a name that no operation has yet: ``name``, ``name#2``, ``name#3`` and so on."""
+        """Register and return a name that no operation has yet: ``name``, ``name#2`` and so on."""
         self._names[name] += 1
         count = self._names[name]
         return f"{name}#{count}" if count > 1 else name
@@ -321,7 +322,11 @@ class StepGraph(ABC):
         return replace(graph_node, **overrides)
 
     def results_node(self, storage_indices: Iterable[int], *, workspace_bytes: int = 0) -> Node:
-        """Return the node at the end of a step, which reads the storages of the results."""
+        """Return the node at the end of a step, which reads the storages of the results.
+
+        It has the phase of the last operation, or forward without operations. It cannot be
+        recomputed, and moves 0 bytes.
+        """
         return Node(
             name=RESULTS,
             op=RESULTS,

@@ -28,7 +28,10 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
-    """Return the tensors in nested tuples, lists and dicts, in the order of the items."""
+    """Return the tensors in nested tuples, lists and dicts, in the order of the items.
+
+    A single tensor is returned in a tuple.
+    """
     return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
@@ -46,7 +49,7 @@ def fake_storage_key(node: fx.Node) -> int | None:
 def call_key(*arguments: Any) -> Hashable:
     """Return the key of a call: structure of its arguments, types and layouts of tensors.
 
-    Other values count by type and text. The elements of tensors do not count.
+    Other values count by type and text. Elements and devices of tensors do not count.
     """
     leaves, spec = _pytree.tree_flatten(arguments)
     return spec, tuple(
@@ -110,9 +113,9 @@ class HeapWatch:
             pass
 
     def end(self) -> list[list[int]]:
-        """Stop recording; return the running total of allocated minus freed bytes per section [B].
+        """Stop recording; return a list of totals of allocated minus freed bytes per section [B].
 
-        Each section begins with 0 and has one total per allocation or free.
+        The list of each section begins with 0, followed by the total after each allocation or free.
         """
         with _remove_notices():
             self._profiler.__exit__(None, None, None)
@@ -138,7 +141,10 @@ def is_profiler_on() -> bool:
 
 @contextmanager
 def _remove_notices() -> Iterator[None]:
-    """Context manager that buffers stderr; at the end writes it without the profiler's notices."""
+    """Context manager that buffers stderr; at the end writes it without the profiler's notices.
+
+    Also writes it after an exception. The output of other threads is buffered, too.
+    """
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as buffer:

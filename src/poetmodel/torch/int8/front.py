@@ -67,8 +67,10 @@ class QuantizedLayer(nn.Module):  # type: ignore[misc, unused-ignore]
 
         Tensors are int8, except the input of ``quantize`` and the result of ``dequantize``.
 
-        With `proxies`, the proxies of the inputs' real values, return the result and its proxy. A
-        proxy is a tensor without memory that has the gradient of the real value.
+        With `proxies`, the proxies of the inputs' real values or None, return the result and its
+        proxy. A proxy is a tensor without memory that has the gradient of the real value.
+
+        Raises `ValueError` for another number of channels than that of the weight.
         """
         if proxies is not None:
             return apply_with_proxies(self, inputs, proxies)
@@ -101,8 +103,8 @@ class Wire:
 class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
     """Frozen int8 layers of a model, with real input and output, without parameters.
 
-    Create it with `poetmodel.torch.quantized`. ``train()`` and ``eval()`` do not change it. If
-    the model is converted to double, the layers still compute in int8.
+    Create it with `poetmodel.torch.quantized`. Its results are equal after ``train()`` and
+    ``eval()``. If the model is converted to double, the layers still compute in int8.
 
     `layers` are the layers by name, and `wires` their connections in execution order.
     """
@@ -130,7 +132,9 @@ class QuantizedFront(nn.Module):  # type: ignore[misc, unused-ignore]
         Raises
         ------
         CaptureError
-            If gradients are on and the input requires one, because a quantized front has none.
+            If gradients are on and the input requires a gradient, which a front cannot compute.
+        ValueError
+            If a layer gets another number of channels than that of its weight.
         """
         if x.requires_grad and torch.is_grad_enabled():
             raise CaptureError(

@@ -1,9 +1,10 @@
 """Operators of the backward pass of int8 layers, and updates of int8 weights: their definition.
 
-Gradients are float32 in the order batch, rows, columns, channels. They are gradients with respect
-to real values: ``(byte - zero) * scale`` for activations, ``byte * scale`` for weights. Rounding
-passes gradients through unchanged; a byte at a limit of its layer has no gradient. Real numbers are
-summed in PyTorch's order: sums of integers below 2^24 are exact, with the same bits in any order.
+Gradients are float32, those of activations in the order batch, rows, columns, channels. They are
+gradients with respect to real values: ``(byte - zero) * scale`` for activations, ``byte * scale``
+for weights. Rounding passes gradients through unchanged; a byte at a limit of its layer has the
+gradient 0. Real numbers are summed in PyTorch's order: sums of integers below 2^24 are exact, with
+the same bits in any order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _DEPTHWISE: Final = 3
 """Number of dimensions of a depthwise convolution's weight: rows, columns, channels."""
 _CONVOLUTION_SCHEMA: Final = f"{WINDOW_SCHEMA}, int groups"
-"""Schema of the arguments of a convolution's gradients."""
+"""Schema of the last arguments of a convolution's gradients: window and groups."""
 
 
 @register_operator("(Tensor gradient, Tensor y, int low, int high) -> Tensor")
@@ -50,7 +51,10 @@ def q8_pointwise_input_gradient(gradient: Tensor, weight: Tensor, weight_scale: 
 def q8_pointwise_weight_gradient(
     gradient: Tensor, x: Tensor, scale_x: float, zero_x: int
 ) -> Tensor:
-    """Return the gradient of a linear layer's weight (outputs, channels)."""
+    """Return the gradient of a linear layer's weight (outputs, channels).
+
+    It is the sum of ``gradient * (x - zero_x) * scale_x`` over samples and pixels.
+    """
     centred_x = (x.to(torch.int32) - zero_x).float()
     return (gradient.flatten(0, -2).T @ centred_x.flatten(0, -2)) * scale_x
 
@@ -155,7 +159,8 @@ def q8_maximum_gradient(
 ) -> Tensor:
     """Return the gradient of a max pool's input; `y` are the maxima.
 
-    The first largest element of each window gets the gradient of the window.
+    The first largest element of each window, by rows, gets the gradient of the window. A window
+    with only padding has none.
     """
     unassigned_mask = torch.ones(y.shape, dtype=torch.bool)
     selections = []
@@ -214,7 +219,8 @@ def update_16_bits(weight: Tensor, residual: Tensor, change: Tensor) -> None:
     """Subtract `change` from 16-bit weights ``256 * weight + residual``, in place.
 
     `change` is in int8 steps: gradient times learning rate over the scale of the weight. ``w16 =
-    clamp(rint(w16 - 256 * change))``, ``weight = (w16 + 128) >> 8``. NaN in `change` counts as 0.
+    clamp(rint(w16 - 256 * change), -127 * 256, 127 * 256)``, ``weight = (w16 + 128) >> 8``. NaN in
+    `change` counts as 0.
     """
     weight_16 = weight.to(torch.int32) * INT16_STEPS + residual
     max_weight = MAX_WEIGHT * INT16_STEPS
@@ -226,17 +232,20 @@ def update_16_bits(weight: Tensor, residual: Tensor, change: Tensor) -> None:
 
 
 def split_16_bits(weight_16: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int8 tensors (weight, residual) such that ``weight_16 = 256 * weight + residual``."""
+    """Return int8 tensors (weight, residual) such that ``weight_16 = 256 * weight + residual``.
+
+    `weight_16` has whole numbers from ``-128 * 256`` to ``127 * 256``.
+    """
     weight_16 = weight_16.to(torch.int32)
     weight = (weight_16 + INT16_STEPS // 2) >> 8
     return weight.to(torch.int8), (weight_16 - weight * INT16_STEPS).to(torch.int8)
 
 
 def update_stochastic(weight: Tensor, random_numbers: Tensor, change: Tensor) -> None:
-    """Subtract `change` from 8-bit weights: ``clamp(floor(weight - change + r))``, in place.
+    """Subtract `change` from 8-bit weights, with stochastic rounding, in place.
 
-    `random_numbers` (r) are uniform from 0 to below 1, multiples of 2^-24. NaN in `change` counts
-    as 0.
+    ``weight = clamp(floor(weight - change + r), -127, 127)``. `random_numbers` (r) are uniform from
+    0 to below 1, multiples of 2^-24. NaN in `change` counts as 0.
     """
     new_weight = torch.floor(weight.float() - change.nan_to_num(0.0) + random_numbers)
     weight.copy_(new_weight.clamp(-MAX_WEIGHT, MAX_WEIGHT))
@@ -248,7 +257,7 @@ class RoundingDraws:
 
     The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
     SC 2011), as for the dropout of exported code, but with other counters: element e, in the order
-    of memory, has word e % 4 of the block with the counter ``(e / 4, site, 1, 0)`` and the key
+    of memory, has word e % 4 of the block with the counter ``(e // 4, site, 1, 0)`` and the key
     ``(update, seed)``. Dropout has 0 as the third word of its counters.
     """
 
@@ -259,8 +268,9 @@ class RoundingDraws:
     seed: int = 0
 
     def draw_uniform(self, weight: Tensor, *, first: int = 0) -> Tensor:
-        """Return a number for each weight: the upper 24 bits of its word, times 2^-24.
+        """Return a float32 number for each weight: the upper 24 bits of its word, times 2^-24.
 
+        The result has the shape and the device of `weight`, whose elements are not read.
         If `weight` is a slice of the tensor, `first` is the index of its first element.
         """
         first_block, end_block = first // 4, -(-(first + weight.numel()) // 4)
@@ -278,8 +288,9 @@ _WORD: Final = 0xFFFFFFFF
 
 
 def _philox_words(first_block: int, end_block: int, counter: Sequence[int], *key: int) -> Tensor:
-    """Return four 32-bit words for each block from `first_block` to below `end_block`.
+    """Return a row of four 32-bit words for each block from `first_block` to below `end_block`.
 
+    The words are int64 numbers from 0 to below 2^32.
     `counter` is the three words of the counter after the block number; `key` the two words of the
     key.
     """
@@ -313,6 +324,7 @@ def _convolution_gradient(
     """Return a gradient of a convolution: of the padded input `x`, or of the filters.
 
     `gradient_index` is 0 for `x`, or 1 for the filters. Of that tensor only the shape is read.
+    `gradient` has its channels last; `x`, `filters` and the result are in PyTorch's order.
     """
     stride, _, dilation, groups = window_arguments
     result: Tensor = torch.ops.aten.convolution_backward(

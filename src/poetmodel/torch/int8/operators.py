@@ -40,7 +40,11 @@ def find_operator(name: str) -> Any:
 
 
 def register_operator(schema: str) -> Callable[[Any], Any]:
-    """Return a decorator that registers a function as a PyTorch operator of the same name."""
+    """Return a decorator that registers a function as a PyTorch operator of the same name.
+
+    The operator has the `schema` and the namespace `NAMESPACE`, and must not change its arguments.
+    The decorator returns a ``CustomOpDef``.
+    """
 
     def register(function: Any) -> Any:
         name = f"{NAMESPACE}::{function.__name__}"
@@ -51,16 +55,16 @@ def register_operator(schema: str) -> Callable[[Any], Any]:
 
 @register_operator("(Tensor x, float inverse, int zero) -> Tensor")
 def q8_quantize(x: Tensor, inverse: float, zero: int) -> Tensor:
-    """Return ``clamp(rint(x * inverse) + zero)`` in the order batch, rows, columns, channels.
+    """Return ``clamp(rint(x * inverse) + zero)`` in int8 (batch, rows, columns, channels).
 
-    `x` is real (batch, channels, rows, columns).
+    `x` is real (batch, channels, rows, columns); rows and columns may be missing.
     """
     return _round_to_bytes(_channels_last(x), inverse, zero, _MIN_BYTE, _MAX_BYTE)
 
 
 @register_operator("(Tensor x, float scale, int zero) -> Tensor")
 def q8_dequantize(x: Tensor, scale: float, zero: int) -> Tensor:
-    """Return ``(x - zero) * scale`` in the order batch, channels, rows, columns."""
+    """Return ``(x - zero) * scale`` in float32, in the order batch, channels, rows, columns."""
     real = (x.to(torch.int32) - zero).float() * scale
     return _channels_first(real).contiguous()
 
@@ -72,7 +76,8 @@ def q8_pointwise(
     """Return the results of a linear layer at each pixel.
 
     ``acc = initial_sum + sum of x * weight``, then
-    ``clamp(rint((acc * scale + bias) * inverse) + zero)``.
+    ``clamp(rint((acc * scale + bias) * inverse) + zero)``. Raises `ValueError` unless `x` has the
+    channels of `weight` (outputs, channels).
     """
     _check_channels(x, weight.shape[1])
     total = x.double() @ weight.double().T
@@ -95,7 +100,8 @@ def q8_depthwise(
     """Return a convolution of each channel with its own window.
 
     `weight` has rows, columns, channels. ``acc = sum of (x - zero_x) * weight``, in which padding
-    counts as 0, then as in `q8_pointwise`. Does not use `initial_sum`.
+    counts as 0, then as in `q8_pointwise`. Does not use `initial_sum`. Raises `ValueError` unless
+    `x` has the channels of `weight`.
     """
     del initial_sum  # only kernels that do not subtract zero_x need it
     _check_channels(x, weight.shape[2])
@@ -125,7 +131,8 @@ def q8_conv2d(
 ) -> Tensor:
     """Return a convolution. `weight` has outputs, rows, columns, and channels of a group.
 
-    As `q8_depthwise`, but ``acc`` is also summed over the channels of the group.
+    As `q8_depthwise`, but ``acc`` is also summed over the channels of the group. Raises
+    `ValueError` unless `x` has `groups` times these channels.
     """
     del initial_sum
     centred_x = x.double() - zero_x
@@ -181,7 +188,8 @@ def q8_average(
     """Return means of windows: ``clamp(rint((sum of (x - zero_x)) * factor * inverse) + zero)``.
 
     `factor` is the scale of x over the number of elements in the window, padding included. A window
-    of one element requantizes each pixel to another scale and zero point, whatever the stride.
+    of one element requantizes each pixel to another scale and zero point; stride and padding are
+    then ignored.
     """
     centred_x = x.to(torch.int32) - zero_x
     if tuple(window) == (1, 1):
@@ -220,7 +228,8 @@ def window_elements(
 ) -> Iterator[tuple[tuple[int, int], Tensor]]:
     """Yield each (row, column) in a window, with the elements of all windows at this position.
 
-    `padding_value` is the value of elements in the padding.
+    The order is by rows. `x` has batch, rows, columns, channels; `padding_value` is the value of
+    elements in the padding.
     """
     height, width = _output_size(x, window, stride, padding, dilation)
     above, below, left, right = padding
@@ -249,7 +258,7 @@ def _output_size(
 
 
 def _check_channels(x: Tensor, expected_channels: int) -> None:
-    """Raise `ValueError` for another number of channels."""
+    """Raise `ValueError` unless the last dimension of `x` has `expected_channels`."""
     n_channels = x.shape[-1]
     torch._check_value(  # noqa: SLF001 - a ValueError, as PyTorch raises for shapes
         n_channels == expected_channels,
@@ -282,7 +291,7 @@ def _channels_first(x: Tensor) -> Tensor:
 def _empty_output(
     x: Tensor, window: Sequence[int], window_arguments: Sequence[Any], channels: int = 0
 ) -> Tensor:
-    """Return an empty output of a window operator, with `channels` or the channels of x."""
+    """Return an empty output of a window operator, with `channels`, or those of `x` if 0."""
     output_size = _output_size(x, window, *window_arguments)
     return x.new_empty((x.shape[0], *output_size, channels or x.shape[3]))
 

@@ -64,7 +64,8 @@ class TrainedLayer(QuantizedLayer):
     def __init__(self, layer: QuantizedLayer, *, rounding: str, headroom: float) -> None:
         """Copy a layer with scales coarser by `headroom`, and residuals if `rounding` stores them.
 
-        Registers the layer for the check that refuses its weights in PyTorch's optimizers.
+        The bias becomes a parameter. Registers the layer for the check that refuses its weights in
+        PyTorch's optimizers.
         """
         if layer.weight_scale is None or layer.input_levels is None:
             raise InputError(f"{layer.operator}: it has no weights to train")
@@ -109,7 +110,7 @@ class TrainedLayer(QuantizedLayer):
 
     @property
     def state(self) -> tuple[Tensor, ...]:
-        """The tensors that an update of the weights replaces: weight, and residual if any."""
+        """The tensors that an update of the weights changes: weight, and residual if any."""
         return (self.weight, self.residual) if self.rounding == ROUNDINGS[0] else (self.weight,)
 
     def real_weight(self) -> Tensor:
@@ -131,8 +132,8 @@ def subtract_gradient(
 
     ``change = (gradient + weight_decay * real weight) * lr / scale``, in int8 steps; `maximize`
     negates the gradient. `update_16_bits` subtracts `change` from a `state` with a residual,
-    `update_stochastic` from one without. Raises `InputError` for a `state` without a residual if
-    `draws` is None.
+    `update_stochastic` from one without, with `draws` as its random numbers. Raises `InputError`
+    for a `state` without a residual if `draws` is None.
     """
     if len(state) == 1 and draws is None:
         raise InputError("draws: stochastic rounding needs the random numbers of an update")
@@ -192,6 +193,8 @@ class QuantizedNetwork(QuantizedFront):
         ------
         CaptureError
             If the input requires a gradient, and gradients are enabled.
+        ValueError
+            If a layer gets another number of channels than that of its weight.
         """
         if x.requires_grad and torch.is_grad_enabled():
             raise CaptureError(
@@ -223,7 +226,7 @@ def _call_with_proxy(
 
 
 _TRAINED_LAYERS: Final[WeakSet[TrainedLayer]] = WeakSet()
-"""All int8 layers of the process that train."""
+"""All trained int8 layers of the process that still exist."""
 
 
 def _register_layer(layer: TrainedLayer) -> None:
@@ -270,8 +273,8 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
         Factor of the parameters, or real weights, that are added to the gradients.
     seed : int, optional
         Seed of stochastic rounding, from 0 to below 2^32; exported code has the same seed. Random
-        numbers depend on it, the number of the update (``updates`` of the parameter groups), the
-        layer and the element; no other generator is read or changed.
+        numbers depend on the seed, the number of the update (``updates`` of the parameter groups),
+        the layer and the element; PyTorch's generators are neither read nor changed.
 
     Raises
     ------
@@ -285,7 +288,10 @@ class QuantizedSGD(torch.optim.SGD):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, model: nn.Module, lr: float = 1e-3, *, weight_decay: float = 0.0, seed: int = 0
     ) -> None:
-        """Check the options, and collect the trained layers and parameters of `model`."""
+        """Check the options, and collect the trained layers and parameters of `model`.
+
+        Adds ``updates``, which is 0, and ``seed`` to the parameter groups.
+        """
         for name, number in (("lr", lr), ("weight_decay", weight_decay)):
             if not (math.isfinite(number) and number >= 0):
                 raise InputError(f"{name}: expected a number from 0, got {number}")

@@ -31,7 +31,10 @@ aten: Final = torch.ops.aten
 
 
 def _reduced_dimensions(view: StridedView, dimensions: int | Sequence[int] | None) -> list[int]:
-    """Return the dimensions to reduce, counted from 0; all if `dimensions` is None or empty."""
+    """Return the dimensions to reduce, counted from 0; all if `dimensions` is None or empty.
+
+    The result is ascending; it is [] for a tensor without dimensions.
+    """
     rank = len(view.shape)
     if dimensions is None or (not isinstance(dimensions, int) and not dimensions):
         return list(range(rank))
@@ -202,8 +205,9 @@ def _call_on_rows(
 ) -> None:
     """Add the call of a kernel on all rows along a dimension.
 
-    Converts the operands to real numbers. Marks the operation as elementwise: the output may
-    overwrite an operand. `constants` are the last arguments of the kernel.
+    All `operands` have the shape of the output, and are converted to real numbers. Marks the
+    operation as elementwise: the output may overwrite an operand. `constants` are the last
+    arguments of the kernel.
     """
     views = [op.output(), *(convert_operand(op, argument) for argument in operands)]
     row_dimensions = _reduced_dimensions(views[0], dimension)
@@ -244,6 +248,9 @@ def _lower_cumsum(op: Lowering) -> None:
 
 # -- norms -------------------------------------------------------------------------------------
 
+# Norms and their gradients are marked as elementwise: the first output may overwrite an operand of
+# its layout.
+
 
 @lowers(
     aten._native_batch_norm_legit_functional.default,
@@ -253,8 +260,9 @@ def _lower_cumsum(op: Lowering) -> None:
 def _lower_batch_norm(op: Lowering) -> None:
     """Lower a batch norm: by statistics of the batch in training mode, otherwise by fixed ones.
 
-    Also writes the statistics that are outputs. Refuses to update a running variance from a single
-    value for each channel.
+    Also writes the statistics that are outputs: in training mode mean, reciprocal standard
+    deviation and new running statistics, otherwise copies of the fixed ones. Refuses to update a
+    running variance from a single value for each channel.
     """
     x, w, bias = (
         op.value(op.args[0]),

@@ -64,9 +64,9 @@ def register_operator(
     first_output_only: bool = False,
     unsupported_features: str = "",
 ) -> Callable[[Compute], Compute]:
-    """Return a decorator that registers a function as the implementation of operators.
+    """Return a decorator that registers a function as the implementation of operators `names`.
 
-    The options are the fields of `Operator`.
+    It adds an entry to `OPERATORS` for each name. The options are the fields of `Operator`.
     """
 
     def register(compute: Compute) -> Compute:
@@ -92,7 +92,7 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, record: NodeRecord, *, opset: int) -> None:
-        """Store name, operator and attributes, and the node as a model for ONNX's reference."""
+        """Store name, operator, attributes and opset, and the node as a model for the reference."""
         super().__init__()
         self.name = record.name
         self.operator = record.operator
@@ -160,9 +160,11 @@ def _single_node_model(proto: Any, opset: int) -> bytes:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
 def evaluate_numbers(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ...] | None:
-    """Compute a node on numbers with ONNX's reference.
+    """Compute a node on numbers with ONNX's reference; return its outputs.
 
-    Returns None if the results together have more than `MAX_NUMBERS` elements.
+    `proto` is the serialized model of the node, and `values` its inputs; None for an omitted input.
+    Returns None if the outputs together have more than `MAX_NUMBERS` elements. Dynamo treats the
+    result as constant.
     """
     return _evaluate_cached(proto, values, repr(values))
 
@@ -171,7 +173,7 @@ def evaluate_numbers(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ..
 def _evaluate_cached(
     proto: bytes, values: tuple[Numbers | None, ...], _: str
 ) -> tuple[Numbers, ...] | None:
-    """Compute a node on numbers, as `evaluate_numbers`; None for more than `MAX_NUMBERS` results.
+    """Compute a node on numbers, as `evaluate_numbers`, and cache the result.
 
     The third argument is only part of the cache key: it distinguishes 1, 1.0 and True, which
     compare equal.
@@ -300,7 +302,10 @@ def read_axis(node: OnnxNode, rank: int, default: int = 0) -> int:
 
 
 def select_positions(x: torch.Tensor, axis: int, positions: list[int]) -> torch.Tensor:
-    """Return the elements at the given positions of an axis; a view if these are consecutive."""
+    """Return the elements at the given positions of an axis, which count from 0, like `axis`.
+
+    The result is a view if the positions are ascending without a gap, or if there are none.
+    """
     if not positions:
         return x.narrow(axis, 0, 0)
     if positions == list(range(positions[0], positions[0] + len(positions))):
@@ -312,7 +317,7 @@ def select_positions(x: torch.Tensor, axis: int, positions: list[int]) -> torch.
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of a tensor or of numbers; () for a single number."""
+    """Return the shape of a tensor or of numbers; () for a single number, None or a sequence."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     sizes = []

@@ -1,4 +1,4 @@
-"""The state file of a training run: one or two generations of each tensor, and commit records.
+"""The state file of a compiled step: one or two generations of each tensor, and commit records.
 
 With two generations, a step reads the current one and writes the next one to other slots. When the
 medium has stored the new generation completely, a record with the slot of each tensor is written
@@ -66,7 +66,8 @@ class StateTensor:
     """A tensor in a state file, and its name in the model or optimizer."""
 
     storage: TensorStorage
-    """Size and layouts of the tensor's memory; ``index`` is the tensor's number in the file."""
+    """Size and layouts of the tensor's memory. ``index`` identifies the tensor in a `StateFile`; in
+    a parsed `Format` it is the tensor's position."""
     kind: str
     """``parameter``, ``buffer`` or ``moment``."""
     owner: str
@@ -113,7 +114,7 @@ class Format:
     def parse(cls, first_bytes: bytes) -> Self | None:
         """Parse the format from the first `header_bytes` of a file.
 
-        Returns None if the header is incomplete, damaged, or of another version or host.
+        Returns None if the header is incomplete or damaged, or has another version or block size.
         """
         size = cls.header_bytes(first_bytes)
         if size is None or len(first_bytes) < size:
@@ -136,7 +137,10 @@ class Format:
 
     @staticmethod
     def header_bytes(first_bytes: bytes) -> int | None:
-        """Return the length of the header [B]; None if the file has no header of this format."""
+        """Return the length of the header [B]; None if `first_bytes` do not begin one.
+
+        `first_bytes` may end before the header does.
+        """
         if len(first_bytes) < _HEADER.size:
             return None
         magic, size, _ = _HEADER.unpack_from(first_bytes)
@@ -249,7 +253,7 @@ def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
 
 
 def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
-    """Return the tensor of a JSON object; its index is its position in the header."""
+    """Return the tensor of a JSON object; `index` is its position in the header."""
     layouts = tuple(
         TensorLayout(
             position=None,
@@ -280,16 +284,16 @@ _CLOSE_HINT: Final = "close() moves the state to RAM"
 
 
 class StateFile:
-    """The state of one training run in a file in the user's folder, locked by its process.
+    """The state of one compiled step in a file in the user's folder, locked by its process.
 
     Between steps, the memory passed to `map` is a private mapping of a tensor's current generation:
     writes to the memory do not change the file. Before the next step, `write_mapped_changes` writes
-    such changes to the file as a new generation. So the content of the file always matches its
-    record, and each read checks a tensor against its checksum in the record.
+    these changes to the file as a new generation. So the content of the file matches `record`
+    between steps, and each read checks a tensor against its checksum in the record.
 
     Creating the object creates `folder` if it is missing, removes unfinished files of killed
     processes from it, and creates the file. The file is locked and has its full size for the slots
-    of `tensors`; all tensors are absent until they are written. The file is removed when the object
+    of `tensors`; a tensor is absent until a commit contains it. The file is removed when the object
     is deleted or the process exits normally. `name` identifies the step, and `steps` is the number
     of earlier training steps. With two `generations`, one is always complete. With one generation,
     each step overwrites it, and no state can be recovered.
@@ -308,7 +312,8 @@ class StateFile:
     ) -> None:
         """Create, lock and allocate the file in `folder`; raise `InputError` if that fails.
 
-        All `tensors` are absent until they are written. `steps` is the number of earlier steps.
+        Each of `tensors` is absent until a commit contains it. `steps` is the number of earlier
+        steps.
         """
         self.format = Format.from_tensors(tensors, name=name, generations=generations)
         self.record = Record.with_absent_tensors(len(self.format.tensors), steps=steps)
@@ -320,6 +325,7 @@ class StateFile:
             self.storages[tensor.storage.index] = tensor.storage
             self._positions[tensor.storage.index] = position
         self.written_bytes = self.read_bytes = 0
+        """Bytes of tensors written and read so far, without padding [B]."""
         self._next_entries: dict[int, tuple[int, int]] = {}
         """(slot, checksum) of each tensor already written for the next generation, by position."""
         self._memories: dict[int, Memory] = {}
@@ -340,7 +346,8 @@ class StateFile:
     def _create(self, folder: str | Path) -> None:
         """Create, lock and allocate the file, and write its header.
 
-        Raises `InputError` if that fails. Processes forked later close the file.
+        Also creates the folder, and removes abandoned files from it. Raises `InputError` if that
+        fails. Processes forked later close the file.
         """
         make_folder(folder)
         remove_abandoned(folder, f"{PREFIX}*{UNFINISHED}")
@@ -380,7 +387,7 @@ class StateFile:
         self._remove = weakref.finalize(self, _remove, descriptors, path, self._process)
 
     def _publish(self) -> None:
-        """Rename the file to its final name, under which `recover` finds it.
+        """Rename the file to its final name, under which `recover` finds it, and flush the folder.
 
         Called when the file has its first intact state.
         """
@@ -414,8 +421,8 @@ class StateFile:
     def close(self) -> None:
         """Move all mapped memory to RAM, at the same addresses, and remove the file.
 
-        A process that did not create the file only stops using it. Raises `PageError` if a tensor
-        cannot be read; the file then remains.
+        A process that did not create the file only stops using it. Further calls have no effect.
+        Raises `PageError` if a tensor cannot be read; the file then remains.
         """
         if self._is_closed or self._process != os.getpid():
             self._is_closed = True
@@ -450,8 +457,8 @@ class StateFile:
     def read(self, index: int, memory: memoryview) -> None:
         """Read the current value of a tensor into `memory`; zeros if the tensor is absent.
 
-        Raises `PageError` if the slot cannot be read or does not match its checksum. Changes
-        through the tensor's mapping since the last step are included.
+        Raises `PageError` if the slot cannot be read or does not match its checksum. The value
+        includes changes that were made through the tensor's current mapping.
         """
         position = self._positions[index]
         slot = self.record.slots[position]
@@ -467,7 +474,7 @@ class StateFile:
     def _read_slot(
         self, position: int, slot: int, expected_checksum: int, memory: memoryview
     ) -> None:
-        """Read a slot into memory.
+        """Read a slot into memory, and add its size to `read_bytes`.
 
         Raises `PageError` if it cannot be read, or its checksum is not `expected_checksum`.
         """
@@ -485,7 +492,8 @@ class StateFile:
     def write(self, index: int, memory: memoryview) -> None:
         """Write a tensor of the next generation from `memory`; other tensors retain their value.
 
-        Raises `PageError` if the file cannot be written.
+        A `commit` makes it current. With one generation, it overwrites the current value. Raises
+        `PageError` if the file cannot be written.
         """
         position = self._positions[index]
         current_slot = self.record.slots[position]
@@ -500,11 +508,11 @@ class StateFile:
         self.written_bytes += len(memory)
 
     def commit(self, *, steps: int = 0, absent_indices: Iterable[int] = ()) -> None:
-        """Make the written tensors part of the current generation, and map memories to it.
+        """Make the written tensors part of a new current generation, and map memories to it.
 
-        With two generations, the medium has stored the generation on return, and the first commit
-        renames the file, so that `recover` finds it. Raises `PageError` if the record cannot be
-        written.
+        The record also contains the current state of PyTorch's random generator. With two
+        generations, the medium has stored the generation on return, and the first commit renames
+        the file, so that `recover` finds it. Raises `PageError` if the record cannot be written.
 
         Parameters
         ----------
@@ -541,7 +549,7 @@ class StateFile:
         )
 
     def _write_record(self, record: Record) -> None:
-        """Flush all tensors, then write and flush the record."""
+        """Flush all tensors, write and flush the record, and drop the file from the file cache."""
         os.fdatasync(self._descriptor)
         self._write_padded(
             memoryview(record.to_bytes()), self.format.record_offset(record.generation)
@@ -556,13 +564,14 @@ class StateFile:
 
     @property
     def is_changed(self) -> bool:
-        """Whether a tensor was written since the last commit."""
+        """Whether a tensor was written since the last commit, and not discarded."""
         return bool(self._next_entries)
 
     def rollback(self) -> None:
-        """Discard the tensors written since the last commit, and map the current generation.
+        """Discard the tensors written since the last commit, and end `show_uncommitted`.
 
-        With one generation, the written tensors remain, because they overwrote the old values.
+        The memories of these tensors are mapped to the current generation. With one generation, the
+        written tensors remain, because they overwrote the old values.
         """
         discarded_entries = self._next_entries
         self.discard_written()
@@ -596,14 +605,19 @@ class StateFile:
     # -- mappings --------------------------------------------------------------------------------
 
     def map(self, index: int, memory: Memory) -> None:
-        """Map memory to the current generation of a tensor, also after later commits."""
+        """Map memory to the current generation of a tensor, now and after each later commit.
+
+        The old content of the memory is lost, unless the tensor is absent: then the memory is not
+        changed. Raises `OSError` if the system refuses the mapping.
+        """
         self._memories[index] = memory
         self._map(index, memory)
 
     def unmap(self, index: int) -> None:
         """Move a tensor's memory to RAM with the tensor's current value, at the same address.
 
-        Raises `PageError` if the value cannot be read; the memory then remains mapped.
+        The memory gets zeros if the tensor is absent, and is no longer tracked. Raises `PageError`
+        if the value cannot be read; the memory then remains mapped and tracked.
         """
         memory = self._memories[index]
         memory.move_to_ram(partial(self.read, index))
@@ -617,7 +631,10 @@ class StateFile:
         self._memories.pop(index, None)
 
     def is_tracked(self, index: int) -> bool:
-        """Return whether commits map a tensor's memory again: from `map` to `untrack`."""
+        """Return whether commits map a tensor's memory again: after `map`.
+
+        False after `unmap` or `untrack`.
+        """
         return index in self._memories
 
     def _live_memories(self) -> list[tuple[int, Memory]]:
@@ -669,7 +686,7 @@ class StateFile:
 
 
 def _remove(descriptors: tuple[int, ...], path: Path, process: int) -> None:
-    """Remove the file in the process that created it, and release its lock."""
+    """Remove the file and release its lock; no effect in a process that did not create it."""
     if os.getpid() == process:
         with suppress(OSError):
             path.unlink()

@@ -35,9 +35,10 @@ def in_place_pair(
 ) -> tuple[tuple[int, int], ...]:
     """Return ((output, input),) if the only output may overwrite an argument, otherwise ().
 
-    Output and input are storage indices; the first such argument counts. The input must be a
-    computed tensor of the output's layout that fills its storage and that is read directly, not as
-    a view. `in_place_kernel` must find a kernel. `last_uses` has the index of the last operation
+    Output and input are storage indices; the first such argument counts. The output must replace no
+    state. The input must be a computed tensor of the output's layout that fills its storage and
+    that is read directly, not as a view. `in_place_kernel` must find a kernel for the position of
+    the input, which is no keyword argument. `last_uses` has the index of the last operation
     that uses each storage: `operation` must be that of the input. Storages in `excluded_indices`
     must not be overwritten.
     """
@@ -72,7 +73,7 @@ def in_place_pair(
 
 
 def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) -> int:
-    """Return the workspace of an operation, in place if that is possible; 0 if not measured [B].
+    """Return the workspace of an operation, in place if `in_place` is set; 0 if not measured [B].
 
     Dropout's backward in place needs extra memory: the mask in the gradient's type.
     """
@@ -143,8 +144,9 @@ def _find_variant(operator: Any, is_first: bool) -> tuple[Kernel, str | None] | 
     """Return an operator's variant that overwrites a tensor, and the name of its out parameter.
 
     If `is_first`, a variant that overwrites the first argument is preferred; it has no out
-    parameter, so the name is None. Returns None if there is no variant. Variants with an out
-    parameter that PyTorch derives from the operator are excluded: they would allocate and copy.
+    parameter, so the name is None. Returns None if there is no variant. Variants with several out
+    parameters, and those that PyTorch derives from the operator, are excluded: the latter would
+    allocate and copy.
     """
     if operator is torch.ops.aten.mul.Scalar:
         # Its variant ``mul_.Scalar`` rounds the number to half precision.

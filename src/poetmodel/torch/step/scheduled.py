@@ -128,7 +128,8 @@ def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> Sch
     The omitted tensors are always kept; their nodes remain, and count them as workspace, because a
     recomputation writes them again. With negative `kept_bytes`, all computed tensors remain. Inputs
     are omitted. State is always in RAM: it is omitted, or has 0 bytes and only orders readers
-    before updates. With `decide_homes`, the homes of larger state are decisions instead.
+    before updates. With `decide_homes`, the homes of larger state are decisions instead, and
+    smaller state of at least `MIN_MOVABLE_BYTES` counts towards `kept_bytes`, too.
     """
     storages = trace.step_graph.storages
     graph, operations = _decision_graph(trace)
@@ -195,9 +196,9 @@ def _movable_state(trace: Trace) -> tuple[int, ...]:
 def _decision_graph(trace: Trace, movable: Collection[int] = ()) -> tuple[Graph, tuple[int, ...]]:
     """Return the graph of the tensors to decide on, and the operation index of each of its nodes.
 
-    Omits inputs, which belong to the caller, and state except `movable`: other state is always in
-    RAM. Other state stays in the graph with 0 bytes if it is updated and a recomputable node reads
-    it.
+    Omits inputs, which belong to the caller, and state except `movable`, with its replacements:
+    state that is not movable is always in RAM. If a recomputable node reads it and an update
+    replaces it, state and replacement stay in the graph with 0 bytes.
     """
     graph = trace.graph
     if graph.version == 1:  # a step without updates, whose graph has neither state nor inputs
@@ -275,7 +276,7 @@ def _size_threshold(sizes_bytes: list[int], kept_bytes: int) -> int:
 def _restrict_node(
     node: Node, names: Collection[str], zero_size_names: Collection[str] = ()
 ) -> Node:
-    """Return a node with only the inputs and outputs in `names`.
+    """Return a node with only the inputs, outputs and in-place pairs in `names`.
 
     Omitted outputs count as workspace, except state, inputs and replacements of state. Outputs in
     `zero_size_names` get 0 bytes.
@@ -300,10 +301,10 @@ def _restrict_node(
 def _result_copies_bytes(trace: Trace, threshold_bytes: int) -> int:
     """Return the bytes of copies of the results that are returned at the end of the step [B].
 
-    Results in storages below `threshold_bytes`, which are always kept, need no copy. Other results
-    are copied, so that a loss does not keep the larger storage that contains it in RAM. Also counts
-    the gradient sums of weights that have several gradients. If an operation is random, also counts
-    the random generator's state before the step.
+    Results with a storage below `threshold_bytes`, which is always kept, need no copy. Other
+    results are copied, so that a loss does not keep the larger storage that contains it in RAM.
+    Also counts the gradient sums of weights that have several gradients. If an operation is random,
+    also counts the random generator's state before the step.
     """
     storages = trace.step_graph.storages
     gradient_sizes: dict[int, list[int]] = {}

@@ -45,7 +45,8 @@ class TrainingGraph(CapturedGraph):
     """
 
     last_uses: tuple[int, ...] = ()
-    """For each storage the index of the last operation that computes or reads it."""
+    """For each storage the index of the last operation that computes or reads it; () before the
+    operations are sorted."""
 
     def _profiler(self, *, measure_workspaces: bool) -> OpProfiler:
         return _UpdateProfiler(measure_workspaces=measure_workspaces)
@@ -95,7 +96,8 @@ class TrainingGraph(CapturedGraph):
     def _finish_operations(self) -> None:
         """Link updates to the state that they replace, and sort all operations.
 
-        Also sets `last_uses`, marks operations that may run in place, and sets their workspaces.
+        Sources without a reader are removed. Also sets `last_uses`, marks operations that may run
+        in place, and sets their workspaces.
         """
         for operation in self.operations:
             if isinstance(operation.node.target, Update):
@@ -124,7 +126,7 @@ class TrainingGraph(CapturedGraph):
         """Make the outputs of an update the replacements of its state.
 
         Sets their sizes and layouts to those of the state, and their names to its names plus ``+``.
-        Also sets the FLOP of a parameter's update.
+        Also sets the FLOP of an update that has a `rule`.
         """
         state: Any = operation.node.args[0]
         for storage_index, node in zip(operation.storages, state, strict=True):
@@ -177,6 +179,7 @@ class TrainingGraph(CapturedGraph):
         """Return the workspace of an update in addition to its gradient [B].
 
         It includes copies, scratch memory of the rule and scalars; it is measured for int8 weights.
+        An update of a buffer or of the number of batches has only scalars.
         """
         update: Any = operation.node.target
         if isinstance(update, QuantizedUpdate):
