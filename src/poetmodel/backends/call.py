@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 _MIN_REPORT_INTERVAL_S: Final = 0.1
-"""Minimum time between a progress report without a new solution and the report before it [s]."""
+"""Minimum time between a progress report without a new solution and the report before it, or the
+start of the call [s]."""
 _INFINITE: Final = 1e20
 """Absolute value from which on solvers mean "no bound"."""
 
@@ -92,11 +93,12 @@ class SolverCall:
         read_values: Callable[[], NDArray[np.float64]],
         bound: float | None = None,
     ) -> bool:
-        """Record the objective of a solution, and a bound; return `should_stop`.
+        """Record a bound, and the objective of a solution if it is the best; return `should_stop`.
 
-        A solution better than all recorded ones is passed to `on_progress`, unless a callback has
-        requested a stop or raised an exception. `read_values` returns the value of each column. It
-        is called only for such a solution, and only if `on_progress` is set.
+        A solution better than all recorded ones is passed to `on_progress`, with integers rounded,
+        unless a callback has requested a stop or raised an exception. `read_values` returns the
+        value of each column. It is called only for a better solution, and only if `on_progress` is
+        set. Errors of `read_values` and `round_integers` are stored like those of callbacks.
         """
         self._record_bound(bound)
         incumbent = self._incumbent
@@ -109,9 +111,9 @@ class SolverCall:
     def report_progress(self, bound: float | None = None, nodes: float | None = None) -> bool:
         """Record bound and node count, report them to `on_progress`, and return `should_stop`.
 
-        There is no report within 0.1 s of the last one, and none after a callback has requested a
-        stop or raised an exception. The bound is also stored as `root_bound` if `nodes` is at most
-        1.
+        There is no report within 0.1 s of the last one or of the start of the call, and none after
+        a callback has requested a stop or raised an exception. The bound is also stored as
+        `root_bound` if `nodes` is at most 1.
         """
         self._record_bound(bound)
         self._n_nodes = self._n_nodes if nodes is None else int(nodes)

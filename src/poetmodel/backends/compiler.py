@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from poetmodel.model.arrays import Label, Model
 
 _join_names: Final = partial(join_names, max_names=10)
-"""Function that joins up to ten names, and states the number of further names."""
+"""Function that joins names; if there are 12 or more, it names ten and states how many remain."""
 _DECLARATION_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
 """Sort option: components in the order in which the model declares them."""
 
@@ -53,12 +53,15 @@ def compile_model(model: Any) -> StandardForm:
     The model stays unchanged. Rows are in the order of the model. Variables of one component are
     adjacent; components are in the order of their first mention in objective and rows. A range
     constraint is one row; fixed variables are folded into constants. Variables without a nonzero
-    cost or coefficient have no column; constraints without bounds or unfixed variables have no row.
-    Rows that are unchanged since `build` made them are copied from the arrays of `build`.
+    cost or coefficient have no column. Constraints without bounds have no row, nor do constraints
+    without unfixed variables (after Pyomo's simplification). Rows that are unchanged since `build`
+    made them are copied from the arrays of `build`.
 
     Raises `ModelError` unless there is exactly one active objective, for nonlinear expressions,
-    unsupported components and fixed variables without a value, and for variables that belong to
-    another model or whose domain has steps other than 1. It names up to ten of each kind.
+    unsupported components, fixed variables and used parameters without a value, and numbers that
+    are not finite. Also raises it for variables with a column that belong to another model, or
+    whose domain is neither an interval nor all whole numbers of one. It names up to 11 of each
+    kind. Raises `TimeLimitError` once the time limit has passed.
 
     A violated constraint without unfixed variables makes the model infeasible, not malformed: the
     form then has no columns and one infeasible row, with the name of the first such constraint.
@@ -111,8 +114,9 @@ def load_values(form: StandardForm, x: ArrayLike) -> None:
     """Write a solution into the variables of the Pyomo model from which the form was compiled.
 
     Integers are rounded. An unfixed variable without a column retains its value if bounds and
-    domain allow it; otherwise it is set to the allowed value nearest to 0. Raises `ModelError` if
-    the form was not compiled from a Pyomo model, `BackendError` for an invalid solution.
+    domain allow it; otherwise it is set to the allowed value nearest to 0. Fixed variables stay
+    unchanged. Raises `ModelError` if the form was not compiled from a Pyomo model, `BackendError`
+    for a solution of a wrong size, or with values that are not finite or not whole.
     """
     if form.model is None:
         raise ModelError("form: was made from arrays; there are no variables to write to")
@@ -152,7 +156,7 @@ class _RowCollector:
         self._positions = array("i")
         self._row_ends = [0]
         self.contradiction: str | None = None
-        """Name of the first violated constraint without variables; None if there is none."""
+        """Name of the first violated constraint without unfixed variables; None without one."""
         linear = self._linearize(objective, objective.expr)
         self.offset = float(linear.constant)
         self._costs = {self._position_by_id[key]: value for key, value in linear.linear.items()}
@@ -167,7 +171,8 @@ class _RowCollector:
     def _linearize(self, item: Any, expression: Any) -> Any:
         """Return Pyomo's linear representation of an expression of `item`.
 
-        Raises `InvalidExpressionError`, with the name of `item`, for a nonlinear expression.
+        Registers all variables of each component that no earlier expression mentions. Raises
+        `InvalidExpressionError`, with the name of `item`, for a nonlinear expression.
         """
         repn = self._walk_expression(expression)
         if repn.nonlinear is not None:
@@ -175,9 +180,10 @@ class _RowCollector:
         return repn
 
     def _add_constraint(self, constraint: Any) -> bool:
-        """Append the rows of a constraint; return False if one is violated and has no variables.
+        """Append the rows of a constraint, up to a violated row without unfixed variables.
 
-        A satisfied row without variables, and a constraint without bounds, is not appended.
+        Return False if there is such a row. A satisfied row without unfixed variables, and a
+        constraint without bounds, is not appended.
         """
         if self.unchanged_rows is not None and id(constraint) in self.unchanged_rows.rows:
             rows = self.unchanged_rows.rows[id(constraint)]
@@ -201,7 +207,7 @@ class _RowCollector:
     def _add_unchanged_row(self, source: _UnchangedRows, row: int) -> bool:
         """Append a row from the arrays of `build`; return False if it is constant and violated.
 
-        A constant row that is satisfied is not appended.
+        A constant row, one without unfixed variables, is not appended.
         """
         columns, values = source.terms(row)
         constants = source.fixed_values[columns]
@@ -224,7 +230,7 @@ class _RowCollector:
         return True
 
     def _find_or_add_position(self, variable: Any) -> int:
-        """Return the position of a variable; append the variables of a new component."""
+        """Return the position of a variable; if it is new, first append those of its component."""
         position = self._position_by_id.get(id(variable))
         if position is None:
             self._recorder.add(variable)
@@ -341,7 +347,7 @@ def _check_components(model: Any) -> None:
 
 
 def _check_columns(variables: Iterable[Any], model: Any) -> None:
-    """Raise `ModelError` for variables of another model, and domains with steps other than 1."""
+    """Raise `ModelError` for variables of another model or none, or without `_has_unit_steps`."""
     root = model.model()
     is_in_model: dict[int, bool] = {}
     has_unit_steps: dict[int, bool] = {}
@@ -373,9 +379,9 @@ def _has_unit_steps(domain: Any) -> bool:
 
 
 def _nonlinear_errors(model: Any, objective: Any, message: str) -> list[str]:
-    """Return one message, which names up to ten nonlinear items (objective, constraints).
+    """Return a list of one message, which names up to 11 nonlinear items (objective, constraints).
 
-    Without nonlinear items, return `message` itself.
+    Without nonlinear items, the message is `message` itself.
     """
     expressions = [(objective, objective.expr)]
     for row in model.component_data_objects(pyo.Constraint, active=True):
@@ -389,7 +395,7 @@ def _nonlinear_errors(model: Any, objective: Any, message: str) -> list[str]:
 
 
 def _allowed_value(variable: Any) -> float | int:
-    """Return the variable's value if bounds and domain allow it, else the nearest to 0."""
+    """Return the variable's value if bounds and domain allow it, else the allowed one nearest 0."""
     lower = -math.inf if variable.lb is None else variable.lb
     upper = math.inf if variable.ub is None else variable.ub
     is_integer = not variable.is_continuous()

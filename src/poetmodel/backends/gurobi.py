@@ -95,7 +95,11 @@ class Gurobi(Solver):
                 raise _translate_error(gurobipy, error, model) from error
 
     def _solve(self, gurobipy: Any, model: Any, call: SolverCall) -> RawSolution:
-        """Build the model, solve it within the remaining time, and return the result."""
+        """Build the model, solve it within the remaining time, and return the result.
+
+        If the time is over once the model is built, the status is TIME_LIMIT. Raises
+        ``GurobiError`` if Gurobi fails, and `UnknownOptionError` as `_set_option`.
+        """
         start = call.start
         columns = _add_columns_and_rows(gurobipy, model, call.form)
         _set_options(gurobipy, model, call)
@@ -117,7 +121,7 @@ class Gurobi(Solver):
 def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
     """Context manager: yield an empty model without console output; free it on exit.
 
-    Raises `LicenceError` if Gurobi cannot start.
+    `is_quiet` also turns the log for callbacks off. Raises `LicenceError` if Gurobi cannot start.
     """
     settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if is_quiet else {})
     try:
@@ -132,7 +136,7 @@ def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
 
 
 def _set_options(gurobipy: Any, model: Any, call: SolverCall) -> None:
-    """Set limits, tolerances and the options of the call on the model."""
+    """Set tolerances and limits, without the time limit; then set the options of the call."""
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "Threads": int(limits.threads),
@@ -167,7 +171,7 @@ def _set_option(gurobipy: Any, model: Any, name: str, value: OptionValue) -> Non
 def _add_columns_and_rows(gurobipy: Any, model: Any, form: StandardForm) -> Any:
     """Add columns and rows to the model; return the columns.
 
-    A row with two different finite bounds becomes two constraints.
+    A row with two different finite bounds becomes two constraints, a row without bounds none.
     """
     columns = model.addMVar(
         form.n_columns,
@@ -190,7 +194,10 @@ def _add_columns_and_rows(gurobipy: Any, model: Any, form: StandardForm) -> Any:
 
 
 def _make_callback(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[Any, int], None]:
-    """Return the callback that forwards Gurobi's log, solutions and bounds to the call."""
+    """Return the callback that forwards Gurobi's log, solutions, bounds and nodes to the call.
+
+    It terminates the solve if the call should stop.
+    """
     codes = gurobipy.GRB.Callback
 
     def on_event(model: Any, where: int) -> None:

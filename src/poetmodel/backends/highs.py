@@ -2,7 +2,7 @@
 
 Notes
 -----
-HiGHS checks its time limit and calls callbacks only between steps. The root of a model with
+HiGHS checks its time limit and calls callbacks only between phases. The root of a model with
 hundreds of thousands of rows can overrun the limit by several seconds. Setting the option
 ``mip_heuristic_run_feasibility_jump`` to False has helped on some models. Between presolve and the
 root, ``HighsObjectiveFunction::setupCliquePartition`` does not check the clock, and no option turns
@@ -14,7 +14,7 @@ serial deadline of 105 %, seed 0), it did not end within 57 s. With seed 1, or w
 callback of another solve uses the number of threads of the other solve.
 
 HiGHS 1.13 to 1.16 lose rows in presolve after its rule "enumeration" has fixed columns, and then
-call a feasible model infeasible, or a worse solution the best
+report a feasible model as infeasible, or a worse solution as optimal
 (https://github.com/ERGO-Code/HiGHS/issues/3216): this happened on 5 of 12,400 small exact models.
 The rule is off. HiGHS detects such errors if a solution violates the original model, but reports
 them only in its log. Such a model is solved again without presolve.
@@ -23,9 +23,9 @@ If a row implies a bound of a continuous column up to the tolerance, presolve tu
 equation, and rounds the implied bounds of integers up: ``-p + k/6 <= -0.25`` with ``p >= 0.25 +
 4e-8`` and a binary `k` becomes ``k >= 2.4e-7``, so ``k = 1``. All releases from 1.5.3 to 1.16.0 do
 this. No presolve rule that can be turned off is the cause; ``presolve=off`` helps. Costs below the
-tolerance of reduced costs cause wrong results of presolve, too. So such costs of columns with
-finite bounds are passed as 0 and accounted for in the bound, and proofs about small models are
-confirmed by a second solve without presolve.
+tolerance of reduced costs cause wrong results of presolve, too. So costs below twice the tolerance,
+of columns with finite bounds, are passed as 0 and accounted for in the bound, and proofs about
+small models are confirmed by a second solve without presolve.
 
 HiGHS 1.16 may lose the best solution of a model with a start. Presolve maps the start to a point of
 the presolved model that is better than the start. If no solution is better than this point, HiGHS
@@ -161,8 +161,9 @@ class Highs(Solver):
         """Solve a model that has columns and no trivial contradiction.
 
         If presolve or the start caused a wrong result, the model is solved again without it. The
-        option ``presolve`` prevents this for presolve. A proof that is not confirmed has the status
-        OTHER_LIMIT.
+        option ``presolve`` prevents this for presolve. Before another solve, the option or the
+        start of `call` is changed, and the progress of `call` is discarded. If the confirmation of
+        a proof fails, is stopped or has too little time, the status is OTHER_LIMIT.
         """
         solved_again = False
         if not call.limits.presolve:
@@ -191,8 +192,11 @@ class Highs(Solver):
     def _solve_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
         """Solve once; return the result and the feature that caused an error.
 
-        The feature is "presolve" or "start"; None without an error. A failure of HiGHS counts as an
-        error of presolve; it raises `BackendError` if the option ``presolve`` is set.
+        The feature is "presolve" or "start"; None without an error. An error code of HiGHS counts
+        as an error of presolve, unless the call should stop; with the option ``presolve``, it
+        raises `BackendError`. If the time is over once the model is built, the status is
+        TIME_LIMIT. Raises `UnknownOptionError`, and `BackendError` for a refused model, start or
+        basis.
         """
         highspy, start = self.import_package(), call.start
         highs = create_quiet_highs(highspy)
@@ -234,10 +238,11 @@ class Highs(Solver):
         """Search without presolve for a solution that refutes a proof of the first solve.
 
         Return None if the search finds one. Return the outcome unchanged if the search ends without
-        one, or if there is no search: if the outcome is no proof, for a linear model that is not
-        called infeasible, for a model with too many columns, or with the option ``presolve``. If
-        the search fails, is stopped or has too little time, return the outcome with status
-        OTHER_LIMIT and the search's bound, or the bound of the outcome if that is weaker.
+        one, also at a limit in `Limits.options`, or if there is no search: if the outcome is no
+        proof, for a linear model whose status is not INFEASIBLE, for a model with too many columns,
+        or with the option ``presolve``. If HiGHS reports an error, or the search is stopped or has
+        too little time, log this, and return the outcome with status OTHER_LIMIT and the search's
+        bound, or the bound of the outcome if that is weaker.
         """
         form, limits = call.form, call.limits
         is_confirmable = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options
@@ -286,7 +291,8 @@ class Highs(Solver):
     ) -> RawSolution:
         """Search without presolve for one solution whose objective is at least as good as `target`.
 
-        Without a target, solve to optimality. If the solve fails, the status is TIME_LIMIT.
+        Without a target, solve to optimality. The start, the basis and the log of the call are not
+        used. If HiGHS reports an error, the status is TIME_LIMIT.
         """
         limits = replace(
             call.limits,
@@ -388,7 +394,12 @@ def _outer_thread_count() -> int | None:
 
 
 def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _ReducedModel) -> None:
-    """Set the limits except the time limit, tolerances and the options of the call."""
+    """Set tolerances and limits, without the time limit; then set the options of the call.
+
+    Objective limits are shifted for the removed costs. A solve inside of a callback gets the thread
+    count of the outer solve. The presolve rule "enumeration" is turned off. Raises
+    `UnknownOptionError` as `_set_option`.
+    """
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "presolve_rule_off": _ENUMERATION_RULE_BIT,
@@ -451,7 +462,7 @@ def _subscribe_callbacks(
     """Forward HiGHS's bounds, nodes and log to the call; interrupt HiGHS if the call should stop.
 
     Solutions are forwarded only if `on_progress` is set. Log messages about a solution that
-    violates the original model are appended to `violation_messages`.
+    violates the original model by more than `_MIN_VIOLATION` are appended to `violation_messages`.
     """
 
     def on_improvement(event: Any) -> None:

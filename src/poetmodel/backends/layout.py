@@ -23,7 +23,8 @@ def to_standard_form(model: Model) -> StandardForm:
     Families of columns are ordered by their first mention in costs and rows. Columns without a
     nonzero cost or coefficient are dropped, as are rows without unfixed columns; fixed columns are
     folded into constants. If a row without unfixed columns is violated, the model is infeasible:
-    the form then has no columns and one infeasible row, with the label of the first such row.
+    the form then has no columns and one infeasible row, with the label of the first such row, and
+    a layout without limits. Raises `TimeLimitError` once the time limit has passed.
     """
     from poetmodel.backends.sparse import csr_array
 

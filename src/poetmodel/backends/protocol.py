@@ -42,7 +42,8 @@ class Limits:
     """Wall-clock limit of a call, including the time to build the solver's model [s]; None for no
     limit."""
     rel_gap: float = 1e-4
-    """Stop when ``|objective - bound| <= rel_gap * |objective|``."""
+    """Stop when ``|objective - bound| <= rel_gap * |objective|``; for SCIP, relative to the smaller
+    of ``|objective|`` and ``|bound|``."""
     abs_gap: float = 1e-9
     """Stop when ``|objective - bound| <= abs_gap``."""
     threads: int = 1
@@ -161,8 +162,8 @@ class SolverStatus(StrEnum):
     INTERRUPTED = "interrupted"
     """Stopped by the stop event, by `on_progress`, or by Ctrl-C."""
     OTHER_LIMIT = "other_limit"
-    """A limit in `Limits.options` (nodes, memory, solutions) was reached, the numerics failed, or a
-    proof was refuted or not confirmed."""
+    """A limit in `Limits.options` (nodes, memory, solutions) was reached, the solver stopped early
+    for numerical or internal reasons, or a proof was refuted or not confirmed."""
     INFEASIBLE_OR_UNBOUNDED = "infeasible_or_unbounded"
     """The solver did not distinguish these statuses; `Solver.solve` never returns this one."""
     FAILED = "failed"
@@ -200,15 +201,16 @@ class RawSolution:
     """Proven bound in the model's sense: at most `objective` for minimization, at least `objective`
     for maximization; None without a bound."""
     nodes: int | None = None
-    """Branch-and-bound nodes; None for a model without integers, or if the solver did not start."""
+    """Branch-and-bound nodes; None for a model without integers, or if the call stopped before the
+    solver started; 0 for a MIP that is infeasible by inspection."""
     root_bound: float | None = None
     """Bound before the first branching; None for a model without integers, or without such a
     bound."""
     basis: Basis | None = None
     """Optimal basis of a model without integers; None if the solver returns none."""
     build_s: float = 0.0
-    """Time until the solver's model was built [s]; with `solved_again`, the model of the second
-    solve, so the first solve is included."""
+    """Time until the solver's model was built [s], 0 if none was built; with `solved_again`, the
+    model of the last solve, so earlier solves are included."""
     solve_s: float = 0.0
     """Remaining time of the call [s]."""
     start_accepted: bool | None = None
@@ -216,8 +218,8 @@ class RawSolution:
     the start is complete, and it or the model is infeasible. None: there is no start, or a partial
     start, which the solver may use."""
     solved_again: bool = False
-    """Whether a first solve failed or was wrong, and the model was solved again without presolve or
-    start. All progress that the first solve reported is then invalid, above all its bounds."""
+    """Whether an earlier solve failed or was wrong, and the model was solved again without presolve
+    or start. All progress that the earlier solve reported is then invalid, above all its bounds."""
 
     @property
     def is_infeasible(self) -> bool:

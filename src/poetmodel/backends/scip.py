@@ -148,7 +148,10 @@ def _optimize(model: Any) -> None:
 
 
 def _set_options(model: Any, call: SolverCall) -> None:
-    """Set the limits except the time limit, the tolerance and the options of the call."""
+    """Set the tolerance and limits, without the time limit; then set the options of the call.
+
+    Turns SCIP's own handling of Ctrl-C off.
+    """
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "misc/catchctrlc": False,

@@ -43,7 +43,8 @@ _NO_SOLUTION_STATUSES: Final = frozenset(
 class Solver(ABC):
     """Base class of back ends; subclasses implement `run` and `versions`.
 
-    Each solve creates a new solver object, so that calls do not influence each other.
+    Each `run` creates new objects of the solver's package, so that calls do not influence each
+    other.
     """
 
     name: ClassVar[str]
@@ -73,12 +74,14 @@ class Solver(ABC):
         Raises
         ------
         BackendUnavailableError
-            If the package is missing.
+            If the package is missing or cannot be loaded, or its licence refuses a solve.
         InputError
             If `poetmodel.solve` sets an option itself, a name or value has a wrong type, or a value
-            is not finite.
+            is not finite. Has a message for each of these options.
         UnknownOptionError
             If the solver has no such option, or refuses its value.
+        BackendError
+            If the solver fails with these options.
         """
         errors = []
         parameter_of_option = {
@@ -122,6 +125,8 @@ class Solver(ABC):
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction.
 
+        Reports progress and log to `call`, and stops when `call.should_stop` is True.
+
         Returns
         -------
         RawSolution
@@ -148,6 +153,10 @@ class Solver(ABC):
         stop: threading.Event | None = None,
     ) -> RawSolution:
         """Solve a model, check the result, and correct it or raise if it is inconsistent.
+
+        The model may be solved again: without presolve if a feasible start disproves the status
+        INFEASIBLE, and without objective if the solver does not distinguish infeasible models from
+        unbounded ones.
 
         Parameters
         ----------
@@ -219,6 +228,8 @@ class Solver(ABC):
         ------
         BackendUnavailableError
             If the package is not installed, or cannot be loaded.
+        KeyboardInterrupt
+            If Ctrl-C during the import caused the failure.
         """
         try:
             return importlib.import_module(self.package)
@@ -249,8 +260,9 @@ class Solver(ABC):
         """Return INFEASIBLE or UNBOUNDED for a model with the status INFEASIBLE_OR_UNBOUNDED.
 
         A model whose bounds limit the objective is infeasible. Any other model is solved again
-        without objective; if that solve does not finish, return its status. If the call is stopped
-        or has no time left, return INTERRUPTED or TIME_LIMIT without a solve.
+        without objective; if that solve does not finish, return its status. It passes its log to
+        `Limits.log`, whose exception stops it but is not raised. If the call is stopped or has no
+        time left, return INTERRUPTED or TIME_LIMIT without a solve.
         """
         form, remaining_s = call.form, call.remaining_s
         if form.is_bounded():
@@ -321,8 +333,9 @@ def _correct_result(
     Integers are rounded, bounds are clipped at objective and cutoff, and statuses take the cutoff
     into account. INFEASIBLE becomes OTHER_LIMIT if `start` disproves it. With status INFEASIBLE,
     UNBOUNDED or CUTOFF there is no solution; otherwise a feasible `start` replaces a missing or
-    worse one. Raises `BackendError` if the solver failed, returned an invalid solution, or claims
-    optimality without any solution.
+    worse one. With at most one node, the root bound is the bound. Raises `BackendError` if the
+    solver failed, returned an invalid solution, did not distinguish infeasible from unbounded, or
+    claims optimality without any solution.
     """
     x = None if raw_solution.x is None else round_integers(raw_solution.x, form)
     status = _correct_status(raw_solution.status, x, form, limits.objective_cutoff)

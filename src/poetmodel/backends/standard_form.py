@@ -43,7 +43,7 @@ class Layout:
     model: Model
     """The array model."""
     positions: NDArray[np.int32]
-    """Index in the form of each column of the model, -1 for columns that it does not have."""
+    """Index in the form of each column of the model; -1 for columns that the form does not have."""
     fixed_values: NDArray[np.float64]
     """Value of each fixed column of the model, NaN for columns that are not fixed."""
     limits: Mapping[Label, LinearRow]
@@ -78,11 +78,11 @@ class Layout:
         return {key: j for key, j in zip(family, columns, strict=True) if j >= 0}
 
     def exact_limit(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
-        """Return a limit as (coefficient, column of the form) terms, and its right-hand side.
+        """Return a limit as (coefficient, column of the form) terms, and its upper bound.
 
-        Terms of fixed columns are moved to the right-hand side. The form lacks an unfixed column if
-        scaling dropped all its coefficients. Then its smallest contribution as a binary variable,
-        ``min(coefficient, 0)``, is moved to the right-hand side.
+        Terms of fixed columns, with values rounded to integers, are subtracted from the upper
+        bound. The form lacks an unfixed column if scaling dropped all its coefficients. Then its
+        smallest contribution as a binary variable, ``min(coefficient, 0)``, is subtracted.
         """
         terms, upper = [], Fraction(limit.upper)
         for value, column in limit.terms:
@@ -137,7 +137,7 @@ class StandardForm:
     origin."""
 
     def __post_init__(self) -> None:
-        """Check sizes and sense, then coefficients and bounds; make arrays read-only.
+        """Check sizes and sense, make arrays read-only, then check all numbers.
 
         Raise `ModelError` with the errors of the first failed check, up to ten of each kind.
         Crossed bounds are no error: see `describe_contradiction`.
@@ -188,9 +188,10 @@ class StandardForm:
     ) -> StandardForm:
         """Return a form from arrays, without a Pyomo model; raise `ModelError` if they are invalid.
 
-        Bounds and integrality are one value for all, or one per column or row. Bounds of integer
-        columns are tightened to whole numbers. Row bounds that cross by rounding errors alone
-        become equal. Columns and rows are labelled by their indices by default.
+        Bounds and integrality are one value for all, or one per column or row. All numbers are
+        copied, coefficients of one entry are summed, and zeros are removed. Bounds of integer
+        columns are tightened to whole numbers. If the bounds of a row cross by a rounding error
+        alone, both become the upper one. Columns and rows are labelled by their indices by default.
 
         Examples
         --------
@@ -292,7 +293,10 @@ class StandardForm:
     def with_rows(
         self, matrix: csr_array, lower: ArrayLike, upper: ArrayLike, names: Sequence[Any]
     ) -> StandardForm:
-        """Return the form with the rows of `matrix` appended, with their bounds and names."""
+        """Return a new form with the rows of `matrix` appended, with their bounds and names.
+
+        Coefficients of one entry are summed, in a copy of `matrix`.
+        """
         from poetmodel.backends.sparse import csr_array, vstack
 
         new_rows = matrix.copy()
@@ -323,7 +327,7 @@ class StandardForm:
         return None
 
     def is_bounded(self) -> bool:
-        """Return whether the bounds of the columns alone bound the objective."""
+        """Return whether the bounds of the columns alone limit how good the objective can be."""
         minimized_costs = self.objective * self.sense
         is_unbounded = ((minimized_costs > 0) & np.isneginf(self.lower)) | (
             (minimized_costs < 0) & np.isposinf(self.upper)
@@ -385,7 +389,7 @@ def round_integers(
 
 
 def _repeat_to_size(values: ArrayLike, size: int, dtype: Any) -> NDArray[Any]:
-    """Return a new array of `values`; a single value is repeated `size` times."""
+    """Return a new array of `values`; a scalar is repeated `size` times."""
     array = np.array(values, dtype=dtype)
     return np.full(size, array) if array.ndim == 0 else array
 

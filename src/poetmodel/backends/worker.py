@@ -40,7 +40,7 @@ def run_interruptibly(
 
     Notes
     -----
-    While a solver runs, Python handles no signal in the calling thread, and each solver handles
+    While a solver executes in the main thread, Python handles no signal, and each solver handles
     signals in its own way. The main thread therefore only waits for a plain lock. If Ctrl-C arrives
     while waiting, ``Thread.join`` of Python 3.11 treats a live thread as finished, and a
     ``Condition``, hence also a ``Future``, releases a lock that it does not hold.

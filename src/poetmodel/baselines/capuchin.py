@@ -77,8 +77,11 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
     bytes. The paper keeps the latest ones while memory lasts ("collective recomputation"). The
     choices above do not anticipate this.
 
-    Raises `MethodNotApplicableError` if no rule has a schedule that meets the budget. There are
-    O(intervals) choices, each of which examines every interval and its recomputations.
+    Homes of state are those of `schedule_with_best_homes`. There are O(intervals) choices, each of
+    which examines every interval and its recomputations.
+
+    Raises `MethodNotApplicableError` if no rule has a schedule that meets the budget, ValueError
+    for an unknown rule.
     """
     rules = [CostRule(rule)] if rule else list(CostRule)
     searches = [
@@ -105,7 +108,10 @@ class _EvictionPlanner:
     """Plans swaps and recomputations by one rule."""
 
     def __init__(self, problem: Problem, rule: CostRule, *, caps_savings: bool = False) -> None:
-        """Find idle intervals and the excess of keep-all; start with an empty plan."""
+        """Find idle intervals and the excess of keep-all; start with an empty plan.
+
+        Requests the permission to overwrite inputs (`may_overwrite_inputs`).
+        """
         graph = problem.graph
         self.problem = problem
         self.caps_savings = caps_savings
@@ -163,7 +169,8 @@ class _EvictionPlanner:
         """Plan swaps in intervals with free time 0 or more until all stages fit.
 
         The interval with the longest free time is first. Intervals without an exceeded stage are
-        skipped, as are those whose free time becomes negative because of earlier swaps.
+        skipped, as are intervals whose free time becomes negative because of earlier swaps, and
+        intervals of tensors for which storage has no space.
         """
         free_times = {interval: self._free_time(interval) for interval in self.intervals}
         for interval in sorted(self.intervals, key=lambda interval: -free_times[interval]):
@@ -177,9 +184,10 @@ class _EvictionPlanner:
                 self._add_eviction(interval, is_swap=True)
 
     def _plan_until_fit(self) -> None:
-        """Add the eviction with the highest saving per cost to the plan until all stages fit.
+        """Until all stages fit, add the eviction with the highest saving per cost to the plan.
 
-        Raises `MethodNotApplicableError` if no candidate is left.
+        Candidates are intervals without an eviction but with a stage above the budget. Raises
+        `MethodNotApplicableError` if no candidate can be swapped or recomputed.
         """
         while self.excess.max() > 0:
             best: tuple[float, IdleInterval, bool] | None = None
@@ -279,8 +287,8 @@ class _EvictionPlanner:
     def _recomputation_cost(self, interval: IdleInterval, max_cost: float) -> float:
         """Return the cost of recomputing a tensor after an interval under the plan [s or J].
 
-        Includes page-ins of inputs on storage. Returns inf if a node cannot be recomputed, or if
-        the cost exceeds `max_cost` at one of the computations.
+        Includes page-ins of inputs that are on storage but not in RAM. Returns inf if a node cannot
+        be recomputed, or if the cost exceeds `max_cost` at one of the computations.
         """
         graph, problem = self.graph, self.problem
         t = interval.after
@@ -308,7 +316,10 @@ class _EvictionPlanner:
         return total_cost
 
     def _is_in_ram(self, p: int, t: int) -> bool:
-        """Return whether the plan has tensor `p` in RAM at stage `t`, without recomputed copies."""
+        """Return whether the plan has tensor `p` in RAM at stage `t`, without recomputed copies.
+
+        A tensor that no node from stage `t` on reads is not in RAM.
+        """
         readers = self.graph.users_of[p]
         if not readers or readers[-1] < t:
             return False

@@ -51,10 +51,10 @@ class Chain:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Divide the forward pass at its articulation points, and the backward pass into parts.
+        """Divide the forward pass at recomputable articulation points, and the backward pass.
 
-        Raises `MethodNotApplicableError` for a single step, no backward pass, a forward node after
-        a backward one, or a backward pass that does not go through the steps in reverse.
+        Raises `MethodNotApplicableError` for fewer than two steps, no backward pass, a forward node
+        after a backward one, or a backward pass that does not go through the steps in reverse.
         """
         first_backward = first_backward_node(graph)
         self.graph = graph
@@ -109,8 +109,11 @@ class Chain:
 
         Steps count from 0. The forward pass keeps the tensors that the last part begins with.
         Tensors of `freed_steps` are freed before the part of their step begins, and recomputed for
-        the part. All other tensors stay from one part to the next if `tensors_of_part` has them for
-        both. `stored_tensors` are paged out, and paged in instead of recomputed.
+        the part. All other recomputable tensors stay from one part to the next if `tensors_of_part`
+        has them for both. Within the forward pass, a tensor stays until its last use in this pass;
+        within a part, until its last use. The last part then includes the last forward stage.
+        `stored_tensors` are paged out, and paged in instead of recomputed. `tensors_of_part` needs
+        an entry for the last part, and for each part with nodes.
         """
         graph, steps, last_forward_use = self.graph, self.steps, last_forward_uses(self.graph)
         first_backward = first_backward_node(graph)
@@ -242,7 +245,8 @@ class ChainMemory(Chain):
     def tape_completion_bytes(self, s: int) -> int:
         """Return the peak of computing the tape of step `s` if its state is in RAM [B].
 
-        Other tensors count; of the state, only tensors of the tape.
+        Other tensors count; of the step's state, only tensors of the tape; the state before the
+        step does not count.
         """
         step, nodes = self.steps[s], self.tape_completion_nodes(s)
         return self._peak(
@@ -335,10 +339,11 @@ class ChainMemory(Chain):
         *,
         other_bytes_by_stage: Sequence[int] | None = None,
     ) -> int:
-        """Return the peak of executing `nodes` while `live_tensors` are in RAM [B].
+        """Return the peak of executing `nodes`, beginning with `live_tensors` in RAM [B].
 
-        All tensors except `kept_tensors` are freed after their last reader among `readers`, at once
-        without one. `other_bytes_by_stage` has the bytes of other tensors; None to omit them.
+        Recomputable tensors except `kept_tensors` are freed after their last reader among
+        `readers`, at once without one. `other_bytes_by_stage` has the bytes of other tensors when
+        each stage begins; None to omit them.
         """
         last_reader = {i: k for k in readers for i in self.graph.inputs_of[k]}
         peak = 0

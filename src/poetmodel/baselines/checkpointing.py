@@ -32,18 +32,20 @@ if TYPE_CHECKING:
 def griewank_walther(problem: Problem) -> Schedule:
     """Checkpoint by the binomial rule with as many slots as the budget allows.
 
-    Bisection finds the largest number of slots whose schedule meets the RAM budget.
+    Bisection finds the largest number of slots whose schedule meets the RAM budget. State tensors
+    of the graph are in RAM.
 
     Steps are those of `poetmodel.baselines.chain`: nodes on a plain chain, otherwise the nodes
     between articulation points. A slot stores all outputs of a step's last node that are read
     later; the sample uses the first slot. All steps have equal cost in this method. Reversing a
     step computes it once more if its part of the backward pass reads its outputs;
     `min_forward_steps` does not count this, as revolve does not count the taped step. The state
-    behind a step stays in RAM if the next step's part has read it. If the schedule then exceeds the
+    of a step stays in RAM if the next step's part has read it. If the schedule then exceeds the
     budget, the state is freed and recomputed, as in revolve. The bisection takes time proportional
     to the square of the number of nodes, times the logarithm of the number of steps.
 
-    Raises `MethodNotApplicableError` if the graph is no chain, or if one slot exceeds the budget.
+    Raises `MethodNotApplicableError` if the graph is no chain, or if state tensors and one slot
+    exceed the budget.
     """
     chain = Chain(problem.graph)
     best_schedule: Schedule | None = None
@@ -144,13 +146,13 @@ count more RAM than the simulator."""
 def rotor(problem: Problem) -> Schedule:
     """Recompute steps of a chain with minimum compute time; each checkpoint stays until its use.
 
-    The method ignores energy, deadline and storage.
+    State tensors of the graph are in RAM. The dynamic program ignores energy, deadline and storage.
 
-    This is the dynamic program of Beaumont et al.: ``C(s, t, m)`` is the minimum time to run steps
-    ``s..t`` and their parts of the backward pass with memory `m` beside the state before `s`.
-    Either step `s` is computed and taped once (``F_all``), followed by ``s+1..t``; or steps run
-    without a tape up to a state that is stored (``F_ck``), followed by the steps behind the state
-    and then those before the state. The paper frees the stored state after the step behind it and
+    It is that of Beaumont et al.: ``C(s, t, m)`` is the minimum time to execute steps ``s..t`` and
+    their parts of the backward pass with memory `m` beside the state before `s`. Either step `s` is
+    computed and taped once (``F_all``), followed by ``s+1..t``; or steps are computed without a
+    tape up to a state that is stored (``F_ck``), followed by the steps after the state and then
+    the steps before the state. The paper frees the stored state after the step that reads it and
     recomputes it for its own step. If the part of that step reads the state, a second table has the
     times with the state left in memory, and the better option is taken. Peaks of steps, tapes and
     parts are computed from the nodes of the graph: inputs, outputs and workspaces, including
@@ -197,7 +199,11 @@ class ChainTable:
     """Dynamic program of `rotor` over steps ``0..L-1``: minimum times by memory."""
 
     def __init__(self, problem: Problem, times: Sequence[float] = ()) -> None:
-        """Fill the tables of minimum times; `times` replaces the compute times of the nodes [s]."""
+        """Fill the tables of minimum times; `times` replaces the compute times of the nodes [s].
+
+        Raises `MethodNotApplicableError` if the graph is no chain, and `TimeLimitError` once the
+        time limit has passed.
+        """
         self.chain = chain = ChainMemory(problem.graph)
         times = times or problem.table.compute_time_s
         steps = range(len(chain.steps))
@@ -386,7 +392,8 @@ class ChainTable:
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
         """Return the minimum time to recompute steps `first` to `last` for their parts [s].
 
-        The part of the step after `last` has run. Returns inf if `free_bytes` do not suffice.
+        The part of the step after `last` was executed before. Returns inf if `free_bytes` do not
+        suffice.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         return math.inf if units < 0 else min(self._min_times_freed_and_kept(first, last, units))

@@ -60,13 +60,13 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     lowest, because the runtime has no information about later readers. This matters if a
     recomputation has further outputs, and if it needs long chains of other tensors; see `Runtime`.
 
-    Interpretations. Tensors that cannot be recomputed are never evicted; they are freed when no
-    node can need them any more ("banishing"; simrd pins constants forever). A node that the runtime
-    computes twice within a stage is computed once by the schedule, and its outputs stay between the
-    uses there. If the schedule then exceeds the budget, the training step is executed again with
-    less RAM. Without `liveness`, an execution whose compute time exceeds fifty single passes is
-    abandoned. Tensors of 0 bytes are not evicted when RAM is short. Of tensors with equal scores,
-    the one with the lowest index is evicted.
+    Interpretations. All state is in RAM. Tensors that cannot be recomputed are never evicted; they
+    are freed when no node can need them any more ("banishing"; simrd pins constants forever). A
+    node that the runtime computes twice within a stage is computed once by the schedule, and its
+    outputs stay between the uses there. If the schedule then exceeds the budget, the training step
+    is executed again with less RAM. Without `liveness`, an execution whose compute time exceeds
+    fifty single passes is abandoned. Tensors of 0 bytes are not evicted when RAM is short. Of
+    tensors with equal scores, the one with the lowest index is evicted.
 
     With `liveness`, a stage recomputes in graph order, and never evicts a tensor that a later step
     of the stage reads; see `StagedExecution`. A neighbourhood counts each node once, even if
@@ -91,7 +91,7 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
 
 
 def dtr_paging(problem: Problem) -> Schedule:
-    """Run `dtr` with liveness, and evict to storage where this is cheaper than recomputation.
+    """Evict as `dtr` with liveness does, to storage where this is cheaper than recomputation.
 
     The score is ``full`` or ``msps``. The cost of a tensor is the smaller of its recomputation
     (with its neighbourhood, for ``full``) and its transfers: page-in, and page-out unless it is on
@@ -131,10 +131,10 @@ class Runtime(Execution):
     """Execution like the paper's simulator (simrd's ``RuntimeV2Eager``) within a RAM limit [B].
 
     Nodes are computed in graph order. Inputs of a node that are in RAM are locked; missing inputs
-    are recomputed one by one, recursively, and locked. Then RAM is freed for all outputs. A tensor
-    is freed after its last reader. A tensor that is recomputed after that stays until its score is
-    the lowest, because the runtime has no information about later readers. Tensors that cannot be
-    recomputed are never evicted, and are freed when no node can need them.
+    are recomputed one by one, recursively, and locked. Then RAM is freed for all outputs and the
+    workspace. A tensor is freed after its last reader. A tensor that is recomputed after that stays
+    until its score is the lowest, because the runtime has no information about later readers.
+    Tensors that cannot be recomputed are never evicted, and are freed when no node can need them.
     """
 
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
@@ -165,7 +165,8 @@ class Runtime(Execution):
     def run(self) -> Schedule:
         """Execute the training step and return its schedule.
 
-        Raises `MethodNotApplicableError` if a node does not fit, or as `compute`.
+        Raises `MethodNotApplicableError` as `compute`, and `TimeLimitError` if the time limit
+        passes.
         """
         for k in range(len(self.graph.nodes)):
             self._compute_with_inputs(k)
@@ -179,8 +180,9 @@ class Runtime(Execution):
     def compute(self, k: int) -> None:
         """Evict tensors until node `k` fits in RAM, compute it, and unlock its inputs.
 
-        Raises `MethodNotApplicableError` if the node does not fit and no tensor may be evicted, or
-        if the compute time exceeds `MAX_PASSES` single passes.
+        Advances the clock of the scores, and appends to `program`. Raises
+        `MethodNotApplicableError` if the node does not fit and no tensor may be evicted, or if the
+        compute time exceeds `MAX_PASSES` single passes.
         """
         node = self.graph.nodes[k]
         self.evict_until_fits(node.output_bytes + node.workspace_bytes, k)
@@ -208,7 +210,7 @@ class Runtime(Execution):
         return min(evictable_tensors, key=self.scores.score, default=None)
 
     def evict(self, i: int) -> None:
-        """Free tensor `i`, and mark it as evicted unless it is pinned."""
+        """Free tensor `i`, extend `program`, and mark the tensor as evicted unless it is pinned."""
         super().evict(i)
         self.program.append(Instruction(Op.FREE, i))
         if i not in self.pinned:
@@ -298,7 +300,7 @@ class _LivenessExecution(StagedExecution):
         super().evict(i)
         self.pinned.discard(i)
         if self.graph.users_of[i] and self._make_recomputability_test()(i):
-            # No other tensor is needed again.
+            # Tensors without readers, and tensors that cannot be recomputed, are not needed again.
             self.scores.record_eviction(i)
 
     def _mark_in_ram(self, i: int) -> None:

@@ -56,8 +56,9 @@ def fit_budget(problem: Problem, schedule_within: Callable[[int], Schedule]) -> 
     `schedule_within(ram_bytes)` returns a schedule. The simulator may count more RAM than the
     method does, because the stages of a schedule are coarser than the steps of a method. Each
     further attempt has less RAM, by the excess of the previous schedule. Raises
-    `MethodNotApplicableError` if none of up to `MAX_ATTEMPTS` attempts meets the budget; an error
-    of the first attempt is raised unchanged.
+    `MethodNotApplicableError` if none of up to `MAX_ATTEMPTS` attempts meets the budget; attempts
+    end early if no RAM is left, or if one raises this error. An error of the first attempt is
+    raised unchanged.
     """
     usable_bytes = ram_bytes = problem.usable_ram_bytes
     peak = 0

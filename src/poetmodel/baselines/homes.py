@@ -44,7 +44,10 @@ def mark_forward_only(method: Scheduler[P]) -> Scheduler[P]:
 
 
 def put_state_in_ram(method: Scheduler[P]) -> Scheduler[P]:
-    """Extend a method to graphs with state, with all state in RAM."""
+    """Extend a method to graphs with state, with all state in RAM.
+
+    The method may be called several times: see `_schedule_avoiding_overwrites`.
+    """
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
@@ -57,7 +60,10 @@ def put_state_in_ram(method: Scheduler[P]) -> Scheduler[P]:
 
 
 def put_state_on_storage(method: Scheduler[P]) -> Scheduler[P]:
-    """Extend a method to graphs with state, with all state on storage."""
+    """Extend a method to graphs with state, with all state on storage.
+
+    The method may be called several times: see `_schedule_avoiding_overwrites`.
+    """
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
@@ -99,7 +105,8 @@ def schedule_with_best_homes(
     with all state on storage. If a rule has a schedule only for storage, bisection finds the
     maximum number of state tensors in RAM; those with the highest transfer energy per byte are
     first. Without a schedule, all attempts may be repeated: see `retry_with_overwrites`. Raises the
-    first `MethodNotApplicableError` if no attempt has a schedule.
+    first `MethodNotApplicableError` if no attempt has a schedule. The time limit has the effect
+    that `select_best_schedule` describes.
     """
     state_tensors = _sort_by_transfer_energy(problem)
     extreme_numbers = dict.fromkeys((len(state_tensors), 0))
@@ -113,7 +120,10 @@ def schedule_with_best_homes(
         return schedule
 
     def list_attempts() -> Iterator[Callable[[], Schedule]]:
-        """Yield the attempts: both extremes for each rule, then the bisection of each rule."""
+        """Yield the attempts: all state in RAM, for each rule; all on storage; then bisections.
+
+        Rules are bisected in reverse order. The results of earlier attempts decide on later ones.
+        """
         for n_resident in extreme_numbers:
             yield from (
                 partial(schedule_with, rule_index, n_resident) for rule_index in range(len(rules))
@@ -169,8 +179,9 @@ def _schedule_with_resident_state(
     The method schedules two graphs without state. In the first one, every recomputation precedes
     the updates of the state that it needs. In the second one, all recomputable nodes stay
     recomputable. A schedule that computes a node or pages in state after such an update is
-    discarded. The better schedule is returned. A method marked by `mark_forward_only` schedules
-    only the first graph, and a problem without state is scheduled as it is.
+    discarded. The better schedule is returned. Only the first graph is scheduled if both are equal,
+    or for a method marked by `mark_forward_only`. A problem without state is scheduled as it is.
+    Raises the errors of `remove_state` and `select_best_schedule`.
     """
     if not problem.graph.state_tensors:
         return method(problem)
@@ -219,11 +230,12 @@ def remove_state(
 ) -> Problem:
     """Return the problem without state; `resident` state is in RAM, the rest on storage.
 
-    User-defined constraints are dropped, and energy replaces a user-defined objective, because both
-    may depend on homes. Updates before the backward pass become forward nodes. With
-    `before_updates`, a node is not recomputable if a schedule could compute it again after an
-    update of state that the node reads. Raises `MethodNotApplicableError` if RAM or storage is too
-    small for the state, or if the problem allows no paging and some state is on storage.
+    The bytes of state are subtracted from usable RAM or from the storage limit. User-defined
+    constraints are dropped, and energy replaces a user-defined objective, because both may depend
+    on homes. Updates before the backward pass become forward nodes. With `before_updates`, a node
+    is not recomputable if a schedule could compute it again after an update of state that the node,
+    or the recomputation of its inputs, reads. Raises `MethodNotApplicableError` if RAM or storage
+    is too small for the state, or if some state is on storage but tensors cannot be paged.
     """
     graph = problem.graph
     in_ram_bytes = sum(graph.tensor_bytes[i] for i in resident)
@@ -324,9 +336,10 @@ def _stateless_costs(problem: Problem, graph: Graph) -> Costs:
 
 
 def _check_update_order(problem: Problem, schedule: Schedule) -> None:
-    """Raise `MethodNotApplicableError` if state is used after its update.
+    """Raise `MethodNotApplicableError` if state is used in a stage after its update.
 
-    This is a computation of a node that reads or holds the state, or a page-in of the state.
+    A use is a computation of a node that reads or holds the state, or a page-in of the state. The
+    message names the first computation or, without one, the first page-in.
     """
     graph = problem.graph
     late_nodes = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]
