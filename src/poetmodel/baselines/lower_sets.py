@@ -52,28 +52,29 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     segment are dropped and recomputed for its backward pass. So the cost of a chain is the time of
     all nodes that are in no boundary, except those of the last segment. Its memory is estimated as
     in the paper, segment by segment: the tensors saved before, twice the segment (its tensors and
-    their gradients), the readers of the lower set outside it, and the other inputs of these
-    readers.
+    their gradients), the outside readers of the lower set that ends the segment, and the other
+    inputs of these readers.
 
     Among the chains whose estimates meet a limit, the dynamic program finds those that no other
     chain dominates in cost and saved bytes. The paper selects one of two: the chain of minimum cost
     (time-centric), or that of maximum cost, because more recomputation usually saves fewer bytes
     (memory-centric). Here, the undominated chains replace the latter. Estimates are not the
     simulator's peaks, in which tensors leave after their last use. So `N_LIMITS` limits are tried;
-    of the undominated chains of each limit, bisection finds the one that saves most and meets the
-    budget. The best schedule seen is returned. If keep-all meets the budget, it is returned without
-    a search.
+    of the undominated chains of each limit, bisection finds the one that meets the budget with the
+    maximum saved bytes. Of all schedules seen that meet the budget, the best by the problem's
+    objective is returned. If keep-all meets the budget, it is returned without a search. All state
+    is in RAM.
 
     The `family` selects the lower sets: ``exact`` all of them, up to `MAX_SETS`; ``pruned`` for
     each node the set of the node and its ancestors, also the empty set and the whole forward pass.
-    The default is ``exact`` if possible, else ``pruned``.
+    The default is ``exact`` if there are at most `MAX_SETS` lower sets, else ``pruned``.
 
     Interpretations. The nodes are the recomputable nodes of the forward pass; other nodes are saved
     and not counted. The last segment is not recomputed, because the backward pass begins with it;
-    the paper recomputes it. Nodes run in the order of the graph, and dropped tensors are recomputed
-    where they are read. For each lower set, the program retains at most an equal fraction of
-    `MAX_LABELS` chains, or `MIN_LABELS` if that is more. The program is exact if no more chains are
-    undominated.
+    the paper recomputes it. Nodes are computed in the order of the graph, and dropped tensors are
+    recomputed where they are read. For each lower set, the program retains at most an equal
+    fraction of `MAX_LABELS` chains, or `MIN_LABELS` if that is more. The program is exact if no
+    more chains are undominated.
 
     The run time is proportional to the number of lower sets times `MAX_LABELS`, for each limit, and
     once to the square of the number of lower sets times the number of nodes.
@@ -91,7 +92,10 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     schedule_of: Callable[[frozenset[int]], Schedule] = cache(partial(recompute_once, graph))
 
     def search_within(limit_bytes: int) -> Schedule:
-        """Return the best schedule found among undominated chains that meet a limit by estimate."""
+        """Return the best schedule found among undominated chains that meet a limit by estimate.
+
+        Raises `MethodNotApplicableError` if no schedule found meets the budget.
+        """
         chains = sets.undominated_chains(limit_bytes)[::-1]  # in ascending order of saved bytes
         best = bisect_budget(
             problem,
@@ -115,16 +119,16 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
 
 
 class SetChain(NamedTuple):
-    """Increasing chain of lower sets; the last one is the whole forward pass."""
+    """Increasing chain of nonempty lower sets; the last one is the whole forward pass."""
 
     sets: tuple[frozenset[int], ...]
-    """Nodes of each set."""
+    """Nodes of each set, by their indices in the graph."""
     saved: frozenset[int]
     """Tensors of the boundaries and of the last segment."""
     cost_s: float
     """Time of all recomputations [s]."""
     saved_bytes: int
-    """Bytes of the boundaries [B]."""
+    """Bytes of the tensors of the boundaries that have readers [B]."""
 
 
 class LowerSets:
@@ -144,7 +148,7 @@ class LowerSets:
         self.nodes = sorted(
             {k for i in evictable_tensors(graph) if (k := graph.node_of[i]) < first_backward}
         )
-        """Recomputable nodes of the forward pass."""
+        """Recomputable nodes of the forward pass, by their indices in the graph, ascending."""
         position_of = {k: p for p, k in enumerate(self.nodes)}
         self.inputs_mask = [
             sum(
@@ -153,7 +157,7 @@ class LowerSets:
             )
             for k in self.nodes
         ]
-        """For each node, by its index in `nodes`, the bit mask of the nodes that it reads."""
+        """For each node in `nodes`, the bit mask of the nodes in `nodes` that it reads."""
         masks = self._list_masks(graph.name, family)
         self.sets = [self._members_of(mask) for mask in masks]
         """Node indices of each lower set, smaller sets first."""
@@ -182,8 +186,7 @@ class LowerSets:
         np.fill_diagonal(self.is_subset, val=False)
         added_by_boundary = partial(_sum_boundary_outside, is_member, is_in_boundary)
         self.saved_bytes = added_by_boundary(sizes)
-        """Bytes that the boundary of the second set adds to the saved ones, shape (sets, sets)
-        [B]."""
+        """Bytes of the second set's boundary outside the first set, shape (sets, sets) [B]."""
         set_time_s = is_member @ times
         self.cost_s = np.maximum(
             0.0, set_time_s[None, :] - set_time_s[:, None] - added_by_boundary(times)
@@ -202,7 +205,7 @@ class LowerSets:
 
         For each set, retains at most `MAX_LABELS` divided by the number of sets, or `MIN_LABELS` if
         that is more, of the chains that end with the set. Returns [] if no estimate meets the
-        limit.
+        limit, or if `nodes` is empty.
         """
         last_set = len(self.sets) - 1
         max_labels = max(MIN_LABELS, MAX_LABELS // len(self.sets))
@@ -246,7 +249,9 @@ class LowerSets:
     def _list_masks(self, name: str, family: str) -> list[int]:
         """Return the bit masks of the lower sets of a family, smaller sets first.
 
-        Raises `MethodNotApplicableError` if the exact family has more than `MAX_SETS` sets.
+        Without `family`, these are the masks of all lower sets or, above `MAX_SETS`, the pruned
+        ones. Raises `MethodNotApplicableError` for ``exact`` with more than `MAX_SETS` sets; the
+        message names the graph by `name`.
         """
         masks = None if family == PRUNED else self._list_all_masks()
         if masks is None and family == EXACT:
@@ -303,7 +308,7 @@ def _sum_boundary_outside(
 def _select_undominated(
     costs: NDArray[np.float64], saved_bytes: NDArray[np.float64], max_labels: int
 ) -> NDArray[np.int64]:
-    """Return the undominated labels by ascending cost.
+    """Return the positions of the undominated labels, by ascending cost.
 
     If there are more than `max_labels`, the range of costs is divided into equal steps. The label
     with the fewest saved bytes of each step, and the label of minimum cost, are selected.

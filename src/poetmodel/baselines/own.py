@@ -55,9 +55,10 @@ def method(
         Name in this process. A method with the same name is replaced, so that a notebook cell can
         be executed again.
     summary : str, optional
-        One-line description. Default: the first line of the function's docstring.
+        One-line description. Default: the first line of the function's docstring, or a fixed text
+        without one.
     source : str, optional
-        Authors and year.
+        Authors and year. Default: ``own``.
 
     Returns
     -------
@@ -94,7 +95,8 @@ def method(
 def find_user_method(name: str) -> Method | None:
     """Return the user-defined method of a name.
 
-    The name is registered with `method`, or is ``FILE.py:FUNCTION``. None for names of other forms.
+    The name is registered with `method`, or is ``FILE.py:FUNCTION``, whose file is imported by
+    `_import_file`. Returns None for names of other forms.
 
     Raises
     ------
@@ -115,17 +117,20 @@ def find_user_method(name: str) -> Method | None:
 
 
 def registered_names() -> tuple[str, ...]:
-    """Return the names of all methods registered with `method`."""
+    """Return the names of all methods registered with `method`, in order of first registration."""
     return tuple(_registered_methods)
 
 
 def is_found_by_other_processes(name: str) -> bool:
-    """Return whether other processes can find a method by name; False if `method` registered it."""
+    """Return whether other processes can find a method by name: False if `method` registered it.
+
+    True for all other names; the method need not exist.
+    """
     return name not in _registered_methods
 
 
 def list_method_files(entry: Method) -> tuple[Path, ...]:
-    """Return the file of a user-defined method and the imported modules of its folder.
+    """Return the paths of a method's file and of the imported modules in its folder, sorted.
 
     Return () for shipped methods, and for functions without a file. Files of other methods are
     excluded unless they are imported as modules.
@@ -145,7 +150,10 @@ def list_method_files(entry: Method) -> tuple[Path, ...]:
 
 
 def hash_method_files(entry: Method) -> str:
-    """Return a hash of the files of `list_method_files`; "" if there are none."""
+    """Return 16 hex digits of a SHA-256 hash of the contents of `list_method_files`.
+
+    Return "" if there are no files.
+    """
     files = list_method_files(entry)
     digest = hashlib.sha256()
     for path in files:
@@ -185,8 +193,9 @@ def _import_file(name: str, path: Path, _modified_ns: int) -> ModuleType:
     """Import a file, once for each method name and modification time.
 
     So a second function of the file executes the file again. Appends the folder of the file to
-    ``sys.path``, so that the file can import modules from there. Raises `UserMethodError` if the
-    file raises an exception.
+    ``sys.path``, unless it is there, so that the file can import modules from the folder. Registers
+    the module in ``sys.modules``, where it replaces an earlier import of the file. Raises
+    `UserMethodError` if the file raises an exception; then the module is not registered.
     """
     module_name = f"{_PREFIX}{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -205,7 +214,10 @@ def _import_file(name: str, path: Path, _modified_ns: int) -> ModuleType:
 
 
 def _make_method(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:
-    """Return the method of a user's function; the default summary is its docstring's first line."""
+    """Return the method of a user's function; the default summary is its docstring's first line.
+
+    Raises `InputError` if the function is not callable.
+    """
     if not callable(function):
         raise InputError(f"method {name!r}: expected a function of a problem, got {function!r}")
     docstring = inspect.getdoc(function) if inspect.isfunction(function) else None
@@ -223,13 +235,14 @@ def _make_method(name: str, function: Any, *, summary: str = "", source: str = "
 
 
 def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
-    """Wrap a user's function: check its result, and convert errors except those of methods."""
+    """Wrap a user's function: check its result, and convert errors that methods must not raise."""
 
     @wraps(function)
     def call_function(problem: Problem) -> Schedule:
         """Call the user's function with its output on stderr; check the type of its result.
 
-        Raise `UserMethodError` for its errors, except those that methods may raise.
+        Raise `UserMethodError` for a result that is no `Schedule`, and for exceptions other than
+        `MethodNotApplicableError`, `TimeLimitError`, `TooLargeError` and `KeyboardInterrupt`.
         """
         try:
             with redirect_stdout(sys.stderr):  # standard output may carry results of a command
@@ -258,8 +271,8 @@ def _raise_method_error(
 
     `origin` is the path of the file, or the function. The line is that of the last frame in the
     file. If no frame is in it, for example after a call with wrong arguments, the line is that of
-    the function's definition; for a path, the file and line are those of the last frame. For a
-    `SyntaxError`, they are those that the error states.
+    the function's definition, and a callable object has neither file nor line; for a path, file and
+    line are those of the last frame. For a `SyntaxError`, they are those that the error states.
     """
     file = origin if isinstance(origin, str) else _find_file(origin)
     if isinstance(error, SyntaxError):

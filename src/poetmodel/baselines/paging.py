@@ -34,8 +34,9 @@ def lru_paging(problem: Problem) -> Schedule:
     A tensor is used when a node computes or reads it; of tensors with equal last uses, the one with
     the lowest index is paged out. Tensors do not change, so each is written at most once, within
     the storage limit; later evictions only free it, like a clean page. Tensors without a further
-    user are freed at once. Tensors of 0 bytes stay until then. The time is O(n^2): O(n) evictions,
-    each among O(n) candidates. Raises `MethodNotApplicableError` if RAM is short and no tensor may
+    user are freed at once. Tensors of 0 bytes stay until then. For nodes with few inputs, the time
+    is O(n^2): O(n) evictions, each among O(n) candidates. Homes of state are those of
+    `schedule_with_best_homes`. Raises `MethodNotApplicableError` if RAM is short and no tensor may
     be paged out.
     """
     return _LruExecution(problem).execute_stages()
@@ -49,9 +50,9 @@ def offload_all(problem: Problem) -> Schedule:
     node reads it. The better of two rules is taken. In the first rule, as in vDNN, the tensor is
     paged in once, for its next reader, and stays until its last use. In the second rule, as with
     ``torch.autograd.graph.save_on_cpu``, the tensor is paged in for each node that reads it, and
-    stays longer only if the next node also reads it: more transfers, less RAM. The method ignores
-    the budget. Gradients stay in RAM from the first to the last use, as do tensors of 0 bytes.
-    Samples that are on storage initially are not written. The time is linear.
+    stays longer only if the next node also reads it: more transfers, less RAM. The rules ignore the
+    budget and the storage limit. Gradients stay in RAM from the first to the last use, as do
+    tensors of 0 bytes. Samples that are on storage initially are not written. The time is linear.
 
     Homes of state are those of `schedule_with_best_homes`; state on storage follows the rule of
     `zero_offload`. Raises `MethodNotApplicableError` if the problem allows no paging, the graph has
@@ -85,7 +86,10 @@ def offload_all(problem: Problem) -> Schedule:
 
 
 def _find_saved_intervals(graph: Graph) -> list[IdleInterval]:
-    """Return the idle intervals of forward tensors, of more than 0 bytes, before backward reads."""
+    """Return the idle intervals of forward tensors that a backward or update node ends.
+
+    Tensors of 0 bytes are excluded. The intervals are in the order of `find_idle_intervals`.
+    """
     is_forward = [node.phase in FORWARD for node in graph.nodes]
     return [
         interval
@@ -101,12 +105,13 @@ def _execute_within_budget(problem: Problem, evictions: Mapping[IdleInterval, bo
 
 
 def zero_offload(problem: Problem) -> Schedule:
-    """Keep all state on storage: page it in for each use, and write it back after updates.
+    """Put all state on storage: page it in for each use, and write it back after updates.
 
     The home of all state is storage: parameters, moments and running statistics. Each state tensor
     is paged in at its node and stays until its first reader. It stays longer only if the next node
-    reads it, too, and is paged in again for each later use. Its update writes it back. All other
-    tensors are kept until their last use. The method ignores the budget. The time is linear.
+    reads it, too, and is paged in again for each later use. Its update writes it back. On
+    memory-mapped storage, state is read in place instead of paged in. All other tensors are kept
+    until their last use. The evictions do not depend on the budget. The time is linear.
 
     ZeRO-Offload keeps master copies and moments in the memory of the host, updates them there, and
     moves gradients out as soon as they are computed. Here storage replaces the host but cannot
@@ -209,6 +214,10 @@ class _LruExecution(StagedExecution):
         self.last_use = [0] * len(self.sizes)
 
     def choose_victim(self, k: int) -> int | None:
+        """Return the least recently used tensor that is on storage or fits there; record its write.
+
+        Return None without such a tensor.
+        """
         evictable_tensors = [
             i for i in self.evictable_candidates(k) if self.storage.has_space_for(i)
         ]
@@ -227,7 +236,7 @@ class _LruExecution(StagedExecution):
             self.last_use[i] = self.n_steps
 
 
-# -- offline methods ------------------------------------------------------------------------------
+# -- evictions of offline methods -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +271,7 @@ def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> 
 
 
 def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
-    """Return the stages that need less RAM if a tensor is evicted in an interval.
+    """Return the slice of stages that need less RAM if a tensor is evicted in an interval.
 
     They include the stage of the node before the interval if this node may overwrite the tensor and
     overwriting is allowed. Requests the permission (`may_overwrite_inputs`).
@@ -276,9 +285,10 @@ def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
 def execute_evictions(problem: Problem, evictions: Mapping[IdleInterval, bool]) -> Schedule:
     """Return the schedule in which tensors are evicted in the idle intervals of `evictions`.
 
-    RAM is not limited. After an interval the tensor is paged in if `evictions` maps the interval to
-    True, and recomputed otherwise. An input of a recomputation that is not in RAM follows the rule
-    of its own interval; outside of one, it is paged in if it is on storage, else recomputed.
+    Outside of these intervals, tensors stay in RAM until their last use. RAM and storage are not
+    limited. After an interval the tensor is paged in if `evictions` maps the interval to True, and
+    recomputed otherwise. An input of a recomputation that is not in RAM follows the rule of its own
+    interval; outside of one, it is paged in if it is on storage, else recomputed.
     """
     return EvictionExecution(problem, evictions).execute_stages()
 
@@ -296,7 +306,7 @@ class EvictionExecution(StagedExecution):
         """For each evicted tensor and the node before its interval: whether the tensor is paged in
         after the interval, not recomputed."""
         self.last_use = list(problem.graph.node_of)
-        """Latest node that made or read each tensor at its first computation."""
+        """For each tensor, its node, or the latest node that has read it in its own stage."""
         self.stored_tensors = {
             interval.tensor for interval, is_paged_in in evictions.items() if is_paged_in
         }

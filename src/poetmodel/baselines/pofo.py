@@ -1,4 +1,7 @@
-"""POFO: keep, recompute or offload each layer of a chain, with overlapping transfers."""
+"""POFO: keep, recompute or offload each layer of a chain, with overlapping transfers.
+
+Steps, their tapes and their states are those of `poetmodel.baselines.chain`.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,8 @@ class Action(StrEnum):
     OFFLOAD = "offload"
     """Tape and state are paged out after the step and paged in before their use."""
     RECOMPUTE = "recompute"
-    """Tape and state are dropped and recomputed, in a sequence with adjacent steps of the same
-    action; the final state of a sequence is kept."""
+    """Tape and state are dropped and recomputed, in a sequence of one or more adjacent steps of
+    this action; the final state of a sequence is kept."""
 
 
 @choose_homes
@@ -70,14 +73,14 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     decides when transfers begin.
 
     As in the paper: chains only; one action per layer; page-outs end before the last step of the
-    forward pass (the loss) begins, and page-ins begin after it; transfers run one at a time during
-    computations, and the core waits if RAM is not yet free. The dynamic program processes the steps
-    once and decides both passes simultaneously: the backward pass is the same kind of process with
-    time reversed, in which a page-in corresponds to a page-out.
+    forward pass (the loss) begins, and page-ins begin after it; one transfer is executed at a time
+    during computations, and the core waits if RAM is not yet free. The dynamic program processes
+    the steps once and decides both passes simultaneously: the backward pass is the same kind of
+    process with time reversed, in which a page-in corresponds to a page-out.
 
     The `rule` sets the costs. Without one, the best schedule of three is returned: of the published
     rule, of the rule for the minimized quantity (energy unless time is minimized), and of `rotor`,
-    which is the choice without offloading.
+    which offloads no step. Homes of state are those of `schedule_with_best_homes`.
 
     - ``published``: as above, on every device.
     - ``time``: transfers that block the core delay both passes by their duration; if the deadline
@@ -111,7 +114,11 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
 
 
 def _schedule_with_rule(problem: Problem, rule: CostRule, table: ChainTable) -> Schedule:
-    """Return the better schedule of the narrow and the wide beam search with one rule."""
+    """Return the better schedule of the narrow and the wide beam search with one rule.
+
+    `table` is replaced by a table of the rule's costs if these are not proportional to the compute
+    times. Raises `MethodNotApplicableError` if no schedule meets the budget.
+    """
     compute_costs, _, _ = eviction_costs(problem, rule)
     cost_per_second = sum(compute_costs) / (problem.pass_time_s or 1.0)
     if not np.allclose(
@@ -201,18 +208,21 @@ class Transfers:
         return Transfers((*self.ends, (self.drain_s + seconds, size_bytes)))
 
     def pending_after(self, seconds: float) -> Transfers:
-        """Return the transfers that are still pending after `seconds`."""
+        """Return the transfers that are still pending after `seconds`, with times from then on."""
         return Transfers(tuple((end - seconds, size) for end, size in self.ends if end > seconds))
 
     def wait_s(self, max_bytes: int) -> float | None:
-        """Return the time until at most `max_bytes` are pending [s]; None if they never are."""
+        """Return the time until at most `max_bytes` are pending [s]; None for a negative number."""
         if max_bytes < 0:
             return None
         waits = (0.0, *(end for end, _ in self.ends))
         return next(wait for wait in waits if self.pending_bytes(wait) <= max_bytes)
 
     def frees_no_later(self, other: Transfers) -> bool:
-        """Return whether at each time, no more bytes are pending than in `other`."""
+        """Return whether at each time, no more bytes are pending than in `other`.
+
+        The last transfer must also end no later than in `other`, even if it has 0 bytes.
+        """
         return self.drain_s <= other.drain_s and all(
             self.pending_bytes(time_s) <= other.pending_bytes(time_s)
             for time_s in (0.0, *(end_s for end_s, _ in other.ends))
@@ -226,16 +236,18 @@ class ActionPrefix:
     actions: tuple[Action, ...] = ()
     """Action of each step so far."""
     total_cost: float = 0.0
-    """Cost of both passes so far, including waits, without the unfinished sequence [s or J]."""
+    """Cost of both passes so far, including waits [s or J]; without the recomputations and backward
+    parts of the unfinished sequence."""
     kept_bytes: int = 0
-    """Bytes of the activations that stay in RAM [B]."""
+    """Bytes of the activations, and of final states of sequences, that stay in RAM [B]."""
     page_outs: Transfers = Transfers()
     """Pending page-outs."""
     page_ins: Transfers = Transfers()
     """Pending page-ins, with time reversed."""
     needed_page_in: tuple[float, int] | None = None
     """(time [s], bytes [B]) of the page-in of the latest offloaded step, until it is appended to
-    `page_ins`; None without one."""
+    `page_ins`; None without one. If transfers are not hidden, the time is 0 and only the step's
+    state counts."""
     sequence_start: int | None = None
     """First step of an unfinished recompute sequence; None outside a sequence."""
     sequence_cost: float = 0.0
@@ -288,7 +300,7 @@ class ActionPrefix:
     def _advance_backward(self, elapsed: float) -> ActionPrefix:
         """Return the prefix with a time or cost `elapsed` added to its backward pass.
 
-        The needed page-in is appended to the pending ones.
+        Page-ins that end in that time are dropped, and the needed one is appended.
         """
         page_ins = self.page_ins.pending_after(elapsed)
         if self.needed_page_in:
@@ -323,8 +335,9 @@ class ActionPrefix:
     ) -> ActionPrefix | None:
         """Return the prefix with its recompute sequence finished and the final state kept.
 
-        `layer` is the last step of the sequence, which may wait for pending page-ins. Returns None
-        if the sequence does not fit in RAM.
+        `layer` is the last step of the sequence. Recomputation may wait for pending page-ins, after
+        which more RAM is free: the sum of wait and cost is minimized. Returns None if the sequence
+        does not fit in RAM.
         """
         first, last = self.sequence_start or 0, len(self.actions) - 1
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
@@ -346,7 +359,11 @@ class ActionPrefix:
         )
 
     def with_action(self, action: Action, layer: Layer) -> ActionPrefix:
-        """Return the prefix with `action`, KEEP or OFFLOAD, for `layer`, its next step."""
+        """Return the prefix with `action`, KEEP or OFFLOAD, for `layer`, its next step.
+
+        OFFLOAD appends a page-out if transfers are hidden, otherwise adds the transfer cost, and
+        sets the needed page-in.
+        """
         actions = (*self.actions, action)
         if action == Action.KEEP:
             return replace(self, actions=actions, kept_bytes=self.kept_bytes + layer.size_bytes)
@@ -436,8 +453,9 @@ def search_actions(
 def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
     """Return the undominated prefixes; above the beam width, the cheapest ones of each class.
 
-    Compares only prefixes with the same last action, needed page-in and start of the sequence. The
-    cheapest ones have the smallest `_expected_total_cost`.
+    Compares only prefixes with the same last action, needed page-in and start of the sequence. Of
+    prefixes with equal cost, a dominated one may remain. The cheapest ones have the smallest
+    `_expected_total_cost`.
     """
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total_cost):

@@ -49,7 +49,7 @@ class Method:
     """
 
     name: str
-    """Name for ``--method``."""
+    """Name for ``--method``, with the selected variant, if any."""
     summary: str
     """One-line description."""
     source: str
@@ -88,12 +88,12 @@ class Method:
         return brief(self, repr(self.name), self.summary)
 
     def function(self) -> Callable[..., Any]:
-        """Return the method's function.
+        """Return the method's function, with the selected variant bound.
 
         It is ``(problem) -> Schedule``; the schedule may violate limits, such as the deadline. For
         a method with `uses_solver`, it is ``(problem) -> Problem`` and returns the restricted
-        problem to solve. It raises `MethodNotApplicableError` if the method does not apply or
-        finds no schedule.
+        problem to solve. The function raises `MethodNotApplicableError` if the method does not
+        apply or finds no schedule.
         """
         if self.user_function is not None:
             return self.user_function

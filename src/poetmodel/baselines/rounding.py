@@ -89,10 +89,12 @@ def checkmate_rounding(problem: Problem, rule: str = "", *, seed: int = 0) -> Sc
     raise its value. It has fewer columns than the published one, and counts memory by the rules of
     execution of this package. One column represents all stages between two reads of a tensor, so
     these are rounded together. Tensors that cannot be recomputed are checkpoints as long as a node
-    may need them. Unused checkpoints are dropped.
+    may need them. Unused checkpoints are dropped. All state is in RAM. The relaxation omits
+    user-defined constraints.
 
-    The run time is that of up to three linear relaxations; each rounding takes time proportional to
-    the number of stages times tensors. An infeasible relaxation is solved again for each rounding.
+    The run time is that of up to three feasible linear relaxations; each rounding takes time
+    proportional to the number of stages times tensors. An infeasible relaxation is solved again for
+    each rounding.
 
     Raises `InputError` for an unknown rule, `MethodNotApplicableError` if no rounding meets the
     budget, and `KeyboardInterrupt` if a relaxation is interrupted. Raises `TimeLimitError` if time
@@ -142,8 +144,8 @@ class _Relaxation:
     def round_checkpoints(self, rounds_up: Callable[[float], bool]) -> Schedule:
         """Return the schedule of a rounding; `rounds_up` returns whether a fraction is rounded up.
 
-        Raises `MethodNotApplicableError` if the schedule exceeds the budget or the checkpoints were
-        tried before.
+        Records the checkpoints. Raises `MethodNotApplicableError` if the schedule exceeds the
+        budget or the checkpoints were tried before.
         """
         check_time_limit()
         checkpoints = self.pinned_checkpoints.copy()
@@ -160,8 +162,9 @@ class _Relaxation:
 def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, float]]:
     """Solve the relaxation within `ram_bytes`; return (tensor, first stage, last stage, fraction).
 
-    Raises `MethodNotApplicableError` if the relaxation is infeasible, `TimeLimitError` if it is not
-    solved in time, and `KeyboardInterrupt` if it is interrupted.
+    Stages are inclusive. If time runs out, the tuples are those of the last point found. Raises
+    `MethodNotApplicableError` if the relaxation is infeasible, `TimeLimitError` if no point is
+    found in time, and `KeyboardInterrupt` if the solve is interrupted.
     """
     relaxed_problem = replace(
         checkmate(replace(problem, constraints=(), user_objective=(), minimize=Quantity.TIME)),

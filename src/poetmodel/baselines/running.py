@@ -62,14 +62,15 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
         If an option is not a keyword of `poetmodel.solve`.
     MethodNotApplicableError
         If the method does not apply to the graph, has no schedule within the limits, or its
-        schedule violates a limit.
+        schedule violates a limit. Its `result` has no schedule.
     BackendUnavailableError
         If the method uses a solver that is missing or whose licence refuses the model.
     VerificationError
         If the schedule of a method of this package violates a rule of execution.
     UserMethodError
-        If a user-defined method or its file raises an exception, or if the method returns no
-        schedule or one that violates the rules of execution.
+        If the file of a user-defined method raises an exception, or the method one other than
+        `MethodNotApplicableError`, `TimeLimitError` and `TooLargeError`; also if the method returns
+        no schedule or one that violates the rules of execution.
     """
     entry = method(name)
     request = _make_request(entry, options)
@@ -84,7 +85,7 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
 
 
 def _make_request(entry: Method, options: SolveKeywords) -> Request:
-    """Make a request from keywords of `poetmodel.solve`.
+    """Make a request from keywords of `poetmodel.solve`; it omits the formulation and the start.
 
     Raises TypeError for unknown keywords, and `InputError` for invalid values, or if a formulation,
     a start or solver options are passed to a method without a solver.
@@ -117,6 +118,8 @@ def _solve_by_method(
 
     The default method returns the result of `solver.solve`. All other methods return the status
     ``infeasible`` only for a problem that is infeasible by inspection, which they do not solve.
+    The result of a method without a solver names no back end. Raises the errors of
+    `_solve_restricted` and `_run_heuristic`, and those of the method.
     """
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)
@@ -218,7 +221,10 @@ def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
 
 
 def _invalid_schedule_error(entry: Method, reasons: Sequence[str]) -> UserMethodError:
-    """Return the error for a user-defined method whose schedule cannot be executed."""
+    """Return the error for a user-defined method whose schedule cannot be executed.
+
+    Its message states the first of `reasons`, and the number of further ones.
+    """
     further_text = f"; and {len(reasons) - 1:,} more" if len(reasons) > 1 else ""
     message = f"method {entry.name!r}: its schedule is refused: {reasons[0]}{further_text}"
     return UserMethodError(message, refused=True)
@@ -258,7 +264,10 @@ def recompute_only(problem: Problem) -> Problem:
 
 
 def resident(problem: Problem) -> Problem:
-    """Return the problem with all state in RAM, or the problem itself for a graph without state."""
+    """Return the problem with all state in RAM, or the problem itself for a graph without state.
+
+    A user-defined constraint sets the homes.
+    """
     state = problem.graph.state_tensors
     if not state:
         return problem

@@ -37,7 +37,10 @@ UNITS: Final = 1000
 
 
 def keep_all(problem: Problem) -> Schedule:
-    """Compute each node once and keep each tensor until its last use; the budget is ignored."""
+    """Compute each node once, and keep each tensor until its last use and all state in RAM.
+
+    The budget is ignored.
+    """
     return checkpoint_all(problem.graph)
 
 
@@ -52,7 +55,8 @@ def chen_sqrt(problem: Problem) -> Schedule:
     articulation points of the forward pass (Chen et al., 2016), and all nodes of the forward pass
     in order, as if they were a chain (the linearized variant of Jain et al., 2020). The fastest
     schedule within the budget is returned. Samples, labels and tensors that cannot be recomputed
-    are always kept. Raises `MethodNotApplicableError` if no schedule meets the budget.
+    are always kept. All state is in RAM. Raises `MethodNotApplicableError` if no schedule meets the
+    budget.
     """
     segment_ends = (_sqrt_segment_ends(nodes) for nodes in _list_candidate_ends(problem.graph))
     return _select_fastest(problem, _schedule_segments(problem.graph, segment_ends), "segments")
@@ -63,12 +67,12 @@ def chen_sqrt(problem: Problem) -> Schedule:
 def chen_greedy(problem: Problem) -> Schedule:
     """Close a segment when its tensors exceed a threshold; try several thresholds.
 
-    Algorithm 3 of Chen et al. (2016) adds up the bytes of the outputs. Once the sum exceeds the
-    threshold, the algorithm keeps the next candidate and restarts from zero. Thresholds are 0,
-    equal ratios from the largest tensor to all bytes, and equal steps up to all bytes. Candidates
-    are those of `chen_sqrt`. The fastest schedule within the budget is returned. The run time is
-    proportional to the square of the number of nodes, for each threshold. Raises
-    `MethodNotApplicableError` if no schedule meets the budget.
+    Algorithm 3 of Chen et al. (2016) adds up the bytes of the outputs. If the sum exceeds the
+    threshold at a candidate, the algorithm keeps the candidate and restarts from zero. Thresholds
+    are 0, equal ratios from the largest tensor to all bytes, and equal steps up to all bytes.
+    Candidates are those of `chen_sqrt`. The fastest schedule within the budget is returned. All
+    state is in RAM. The run time is proportional to the square of the number of nodes, for each
+    threshold. Raises `MethodNotApplicableError` if no schedule meets the budget.
     """
     graph = problem.graph
     segment_ends = (
@@ -80,7 +84,7 @@ def chen_greedy(problem: Problem) -> Schedule:
 
 
 def _list_candidate_ends(graph: Graph) -> tuple[Sequence[int], ...]:
-    """Return two lists of recomputable forward nodes: the articulation points, and all of them."""
+    """Return two ascending lists of recomputable forward nodes: articulation points, and all."""
     recomputable = {graph.node_of[i] for i in evictable_tensors(graph)}
     cut_nodes = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
     forward_nodes = [k for k in range(first_backward_node(graph)) if k in recomputable]
@@ -122,7 +126,7 @@ def _find_closing_nodes(graph: Graph, nodes: Sequence[int], threshold: float) ->
 def _select_fastest(
     problem: Problem, schedules: Iterable[Schedule], schedule_kind: str
 ) -> Schedule:
-    """Return the schedule with minimum compute time among those within the budget.
+    """Return the first schedule with minimum compute time among those within the budget.
 
     Raises `MethodNotApplicableError` if there is none; `schedule_kind` names the schedules in the
     message.
@@ -134,7 +138,8 @@ def _select_fastest(
 def _schedule_segments(graph: Graph, segment_ends: Iterable[Sequence[int]]) -> Iterator[Schedule]:
     """Yield a schedule for each distinct list of ends.
 
-    It keeps the outputs of the ends and of the last segment.
+    It keeps the outputs of the ends and of the last segment. The dropped tensors of any other
+    segment are recomputed together: see `recompute_once`.
     """
     for ends in dict.fromkeys(map(tuple, segment_ends)):
         starts = [0, *(k + 1 for k in ends), first_backward_node(graph)]
@@ -152,13 +157,14 @@ def min_cut(problem: Problem) -> Schedule:
     """Save a minimum cut of tensors for the backward pass, and recompute other tensors once.
 
     There are two steps, as in PyTorch (``torch/_functorch/partitioners.py``). A knapsack selects
-    the nodes that must not run again: maximum compute time for a given number of output bytes. Then
-    the smallest set of tensors is saved that cuts these nodes, as sources, from the reads of the
-    backward pass. PyTorch selects candidates by kinds of operators and counts all saved bytes. Here
-    all nodes of the forward pass are candidates, each with its time. Knapsacks of 201 sizes are
-    tried, and the fastest schedule within the budget is returned. A recomputed tensor stays from
-    its first use to its last, so a smaller saved set does not imply a smaller peak. Raises
-    `MethodNotApplicableError` if no schedule meets the budget.
+    the nodes that must not be recomputed: maximum compute time for a given number of output bytes.
+    Then the set of tensors with the fewest bytes is saved that cuts these nodes, as sources, from
+    the reads of the backward pass. PyTorch selects candidates by kinds of operators and counts all
+    saved bytes. Here all recomputable nodes of the forward pass are candidates, each with its time.
+    Knapsacks of 201 sizes are tried, and the fastest schedule within the budget is returned. A
+    recomputed tensor stays from its first use to its last, so a smaller saved set does not imply a
+    smaller peak. All state is in RAM. Raises `MethodNotApplicableError` if no schedule meets the
+    budget.
     """
     graph = problem.graph
     total_bytes = sum(graph.tensor_bytes[i] for i in evictable_tensors(graph))
@@ -174,11 +180,11 @@ def min_cut(problem: Problem) -> Schedule:
 
 
 def find_saved_tensors(graph: Graph, single_run_nodes: Collection[int]) -> frozenset[int]:
-    """Return the tensors of fewest bytes to save so that some forward nodes run only once.
+    """Return the tensors of fewest bytes to save so that some forward nodes are computed only once.
 
     All reads of the backward pass can be computed from this set, from samples and from tensors that
-    cannot be recomputed, without running a node of `single_run_nodes`. Of several minimum cuts the
-    one next to the backward pass is returned.
+    cannot be recomputed, without computing a node of `single_run_nodes`. Sizes may be rounded: see
+    `_Cuts`. Of several minimum cuts the one next to the backward pass is returned.
     """
     return _Cuts(graph).find_saved_tensors(single_run_nodes)
 
@@ -187,10 +193,10 @@ class _Cuts:
     """Flow network whose cuts are the sets of tensors that may be saved.
 
     Each evictable tensor is an edge with its size as capacity, from its computation to its reads.
-    If these tensors exceed 1 GiB in total, sizes are rounded up to a multiple of a few bytes. Edges
-    that must not be cut connect the source with the nodes that must not be recomputed, a node with
-    its outputs, and a tensor with its readers: nodes of the forward pass, or the sink. Vertex 0 is
-    the source and vertex 1 the sink; the nodes follow, and then two vertices per tensor.
+    If these tensors have 1 GiB or more in total, sizes are rounded up to a multiple of a few bytes.
+    Edges that must not be cut connect the source with the nodes that must not be recomputed, a node
+    with its outputs, and a tensor with its readers: nodes of the forward pass, or the sink. Vertex
+    0 is the source and vertex 1 the sink; the nodes follow, and then two vertices per tensor.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -213,7 +219,10 @@ class _Cuts:
         self.edges = edges
 
     def find_saved_tensors(self, single_run_nodes: Collection[int]) -> frozenset[int]:
-        """Return the tensors of the minimum cut for which no node of `single_run_nodes` reruns."""
+        """Return the tensors of the minimum cut that spares `single_run_nodes` a recomputation.
+
+        Of several minimum cuts, returns the one next to the backward pass.
+        """
         if not self.recomputable:
             return frozenset()
         from scipy.sparse import csr_array
@@ -241,9 +250,10 @@ class _Cuts:
 
 
 def _pack_knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
-    """Return the nodes of maximum total compute time whose outputs fit in `size_bytes`.
+    """Return the nodes of maximum total compute time whose outputs fit in `size_bytes`, descending.
 
-    Output bytes are rounded up to whole units; `size_bytes` has at most `UNITS` units.
+    They are recomputable forward nodes of more than 0 s. Output bytes are rounded up to whole
+    units; `size_bytes` has at most `UNITS` units.
     """
     graph, first_backward = problem.graph, first_backward_node(problem.graph)
     recomputable = evictable_tensors(graph)

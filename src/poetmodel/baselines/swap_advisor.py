@@ -41,33 +41,35 @@ Fitness = tuple[int, float, float]
 
 @choose_homes
 def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
-    """Search by a genetic algorithm for the set of swaps that costs least.
+    """Search by a genetic algorithm for the set of swaps with minimum cost.
 
     Equal seeds produce equal schedules, unless a time limit stops the search. If keep-all meets the
     budget, it is returned without a search.
 
     An individual is a set of idle intervals in which tensors are evicted. Each individual is
-    repaired as by the paper's swap planner: for a stage that does not fit, the tensor whose next
-    use is latest is evicted. Then unnecessary evictions are removed, the costliest page-in first.
-    The initial population has the repaired empty set and repaired random sets. Parents win
-    tournaments of two. A child has the intervals of one parent up to a random stage, those of the
-    other parent after it, and a few flipped bits. The best two individuals survive.
+    repaired as by the paper's swap planner: for the stage with the largest excess over the budget,
+    the tensor whose next use is latest is evicted, until all stages fit. Then unnecessary evictions
+    are removed, the costliest page-in first. The initial population has the repaired empty set and
+    repaired random sets. Parents win tournaments of two. A child has the intervals of one parent up
+    to a random stage, those of the other parent after it, and a few flipped bits; it is repaired,
+    too. The best two individuals survive.
 
     Interpretations. The paper searches operator orders and memory pools, from which swaps follow;
     here the order is given and RAM is not fragmented, so that only the swaps are searched. The
-    paper's simulator measures the time of a step; here the fitness of an individual is the cost of
-    its transfers in the minimized quantity (energy if that is RAM or user-defined). Fewer bytes
-    above the storage limit count more than lower costs.
+    paper's simulator measures the time of a training step; here the fitness of an individual is the
+    cost of its transfers in the minimized quantity (energy if that is RAM or user-defined). Fewer
+    bytes above the storage limit count more than lower costs.
 
     If the time is minimized and transfers overlap computations, a second search charges only the
     time that is not hidden, and the better schedule is returned. A swap is hidden by computations
     in its interval, and all swaps together by a whole pass.
 
-    The run time is O(generations * population * intervals * stages) operations of numpy arrays,
-    with at most `GENERATIONS` * `POPULATION` repairs.
+    There are at most `GENERATIONS` * `POPULATION` repairs for each search. A repair adds and
+    removes up to all intervals; each takes time proportional to the number of intervals or stages.
 
-    Raises `MethodNotApplicableError` if keep-all exceeds the budget, and the problem allows no
-    paging or all schedules found exceed the budget.
+    Homes of state are those of `schedule_with_best_homes`. Raises `MethodNotApplicableError` if
+    keep-all exceeds the budget, and the problem allows no paging or all schedules found exceed the
+    budget.
     """
     if checkpoint_all_peak_bytes(problem.graph) <= problem.usable_ram_bytes:
         return execute_evictions(problem, {})
@@ -87,7 +89,8 @@ class _GeneticSearch:
     def __init__(self, problem: Problem, seed: int, *, hides_transfers: bool = False) -> None:
         """Compute the bytes that an eviction in each idle interval frees, and its cost.
 
-        Only intervals that relieve a stage in which keep-all exceeds the budget are searched.
+        Only intervals of more than 0 bytes that relieve a stage in which keep-all exceeds the
+        budget are searched.
         """
         graph = problem.graph
         self.problem = problem
@@ -151,7 +154,7 @@ class _GeneticSearch:
         self.pass_s = float(stage_ends_s[-1])
         swap_costs = self.page_in_costs + self.page_out_costs[self.tensor_index]
         self.unhidden_s = np.maximum(0.0, swap_costs - self.interval_s)
-        """Time of each swap that its interval does not hide [s]; only for `hides_transfers`."""
+        """Time of each swap that its interval does not hide [s]; used only if `hides_transfers`."""
         prices = self.unhidden_s if hides_transfers else self.page_in_costs
         self.order_by_cost = np.lexsort((-self.page_in_costs, -prices))
         """Indices of the intervals by descending page-in cost; with `hides_transfers`, by
@@ -228,7 +231,9 @@ class _GeneticSearch:
         )
 
     def _repair(self, mask: Mask) -> Mask:
-        """Return `mask` with evictions added until all stages fit, and unnecessary ones removed.
+        """Return a copy of `mask` with evictions added until all stages fit, then some removed.
+
+        An eviction is removed if all of its stages fit without it.
 
         If no further eviction relieves the stage with the largest excess, no more evictions are
         added, and stages may still exceed the budget.

@@ -70,7 +70,8 @@ class Freezable:
         """Return the graph of the step that trains only the parameters `names`.
 
         It equals the graph of a step that was captured with only these parameters trained, except
-        for the names of nodes and tensors: see `graph_signature`.
+        for the names of nodes and tensors (see `graph_signature`), and unless the capture has other
+        operators for frozen parameters.
         """
         nodes_and_calls = ((node, ()) for node in _capture_order(self.restricted_nodes(names)))
         pairs = defer_updates(nodes_and_calls, self.step.loss.buffer)
@@ -214,9 +215,11 @@ class Freezable:
     def _restrict_to(self, retained_nodes: Collection[int]) -> dict[int, Node]:
         """Return `retained_nodes` by index, without unread gradients and omitted inputs.
 
-        Inputs that no retained node makes are omitted. For a node that loses outputs, their size is
-        subtracted from its bytes moved, and its instructions are estimated for the remaining
-        outputs. FLOP and workspace are unchanged.
+        Unread gradients are outputs of backward nodes that no retained node reads. Inputs that only
+        these outputs need, or that no retained node makes, are omitted, also in-place pairs of the
+        removed outputs. For a node that loses outputs, their size is subtracted from its bytes
+        moved, and its instructions are estimated for the remaining outputs. FLOP and workspace are
+        unchanged.
         """
         graph = self.graph
         nodes = {k: graph.nodes[k] for k in sorted(retained_nodes)}
@@ -281,7 +284,8 @@ def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
     """Yield nodes in the order of a capture.
 
     A buffer is updated after its new value is computed and after the last use of the outputs of its
-    readers. State precedes its first reader.
+    readers. State precedes its first reader; state that no node reads is left out. All other nodes
+    stay in order.
     """
     buffer_updates = [
         node for node in nodes if node.phase == Phase.UPDATE and node.op == BUFFER_UPDATE

@@ -1,9 +1,9 @@
 """A mixed-integer relaxation of the selection: sets of layers that may have a schedule.
 
 A binary column for each layer states whether it is trained. The sum of the scores of the trained
-layers is maximized.
-Rows are necessary conditions of every schedule. Cuts exclude sets that a solver proved infeasible,
-and single sets for which the solver found neither a schedule nor a proof.
+layers is maximized, and at least one layer is trained. All other rows are necessary conditions of
+every schedule. Cuts exclude sets that a solver proved infeasible, and single sets for which the
+solver found neither a schedule nor a proof.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SetCut:
 
 @dataclass(kw_only=True)
 class ChoiceRelaxation:
-    """The relaxation: all sets of layers that rows and cuts do not exclude.
+    """The relaxation: all nonempty sets of layers that rows and cuts do not exclude.
 
     Notes
     -----
@@ -170,7 +170,10 @@ class ChoiceRelaxation:
         return inputs_of
 
     def min_node_bytes(self, k: int) -> int:
-        """Return the smallest working set of node `k`, without state, over `single_graphs` [B]."""
+        """Return the smallest working set of node `k`, without state, over `single_graphs` [B].
+
+        Raises `ValueError` if none of these graphs has the node.
+        """
         name = self.freezable.graph.nodes[k].name
         return min(
             graph.step_bytes[position]
@@ -189,7 +192,7 @@ class ChoiceRelaxation:
 
     @cached_property
     def buffer_update_s(self) -> float:
-        """Time in `common_nodes_s` that updates of buffers take [s]."""
+        """Lower bound on the time of updates of buffers, which `common_nodes_s` includes [s]."""
         times = self.min_costs[0]
         return sum(times[k] for k in self.freezable.buffer_updates)
 
@@ -495,8 +498,10 @@ class _Program:
     ) -> dict[int, float]:
         """Return the costs of transfers of trained state on storage, by column.
 
-        Not counted are the state of `excluded_layers`, page-outs that are writes of a commit, and
-        page-ins of state that is read in place. The result is empty without paging.
+        The column of a layer has the costs with all of its state on storage; the column of the home
+        of a state tensor subtracts the costs of the tensor. Not counted are the state of
+        `excluded_layers`, page-outs that are writes of a commit, and page-ins of state that is read
+        in place. The result is empty without paging.
         """
         costs_by_column: dict[int, float] = {}
         if not self.problem.can_page:

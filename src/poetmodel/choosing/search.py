@@ -1,8 +1,8 @@
 """Search for the set of layers with the highest score that has a schedule; prove it optimal.
 
 Logic-based Benders decomposition (Hooker and Ottosson, 2003): a relaxation proposes a set, the
-solver searches for a schedule of the step that trains exactly this set, and sets without a schedule
-become cuts.
+solver searches for a schedule of the step that trains exactly this set, and sets for which it finds
+none become cuts.
 
 References
 ----------
@@ -50,7 +50,7 @@ FIRST_TRIALS_FRACTION: Final = 0.25
 REFUTATION_FRACTION: Final = 0.05
 """Maximum time to refute a subset or to bound its needs, as a fraction of the remaining time."""
 _MAX_LISTED: Final = 4
-"""Maximum number of names in a list of a message."""
+"""The `max_names` of `join_names` in messages."""
 ANY_GAP: Final = 1.0
 """Requested gap for which the solver ends at the first schedule."""
 
@@ -105,6 +105,11 @@ def select_layers(
     request : Request
         Options of the solver, gap tolerance, and time limit of the search. Ctrl-C ends the search
         early, with the best set so far.
+
+    Returns
+    -------
+    LayerSet
+        The best set found, with a schedule and a bound, or the reason why no set was found.
 
     Raises
     ------
@@ -173,7 +178,7 @@ class _LayerSearch:
     def _propose_and_check(self) -> None:
         """Check first sets, then proposed sets: infeasible and undecided sets become cuts.
 
-        Raises `KeyboardInterrupt` after Ctrl-C.
+        After each cut, checks subsets of its set. Raises `KeyboardInterrupt` after Ctrl-C.
         """
         self._try_first_sets()
         while not self._is_gap_closed() and self.request.remaining_s() > 0:
@@ -349,7 +354,8 @@ class _LayerSearch:
     def _score_density(self, layer: str) -> float:
         """Return a layer's score divided by the sum of its fractions of RAM and deadline.
 
-        Without a deadline, the time is a fraction of the pass time.
+        Without a deadline, the time is a fraction of the pass time. The divisor is at least
+        `MIN_GAP`.
         """
         relaxation = self.relaxation
         max_state_bytes = max(1, relaxation.max_state_bytes)
@@ -498,8 +504,9 @@ class _LayerSearch:
 
         The minimum needs of the layers in `full_set` but not in `subset` are subtracted from the
         limits: the time of their nodes and, if `with_state` and without paging, the RAM of their
-        state. So are the time of buffer updates and, without paging, common state. Returns True
-        without a solve if a reduced limit is 0 or less.
+        state. So are the time of buffer updates and, without paging, common state. The deadline is
+        extended by `DEADLINE_TOLERANCE`. Returns True without a solve if a reduced limit is 0 or
+        less.
         """
         relaxation, problem = self.relaxation, self.problem
         ram, deadline_s = problem.ram_budget_bytes, problem.deadline_s
@@ -521,7 +528,7 @@ class _LayerSearch:
 
 
 def group_by_layer(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
-    """Return parameter names by layer: those of a module, or each parameter by itself.
+    """Return parameter names by layer: all parameters of a module, or each parameter by itself.
 
     Parameters
     ----------

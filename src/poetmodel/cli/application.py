@@ -80,7 +80,8 @@ class Application(TyperGroup):
         """Run a command and exit with its status; raise unexpected exceptions.
 
         Resets ``--quiet``, and makes the standard streams escape characters that their encoding
-        lacks. Discards output that a closed pipe or a full disk does not accept.
+        lacks. Discards output that a closed pipe or a full disk does not accept; a full disk is an
+        error, which is printed.
         """
         options["standalone_mode"] = False
         set_quiet(False)
@@ -103,9 +104,9 @@ class Application(TyperGroup):
     def _run_command(self, *args: Any, **options: Any) -> int | None:
         """Run the command line; return its exit status, 0 or None for success.
 
-        Prints an error for a usage error, a `PoetModelError` or an `OSError`, but not for Ctrl-C;
-        raises all other exceptions. Raises `BrokenPipeError` if the reader of the output closed the
-        pipe.
+        Prints an error for a usage error, a `PoetModelError` or an `OSError`, but not for Ctrl-C. A
+        `SystemExit` gives its code, or FAILURE if that is no number. Raises all other exceptions,
+        and `BrokenPipeError` if the reader of the output closed the pipe.
         """
         try:
             status: int | None = super().main(*args, **options)
@@ -203,6 +204,6 @@ def _usage_sentence(error: Exception) -> str:
 
 
 def _is_from_closed_pipe(error: BaseException) -> bool:
-    """Return whether an error was caused, also indirectly, by a closed output pipe."""
+    """Return whether an error was raised while a `BrokenPipeError` was handled, also indirectly."""
     cause = error.__context__
     return cause is not None and (isinstance(cause, BrokenPipeError) or _is_from_closed_pipe(cause))

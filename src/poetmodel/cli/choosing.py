@@ -43,7 +43,7 @@ class Per(StrEnum):
 
 @options.group
 class ChoiceOptions:
-    """The step, the scores of its layers, and how a choice of layers is trained."""
+    """The step with its optimizer, tiles and name; the unit and the scores of its layers."""
 
     step_source: str = options.argument(
         options.REQUIRED, "MODULE:FUNCTION|ONNX", "As for 'poetmodel trace'."
@@ -87,7 +87,7 @@ class ChoiceOptions:
 
 @options.group
 class ChoiceFiles:
-    """Output files, written if a set of layers was found."""
+    """Output files: `step` is written if a set of layers was found, `out` with a schedule."""
 
     out: Path | None = options.output_option(
         None, "--out FILE", "Write the schedule to this file, *.schedule.json."
@@ -217,7 +217,7 @@ def _choose_layers(
 
 
 def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
-    """Print the choice with its warnings, and write the files if a schedule was found.
+    """Print the choice with its warnings, and write the files of `ChoiceFiles`.
 
     Without a schedule, JSON and warnings are printed, but no tables.
     """
@@ -241,7 +241,7 @@ def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: 
 
 
 def _choice_facts(choice: Choice) -> Iterator[Fact]:
-    """Yield status, score with bound and gap, the chosen and frozen layers, and the tiles."""
+    """Yield status, score, bound, gap, the trained layers, the tiles, and the frozen layers."""
     from poetmodel.cli.summary import tile_facts
 
     total_score = sum(choice.scores.values())

@@ -204,7 +204,8 @@ def _print_changed_decisions(
 def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
     """Return the decision of each schedule on a tensor as text, such as ``recomputed x2``.
 
-    If the texts are equal, the stages of recomputations and page-ins follow.
+    The number counts recomputations and page-ins. If the texts are equal, the stages of these
+    follow.
     """
     stages = [sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions]
     texts = tuple(

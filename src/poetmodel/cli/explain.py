@@ -99,7 +99,11 @@ def _print_tensor(summary: DecisionSummary) -> None:
 
 
 def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact:
-    """Return the extra cost of a schedule without a decision, with its proof status."""
+    """Return the extra cost of a schedule without a decision, with its proof status.
+
+    A found schedule adds the new treatment of the tensor and, unless time is minimized, the extra
+    time.
+    """
     name = f"without {alternative.forbidden}"
     if alternative.status == "infeasible":
         return text_fact(name, "impossible", "proven: every schedule has this decision")
@@ -130,10 +134,10 @@ def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact
 
 
 def _ram_row(summary: DecisionSummary, ram_step: RamStep) -> Fact:
-    """Return the saving of the next larger RAM budget that helps, with its proof status.
+    """Return the saving of the smallest RAM budget with a better schedule, with its proof status.
 
-    If a better schedule fits in the present budget, return its saving. If no budget helps, or none
-    that helps was found, the fact states that.
+    If a better schedule fits in the present budget, return its saving. If no budget permits a
+    better schedule, or no such budget was found, the fact states that.
     """
     problem = summary.verified.problem
     budget = problem.ram_budget_bytes
@@ -201,7 +205,11 @@ def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
 
 
 def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
-    """Yield the tensors whose memory a tensor overwrites, and those that overwrite its memory."""
+    """Yield the tensors whose memory a tensor overwrites, and those that overwrite its memory.
+
+    Each fact has the stages, except the first one for a replacement: it overwrites its state
+    tensor in all of them.
+    """
     graph, i = summary.verified.graph, decision.tensor
     if i in graph.state_of:
         yield text_fact(
@@ -246,7 +254,10 @@ def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
 
 
 def _print_schedule(summary: DecisionSummary) -> None:
-    """Print the table of the schedule, and groups of its most expensive decisions, if any."""
+    """Print the table of the schedule, and groups of its most expensive decisions.
+
+    If no decision has a cost, print a sentence instead of the groups.
+    """
     show(fact_table(f"Schedule for {summary.verified.graph.name}", _explanation_facts(summary)))
     if not summary.groups:
         print_text("", "No tensor is recomputed or paged: all decisions are free.")
@@ -353,8 +364,7 @@ def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
 MAX_DECISIONS: Final = 10
 """Maximum number of the most expensive decisions, and of their groups."""
 RAM_STEP_TIME_RATIO: Final = 0.4
-"""Minimum time for finding the next larger RAM budget that helps, as a fraction of the time
-limit."""
+"""Fraction of the time limit that the solves for alternatives leave to `find_ram_step`."""
 NOT_PROVEN: Final = (
     "the schedule is not proven optimal: a better schedule may account for the savings of another "
     "decision or of more RAM"
@@ -395,7 +405,8 @@ class DecisionSummary:
     def tolerance(self) -> float:
         """Largest change of the minimized quantity that counts as 0.
 
-        It is the gap tolerance of alternatives, or a small fraction of the value if that is larger.
+        It is the gap tolerance of alternatives times the overhead, or a small fraction of the value
+        if that is larger.
         """
         from poetmodel.solver.sensitivity.alternatives import GAP, MIN_GAIN_RATIO
 
@@ -442,9 +453,10 @@ def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> Decis
 def _solve_for_alternatives(
     summary: DecisionSummary, search: options.SearchOptions
 ) -> DecisionSummary:
-    """Solve for alternatives to the decision on a tensor, and for the next useful RAM budget.
+    """Solve for alternatives to a decision, and for the smallest RAM budget with a better schedule.
 
-    Returns the summary with both.
+    The search for the budget has at least 1 s. Returns the summary with both results. Raises
+    `KeyboardInterrupt` after Ctrl-C.
     """
     from poetmodel.solver.sensitivity import find_alternatives, find_ram_step
 
@@ -464,10 +476,11 @@ def _solve_for_alternatives(
 
 
 def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
-    """Return the decisions with a cost, most expensive first.
+    """Return the decisions with a cost, highest energy first, then largest tensor.
 
-    Of the tensors of a node that are not paged in, only one is listed: all have the full cost of
-    its recomputations. Each tensor that is paged in is listed itself.
+    Of the tensors of a node that are not paged in, only the first in this order is listed, because
+    all have the full cost of the node's recomputations. Each tensor that is paged in is listed
+    itself.
     """
     sizes = graph.tensor_bytes
     costly_decisions = [decision for decision in decisions if decision.has_cost]
@@ -488,7 +501,7 @@ def _fold_decisions(decisions: Sequence[Decision], graph: Graph) -> list[Fold[De
     """Group decisions on tensors whose names differ only in numbers.
 
     All members of a group have equal treatment, tensor size, numbers of recomputations and
-    transfers, and rounded costs. Return at most `MAX_DECISIONS` groups, most expensive first.
+    transfers, and rounded costs. Return at most `MAX_DECISIONS` groups, highest total energy first.
     """
     decision_folds = fold(
         decisions,
