@@ -48,7 +48,7 @@ class ExportTarget(StrEnum):
 
 @options.group
 class ExportOptions:
-    """The step to export, its target, and the options of the exported C."""
+    """The step to export, its target and file, and options of the capture and of the exported C."""
 
     step_source: str = options.argument(
         options.REQUIRED,
@@ -134,7 +134,7 @@ class ExportOptions:
 
 @options.group
 class DeviceOptions(options.CommitOptions):
-    """The device, and the limits of the step on it."""
+    """The device, the limits of the step on it, and the limits of its solve."""
 
     device: str = options.graph_option(
         "nrf52840",
@@ -310,7 +310,8 @@ def export(
 def _parse_byte_inputs(text: str | None) -> dict[str, str]:
     """Parse ``--byte-input``; return the type, scale and offset of bytes as text, by input name.
 
-    Type, scale and offset are not checked. Raises `InputError` for an input without a type.
+    Return {} for None. Type, scale and offset are not checked; of equal names, the last one counts.
+    Raises `InputError` for an input without a type.
     """
     pairs = [] if text is None else [pair_text.partition("=") for pair_text in text.split(";")]
     for name, _, meaning in pairs:
@@ -330,11 +331,17 @@ _TARGET_OPTIONS: Final = {
         ("ram", "device", "no_paging", "time_limit", "gap"),
     ),
 }
-"""Description of each target other than C, and its options in addition to the common ones."""
+"""(description, names of options) of each target other than C.
+
+All targets also have the source, ``--target``, ``--out``, ``--optimizer`` and the options of
+`_COMMON_GROUPS`."""
 
 
 def _options_on_command_line(context: typer.Context) -> dict[str, str]:
-    """Return the spelling of each option or argument on the command line, by parameter name."""
+    """Return the first spelling of each option on the command line, by parameter name.
+
+    An argument is spelled as its parameter.
+    """
     return {
         str(parameter.name): parameter.opts[0]
         for parameter in context.command.params
@@ -344,7 +351,10 @@ def _options_on_command_line(context: typer.Context) -> dict[str, str]:
 
 
 def _check_target_options(context: typer.Context, target: ExportTarget) -> None:
-    """Raise `InputError` for an option that does not apply to a target other than C."""
+    """Raise `InputError` for the first given option that does not apply to a target.
+
+    The target is not C, to which all options apply.
+    """
     description, target_options = _TARGET_OPTIONS[target]
     common_options = (
         common_field.name for group in _COMMON_GROUPS for common_field in fields(group)
@@ -371,8 +381,10 @@ def _write_program(
 ) -> None:
     """Capture and solve a step, write it as a program of ExecuTorch, and print its metrics.
 
+    Output of the user's code goes to stderr while the step is loaded, but not during the capture.
     Before the capture, raises `InputError` for an invalid device or without a valid ``--ram``, and
-    `BackendUnavailableError` without PyTorch or ExecuTorch.
+    `BackendUnavailableError` without PyTorch or ExecuTorch. Also raises the errors of
+    `poetmodel.torch.target.load_step` and `poetmodel.torch.to_executorch`.
     """
     if device_options.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
@@ -427,8 +439,11 @@ def read_or_capture_step(
 
     Output of the user's code goes to stderr. `infer`, `evaluate` and `device` have no effect on a
     step file.
-    Raises `FlashError` before the capture if the weights exceed the flash of `device`, `InputError`
-    for options that a step file does not support, and `BackendUnavailableError` without PyTorch.
+
+    Raises `InputError` for an invalid source, for options that a step file does not support, and
+    for a step that cannot be captured. For a capture, also raises `FlashError` before it if the
+    nonzero trained weights exceed the flash of `device`, and `BackendUnavailableError` without
+    PyTorch.
     """
     from poetmodel.torch.target import needs_capture
 
@@ -477,7 +492,8 @@ def read_or_capture_step(
 def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
     """Yield the facts about an exported step: proof, times, plan, tiles, RAM, storage and flash.
 
-    Wear, stored samples and migrated state are included if the step has them.
+    Wear, stored samples and migrated state are included if the step has them; proof and times if it
+    was solved, tiles if there are any, and flash if the device states its size.
     """
     from poetmodel.cli.summary import proof_facts, tile_facts, time_facts
     from poetmodel.plan import Op
@@ -526,7 +542,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the storage of stored samples, and the instructions of a step on a sample and a batch.
+    """Yield the storage of samples, and estimated instructions of a step on a sample and a batch.
 
     Yield no facts without ``--replay``.
     """
@@ -551,7 +567,7 @@ def _replay_facts(deployment: Deployment) -> Iterator[Fact]:
 
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
-    """Yield the use of the device's flash by region; no facts if its size is unknown."""
+    """Yield the flash in use, then its use by region; no facts if the device states no flash."""
     sizes = deployment.flash_map()
     if not sizes:
         return

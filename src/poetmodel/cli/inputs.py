@@ -63,8 +63,8 @@ def read_graph_by_name(name: str, shape: Variant) -> Graph:
     """Return the built-in network of this name and shape, or the graph of a graph or step file.
 
     The graph of a step file is that of the exported kernels. A tile size in `shape` splits the
-    larger tensors. Raises `InputError` for an unknown name, and for settings in `shape` that the
-    network or file does not support.
+    larger tensors. Raises `InputError` for an unknown name, an invalid file, the tile size
+    ``auto``, and settings in `shape` that the network or file does not support.
     """
     step = read_step(name, shape) if "tile" in shape.overrides else None
     return read_model_or_file(name, shape) if step is None else step.graph
@@ -73,9 +73,9 @@ def read_graph_by_name(name: str, shape: Variant) -> Graph:
 def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     """Return the step of a step file, in tiles of the size in `shape`.
 
-    Return None without a name, for other files, and if `shape` has settings besides tiles, which a
-    step file does not support. Raises `InputError` for an invalid file, and for the tile size
-    ``auto``.
+    Return None without a name, for a name of another file, and if `shape` has settings besides
+    tiles, which a step file does not support. Raises `InputError` for an invalid file, an invalid
+    tile size, and the tile size ``auto``.
     """
     if name is None or not is_step_file(name) or shape.overrides.keys() - {"tile"}:
         return None
@@ -90,8 +90,11 @@ class AutoTiles:
     """Tile sizes of a step file to try for ``--tile auto``."""
 
     candidates: Sequence[tuple[int | None, LoweredStep]]
-    """(tile size [B], step in tiles), largest fitting size first, at most four; if none fits, only
-    the size with the smallest minimum RAM. The size is None for the step without tiles."""
+    """(tile size [B], step in tiles), from one to four, in the order of `candidate_tiles`.
+
+    Only the step without tiles, with size None, if it fits; otherwise the largest sizes that fit,
+    largest first, or only the first of these if a profile or constraints name nodes. If none fits,
+    only the pair with the smallest minimum RAM."""
     ram_bytes: int
     """RAM budget of tensors [B]."""
     device: Device
@@ -99,7 +102,10 @@ class AutoTiles:
     """Whether tensors may be paged."""
 
     def print_choice(self, tile_bytes: int | None, step: LoweredStep) -> str:
-        """Print the chosen ``--tile`` as a hint, unless quiet, and return its value as text."""
+        """Print the chosen ``--tile`` on stderr, unless quiet, and return its value as text.
+
+        The hint states the minimum RAM of the step if it exceeds the budget.
+        """
         from poetmodel.budgets import TileChoice
         from poetmodel.tiling.choice import needed_bytes
 
@@ -119,8 +125,9 @@ def find_auto_tiles(
 ) -> AutoTiles | None:
     """Return the tile sizes for ``--tile auto`` of a step file.
 
-    Return None for other graphs and tile sizes, and without a device. A percentage of RAM refers to
-    the keep-all peak of the step without tiles.
+    Return None for other graphs and tile sizes, and without ``--device``. The budget is ``--ram``,
+    by default the RAM of the device; a percentage refers to the keep-all peak of the step without
+    tiles. Raises `InputError` for an invalid file, device, budget or tile size.
     """
     from poetmodel.budgets import Budget, TileChoice
     from poetmodel.graph import checkpoint_all_peak_bytes
@@ -155,9 +162,10 @@ def resolve_sizes(
 ) -> tuple[GraphOptions, LimitOptions]:
     """Return the options with ``--tile auto`` and a percentage of RAM replaced by sizes.
 
-    For a step file and a device, ``auto`` becomes the first candidate of `find_auto_tiles`, which
-    is printed. A percentage of RAM is replaced only for a graph in tiles; it refers to the keep-all
-    peak of the graph without tiles.
+    For a step file and a device, ``auto`` becomes the size of the first candidate of
+    `find_auto_tiles`, or ``none``, and is printed. A percentage of RAM is replaced only with
+    ``--tile``; it refers to the keep-all peak of the graph without tiles. Raises the errors of
+    `find_auto_tiles` and `read_graph_by_name`.
     """
     tiles = find_auto_tiles(source, costing, limits)
     if tiles is not None:
@@ -166,15 +174,20 @@ def resolve_sizes(
 
 
 def resolve_ram_of_source(source: GraphOptions, limits: LimitOptions) -> LimitOptions:
-    """Return the limits with a percentage of RAM replaced by a size, if the graph is in tiles."""
+    """Return the limits with a percentage of RAM replaced by a size, see `resolve_ram`.
+
+    Without a graph, the limits are returned unchanged.
+    """
     name = source.model if source.graph is None else source.graph
     return limits if name is None else resolve_ram(limits, name, source.variant)
 
 
 def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions:
-    """Return the limits with a percentage of RAM replaced by a size, if the graph is in tiles.
+    """Return the limits with a percentage of RAM replaced by a size, if `shape` has a tile size.
 
-    The percentage refers to the keep-all peak of the graph without tiles.
+    The percentage refers to the keep-all peak of the graph without tiles. Without a percentage or
+    a tile size, `limits` itself is returned. Raises `BudgetError` for an invalid ``--ram``, and the
+    errors of `read_graph_by_name`.
     """
     from poetmodel.budgets import Budget
     from poetmodel.graph import checkpoint_all_peak_bytes
@@ -241,8 +254,10 @@ def resolve_graph(
     """Return the graph of a schedule or plan: ``--graph``, else the built-in network of its name.
 
     `identity` is the graph identity in the schedule or plan file `source`, or None if it has none.
-    Raises `InputError` if the graph is not found, or has the name but not the hash of `identity`.
-    If ``--graph`` gives another name, such as the path of a file, the graph is not compared.
+    Without ``--graph`` and options for sizes, state or tiles, the variant of the network is found
+    by its hash (see `find_model_by_hash`). Raises `InputError` if the graph is not found, or has
+    the name but not the hash of `identity`. If ``--graph`` gives another name, such as the path of
+    a file, the graph is not compared.
     """
     name, shape = graph_options.graph, graph_options.variant
     if name is None:
@@ -266,11 +281,12 @@ def resolve_graph(
 def resolve_binary_graph(
     graph_options: FileGraphOptions, data: bytes, *, source: str | Path
 ) -> Graph:
-    """Return the graph of a binary plan: ``--graph``, else the built-in network that matches.
+    """Return the graph of a binary plan: ``--graph``, else the first built-in network that matches.
 
-    `data` is the content of the file `source`, with a fingerprint of the graph. It is not compared
-    with ``--graph``. Raises `InputError` if no built-in network with the sizes of the options has
-    this fingerprint.
+    `data` is the content of the file `source`, with a fingerprint of the graph, which is not
+    compared with ``--graph``. Raises `InputError` if no built-in network with the sizes and state
+    of the options has this fingerprint, `PlanError` for corrupt data, and with ``--graph`` the
+    errors of `read_graph_by_name`.
     """
     if graph_options.graph is not None:
         return read_graph_by_name(graph_options.graph, graph_options.variant)
@@ -280,7 +296,7 @@ def resolve_binary_graph(
     for name in model_names():
         try:
             graph = load_model(name, graph_options.variant)
-        except InputError:  # the network does not support these sizes
+        except InputError:  # the network does not support these sizes or this state
             continue
         if graph.sha256.startswith(sha256):
             return graph
@@ -326,7 +342,10 @@ def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
 
 
 def read_device(device: str | None) -> Device | None:
-    """Return the device of ``--device``, a built-in device or a file; None without the option."""
+    """Return the device of ``--device``, a built-in device or a file; None without the option.
+
+    Raises `DeviceError` if there is no such device or the file is invalid.
+    """
     if device is None:
         return None
     from poetmodel.device import Device
@@ -342,7 +361,7 @@ def device_warnings(device: Device) -> tuple[str, ...]:
 
 
 def warn_about_kernels(graph: Graph, device: Device | None) -> None:
-    """Warn if a graph has PyTorch's kernels but the device is too small to run PyTorch."""
+    """Print a warning if a graph has PyTorch's kernels but a device is too small for PyTorch."""
     if device is None or graph.kernels != "pytorch" or device.ram_bytes >= MIN_PYTORCH_BYTES:
         return
     print_warnings(
@@ -360,7 +379,8 @@ def read_costs(
     """Return the measured costs of ``--profile``, else the estimates for ``--device``.
 
     `default_device` is used without ``--device``, also as the device of a profile. Raises
-    `InputError` if there are no costs. Warns if the device cannot run the kernels of the graph.
+    `InputError` if there are no costs, or if device or profile are invalid. Prints a warning if the
+    device cannot run the kernels of the graph.
     """
     from poetmodel.device import Costs
 
@@ -394,8 +414,8 @@ def costs_for_verification(
 ) -> tuple[Costs | None, list[str]]:
     """Return the costs for a file and notes, like `read_file_costs`.
 
-    If neither the options nor a known device of the file state costs, return None and a note about
-    it.
+    A note about estimates also advises ``--profile``. If neither the options nor a known device of
+    the file state costs, return None and a note about this.
     """
     if find_named_device(device_name) is None and not cost_options.is_given:
         return None, [
@@ -421,15 +441,17 @@ def verify_document(
     cost_options: CostOptions,
     limits: LimitOptions | None = None,
 ) -> VerifiedSchedule:
-    """Verify a schedule file against its stated metrics and problem.
+    """Verify a schedule file against its problem and its statements (`ScheduleDocument.claims`).
 
-    If any option of `limits` differs from its default, `limits` replace the problem of the file.
-    Stated times and energies are then not compared if the file states a problem with another
-    `deadline_counts` or `commit`. Without cost options the costs are those of the device that the
-    file states. If this device is unknown, too, times and energies are not verified. Raises
-    `ScheduleError` for another graph, and `InputError` for such `limits` without costs. Violations
-    are returned in the verdict; then pairs that the graph lacks are dropped from the returned
-    schedule.
+    If any option of `limits` differs from its default, `limits` replace the problem of the file. Of
+    the statements, only metrics are then compared, and only RAM metrics if the file states a
+    problem with another `deadline_counts` or `commit`. Without cost options the costs are the
+    estimates for the device that the file states. If this device is unknown, too, times and
+    energies have no limits, and only RAM metrics are compared.
+
+    Raises `ScheduleError` for another graph, and `InputError` for such `limits` without costs, and
+    for invalid costs or limits. Violations are returned in the verdict; then pairs that the graph
+    lacks are dropped from the returned schedule.
     """
     from poetmodel.planner import verify
     from poetmodel.report.subject import VerifiedSchedule, drop_unknown_pairs
@@ -473,7 +495,7 @@ def verify_document(
 
 
 def _memory_metrics(stated: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the stated metrics that do not depend on costs; None for one that is not stated."""
+    """Return the stated RAM metrics, which do not depend on costs; None for one not stated."""
     from poetmodel.schedule.metrics import Display, Group, metrics_at
 
     return {metric.key: stated.get(metric.key) for metric in metrics_at(Display.FILE, Group.MEMORY)}
@@ -505,8 +527,9 @@ def read_valid_schedule(
 ) -> VerifiedSchedule:
     """Read a schedule file, and verify the schedule with its problem and costs.
 
-    Stated metrics are not compared. Raises `ScheduleError` if the schedule is invalid, and
-    `InputError` without a valid file, graph or costs.
+    Stated metrics are not compared. If the file states no problem, only the device limits the
+    schedule. Raises `ScheduleError` if the schedule is invalid, and `InputError` without a valid
+    file, graph or costs.
     """
     from poetmodel.planner import verify
     from poetmodel.problem import Problem
@@ -545,8 +568,9 @@ def read_valid_schedule(
 def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, ...] = ()) -> None:
     """Raise `InputError` unless output files can be written and differ from inputs and each other.
 
-    Each output is an option and its path; None, for an option that is not given, passes. A file of
-    ``--plot`` must have the suffix of a picture whose libraries are installed.
+    Each output is an option and its path; None, for an option that is not given, passes. `inputs`
+    are paths or other names; only existing files are compared. A file of ``--plot`` must have the
+    suffix of a picture whose libraries are installed.
     """
     from poetmodel.files import check_writable
 

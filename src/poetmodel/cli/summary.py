@@ -104,9 +104,9 @@ def proof_facts(result: SolveResult) -> Iterator[Fact]:
 def tile_facts(
     tile_bytes: int | None, trials: Sequence[TileTrial], problem: Problem
 ) -> Iterator[Fact]:
-    """Yield the tile size, and the sizes that were tried with their objective values.
+    """Yield the tile size, and in one fact the sizes that were tried with their objective values.
 
-    `tile_bytes` is None without tiles.
+    `tile_bytes` is None without tiles, which omits the first fact; empty `trials` omit the second.
     """
     if tile_bytes is not None:
         yield text_fact("tiles", format_bytes(tile_bytes), f"--tile {tile_bytes}B")
@@ -123,9 +123,10 @@ def tile_facts(
 
 
 def _is_solved_model_proved(result: SolveResult) -> bool:
-    """Return whether the solver proved its solution optimal for the model that it was given.
+    """Return whether the solver proved its solution optimal within the gap for its model.
 
     The model may differ from the problem: it is that of ``paper``, or a restriction of the problem.
+    False if the statistics lack value or bound of the model.
     """
     statistics = result.statistics
     value, bound = statistics.get("model_value"), statistics.get("model_bound")
@@ -139,7 +140,7 @@ def _is_solved_model_proved(result: SolveResult) -> bool:
 
 
 def _energy_facts(result: SolveResult) -> Iterator[Fact]:
-    """Yield energy, overhead and proven bound."""
+    """Yield energy and overhead, and the proven bound on the energy if there is one."""
     baseline_j, overhead_j = result.problem.baseline_energy_j, result.overhead_j or 0.0
     baseline_note = (
         f"baseline {format_joules(baseline_j)}: a single pass that computes every node once"
@@ -183,7 +184,10 @@ def _tolerance_text(result: SolveResult) -> str:
 
 
 def _conditions_text(problem: Problem) -> str:
-    """Return the condition under which the proven least RAM holds, as the end of a sentence."""
+    """Return the end of a sentence about the proven least RAM: whether other limits restrict it.
+
+    Forbidden decisions, constraints and storage smaller than all tensors count as limits.
+    """
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
     storage_bytes, tensor_bytes = problem.aux_limit_bytes, sum(problem.graph.tensor_bytes)
     is_unlimited = (
@@ -196,7 +200,7 @@ def _conditions_text(problem: Problem) -> str:
 
 
 def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
-    """Yield peak RAM relative to the budget, and resident bytes."""
+    """Yield peak RAM with the budget and the keep-all peak, and resident bytes if there are any."""
     graph, peak_bytes = problem.graph, simulation.peak_ram_bytes
     resident_bytes = graph.total_resident_bytes
     used_bytes = peak_bytes + (resident_bytes if problem.count_parameters else 0)
@@ -222,10 +226,11 @@ def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 
 
 def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
-    """Yield the homes of state, and the tensors that a schedule recomputes, pages and keeps.
+    """Yield facts about homes of state, recomputations, page-outs, page-ins and kept tensors.
 
-    Page-ins include the first reads of state on storage. Kept tensors have readers, are computed
-    once, never paged, and not state: they stay in RAM until their last use.
+    They are numbers and bytes. Page-ins include the first reads of state on storage. Kept tensors
+    have readers, are computed once, never paged, and not state: they stay in RAM until their last
+    use.
     """
     recomputations = [k for t, k in schedule.R if k < t]
     recomputed = set(recomputations)
@@ -253,7 +258,11 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
 
 
 def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
-    """Yield the times of a step, the cost of commits, the deadline and the energy budget."""
+    """Yield the times of a step, and cost of commits, deadline and energy budget if there are any.
+
+    The cycle model follows the compute time if the costs have one. The makespan is listed only for
+    a plan.
+    """
     compute_note = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     makespan_note = "of the plan, where transfers overlap computation"
     notes = {"compute_s": compute_note, "makespan_s": makespan_note}
@@ -302,7 +311,8 @@ def commit_facts(problem: Problem) -> Iterator[Fact]:
 def _effort_facts(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
     """Yield the time by activity, the size of the solver's model, and the solver with versions.
 
-    Without a solver, yield the method instead.
+    Activities shorter than `MIN_SHOWN_S` and an unknown size are omitted. Without a solver, yield
+    the method instead of the solver.
     """
     seconds_by_activity = {
         "reading": read_s,

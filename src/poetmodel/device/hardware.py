@@ -64,8 +64,8 @@ def quantity_field(
 ) -> Any:
     """Return a dataclass field with a `DeviceQuantity` as metadata.
 
-    Quantities in bytes are integers, the rest are floats. With the default None, the value may be
-    None.
+    Quantities in bytes are integers, the rest integers or floats. With the default None, the value
+    may be None.
     """
     quantity = DeviceQuantity(name, unit, typical_range, is_positive, is_optional=default is None)
     return field(default=default, metadata={"quantity": quantity})
@@ -93,7 +93,8 @@ class Compute:
     flops_per_j: float | None = quantity_field(
         "efficiency", "FLOP/J", default=None, typical_range=(1e3, 1e15)
     )
-    """Energy efficiency [FLOP/J]; takes precedence over `power_w`. None if only that is known."""
+    """Energy efficiency [FLOP/J]; takes precedence over `power_w`. None if only `power_w` is
+    known."""
     bytes_per_s: float | None = quantity_field(
         "RAM bandwidth", "B/s", default=None, typical_range=_RATE_RANGE
     )
@@ -119,13 +120,13 @@ class Transfer:
     """Power while transferring [W]; includes the core's if transfers block the core."""
 
     def time_s(self, size_bytes: int) -> float:
-        """Return the time to transfer `size_bytes` [s]."""
+        """Return the time to transfer `size_bytes`, latency included [s]."""
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Auxiliary storage: flash or an SD card."""
+    """Auxiliary storage, such as flash, an SD card or PSRAM."""
 
     mode: StorageMode
     """Whether transfers block the core."""
@@ -163,8 +164,8 @@ class Flash:
     endurance_cycles: float | None = quantity_field("endurance", "writes", default=None)
     """Number of times each block can be erased; None if unknown."""
     storage_bytes: int = quantity_field("for storage", "B", default=0, is_positive=False)
-    """Maximum size of pages and generations of state in the flash [B]; 0 if it contains neither.
-    With volatile storage, the flash contains only generations."""
+    """Maximum size of pages, samples and generations of state in the flash [B]; 0 if it contains
+    none of them. With volatile storage, the flash contains no pages."""
 
     def write_s(self, size_bytes: int, blocks: int) -> float:
         """Return the time to erase `blocks` blocks and to program `size_bytes` [s]."""
@@ -178,7 +179,7 @@ class Device:
     Raises
     ------
     DeviceError
-        With an error for every invalid value.
+        If a value is invalid; lists every error.
     """
 
     name: str
@@ -296,9 +297,10 @@ class Device:
         -------
         float or None
             Size of the storage times its endurance, divided by the bytes of all erase blocks
-            written per step. If storage is volatile and there is flash, commits are written to
-            flash, and the smaller known result of both is returned. None if the device has no
-            storage or states no endurance or size, or if no bytes are written.
+            written per step; for storage in flash, endurance and blocks are those of the flash. If
+            storage is volatile and there is flash, commits are written to flash, and the smaller
+            known result of both is returned. None if the device has no storage or states no
+            endurance or size, or if no bytes are written.
         """
         storage, flash = self.storage, self.flash
         if storage is None:
@@ -485,7 +487,7 @@ def quantity_values(device: Device) -> Iterator[tuple[str, DeviceQuantity, Any]]
 
 
 def _faults(device: Device) -> Iterator[str]:
-    """Yield an error for each invalid value of a device."""
+    """Yield an error for each invalid, missing or contradictory value of a device."""
     for key in ("name", "core", "source", "key"):
         value = getattr(device, key)
         if not isinstance(value, str) or (key == "name" and not value):
@@ -545,9 +547,10 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
 
 
 def _quantity_fault(key: str, quantity: DeviceQuantity, value: Any) -> Iterator[str]:
-    """Yield an error for a value of the wrong type or sign, or beyond the largest valid number.
+    """Yield an error unless a value has the type of its quantity and is in the valid range.
 
-    The typical range is not checked.
+    Bytes are integers up to 2^53, all other quantities finite numbers; both are above 0 if
+    `is_positive`, else at least 0. The typical range is not checked.
     """
     if quantity.unit == "B":
         minimum = int(quantity.is_positive)

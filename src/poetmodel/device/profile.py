@@ -1,4 +1,4 @@
-"""Profiles: ``*.csv`` files of measured costs, one row per node or tensor.
+"""Profiles: ``*.csv`` files of measured costs, one row per name of a node or tensor.
 
 The columns are ``name``, two for a computation (``compute_time_s``, ``compute_energy_j``) and four
 for paging (``page_in_time_s`` to ``page_out_energy_j``), in any order. A row has the compute cells,
@@ -101,7 +101,7 @@ class _ProfileParser:
         self.pages: dict[str, PageCost] = {}
         """Cost of transfers of each tensor."""
         self.faults: list[str] = []
-        """Descriptions of the errors in the profile, with their lines if there are any."""
+        """Errors in the profile, with their lines unless it is empty or has no rows."""
         self._line_of: dict[str, int] = {}
         rows = self._read_rows(text)
         header = next(rows, None)
@@ -119,7 +119,7 @@ class _ProfileParser:
             self.faults.append("expected a row for every node, got no rows")
 
     def _read_rows(self, text: str) -> Iterator[tuple[int, list[str]]]:
-        """Yield (first line, cells) for each row that is not blank.
+        """Yield (number of the first line, cells) for each row that is not an empty line.
 
         At invalid CSV, adds a fault and ends.
         """
@@ -134,7 +134,7 @@ class _ProfileParser:
             self.faults.append(f"line {line}: not valid CSV ({error})")
 
     def _parse_row(self, line: int, cells: list[str], columns: list[str]) -> None:
-        """Parse one row, adding its valid costs and its faults."""
+        """Parse one row: add its valid costs, its faults, and the line of its name."""
         if len(cells) != len(columns):
             self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
             return

@@ -43,7 +43,7 @@ class Point:
     state: str = "waiting"
     """``waiting``, ``solving``, ``done``, ``cancelled`` or ``failed``."""
     status: str | None = None
-    """Status as in a `SolveResult`; None before the first schedule or the end of a solve."""
+    """Status as in a `SolveResult`; None until the first schedule or the end of a solve."""
     reason: str = ""
     """Reason why there is no schedule, or why the solve failed."""
     provisional: bool = False
@@ -118,8 +118,9 @@ class Point:
         """Store the result of a solve, set the state to ``done`` and begin a new revision.
 
         Metrics and status are stored if the value is at most the present one; the status also if it
-        is ``optimal`` or there is no schedule. `schedule` is the best schedule of the point, empty
-        without one, for the digest. `earlier_s` is the time of earlier solves [s].
+        is ``optimal`` or there is no schedule. The bound is raised to that of the result, but is at
+        most the value. `schedule` is the best schedule of the point, packed, empty without one: for
+        the digest. `earlier_s` is the time of earlier solves [s].
         """
         new_metrics = result.get("metrics")
         is_better = new_metrics is not None and (
@@ -209,9 +210,10 @@ def merge_records(first: Point, second: Point, *, has_second_schedule: bool) -> 
     """Merge two records of a point; also return whether the merged record is that of `second`.
 
     The record with the lower value is retained (None is the highest value); of equal values, that
-    with the higher `proof_rank`, else `second`. It gets the higher bound of both, at most its
-    value. `second` is retained only if its schedule is available (`has_second_schedule`) or all its
-    metrics equal those of `first`.
+    with the higher `proof_rank`, else `second`. `second` is retained only if its schedule is
+    available (`has_second_schedule`) or all its metrics equal those of `first`. If the higher bound
+    of both, at most the value, exceeds the bound of the retained record, a copy with this bound is
+    returned, else the record itself.
     """
     if first.value == second.value:
         is_available = has_second_schedule or all(
@@ -234,9 +236,10 @@ def best_neighbour(
 ) -> Point | None:
     """Return the other point with the lowest value whose schedule meets the limits of `point`.
 
-    Of equal values, the one with the most RAM is returned; None if there is no such schedule. With
-    `overlaps`, time is the makespan of a plan that overlaps transfers with computations. That plan
-    may be slower with less RAM: only points with at most the RAM of `point` are considered.
+    Of equal values, the one with the highest RAM budget is returned; None if there is no such
+    schedule. With `overlaps`, time is the makespan of a plan that overlaps transfers with
+    computations. That plan may be slower with less RAM: only points with at most the RAM budget of
+    `point` are considered.
     """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     fitting_points = [

@@ -34,7 +34,10 @@ MAX_STARTS: Final = 5
 
 
 class WorkerError(Exception):
-    """Error for a process that died or did not start, or a job with an unexpected exception."""
+    """Error for a process that died or did not start, or a job with an unexpected exception.
+
+    A lack of memory counts as unexpected.
+    """
 
 
 class RefusedError(PoetModelError):
@@ -48,7 +51,7 @@ class WorkerPool:
     size: int
     """Number of processes."""
     niceness: int
-    """Priority of the processes, as for `os.nice`."""
+    """Increment of the niceness of the processes, as for `os.nice`."""
     catalogue: str
     """The catalogue as JSON."""
     newest_first: bool = False
@@ -66,7 +69,7 @@ class WorkerPool:
         await asyncio.gather(*(self._start_process() for _ in range(self.size)))
 
     async def stop(self) -> None:
-        """Cancel waiting requests and recoveries, and kill all processes."""
+        """Cancel waiting requests and recoveries, kill all processes and wait for their end."""
         for task in self.recovery_tasks:
             task.cancel()
         for future in self.waiting_requests:
@@ -76,11 +79,12 @@ class WorkerPool:
     async def run_job(
         self, job: dict[str, Any], body: bytes = b"", on_frame: OnFrame | None = None
     ) -> Frame:
-        """Run a job on a free process and return its reply; `on_frame` gets the frames before it.
+        """Wait for a free process, run a job on it and return its reply.
 
-        Raise `WorkerError` or `RefusedError` if the job fails. If this call is cancelled, the job
-        is cancelled in the background. If the process dies, another process runs the job again,
-        once.
+        `on_frame` is called in the event loop with each frame before the reply. Raise
+        `RefusedError` if poetmodel refuses the job, `WorkerError` for other failures. If this call
+        is cancelled, the job is cancelled in the background. If the process dies, another process
+        runs the job again, once.
         """
         with contextlib.suppress(ProcessEndedError):
             return await self._run_job_on(await self.acquire(), job, body, on_frame)
@@ -109,7 +113,8 @@ class WorkerPool:
         """Run a job on a process and release the process.
 
         If the process dies, raise `ProcessEndedError` and replace the process. If this call is
-        cancelled, cancel the job in the background. Other errors are those of `run_job`.
+        cancelled, cancel the job in the background. Other errors are those of `run_job`; the
+        traceback of an unexpected one is logged.
         """
         loop = asyncio.get_running_loop()
 
@@ -156,7 +161,10 @@ class WorkerPool:
             raise
 
     def release(self, worker: WorkerProcess) -> None:
-        """Pass a process to the next waiting request, or mark it as free."""
+        """Pass a process to the next waiting request, or mark it as free.
+
+        The next request is the oldest one, or with `newest_first` the latest.
+        """
         while self.waiting_requests:
             future = self.waiting_requests.pop(-1 if self.newest_first else 0)
             if not future.done():
@@ -167,7 +175,8 @@ class WorkerPool:
     async def _start_process(self) -> None:
         """Start a process, wait until it has imported its modules, and release it.
 
-        Raise `WorkerError` if the start fails or takes longer than `START_S`.
+        Raise `WorkerError` if the start or the imports fail, or the imports take longer than
+        `START_S`; the process is then ended.
         """
         try:
             worker = WorkerProcess()
@@ -196,8 +205,8 @@ class WorkerPool:
     async def _recover(self, worker: WorkerProcess, reply: Future[Frame] | None) -> None:
         """Cancel the job of a living process, and release the process when the job has ended.
 
-        Replace a process that is dead, or whose job does not end within `CANCEL_S`. After
-        `MAX_STARTS` failed starts the pool has one process less.
+        Replace a process that is dead, or whose job does not end within `CANCEL_S`. A failed start
+        is logged and repeated after 1 s; after `MAX_STARTS` of them the pool has one process less.
         """
         if reply is not None and worker.is_alive:
             worker.cancel()
@@ -221,7 +230,7 @@ class WorkerPool:
 
 
 def prepare_process(_: WorkerJob, niceness: int) -> None:
-    """Import the modules of all jobs, and lower the priority of the process."""
+    """Import the modules of all jobs, and lower the priority of the process by `niceness`."""
     import poetmodel.explore.exports
     import poetmodel.solver.lazy
     import poetmodel.solver.monolithic  # noqa: F401

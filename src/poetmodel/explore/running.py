@@ -54,10 +54,12 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; call `on_ready` with the address after the server has started.
 
-    Returns early, after a logged error, if a worker does not start. In the main thread both signals
-    raise no exceptions from now on, until the end of the process. `initial` has the settings and
-    sliders of a new page, and `search` the keywords of `solve`. `workers` is the number of
-    processes that solve, None for one per core. Raises `InputError` if the store cannot be used.
+    If a worker does not start, the error is logged, and the function returns or, with recent
+    releases of uvicorn, raises `SystemExit`. In the main thread both signals raise no exceptions
+    from now on, until the end of the process. `listener` is a bound socket. `initial` has the
+    settings and sliders of a new page, and `search` the keywords of `solve`. `workers` is the
+    number of processes that solve, None for one per core. Raises `InputError` if the store cannot
+    be used; otherwise the store is closed at the end.
     """
     stop_signals = _StopSignals()
     if threading.current_thread() is threading.main_thread():
@@ -130,8 +132,9 @@ def open_explorer(
 ) -> Explorer:
     """Open a store and return an explorer with it; workers start when the server starts.
 
-    `port` is that of the server, the other arguments are those of `serve`. Raises `InputError` if
-    the store cannot be used.
+    `port` is that of the server, the other arguments are those of `serve`. Half as many processes
+    as cores, at least two if there are two cores, draw and execute other short tasks. Raises
+    `InputError` if the store cannot be used.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     point_store, catalogue_text = PointStore(store), catalogue.to_json()
@@ -180,7 +183,7 @@ class _Server(uvicorn.Server):
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start and call `on_start`, unless a stop was requested."""
+        """Start and call `on_start`, unless a stop was requested or the start fails."""
         if self.should_exit:  # requested before the start
             return
         await super().startup(sockets)
@@ -194,9 +197,9 @@ class _Server(uvicorn.Server):
 
 
 def _drawing_version() -> str:
-    """Return a hash of the version of poetmodel and of the packages that make drawings.
+    """Return a hash of the version of poetmodel and the modules of packages that make drawings.
 
-    The store labels drawings with it.
+    The store labels drawings with it. Modules of subpackages are not included.
     """
     digest = hashlib.sha256((installed_version("poetmodel") or "").encode())
     for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):

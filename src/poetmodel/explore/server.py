@@ -2,8 +2,9 @@
 
 A visit of the printed address, ``/?token=T``, sets a cookie; other requests are rejected without it
 (see `poetmodel.explore.guard`). Errors are ``{"detail": "a sentence"}``: 410 for an unknown problem
-or point, 422 for invalid values, 409 for a refused request, 500 for a failure. Values are plain
-JSON in SI units; bodies of requests are JSON.
+or point, 422 for invalid values, 409 for a refused request, 500 for a failure, 403 or 413 for a
+request that the guard rejects, and the statuses of HTTP for an unknown address or method. Values
+are plain JSON in SI units; bodies of requests are JSON.
 
 ``GET /``
     The page.
@@ -25,24 +26,24 @@ JSON in SI units; bodies of requests are JSON.
     The current POINT.
 ``GET /api/events?session=S``
     Server-sent events: ``point``, the requested POINT, when it has changed, and once at the
-    beginning; ``front``, a POINT of the same problem with a new schedule or the end of its solve. A
+    beginning; ``front``, a POINT of the same problem with a new schedule or a finished solve. A
     request lapses ten seconds after its page was closed, so a page that reconnects repeats it.
 ``GET /api/points/ID/answer?revision=N``
     The drawing of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
     facts, command}``, with the charts of a report by type, and its texts about one schedule; for a
     provisional point the stored drawing of the lender, if there is one. The response waits until
-    the point is drawn. The drawing of a revision never changes (``ETag``); another revision
-    redirects to the newest one. 204 without a schedule, or if no session requests the point any
-    more before it is drawn.
+    the point is drawn. The ``ETag`` identifies the revision: 304 for a page that has its drawing;
+    another revision redirects to the newest one. 204 without a schedule, or if no session requests
+    the point any more before it is drawn.
 ``GET /api/problems/ID/why?ram_bytes=N&deadline_s=S``
-    The limits that no schedule can meet, and the parts of the minimum RAM: ``{text, reasons, node,
-    phase, min_ram_bytes, missing_bytes, tensors_in_ram: [{tensor, index, bytes, role}],
-    workspace_bytes, state_bytes, shared_bytes, resident_bytes, single_pass_s}``.
+    Each limit that no schedule meets even alone, and the content of the minimum RAM: ``{text,
+    reasons, node, phase, min_ram_bytes, missing_bytes, tensors_in_ram: [{tensor, index, bytes,
+    role}], workspace_bytes, state_bytes, shared_bytes, resident_bytes, single_pass_s}``.
 ``GET /api/points/ID/export/KIND``
     A file: ``schedule``, ``plan``, ``report`` or ``command``.
 
 A POINT has the fields of `poetmodel.explore.points.Point` except ``digest``, ``lender`` and
-``proof``, and also ``gap`` and ``bound_j``, the bound on the energy of a step.
+``proof``, and also ``gap`` and ``bound_j``, the bound on the energy of a step, or null.
 """
 
 from __future__ import annotations
@@ -105,10 +106,10 @@ def make_application(  # noqa: C901 - the routes, each a few lines
     token: str,
     port: int,
 ) -> Guard:
-    """Return the explorer as an ASGI application, which starts and stops the workers.
+    """Return the explorer as an ASGI application, whose lifespan starts and stops the workers.
 
-    `initial` has the initial settings and sliders. `token` is the access token of a server on
-    `port`.
+    `render_page` returns the HTML page. `initial` has the initial settings and sliders. `token` is
+    the access token of a server on `port`.
     """
 
     @asynccontextmanager
@@ -235,7 +236,7 @@ async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterato
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Register handlers that return every error as a JSON sentence."""
+    """Register handlers that return every error as JSON, ``{"detail": text}``, with its status."""
 
     def error_response(status: int, text: str) -> JSONResponse:
         return JSONResponse({"detail": text}, status)

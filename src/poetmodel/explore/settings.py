@@ -36,7 +36,7 @@ MAX_TEXT: Final = 200
 StateName = Literal[STATES]  # type: ignore[valid-type]
 """Optimizers whose state may be in the graph, or ``frozen`` for parameters that are only read."""
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
-"""Input size or count."""
+"""Input size or count, from 1 to 1,000,000."""
 ShortText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 """Name of a graph or device, or value of an option."""
 
@@ -68,7 +68,7 @@ class ExplorerSettings(BaseModel):
 
     @property
     def variant(self) -> Variant:
-        """Input sizes, state, tiles and trained weights of the graph."""
+        """Input sizes, state, in-place operators, tiles and trained weights of the graph."""
         values = {name: getattr(self, name) for name in Variant.__dataclass_fields__}
         return Variant(**values)
 
@@ -114,7 +114,7 @@ class Catalogue:
         return json.dumps(asdict(self))
 
     def list_graphs(self) -> list[dict[str, str]]:
-        """Return a row for each graph: its displayed name, and its group."""
+        """Return a row for each graph: its displayed name, and its group; given files first."""
         groups = {
             "your file": [*self.graphs, *self.steps],
             "network": [name for name in model_names() if not name.startswith("paper/")],
@@ -157,7 +157,10 @@ class Catalogue:
         return GraphSource(graph=load_model(name, shape), name=name, shape=shape)
 
     def cost_options(self, settings: ExplorerSettings) -> tuple[str | None, str | None]:
-        """Return the values of ``--device`` and ``--profile`` for some settings; None omits one."""
+        """Return the values of ``--device`` and ``--profile`` for some settings.
+
+        None stands for an option to omit. The device need not be in the catalogue.
+        """
         if settings.device in self.profiles:
             profile, device = self.profiles[settings.device]
             return device, profile

@@ -78,7 +78,7 @@ class SolveManager:
         self.running[point.id] = self._run_in_background(self._solve(open_problem, point))
 
     def cancel(self, point_id: str) -> None:
-        """Cancel the solve of a point, if it is running."""
+        """Cancel the solve of a point, if it runs or waits, and remove it from `running`."""
         task = self.running.pop(point_id, None)
         if task is not None:
             task.cancel()
@@ -157,8 +157,9 @@ class SolveManager:
     async def _solve(self, open_problem: OpenProblem, point: Point) -> None:
         """Solve a point, set its result or failure, save it, and remove the solve from `running`.
 
-        A cancelled solve also saves the point and is removed. For a point without a schedule, a
-        quick worker searches for a first schedule at the same time.
+        A cancelled solve also saves the point and is removed. Points are saved on the conditions of
+        `_save`. For a point without a schedule, a quick worker searches for a first schedule at the
+        same time.
         """
         first_schedule_task: asyncio.Task[None] | None = None
         if point.value is None:
@@ -190,7 +191,11 @@ class SolveManager:
                 self._use_if_better(open_problem, point, reply.values["metrics"], reply.body)
 
     async def _run_solver(self, open_problem: OpenProblem, point: Point) -> None:
-        """Run the solver from the schedule of a point, if any; store its reports and the result."""
+        """Run the solver from the schedule of a point, if any; store its reports and the result.
+
+        Notifies the listeners of each report and of the result. Raises `WorkerError` or
+        `RefusedError` if the job fails.
+        """
         this_solve, earlier_s, saved_s = asyncio.current_task(), point.seconds, time.monotonic()
         start_schedule = await self.load_schedule(point)
 
@@ -262,7 +267,7 @@ class SolveManager:
         self.notify(open_problem, point)
 
     async def _save(self, point: Point, schedule: bytes | None) -> None:
-        """Write a point to the store if its solve has finished or found a schedule.
+        """Merge a point into the store if it is finished or has a schedule of its own.
 
         If `schedule` is None, the store retains its schedule of the point.
         """

@@ -61,7 +61,7 @@ def list_required_programs(target: Target, *, emulate: bool = True) -> tuple[str
 
 
 def list_missing_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
-    """Return the required programs that are not installed on this machine."""
+    """Return the programs of `list_required_programs` that are not found on this machine."""
     return tuple(
         program
         for program in list_required_programs(target, emulate=emulate)
@@ -129,7 +129,9 @@ def execute(
     time_limit_s: float,
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Execute a command in a folder, and return its output and exit status.
+    """Execute a command in a folder with an empty stdin, and return its output and exit status.
+
+    `environment` replaces the environment of this process, unless it is None.
 
     Raises
     ------
@@ -160,7 +162,7 @@ def execute(
 def _find_first_errors(text: str, max_lines: int = 3) -> str:
     """Return the first error lines of a compiler's output, or its last lines if none is an error.
 
-    The lines are joined by semicolons.
+    At most `max_lines` lines are joined by semicolons.
     """
     error_marks = ("error", "overflowed", "undefined reference", "heap")
     lines = [line.strip() for line in text.splitlines()]
@@ -257,7 +259,7 @@ def run_program(
     inputs : bytes
         The batches, each of them the arrays of all inputs.
     steps : int
-        Number of training steps.
+        Number of training steps, in addition to earlier ones with ``resume``.
     learning_rate : float
         Learning rate of all steps.
     words : sequence of str

@@ -50,7 +50,8 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
 ) -> Device:
     """Check the options of `poetmodel.export.exporting.export_step`, and return the device.
 
-    Raises `InputError` or `BudgetError` for an invalid option. Leaves no file.
+    Checks only conditions that do not depend on the step. Raises `InputError` or one of its
+    subclasses for an invalid option. Leaves no file.
     """
     Request(time_limit_s=time_limit, gap=gap)
     check_folder(folder)
@@ -87,8 +88,9 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
 def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: Device) -> None:
     """Raise `BudgetError` if stack and runtime use all of a RAM budget given in bytes.
 
-    Budgets in percent are not checked. The default stack is that of a step without commits. An
-    invalid `ram` also raises `BudgetError`, as does an invalid `stack` beside a budget in bytes.
+    Budgets in percent and the default, None, are not checked. The default stack is that of a step
+    without commits. An invalid `ram` also raises `BudgetError`, as does an invalid `stack` beside a
+    budget in bytes.
     """
     budget = None if ram is None else Budget.parse(ram)
     if budget is None or budget.size_bytes is None:
@@ -145,7 +147,8 @@ def min_weight_bytes(step: LoweredStep) -> int:
 def check_weight_bytes(weight_bytes: int, device: Device) -> None:
     """Raise `FlashError` if the initial weights alone exceed the flash of a device.
 
-    A device without stated flash is not checked.
+    `weight_bytes` is their size, or a lower bound on it [B]. A device without stated flash is not
+    checked.
     """
     if device.flash is not None and weight_bytes > device.flash.size_bytes:
         raise FlashError(
@@ -169,10 +172,11 @@ def make_ram_error(
     """Return the error for a step with a node that needs more RAM than tensors may use.
 
     `needed_bytes` is the working set of the node [B], `ram_bytes` the RAM limit of the step [B],
-    and `reserved_bytes` the RAM outside of the arena [B]. The message lists `hints` for options
-    that reduce the working set. It advises more RAM if the device has that; otherwise, for a step
-    with gradients as results, updates by an optimizer. Without any advice, it names a smaller
-    network or batch, or a device with more RAM.
+    and `reserved_bytes` the RAM outside of the arena [B]. `tile_bytes` is the tile size [B], None
+    without tiles; `paging` is whether tensors may be paged. The message lists `hints` for options
+    that reduce the working set. It advises more RAM if the device has enough; otherwise, for a step
+    with gradients as results, updates by an optimizer. If there are no hints and none of this
+    advice, it advises a smaller network or batch, or a device with more RAM.
     """
     total_bytes, available_bytes = needed_bytes + reserved_bytes, device.ram_bytes
     tiling = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"

@@ -28,8 +28,8 @@ def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
 
     A node that only looks up real numbers, and its only reader, if that only quantizes them,
     become one node with a table of quantized numbers. Pairs whose loops do not fit the fused kernel
-    are unchanged. Results have the same bits, and the tensor of real numbers between both nodes is
-    removed.
+    are unchanged, as are lookups whose real numbers the step returns. Results have the same bits,
+    and the tensor of real numbers between both nodes is removed.
     """
     inference, evaluation = (
         None if forward_pass is None else fuse_byte_quantization(forward_pass)
@@ -131,8 +131,8 @@ def _fuse_pair(
 ) -> LoweredStep:
     """Return a step in which one node with a new table replaces nodes `k` and `reader`.
 
-    Node `k` looks numbers up, node `reader` quantizes them. Removes the buffer of these numbers,
-    and the old table unless another call reads it.
+    Node `k` looks numbers up, node `reader` quantizes them. The new step lacks the buffer of these
+    numbers, and the old table unless another of its calls reads it.
     """
     graph = step.graph
     (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]

@@ -236,8 +236,8 @@ class Deployment:
     def _written_state_names(self) -> Iterator[str]:
         """Yield the names of state on storage in the order in which a step writes it.
 
-        For memory-mapped storage, also yields the names of all other written buffers except state
-        in RAM.
+        A name is yielded once per write. For memory-mapped storage, also yields the names of all
+        other written buffers except state in RAM.
         """
         graph = self.step.graph
         for op, i in self.plan.program:
@@ -251,7 +251,7 @@ class Deployment:
 
     @property
     def layout(self) -> GenerationLayout:
-        """Write units and erase blocks of generations, on storage or in flash."""
+        """Write units, erase blocks and checksums of generations, on storage or in flash."""
         return GenerationLayout.for_device(self.device, checksums=self.checksum)
 
     @property
@@ -428,8 +428,8 @@ class Deployment:
         """Number of steps until the first block reaches its rated erase cycles.
 
         Drivers do no wear levelling: each page stays in the same blocks, and generations take
-        turns. None if the device states no endurance, or a step writes to no block with that
-        rating.
+        turns. Writes of samples and of the best generation are not counted. None if the device
+        states no endurance, or a step writes to no block with that rating.
         """
         if self._endurance_cycles is None:
             return None
@@ -503,7 +503,7 @@ class Deployment:
 
 
 def _list_paged_out(step: LoweredStep, plan: Plan) -> list[str]:
-    """Return the names of the tensors that a plan pages out, except replacements of state."""
+    """Return the names of tensors that a plan pages out, in graph order, without replacements."""
     graph = step.graph
     paged_tensors = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}
     return [graph.tensors[i].name for i in sorted(paged_tensors)]
