@@ -61,13 +61,13 @@ class ProgramSource:
     """Generates C lines of ``pm_run_nodes`` or of a forward pass: checks, then each instruction.
 
     Both begin with all state at its home; state in RAM is at the beginning of the arena. Generating
-    the lines, which is possible once, collects the kernels and the arrays of sizes and strides.
+    the lines, which is possible once, collects the kernels and the arrays of integers.
     """
 
     def __init__(
         self, deployment: Deployment, weights: Weights, forward_pass: ForwardPass | None = None
     ) -> None:
-        """Prepare `generate_lines`: pointers, offsets, and slots of all buffers.
+        """Prepare `generate_lines`: pointers of the caller, offsets in the arena, slot numbers.
 
         The lines are those of the training step if `forward_pass` is None.
         """
@@ -80,7 +80,7 @@ class ProgramSource:
         self.arena = program.arena
         self.weights = weights
         self.lists: dict[tuple[int, ...], str] = {}
-        """Names of the C arrays of sizes and strides, by their content."""
+        """Names of the C arrays of integers, such as shape tables, by their content."""
         self.kernels: dict[str, None] = {}
         """The kernels of calls and range checks, in the order of their registration.
 
@@ -114,9 +114,9 @@ class ProgramSource:
             for entry in deployment.arena.offsets
             if entry.position == BEFORE
         }
-        """Offset of the current copy of each tensor in the arena [B]."""
+        """Offset of the current or last copy of each tensor in the arena, by name [B]."""
         self.state_offsets = dict(self._current_offsets)
-        """Offset at which a state tensor is, or may be loaded between two steps [B]."""
+        """Offset at which a state tensor is, or may be loaded between two steps, by name [B]."""
         self._overwritten_names: set[str] = set()
         """Inputs of the current node that its outputs overwrite in place."""
         self._written_state: set[str] = set()
@@ -144,9 +144,10 @@ class ProgramSource:
         """Number of generated computations of each node."""
 
     def _find_offsets(self) -> dict[int, dict[int, int]]:
-        """Return the offset of each copy [B], by position in the program and tensor.
+        """Return the offset of each copy in the arena [B], by position in the program and tensor.
 
-        Also sets `_workspaces`, the offsets of workspaces by position [B].
+        Also sets `_workspaces`, the offsets of workspaces by position [B]. Offsets of a forward
+        pass begin behind the state in RAM.
         """
         offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
@@ -180,7 +181,11 @@ class ProgramSource:
                 yield from self._replay_lines(self._replay.front, op, index)
 
     def _instruction_lines(self, op: Op, index: int) -> Iterator[str]:
-        """Yield the C statements of one instruction of the plan."""
+        """Yield the C statements of one instruction of the plan.
+
+        A free marks memory by PM_FREE. It has no statement for tensors of 0 bytes, for state in RAM
+        or on memory-mapped storage, and for inputs that the last computation overwrites in place.
+        """
         if op == Op.COMPUTE:
             yield from self._compute_lines(index)
             return
@@ -205,8 +210,8 @@ class ProgramSource:
         """Yield the C statements of one instruction of a step with replay.
 
         On a stored sample (PM_STORED), nodes of the front are skipped, and their outputs are read
-        from the sample. A step that stores a sample (PM_KEEPS) writes these outputs, and returns
-        after the front.
+        from the sample. A step that stores a sample (PM_KEEPS) writes each of these outputs once,
+        skips nodes outside of the front, and returns after the last output.
         """
         producer_index = index if op == Op.COMPUTE else self.graph.node_of[index]
         lines = list(self._instruction_lines(op, index))
@@ -233,7 +238,8 @@ class ProgramSource:
     def _sample_write_lines(self, names: Sequence[str]) -> Iterator[str]:
         """Yield the statements that write outputs of the front to a sample.
 
-        After the last output, also yields the return of a step that stores a sample.
+        Marks these outputs as computed. Once all outputs of the front are computed, also yields the
+        waits for pending transfers and the return of a step that stores a sample.
         """
         for name in names:
             write_call = self._try_call(f"pm_sample_write({self._sample_arguments(name)})")
@@ -267,8 +273,8 @@ class ProgramSource:
     def _index_check_lines(self) -> Iterator[str]:
         """Yield the range checks of indices in inputs, also if kernels read copies of the inputs.
 
-        A step on a stored sample skips the checks of inputs that the sample lacks. Registers these
-        indices as checked.
+        A step on a stored sample skips the checks of inputs that the sample lacks. Registers the
+        indices and their copies as checked.
         """
         writers = {
             tensor.name: [call for call in calls if tensor.name in call.buffers]
@@ -289,7 +295,7 @@ class ProgramSource:
     def _range_check_lines(self, indices: Indices) -> Iterator[str]:
         """Yield the range check of indices, unless they are constant or already checked.
 
-        Registers the indices as checked.
+        Registers indices with a check as checked, and ``pm_within`` as a kernel.
         """
         is_checked = any(checked.implies(indices) for checked in self._checked_indices)
         if is_checked or indices.ref.buffer in self._constant_names:
@@ -312,10 +318,11 @@ class ProgramSource:
     # -- computing ---------------------------------------------------------------------------------
 
     def _compute_lines(self, k: int) -> Iterator[str]:
-        """Yield the statements of node `k`: a page-in of state, or calls, checks and page-outs.
+        """Yield the statements of node `k`: page-ins of state, or calls with checks and page-outs.
 
-        A node of state that is in RAM or on memory-mapped storage has no statements. Raises the
-        errors of `generate_lines`.
+        A node of state that is in RAM or on memory-mapped storage has no statements. The loss is
+        checked and stored, and gradients are paged out, after the first computation only. Registers
+        the kernels of calls. Raises the errors of `generate_lines`.
         """
         node = self.graph.nodes[k]
         self._computation_counts[k] += 1
@@ -349,7 +356,7 @@ class ProgramSource:
         call_index: int,
         replaced_names: AbstractSet[str | None],
     ) -> Iterator[str]:
-        """Yield the statements of one call of a node after its range checks.
+        """Yield the range checks of one call of a node, then its statements.
 
         The driver writes new values of mapped state. `replaced_names` are the names of the state
         that the node replaces. Raises the errors of `generate_lines`.
@@ -384,9 +391,10 @@ class ProgramSource:
         """Yield a call that writes no mapped state.
 
         `replaced_names` are the names of the state that the node replaces, `earlier_calls` are
-        earlier calls of the same node. If these change a sum of gradients that rotates on mapped
-        storage, `call` cannot read the new sum before the commit. An update of state in RAM then
-        recomputes the sum in chunks, and a copy of the sum adds the gradient to the copied old sum.
+        earlier calls of the same node. If an earlier call changes a sum of gradients that rotates
+        on mapped storage, `call` cannot read the new sum before the commit. An update of state in
+        RAM then recomputes the sum in chunks, and a copy of the sum adds the gradient to the copied
+        old sum.
         """
         sum_names = [
             ref.buffer
@@ -433,7 +441,7 @@ class ProgramSource:
         self._written_state.update(sum_names)
 
     def _heading_lines(self, k: int) -> Iterator[str]:
-        """Yield the comment before the calls of a node; in a step, also slice label and hook."""
+        """Yield the comment before the calls of a node; in the step, also slice label and hook."""
         suffix = ", again" if self._computation_counts[k] > 1 else ""
         hook = ""
         if self.forward_pass is None:
@@ -507,9 +515,10 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield the update of the mapped state that a call writes, one tensor after the other.
 
-        Skips tensors that are already written. Each other tensor is recomputed from old values, by
-        all calls of the node on which its new value depends. State in RAM among `written_names`,
-        the state that the call replaces, is updated with the last tensor.
+        Skips tensors that are already written; yields no line if all are. Each other tensor is
+        recomputed from old values, by all calls of the node on which its new value depends. State
+        in RAM among `written_names`, the state that the call replaces, is updated with the last
+        tensor.
         """
         names = (ref.buffer for ref in written_refs(calls[call_index]))
         targets = [
@@ -645,7 +654,10 @@ class ProgramSource:
         return chunks.get(argument.buffer) or f"{self._pointer(argument)} + first"
 
     def _row_update_lines(self, call: Call) -> Iterator[str]:
-        """Yield the update of a mapped matrix by row, with a kernel that computes its gradient."""
+        """Yield the update of a mapped matrix by a kernel that computes its gradient.
+
+        Each call updates at most `_CHUNK_ELEMENTS` elements of one row.
+        """
         weight, a, b, m, k, n, _, a_row, a_column, b_row, b_column, *update_numbers = call.arguments
         loops = (
             f"for (int32_t row = 0; row < {m}; row++) {{",
@@ -702,10 +714,11 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield loops that update a mapped weight, at most `max_elements` per kernel call.
 
-        `n_expression` is the C expression for the elements of one call, `arguments_text` the C
-        arguments after the pointer to the weight. All writes except the last have one size, so that
-        each begins at a write unit of flash. Marks the weight as written. Raises `BudgetError` if
-        the stack is too small for the windows.
+        `loops` are the C headers of the outer and the inner loop, `n_expression` is the C
+        expression for the elements of one call, `arguments_text` the C arguments after the pointer
+        to the weight. All writes except the last have one size, so that each begins at a write unit
+        of flash. Marks the weight as written. Raises `BudgetError` if the stack is too small for
+        the windows.
         """
         if not isinstance(weight, Ref):
             raise TypeError(weight)
@@ -772,7 +785,7 @@ class ProgramSource:
         """
         name = ref.buffer
         if name == WORKSPACE:
-            # The kernel defines the element type: 4 bytes each, scaled by PM_SCALE.
+            # An untyped address: the kernel defines the type. Offsets count elements of 4 bytes.
             return f"PM_ADDRESS({(self._workspace or 0) + 4 * ref.offset})"
         element_type = self.step.buffers[name].type
         if name in self._caller_pointers:
@@ -865,7 +878,7 @@ class ProgramSource:
         yield from self._gradient_lines(outputs)
 
     def _gradient_lines(self, buffers: AbstractSet[str]) -> Iterator[str]:
-        """Yield the page-outs, with waits, of the returned gradients that are in `buffers`."""
+        """Yield page-outs, with waits, of the returned gradients whose buffer is in `buffers`."""
         for value, piece in zip(self.step.gradients, self._gradients, strict=True):
             slot = self._slot_numbers[gradient_slot_name(value)]
             if piece.buffer in buffers:
@@ -875,7 +888,7 @@ class ProgramSource:
                 yield self._try_call(f"pm_page_wait({slot})")
 
     def _try_call(self, call: str) -> str:
-        """Return a statement that returns the error of a call; PM_TORN after the first update."""
+        """Return the statement of a call that returns its error; PM_TORN after the first update."""
         return f"PM_TRY_{'TORN' if self._has_updated else 'PAGE'}({call});"
 
 

@@ -61,8 +61,8 @@ STEP_RATIO: Final = 0.9
 
 The rest is for checks and forward passes."""
 INTERRUPTED_RATIO: Final = 0.1
-"""Maximum fraction of the remaining time for the solve after Ctrl-C ended the trials of tiles: it
-only has to plan the schedule that the trials found."""
+"""Maximum fraction of the remaining time for the solve after Ctrl-C or the progress callback ended
+the trials of tiles: this solve only has to plan the schedule that the trials found."""
 
 
 class ExportKeywords(TypedDict, total=False):
@@ -131,20 +131,22 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         The folder to write; created if it does not exist. C files, headers and weight files that
         only an earlier export wrote there are deleted.
     ram : str or int, optional
-        RAM limit of the step: state, tensors, inputs, stack and runtime together. Bytes, or a size
-        such as ``256KiB``. A percentage is relative to the keep-all peak, as for
-        `poetmodel.Problem`, and excludes inputs, stack and runtime. Default: RAM of the device.
+        RAM limit of the step: state, tensors, inputs, output of ``pm_infer``, stored samples, stack
+        and runtime together. Bytes, or a size such as ``256KiB``. A percentage is relative to the
+        keep-all peak, as for `poetmodel.Problem`, and counts state, tensors and workspaces only.
+        Default: RAM of the device.
     device : str or Device
         The device: source of costs, and of the limits on RAM, storage and flash.
     profile : str, Path or Costs, optional
         Measured costs in place of the device's estimates.
     stack : str or int, optional
-        Reserved size of the stack. Default: 1536 bytes, 2048 with `commit`.
+        Reserved size of the stack. Default: 1536 bytes, 2048 with commits.
     tile : str or int, optional
         Maximum size of a tensor, such as ``32KiB``: larger parameters and activations are divided
         into slices of channels, if their kernels support it. ``none`` or None: no division.
         ``auto``: no division if the minimum RAM fits without; otherwise the best of up to four
-        sizes that fit, each solved for a fraction of the time. Default: ``auto``.
+        sizes that fit, each solved for a fraction of the time. With `profile`, the largest size
+        that fits, because each size has other node names. Default: ``auto``.
     paging, recompute : bool
         Whether tensors may be paged, and recomputed.
     minimize : {'energy', 'time', 'ram', 'writes'}
@@ -161,7 +163,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         replaces. One generation is complete at any time.
     commit_every : int
         Number of steps between two commits. Above 1, it implies `commit`, and all replaced state
-        must have its home in RAM.
+        has its home in RAM unless storage is volatile.
     checksum : bool
         Whether committed state has checksums, which are checked when it is read.
     infer : bool
@@ -171,9 +173,9 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         Whether to export ``pm_evaluate``: loss and correct classes of a batch in evaluation mode;
         with `commit`, also ``pm_keep_best`` and ``pm_restore_best``. Captured like `infer`.
     replay : int
-        Number of samples on storage, each as the outputs of the frozen front and inputs that later
-        nodes read. ``pm_keep_sample`` stores a sample, ``pm_step_stored`` trains on stored ones. 0:
-        none.
+        Number of samples on storage, or in flash if storage is volatile, each as the outputs of the
+        frozen front and inputs that later nodes read. ``pm_keep_sample`` stores a sample,
+        ``pm_step_stored`` trains on stored samples. 0: none.
     migrate_from : str or Path, optional
         The folder of an earlier export with commits. ``pm_migrate`` copies its state from storage:
         tensors with the same name, shape and type.
@@ -201,10 +203,12 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
     Raises
     ------
     InputError
-        If an option is invalid, or parameters, buffers, constants or optimizer state are not
-        finite.
+        If an option is invalid or does not fit the step or the device, if parameters, buffers,
+        constants or optimizer state are not finite, if memory-mapped storage cannot take a new
+        value, or if a file cannot be written.
     BudgetError
-        If the RAM or storage limit permits no schedule.
+        If a size or limit is invalid, if RAM or storage is too small, or if the stack is too small
+        for updates on memory-mapped storage.
     FlashError
         If program and storage do not fit the flash of the device.
     NoScheduleError
@@ -280,7 +284,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         else Path(os.path.relpath(shared_kernels, folder)).as_posix(),
     )
     if board.flash is not None and min_weight_bytes(step) > board.flash.size_bytes:
-        # Tiles need more flash than the whole step.
+        # No division into tiles reduces the weights that are not 0.
         check_flash(_with_program_bytes(deployment, initial_weights), are_lower_bounds=True)
 
     def make_problem(step: LoweredStep) -> Problem:
@@ -406,7 +410,7 @@ def _load_migration_source(
 ) -> dict[str, Any] | None:
     """Load the layout of the generations in the folder of `migrate_from`; None without a folder.
 
-    Raises `InputError` unless both steps commit to storage.
+    Raises `InputError` unless both steps commit to storage, and the errors of `load_generation`.
     """
     if folder is None:
         return None
@@ -432,7 +436,7 @@ def _check_migration(deployment: Deployment) -> None:
 
 
 def check_export(folder: Path, **options: Unpack[ExportKeywords]) -> Device:
-    """Check the options of `export_step` before a capture, and return the device.
+    """Check the options of `export_step` that need no step, and return the device.
 
     Raises `InputError` or `BudgetError` for an invalid option, and `BudgetError` if stack and
     runtime use up a RAM limit in bytes.
@@ -505,9 +509,10 @@ def _solve_and_place(
 ) -> tuple[SolveResult, Plan, Arena]:
     """Solve a problem, and return (result, plan, offsets), which are all verified.
 
-    Uses at most the fraction `ratio` of the remaining time. The device has `available_bytes` for
-    tensors. The search begins from the schedule `start`, if any. Raises `NoScheduleError` if no
-    schedule is found, `VerificationError` if a result is invalid.
+    Uses at most the fraction `ratio` of the remaining time. `available_bytes` is the maximum RAM
+    for tensors that the reason of a failure may recommend; None: the RAM of the device. The search
+    begins from the schedule `start`, if any. Raises `NoScheduleError` if no schedule is found,
+    `VerificationError` if a result is invalid or has no plan.
     """
     mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
     limit_s = max(ratio * request.remaining_s(), 1e-3)
@@ -543,7 +548,9 @@ def _plan_forward_pass(
 ) -> ForwardPass:
     """Solve and plan a forward pass that uses the RAM after the state in RAM.
 
-    Raises `BudgetError` if a node does not fit there, and the errors of `_solve_and_place`.
+    Costs are estimates, the step's deadline does not apply, and storage that the step uses is not
+    available. `kind` is ``inference`` or ``evaluation``. Raises `BudgetError` if a node does not
+    fit in this RAM, and the errors of `_solve_and_place`.
     """
     resident_bytes = deployment.resident_bytes
     is_mapped = deployment.plan.memory_mapped
@@ -588,9 +595,10 @@ def _check_storage(
 ) -> None:
     """Raise `BudgetError` if `stored_bytes` do not fit the storage of a device.
 
-    `content` is the subject of the message. If storage is volatile, generations of state (`commit`)
-    are in flash. The message advises fewer samples if storage has some (`stores_samples`), and
-    without `commit` more RAM if the device `has_more_ram`.
+    Storage of unknown size is not checked. If storage is volatile, generations of state (`commit`)
+    are in flash. `content` is the subject and the verb of the message. The message advises fewer
+    samples if storage has samples (`stores_samples`), and without `commit` more RAM if the device
+    `has_more_ram`.
     """
     flash = device.flash if commit and device.is_volatile else None
     capacity_bytes = device.aux_bytes if flash is None else flash.storage_bytes
@@ -650,7 +658,8 @@ def _ram_hints(
 ) -> Iterator[str]:
     """Yield hints for options of `export_step` with which the step fits the RAM of the device.
 
-    `min_bytes` is the minimum RAM without these options [B].
+    The options are ``tile`` and ``paging``. `min_bytes` is the minimum RAM without a change of
+    these [B].
     """
 
     def choose_tile(tile_choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:

@@ -58,8 +58,8 @@ def load_code_sizes() -> dict[str, Any]:
 def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
     """Return the flash usage of a step, storage excluded, by use [B].
 
-    The keys are ``code``, ``constants`` (tables, lists, and all weights outside the graph) and
-    ``first weights`` (initial values of the state tensors of the graph).
+    The keys are ``code``, ``constants`` (tables, lists, all weights outside the graph, padding) and
+    ``first weights`` (initial values of the state tensors of the graph, except tensors of zeros).
     """
     graph, buffers = deployment.step.graph, deployment.step.buffers
     state_names = {
@@ -163,7 +163,10 @@ def flash_warning(deployment: Deployment) -> str | None:
 
 
 def code_bytes(deployment: Deployment, source: StepSource) -> int:
-    """Return the estimated code size of a step on a Cortex-M4: program, kernels, C library [B]."""
+    """Return the estimated code size of a step on a Cortex-M4 [B].
+
+    It is the sum for the program, the used features of the runtime, the kernels and the C library.
+    """
     sizes = load_code_sizes()
     kernels = [sizes["kernels"].get(name, sizes["other"]) for name in source.kernels]
     members = {member for kernel in (*kernels, sizes["runtime"]) for member in kernel["library"]}
@@ -179,7 +182,7 @@ def code_bytes(deployment: Deployment, source: StepSource) -> int:
 def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
     """Count the elements of a program (nodes, calls, arguments) and used runtime features.
 
-    Keys are those of the table of code sizes.
+    Keys that the table of code sizes lacks count as 0 B there.
     """
     counts = Counter({"runtime": 1})
     counts["slots"] += deployment.uses_storage
@@ -245,8 +248,9 @@ See ``pm_state.h``. An entry of state or gradients includes its entry of the tab
 def table_bytes(deployment: Deployment, source: StepSource) -> int:
     """Return the size of the tables of state, gradients and slots, and of the lists of a step [B].
 
-    Tables of inputs, samples, migrated state and commits to flash are not counted. Lists of
-    gradients count only after `StepSource.template_values`, which adds them.
+    Lists of forward passes count, too. Tables of inputs, samples, migrated state and commits to
+    flash are not counted. Lists of gradients count only after `StepSource.template_values`, which
+    adds them.
     """
     step = deployment.step
     pieces = [ref for tensor in step.states for ref in tensor.pieces]

@@ -34,7 +34,7 @@ def step_identity(step: LoweredStep) -> str:
 def front_identity(step: LoweredStep, front: Front) -> str:
     """Return the SHA-256 of a front's calls and of references to the tensors of a stored sample.
 
-    The result is in hexadecimal digits. Values of these tensors do not count.
+    The result is in hexadecimal digits. Values of constants count, values of these tensors do not.
     Stored samples with one identity are outputs of the same front, in the same order.
     """
     encoder = _StepEncoder(step)
@@ -56,7 +56,7 @@ class _StepEncoder:
         """Elements and type of each buffer used so far, by canonical name."""
 
     def digest(self) -> str:
-        """Return the SHA-256 of the calls, the loss and the gradients of the step."""
+        """Return the SHA-256 of calls, loss, gradients and used buffers, as hexadecimal digits."""
         step = self._step
         calls = [self.encode_call(call) for node_calls in step.calls for call in node_calls]
         gradients = (ref for tensor in step.gradients for ref in tensor.pieces)
@@ -78,7 +78,10 @@ class _StepEncoder:
         return argument
 
     def _canonical_name(self, buffer: str) -> str:
-        """Return the canonical name of a buffer, and register its size and type under it."""
+        """Return the canonical name of a buffer, and register its size and type by that name.
+
+        The workspace has its own name, and is not registered.
+        """
         if buffer == WORKSPACE:
             return buffer
         if buffer not in self._names:

@@ -1,8 +1,8 @@
 """Replace saved activations by masks, for gradients that do not need the values.
 
 The gradient of ReLU and similar activations needs one bit per element, as does dropout; that of a
-maximum needs the position in its window, a byte. PyTorch saves a number of several bytes for each
-element. Losses, gradients and state have the same bits.
+maximum needs the position in its window, a byte. PyTorch saves a byte (dropout) or a number of
+several bytes for each element. Losses, gradients and state have the same bits.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _MAX_WINDOW: Final = 2**8
 def mask_activations(step: LoweredStep) -> LoweredStep:
     """Return a step whose gradients read masks in place of activations where possible.
 
-    A mask of bits is the output of a separate node, which a schedule may recompute; positions of
-    maxima remain an output of their pool. An activation has no mask if a gradient, such as that of
-    a weight, reads its values.
+    Masks of dropout become bits, too, and positions of maxima bytes. A mask of bits is the output
+    of a separate node, which a schedule may recompute; positions of maxima remain an output of
+    their pool. An activation has no mask if a gradient, such as that of a weight, reads its values,
+    or if the mask is not smaller.
     """
     for rewrite in (_use_outputs, _add_bit_masks, _draw_dropout_bits, _store_byte_positions):
         step = rewrite(step)
@@ -103,7 +104,7 @@ class _LoopTable:
         return (len(self.sizes), *(number for row in zip(*columns, strict=True) for number in row))
 
     def is_in_order(self, tensor: int) -> bool:
-        """Return whether the loop accesses a tensor in memory order, without holes."""
+        """Return whether the loop accesses adjacent elements of a tensor, in memory order."""
         lengths = accumulate(self.sizes, mul, initial=1)
         dimensions = zip(self.sizes, self.strides[tensor], lengths, strict=False)
         return all(size == 1 or stride == length for size, stride, length in dimensions)
@@ -228,9 +229,10 @@ def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
 def _use_outputs(step: LoweredStep) -> LoweredStep:
     """Return a step whose gradients read outputs of activations in place of their inputs.
 
-    Applies where output and input select equal slopes, and no gradient reads values of the input.
-    If several gradients compare the input, bits must also save memory. The next layer often saves
-    the output for the gradient of its weights; then the input need not be saved.
+    Applies to hardtanh and leaky ReLU where output and input select equal slopes, and no gradient
+    reads values of the input. If several gradients compare the input, bits must also save memory.
+    The next layer often saves the output for the gradient of its weights; then the input need not
+    be saved.
     """
     changes = _Changes(step=step)
     for k, node in enumerate(step.graph.nodes):
@@ -262,8 +264,9 @@ def _find_output(
 ) -> tuple[Ref, _LoopTable] | None:
     """Return the output of a kernel for x in the forward pass, and `loop` with the output for x.
 
-    None if no node calls the kernel with x, `number_arguments` and the strides of `loop`, or if a
-    negative slope reverses the order of values.
+    The first such call counts. None if no node has, as its only call, the kernel with x,
+    `number_arguments` and the loop sizes and strides of `loop`, or if a negative slope reverses the
+    order of values.
     """
     graph = step.graph
     for k in graph.users_of[graph.tensor_index[x.buffer]]:
@@ -291,7 +294,7 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
     """Return a step with a node for each mask of one bit per element, which gradients read.
 
     A tensor has a mask if gradients only compare it, all in the same way, and the mask is smaller.
-    At most one output of a node has a mask.
+    At most one output of a node has a mask. A tensor has none if another tensor has its name.
     """
     graph, changes = step.graph, _Changes(step=step)
     for i, tensor in enumerate(graph.tensors):
@@ -331,7 +334,7 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
 
     The mask node has no inputs, and draws the same mask if a step recomputes it. Forward and
     backward passes apply the mask with the same kernel. A dropout is unchanged if a node reads its
-    mask other than to apply it, or if elements of the mask are not in memory order.
+    mask other than to apply it to all elements, or if the elements are not in memory order.
     """
     graph, changes = step.graph, _Changes(step=step)
     for k, node in enumerate(graph.nodes):
@@ -390,8 +393,8 @@ def _parse_mask_loop(call: Call, mask: str) -> _LoopTable | None:
 def _store_byte_positions(step: LoweredStep) -> LoweredStep:
     """Return a step with the positions of maxima as bytes, counted within the window.
 
-    A pool is unchanged if it has windows of more than `_MAX_WINDOW` elements, or if positions have
-    other readers than its gradient.
+    A pool is unchanged if it has windows of more than `_MAX_WINDOW` elements, or if a node other
+    than a gradient of the pool reads the positions.
     """
     graph, changes = step.graph, _Changes(step=step)
     for k, node in enumerate(graph.nodes):

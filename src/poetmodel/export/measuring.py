@@ -145,9 +145,10 @@ def parse_emulation(
 def _measure_instructions(
     step: LoweredStep, device: Device, target: Target, time_limit_s: float
 ) -> dict[str, int]:
-    """Execute one step in QEMU; return the mean instructions of one computation by node name.
+    """Export, build and execute one step; return the mean instructions of a computation by node.
 
-    State nodes have no entry.
+    The keys are the names of all nodes except those of state. QEMU executes the step with the batch
+    of `_make_random_batch`. The folder of the export is temporary.
     """
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as folder_name:
         folder = Path(folder_name)
@@ -173,7 +174,8 @@ def _measure_instructions(
 def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deployment:
     """Export a step with RAM for 5/4 of the keep-all peak and for its `reserved_bytes`.
 
-    The RAM is limited to that of the emulated board. Below this limit, few nodes are recomputed.
+    The RAM is limited to that of the emulated board. Below this limit, few nodes are recomputed. No
+    tensor is divided into tiles.
     """
     needed_bytes = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(
         step, STACK_BYTES
@@ -184,7 +186,10 @@ def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deploy
 
 
 def _make_random_batch(step: LoweredStep) -> bytes:
-    """Return one batch: random normal numbers for reals, 0 for integers, which is a valid class."""
+    """Return one batch from a fixed random seed, as the bytes of its inputs in order.
+
+    Reals are random normal numbers, all other elements are 0, which is a valid class.
+    """
     random = np.random.default_rng(0)
     arrays = []
     for tensor in step.inputs:

@@ -46,9 +46,10 @@ class Indices:
 
 
 def find_index_operands(call: Call) -> Iterator[Indices]:
-    """Yield the index operands of a call that have elements; none if it states no range of indices.
+    """Yield the index operands of a call that have elements; none if the call has no `index_range`.
 
-    For embedding bags, these include the start offsets of bags, from 0 to the number of indices.
+    For embedding bags, these include the start offsets of bags, whose `high` is the number of
+    indices plus 1.
     """
     if call.index_range is None:
         return
@@ -70,7 +71,7 @@ def find_index_operands(call: Call) -> Iterator[Indices]:
 def _make_canonical_indices(
     ref: Argument | None, sizes: Numbers, strides: Numbers, index_range: tuple[int, int, int]
 ) -> Iterator[Indices]:
-    """Yield the indices that loops access; none without elements, or without a pointer.
+    """Yield one `Indices` of the elements that loops access; none without elements or a pointer.
 
     `index_range` has the fields low, high and ignored of `Indices`.
     """

@@ -63,7 +63,7 @@ class Replay:
 
     @property
     def sample_bytes(self) -> int:
-        """Storage of a sample in its group, its checksum included [B]."""
+        """Storage of a sample in its group: tensors in whole words, and a checksum [B]."""
         return sum(-(-size // 4) * 4 for size in self.tensor_bytes) + CHECKSUM_BYTES
 
     @property
@@ -94,12 +94,12 @@ class Replay:
 
     @property
     def stored_bytes(self) -> int:
-        """Storage of all groups [B]."""
+        """Storage of all slots for groups [B]."""
         return self.group_slots * self.group_bytes
 
     @property
     def input_bytes(self) -> int:
-        """RAM of the inputs of a stored sample [B]."""
+        """RAM of the inputs of a stored sample, each in whole words [B]."""
         return sum(-(-size // 4) * 4 for size in self.tensor_bytes[len(self.front.outputs) :])
 
     @property
@@ -164,8 +164,8 @@ def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
 def find_front(step: LoweredStep) -> Front | None:
     """Return the front with the smallest samples, the longest of several; None if none exists.
 
-    Nodes that depend only on inputs and constants, not on state or random numbers, and replace no
-    state are frozen. A front is a prefix of the frozen nodes, in the order of the graph, with an
+    Frozen nodes depend on inputs and maybe constants, but not on state or random numbers, and
+    replace no state. A front is a prefix of the frozen nodes, in the order of the graph, with an
     output that nodes outside of it read or the step returns.
     """
     frozen_nodes = tuple(_find_frozen_nodes(step))

@@ -86,7 +86,8 @@ class StepSource:
     def template_values(self) -> TemplateValues:
         """Return the template values of ``pm.h``, ``pm_step.c`` and ``pm_weights.c``.
 
-        These templates also contain words of `folder_template_values`.
+        These templates also contain words of `folder_template_values`. Adds shapes and strides of
+        gradients that are not dense to `program.lists`.
         """
         return {**self._header_values(), **self._program_values(), **self._weight_values()}
 
@@ -145,7 +146,10 @@ class StepSource:
         }
 
     def _migration_values(self) -> TemplateValues:
-        """Return the template values for the step whose state this step copies from storage."""
+        """Return the template values for the step whose state this step copies from storage.
+
+        Without migration, the only value is MIGRATES, False.
+        """
         migration = self.deployment.migration
         if migration is None:
             return {"MIGRATES": False}
@@ -167,12 +171,18 @@ class StepSource:
 
     @property
     def instance_id(self) -> str:
-        """Identity of this copy of a step within a program: a hash of its prefix."""
+        """Identity of this copy of a step within a program: a hash of its prefix.
+
+        It has 8 hexadecimal digits.
+        """
         return sha256(self.deployment.prefix.encode()).hexdigest()[:8]
 
     @property
     def layout_id(self) -> str:
-        """Identity of the layout of a generation: a hash of the ordered names of its state."""
+        """Identity of the layout of a generation: a hash of the ordered names of its state.
+
+        It has 8 hexadecimal digits.
+        """
         return sha256(json.dumps(self.deployment.generation_names).encode()).hexdigest()[:8]
 
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
@@ -242,8 +252,9 @@ class StepSource:
     def _describe_arena(self) -> Iterator[str]:
         """Yield a comment line for each copy of a tensor and each workspace of the step.
 
-        Those of 0 bytes are omitted. A line has the offset, the size, and the first and last node
-        of the lifetime; ``-`` means before or after the program.
+        Lines are sorted by offset, then by lifetime; content of 0 bytes is omitted. A line has the
+        offset, the size, the first and last node of the lifetime, and the name of the tensor, or of
+        the node for a workspace; ``-`` means before or after the program.
         """
         graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
@@ -273,9 +284,10 @@ class StepSource:
     # -- tables ------------------------------------------------------------------------------------
 
     def _generate_tables(self) -> Iterator[str]:
-        """Yield the C tables of slots, buffers, tensors, samples, migrated state and gradients.
+        """Yield the C tables of slots, buffers, pieces and tensors, then of optional features.
 
-        Adds shapes and strides of gradients that are not dense to `program.lists`.
+        These features are commits to flash, samples, migrated state and returned gradients. Adds
+        shapes and strides of gradients that are not dense to `program.lists`.
         """
         slot_bytes = self.deployment.page_bytes
         if self.deployment.generation_names:
@@ -392,9 +404,9 @@ def _template_macro_names() -> set[str]:
 
 
 def _storage_terms(unit: str, sizes: Sequence[int]) -> str:
-    """Return a C expression for the storage of slots: ``n*PM_<unit>_BYTES(size)`` for each size.
+    """Return a C expression for the storage of slots, broken into lines of a macro.
 
-    The expression is broken into lines of a macro.
+    It is the sum of ``n*PM_<unit>_BYTES(size)`` over the distinct sizes; ``0u`` without slots.
     """
     terms = (f"{count}u*PM_{unit}_BYTES({size}u)" for size, count in Counter(sizes).items())
     return fill(" + ".join(terms) or "0u", 88).replace("\n", " \\\n    ")
@@ -435,7 +447,11 @@ def _latest_nonempty(earlier_label: str, label: str) -> str:
 
 
 def _make_macro_name(kind: str, name: str, used_names: set[str]) -> str:
-    """Return a unique macro name, without ``PM_``, for a tensor; add it to `used_names`."""
+    """Return a unique macro name, without ``PM_``, for a tensor; add it to `used_names`.
+
+    It consists of `kind` and the words of the tensor's name in upper case, and of a number from 2
+    if the name is used. The first word ``inputs`` of an input is omitted.
+    """
     name_parts = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(name_parts) > 1 and name_parts[0] == "inputs":
         del name_parts[0]

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def unroll_weight_gradients(step: LoweredStep) -> LoweredStep:
     """Return a step that sums gradients of weights by time step, without stacks of all time steps.
 
-    A stack remains if its division saves no memory or is impossible, or if a node reads it whole.
+    A stack remains if its division saves no memory or is impossible, and for nodes that read it
+    whole.
     Operators on all time steps at once (gates from inputs, gradients of inputs) are divided into
     one per time step if time steps read their results. A product that is added to the gradient of a
     shared weight is summed in the memory of that gradient. Returns `step` itself if unchanged.
@@ -70,8 +71,9 @@ class _Pieces:
     def find_only_piece(self, loops: Loops, index: int) -> tuple[int, Loops] | None:
         """Return (piece index, loops over the piece) if loops access one piece of tensor `index`.
 
-        The loops retain the name of the buffer; their offsets are relative to the piece. Returns
-        None if they access several pieces, or elements of it that no constant strides reach.
+        These loops retain the name of the buffer; the offset of the tensor is relative to the
+        piece. Returns None if `loops` access several pieces, or elements of the piece that no
+        constant strides reach.
         """
         indices = loops.element_indices(index)
         inner_rows = indices // self.inner
@@ -126,7 +128,7 @@ class _DividedCall:
 
 
 def _restrict_to_piece(loops: Loops, pieces: Mapping[str, _Pieces]) -> _PieceCall | None:
-    """Return the call of loops that access one piece of each divided tensor.
+    """Return the call of loops that access at most one piece of each divided tensor.
 
     `pieces` has the division of tensors by name. Returns None if the loops access several pieces of
     a tensor, or if no strides or no kernel support the loops over a piece.
@@ -204,12 +206,20 @@ class _Division:
             pass
 
     def is_copy(self, k: int) -> bool:
-        """Return whether all calls of node `k` copy: pieces of its result exist before it."""
+        """Return whether node `k` has only calls that copy: pieces of its result exist before it.
+
+        Also True without calls.
+        """
         return all(call.kernel == "pm_copy" for call in self.step.calls[k])
 
     # -- tensors to divide -----------------------------------------------------------------------
 
     def _is_divisible(self, name: str) -> bool:
+        """Return whether a tensor of real numbers may be divided.
+
+        It must be used by a call, not returned, not state, and the only output of a recomputable
+        node without workspace.
+        """
         i = self.graph.tensor_index.get(name)
         if i is None or name in self._returned_buffers or name not in self._users:
             return False
@@ -254,7 +264,11 @@ class _Division:
         return name, pieces if piece_order == list(range(len(calls))) else None
 
     def _saves_memory(self, name: str, pieces: _Pieces) -> bool:
-        """Return whether a stack is read by sums over its pieces that need less memory."""
+        """Return whether the results of sums over the pieces of a stack are smaller than the stack.
+
+        The sizes of the results are added up. A sum counts if it is the only call of its node;
+        without any, returns False.
+        """
         sums = {
             call.arguments[0]
             for k in self._users[name]
@@ -265,7 +279,10 @@ class _Division:
         return 0 < sum(sum_bytes) < self.step.buffers[name].bytes
 
     def _sums_pieces(self, call: Call, name: str, pieces: _Pieces) -> bool:
-        """Return whether a call sums pieces, or products of pieces with another activation."""
+        """Return whether a call sums pieces of a tensor, or their products with another tensor.
+
+        The other tensor must not be state.
+        """
         divided_call = _divide_call(call, {name: pieces})
         other_inputs = {ref.buffer for ref in call_refs(call)[1:]} - {name}
         return (
@@ -494,7 +511,10 @@ def _measure_piece_distance(piece_loops: Sequence[Loops], name: str) -> int:
 def _writes_each_piece(
     piece_calls: Sequence[_DividedCall], pieces: Mapping[str, _Pieces], outputs: set[str]
 ) -> bool:
-    """Return whether `outputs` is one tensor whose pieces the calls all write, without sums."""
+    """Return whether `outputs` is one tensor, and the calls write each piece of it, without sums.
+
+    Every call must access a piece of the tensor, no piece twice within one divided call.
+    """
     if len(outputs) != 1:
         return False
     (name,) = outputs
@@ -564,7 +584,8 @@ class _Rewriter:
     def _add_piece_nodes(self, k: int) -> None:
         """Add a node and buffer for each piece of the result of node `k`, or an alias instead.
 
-        The node is early if it is of the backward pass and reads another piece; otherwise late.
+        The node is early if it is of the backward pass and reads a piece of another tensor,
+        otherwise late. Sets the position of the piece in `ready_after`.
         """
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         pieces = self.division.pieces[result.name]
@@ -615,11 +636,11 @@ class _Rewriter:
     def _find_alias(
         self, piece_calls: Sequence[_PieceCall], pieces: _Pieces
     ) -> tuple[str, np.ndarray] | None:
-        """Return the (buffer, element indices) that a piece copies; None if they cannot replace it.
+        """Return the (buffer, element indices) that can replace a copied piece; None without any.
 
         State cannot, because updates overwrite it, nor can a tensor of another size than the piece.
-        Inputs of the step and constants of any size can: they stay in memory until its end. None,
-        too, unless one copy writes the whole piece.
+        Inputs of the step and constants of any size can: they stay in memory until the end of the
+        step. None, too, unless one copy writes the whole piece.
         """
         if len(piece_calls) != 1 or piece_calls[0].call.kernel != "pm_copy":
             return None
@@ -644,7 +665,10 @@ class _Rewriter:
     def _rename_pieces(
         self, piece_calls: Sequence[_PieceCall]
     ) -> tuple[tuple[Call, ...], dict[str, None]]:
-        """Return the calls with the new names of pieces, and the names of the accessed buffers."""
+        """Return the calls with the new names of pieces, and the names of the accessed buffers.
+
+        A piece that is an alias has the name of the buffer that it aliases.
+        """
         calls = []
         for piece_call in piece_calls:
             loops = self._resolve_loops(piece_call)
@@ -881,8 +905,9 @@ def _redirect_output(call: Call, out: str) -> Call:
 def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
     """Fuse products with their addition to an earlier gradient, in the memory of that gradient.
 
-    The gradients of a weight in two time steps are an example. The fused node is at the position of
-    the product, if only the addition reads the product. Returns `step` itself if unchanged.
+    The gradients of a weight in two time steps are an example. The product must be a whole weight
+    gradient that only the addition reads; the earlier gradient must end with such a product. The
+    fused node is at the position of the product. Returns `step` itself if unchanged.
     """
     graph = step.graph
     returned_names = step.returned_buffers
@@ -937,7 +962,11 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
 
 
 def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool:
-    """Return whether the calls are one matrix product that computes the whole tensor `name`."""
+    """Return whether the calls are one matrix product that computes the whole tensor `name`.
+
+    As in the gradient of a weight, the first factor is the transpose of a matrix with contiguous
+    rows, and the second factor has contiguous rows.
+    """
     match calls:
         case (Call("pm_mm", (Ref(out, 0), _, _, int(m), _, int(n), int(row), 1, _, _, 1, 0)),):
             return out == name and row == n and m * n == elements
@@ -945,7 +974,10 @@ def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool
 
 
 def _is_gradient_sum(node: Node, calls: Sequence[Call]) -> bool:
-    """Return whether a node of the backward pass ends with a product of a weight gradient."""
+    """Return whether a node is of the backward pass and its last call is a product of gradients.
+
+    That product has the layout of `_is_weight_gradient`, and may add to earlier values.
+    """
     match calls:
         case (*_, Call("pm_mm", (_, _, _, _, _, _, _, 1, _, _, 1, _))):
             return node.phase == Phase.BACKWARD

@@ -1,11 +1,12 @@
 """The operators of the zoo: functions that declare one use of an operator.
 
 To add an operator, write a function that returns a `Declaration`: shapes, FLOP, memory traffic,
-workspace, weights and the parts of the backward pass. `Tape.record` makes the nodes. `name` is the
-name of the forward node. Images have the shape (batch, channels, height, width). Windows have the
-same `kernel`, `stride` and `padding` in both directions, unless stated otherwise. Flattening and
-reshaping are not operators: `Value.flatten` and `Value.view` add no node. Functions raise
-`InputError` for shapes that do not fit the operator.
+workspace, weights and the parts of the backward pass. `Tape.record` appends the declaration to the
+forward pass, and `Tape.differentiate` makes the nodes. `name` is the name of the forward node.
+Images have the shape (batch, channels, height, width). Windows have the same `kernel`, `stride` and
+`padding` in both directions, unless stated otherwise. Flattening and reshaping are not operators:
+`Value.flatten` and `Value.view` add no node. Each function states the shapes for which it raises
+`InputError`; a wrong number of dimensions is not checked.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def conv2d(
     FLOP per element of the incoming gradient backward. The workspace is 0, since the kernel is
     assumed to be direct. A kernel that unfolds windows (im2col) would need ``kernel**2`` times the
     input of a group. `kernel` is the side of a square window or a pair of height and width; for
-    `padding` ``"same"``, see `window_output_size`.
+    `padding` ``"same"``, see `window_output_size`. Raises `InputError` if the channels of input or
+    output do not split into `groups`, or if the window exceeds the padded input.
     """
     batch, channels_in = x.shape[:2]
     if channels % groups or channels_in % groups:
@@ -114,7 +116,8 @@ def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = Fals
 
     With `transpose_right`, the right matrix has the shape (..., m, k). The gradient of each side
     reads the incoming gradient and the other side. Operands and result may have any strides, so
-    splitting and merging attention heads are views.
+    splitting and merging attention heads are views. Raises `InputError` if `k` or the leading
+    dimensions differ.
     """
     *batch, n, k = left.shape
     *batch_right, k_right, m = right.shape
@@ -140,8 +143,9 @@ def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = Fals
 def embedding(name: str, ids: Value, *, rows: int, features: int, item_bytes: int) -> Declaration:
     """Declare a lookup in a table of `rows` rows and `features` columns.
 
-    The gradient of the table reads the ids and the incoming gradient and is added row by row to its
-    buffer. The ids have no gradient.
+    Elements of table and result have `item_bytes`; the ids may have any shape. The gradient of the
+    table reads the ids and the incoming gradient and is added row by row to its buffer. The ids
+    have no gradient.
     """
     y = ids.new_value(name, *ids.shape, features, item_bytes=item_bytes)
     table = Weight(name=f"{name}.weight", shape=(rows, features), item_bytes=item_bytes)
@@ -170,7 +174,8 @@ def max_pool(
     """Declare max pooling; `stride` defaults to `kernel`.
 
     Outputs are the maxima and their positions in the window: 1 byte each for windows of up to 256
-    elements, else 4 bytes. The backward pass reads the positions and the incoming gradient.
+    elements, else 4 bytes. The backward pass reads the positions and the incoming gradient. Raises
+    `InputError` if the window exceeds the padded input.
     """
     output_size = window_output_size(
         name, x, kernel=kernel, stride=stride or kernel, padding=padding
@@ -194,7 +199,8 @@ def avg_pool(
 ) -> Declaration:
     """Declare average pooling; `stride` defaults to `kernel`.
 
-    The backward pass reads only the incoming gradient.
+    The backward pass reads only the incoming gradient. Raises `InputError` if the window exceeds
+    the padded input.
     """
     output_size = window_output_size(
         name, x, kernel=kernel, stride=stride or kernel, padding=padding
@@ -213,8 +219,9 @@ def global_avg_pool(name: str, x: Value) -> Declaration:
 def select(name: str, x: Value) -> Declaration:
     """Declare a copy of each sample's first row, such as a sequence's first token.
 
-    The backward pass reads only the incoming gradient and sets the other rows to zero. The operator
-    copies, because a view would keep the whole sequence in RAM for one row.
+    The input has the shape (batch, rows, features), the result (batch, features). The backward pass
+    reads only the incoming gradient and sets the other rows to zero. The operator copies, because a
+    view would keep the whole sequence in RAM for one row.
     """
     batch, _, features = x.shape
     return _declare_unary(
@@ -236,7 +243,7 @@ def activation(name: str, x: Value, *, kind: str) -> Declaration:
     """Declare an activation function: ``relu``, ``relu6``, ``tanh`` or ``gelu``.
 
     The backward pass of GELU reads the function's input. That of the other functions reads the
-    result, which is saved for the next layer anyway. The forward node may overwrite its input, the
+    result, which the next layer often saves, too. The forward node may overwrite its input, the
     backward node the incoming gradient. Raises `InputError` for another `kind`.
     """
     if kind not in _ACTIVATIONS:
@@ -252,10 +259,10 @@ def activation(name: str, x: Value, *, kind: str) -> Declaration:
 def add(name: str, *terms: Value) -> Declaration:
     """Declare a sum, such as that of a residual connection.
 
-    The first term has the shape of the result, which may overwrite it. The incoming gradient equals
-    the gradient of every term of that shape, so the backward pass needs no node and no copy. A term
-    that lacks leading dimensions is broadcast along them; a node sums its gradient over them.
-    Raises `InputError` for other shapes.
+    The first term has the shape of the result; the result may overwrite it. The incoming gradient
+    equals the gradient of every term of that shape, so the backward pass needs no node and no copy.
+    A term that lacks leading dimensions is broadcast along them; a node sums its gradient over
+    them. Raises `InputError` for other shapes.
     """
     first_term = terms[0]
     for term in terms[1:]:
@@ -290,7 +297,10 @@ def scale(name: str, x: Value) -> Declaration:
 
 
 def dropout_mask(name: str, x: Value) -> Declaration:
-    """Declare the random mask of `dropout`, with the shape of `x`; `x` is not read."""
+    """Declare the random mask of `dropout`, with the shape of `x`; `x` is not read.
+
+    The mask has 1 byte per element and is not recomputable.
+    """
     return Declaration(
         name=name,
         op="dropout_mask",
@@ -305,8 +315,8 @@ def dropout(name: str, x: Value, mask: Value) -> Declaration:
 
     A mask is drawn only once, since with another mask the backward pass would not differentiate the
     computed loss. So `dropout_mask` is not recomputable: its mask (1 byte per element) is kept or
-    paged until the backward pass has read it. Applying the mask is deterministic, so this node,
-    whose result is larger, is recomputable. One node with both outputs could not be recomputed. The
+    paged until the backward pass has read it. Applying the mask is deterministic, so this node is
+    recomputable. One node with both outputs could not be recomputed. The
     result may overwrite `x`, and the gradient of `x` the incoming gradient.
     """
     y, flops = x.new_value(name, *x.shape), 2 * x.size
@@ -443,6 +453,9 @@ def batch_norm(name: str, x: Value) -> Declaration:
     input and weight read these two, the input and the incoming gradient; that of the input also
     reads the weight. The gradient of the bias reads only the incoming gradient.
 
+    The result may overwrite `x`, and the gradient of `x` the incoming gradient. In graphs with
+    state, one node computes all gradients.
+
     Running statistics are tensors only in graphs with state. A separate node updates them from mean
     and inverse deviation, so that the batch norm itself is recomputable. In graphs with state, a
     batch norm whose weight is not trained normalizes with running statistics, as in evaluation: it
@@ -487,7 +500,8 @@ def batch_norm(name: str, x: Value) -> Declaration:
 def layer_norm(name: str, x: Value) -> Declaration:
     """Declare layer normalization over the last dimension, with statistics per row.
 
-    Outputs and backward pass are those of `batch_norm`; there are no running statistics.
+    Outputs, backward pass and overwritten tensors are those of `batch_norm`; there are no running
+    statistics.
     """
     features = x.shape[-1]
     return _declare_normalization(

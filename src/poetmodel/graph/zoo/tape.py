@@ -53,7 +53,7 @@ class TapeOptions(TypedDict, total=False):
     """Whether samples and labels are on auxiliary storage when the step begins."""
     state: str | None
     """One of `STATES`: add weights, running statistics, and moments and updates of this optimizer
-    to the graph; None (the default) omits them."""
+    to the graph, for ``"frozen"`` without moments and updates; None (the default) omits all."""
     in_place: bool
     """Mark operators that may overwrite an input."""
     tile: str | int | None
@@ -68,7 +68,7 @@ class Tape:
     """Records operators in execution order, then adds their backward pass.
 
     Its options are the keys of `TapeOptions`; an invalid value raises `InputError`. A `train`
-    that selects no weight raises it only in `differentiate`.
+    that selects no weight or an impossible number of layers raises it only in `differentiate`.
 
     Examples
     --------
@@ -154,7 +154,7 @@ class Tape:
     # -- groups of operators that several networks use ----------------------------------------
 
     def add_image(self, image_size: int, *, channels: int = 3) -> Value:
-        """Add a node that provides a batch of square images and return its tensor."""
+        """Add a node ``input`` that provides a batch of square images and return its tensor."""
         return self.add_input("input", self.batch_size, channels, image_size, image_size)
 
     def record_conv_bn(
@@ -189,9 +189,9 @@ class Tape:
         return self.record(operators.dropout(name, x, mask))
 
     def classify(self, name: str, x: Value, *, classes: int) -> Graph:
-        """Record the last linear layer, labels and loss; return the training graph.
+        """Record the last linear layer, ``labels`` and ``loss``; return the training graph.
 
-        Raises `InputError` like `differentiate`.
+        There is one label for each row of scores. Raises `InputError` like `differentiate`.
         """
         logits = self.record(operators.linear(name, x, features=classes))
         labels = self.add_indices("labels", *logits.shape[:-1])
@@ -202,7 +202,7 @@ class Tape:
 
         With the option `optimizer`, the graph ends with the update. Raises `InputError` if `loss`
         is no loss, if `train` selects no weight or an impossible number of layers, or if the graph
-        is invalid (for example, if two nodes have one name).
+        is invalid (for example, if two nodes have one name). Call this once.
         """
         if loss.phase is not Phase.LOSS:
             raise InputError(f"{loss.name}: expected a loss, got phase {loss.phase.value!r}")
@@ -258,7 +258,7 @@ class Tape:
         return nodes
 
     def _nodes_with_state(self, options: StateOptions) -> list[Node]:
-        """Return the nodes of a step in which every parameter and moment is a state tensor.
+        """Return the nodes of a step in which parameters, moments and statistics are state tensors.
 
         Unless `train` is ``all``, the backward pass reads bit masks where these suffice.
         """
@@ -326,6 +326,7 @@ class BackwardPass:
     """Backward nodes of a forward pass: one per `Gradient`, or one per operator if `fused`.
 
     With state in the graph, an operator whose gradients one kernel computes also has a single node.
+    A `Gradient` of a value that needs none (`values_with_gradient`) has no node.
 
     Without state in the graph, a weight gradient is written to the resident buffer, so its node
     outputs 0 bytes and can be recomputed. A node with further outputs has this 0-byte tensor only
@@ -379,8 +380,8 @@ class BackwardPass:
     def _add_backward(self, declaration: Declaration) -> None:
         """Add the backward nodes of one operator, and updates whose last gradient they make.
 
-        If the result of an operator other than a loss has no gradient, add only updates that waited
-        for this operator.
+        A node that sums several gradients of the result precedes them. If the result of an operator
+        other than a loss has no gradient, add only updates that waited for this operator.
         """
         gradient = self._incoming_gradient(declaration.outputs[0])
         if gradient is None and declaration.phase is not Phase.LOSS:
@@ -520,7 +521,7 @@ class BackwardPass:
         return name
 
     def _add_updates(self, declaration: Declaration, parts: tuple[Gradient, ...]) -> None:
-        """Count weight gradients of `parts` as made; update weights whose gradients are all made.
+        """Count weight gradients of `parts` as done; update weights whose gradients are all done.
 
         One node updates these weights; nodes that sum several gradients of one weight precede it.
         Has no effect without state in the graph.
