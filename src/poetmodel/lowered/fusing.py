@@ -1,7 +1,7 @@
-"""Fusion of weight gradients with their updates, if no other node reads the gradient.
+"""Fusion of weight gradients with their updates, and the split of fused nodes into two.
 
-The gradient is then no tensor: each element is summed in a register and applied to the weight. The
-result is bitwise equal to that of two nodes.
+The gradient of a fused update is no tensor: each element is summed in a register and applied to the
+weight. The result is bitwise equal to that of two nodes.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ def fuse_updates(step: LoweredStep) -> LoweredStep:
     """Return a step in which each SGD update computes its weight gradient itself, if possible.
 
     That is possible for the weight of a matrix product or a convolution, if one call writes the
-    gradient, only the update reads it, and no state that the call reads is replaced before or by
-    the update. The fused node has the position of the update, so the gradient's operands stay in
-    memory until then. Updates of convolutions are fused only if the gradient is at least as large
-    as each operand. Otherwise fusion would only remove a stage, and with the stage an opportunity
-    to recompute, since a stage computes a node once. For int8 weights that is no condition, because
+    whole gradient in the layout of the weight, only the update reads the gradient, the step does
+    not return it, and no state that the call reads is replaced before or by the update. The fused
+    node has the name and position of the update, so the gradient's operands stay in memory until
+    then. Updates of float convolutions are fused only if the gradient is at least as large as each
+    operand. Otherwise fusion would only remove a stage, and with the stage an opportunity to
+    recompute, since a stage computes a node once. For int8 weights that is no condition, because
     their gradients are four times as large as the weights. Returns `step` itself if no update is
     fused.
     """
@@ -94,7 +95,8 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
     """Return a step in which a separate node computes the gradient of each fused update.
 
     The gradient is then a tensor, so that weights can be divided together with their gradients.
-    `fuse_updates` can fuse the pieces again.
+    `fuse_updates` can fuse the pieces again. The new node and its tensor have the name of the
+    update and ``.gradient``. Always returns a new step.
     """
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
@@ -128,7 +130,11 @@ def split_fused_updates(step: LoweredStep) -> LoweredStep:
 
 
 def _make_gradient_call(kernel: str, gradient: Ref, operands: Sequence[Argument]) -> Call:
-    """Return the call that writes `gradient`, with the operands of a fused call."""
+    """Return the call of `kernel` that writes `gradient`, with the operands of a fused call.
+
+    ``pm_mm`` gets the flag that it does not add to `gradient`. Other kernels lack the last operand,
+    the batch stride of the input.
+    """
     if kernel == "pm_mm":
         return Call(kernel, (gradient, *operands, 0))
     return Call(kernel, (gradient, *operands[:-1]))
@@ -171,7 +177,9 @@ def _split_node(
 ) -> tuple[Node, Node]:
     """Split a fused node into the node of a gradient and the node of the update of `state`.
 
-    The update has `UPDATE_FLOPS` for each of `count` elements, the gradient the remaining FLOP.
+    The update reads `state` and the gradient, the node of the gradient all other inputs. The update
+    has `UPDATE_FLOPS` for each of `count` elements, at most all FLOP of the node; the gradient has
+    the remaining FLOP.
     """
     flops = min(node.flops, UPDATE_FLOPS * count)
     gradient_node = Node(
@@ -186,7 +194,10 @@ def _split_node(
 
 
 def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
-    """Yield the node indices (update, gradient) of each update that can compute its gradient."""
+    """Yield the node indices (update, gradient) of each update that can compute its gradient.
+
+    Pairs are in the order of the updates; `fuse_updates` states the conditions.
+    """
     graph = step.graph
     returned_names = step.returned_buffers
     for update_index, calls in enumerate(step.calls):
@@ -218,8 +229,9 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
 def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, count: int) -> bool:
     """Return whether node `k` only computes the whole gradient of a weight, in the weight's layout.
 
-    The node must consist of one call of a supported kernel. The gradient of a float convolution
-    must also be at least as large as each operand.
+    The node must consist of one call of a supported kernel, with one output, no workspace and no
+    in-place pairs. The buffers of gradient and weight must have `count` elements. The gradient of a
+    float convolution must also be at least as large as each operand.
     """
     node = step.graph.nodes[k]
     if len(node.outputs) != 1 or node.workspace_bytes or node.in_place:
@@ -244,7 +256,10 @@ def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, 
 
 
 def is_gradient_largest(step: LoweredStep, k: int) -> bool:
-    """Return whether the output of node `k` is at least as large as each of its inputs."""
+    """Return whether the outputs of node `k` have at least the bytes of each tensor that it reads.
+
+    Inputs of the step and constants are no tensors. Raises `ValueError` if it reads no tensor.
+    """
     graph = step.graph
     return graph.nodes[k].output_bytes >= max(graph.tensor_bytes[i] for i in graph.inputs_of[k])
 
@@ -257,7 +272,10 @@ def _reads_replaced_state(step: LoweredStep, k: int, update_index: int) -> bool:
 
 
 def _make_fused_call(step: LoweredStep, k: int, update_index: int) -> Call:
-    """Return the call that computes the gradient of node `k` and executes an update with it."""
+    """Return the call that computes the gradient of node `k` and updates the weight with it.
+
+    It replaces the only calls of node `k` and of the update, node `update_index`.
+    """
     (gradient_call,), (update,) = step.calls[k], step.calls[update_index]
     if gradient_call.kernel in INT8_GRADIENT_KERNELS:
         n_state = len(INT8_UPDATE_KERNELS[update.kernel])

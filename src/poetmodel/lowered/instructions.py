@@ -41,7 +41,10 @@ _SLIDING: Final = (3, 5)
 
 @cache
 def load_table() -> dict[str, dict[str, float]]:
-    """Return the instructions per repeated unit, by kernel and unit."""
+    """Return the instructions per repeated unit, by key of `count_work` and unit.
+
+    All calls return the same dictionary.
+    """
     text = (files("poetmodel.lowered") / TABLE_FILE).read_text(encoding="utf-8")
     costs: dict[str, dict[str, float]] = json.loads(text)
     return costs
@@ -61,7 +64,10 @@ def with_instructions(nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]]) 
 
 
 def estimate_instructions(node: Node, calls: Iterable[Call]) -> int:
-    """Return the estimated instructions of the calls that compute a node."""
+    """Return the estimated instructions of the calls that compute a node, rounded.
+
+    Copies for in-place outputs count 0, as in `find_computing_calls`.
+    """
     return round(sum(map(estimate_call_instructions, find_computing_calls(node, calls))))
 
 
@@ -81,7 +87,8 @@ def _copied_buffers(call: Call) -> tuple[str, str] | None:
 def estimate_call_instructions(call: Call) -> float:
     """Return the estimated instructions of a call, as if its condition, if any, were true.
 
-    Units that the table does not have for the kernel count 0.
+    The costs are those of the key of `count_work`, otherwise of the kernel, otherwise of
+    `OTHER_KERNELS`. Units without a cost count 0.
     """
     name, counts = count_work(call)
     costs = load_table()
@@ -92,7 +99,8 @@ def estimate_call_instructions(call: Call) -> float:
 def count_work(call: Call) -> tuple[str, Counter[str]]:
     """Return the table key of a call, and the number of each repeated unit.
 
-    Updates with weight decay, or that maximize, have a separate key, which the table may lack.
+    The key is the name of the kernel. If `decay` is not 0 or `sign` is not 1, it is the name and
+    ``, decay``, which the table may lack: updates with weight decay or that maximize, and minima.
     """
     arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
     counts = Counter({"call": 1})
@@ -105,7 +113,10 @@ def count_work(call: Call) -> tuple[str, Counter[str]]:
 
 
 def _count_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count elements, rows, planes, and outputs of reductions, if arguments state their numbers."""
+    """Count elements, rows, planes, and outputs of reductions, if arguments state their numbers.
+
+    Otherwise, count one element.
+    """
     if "shape" in arguments:
         sizes = _loop_sizes(arguments["shape"])
         counts.update(element=math.prod(sizes), row=math.prod(sizes[1:]))
@@ -144,7 +155,10 @@ def _loop_sizes(shape: tuple[int, ...]) -> list[int]:
 
 
 def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count planes, their rows and elements, and the elements that windows visit."""
+    """Count planes, their rows and elements, and the rows and elements that windows visit.
+
+    Arguments with a ``plane`` count planes, elements, and each channel once as a result.
+    """
     planes = arguments["batch"] * arguments.get("channels", arguments.get("count", 1))
     counts.update(plane=planes)
     if "plane" in arguments:
@@ -164,10 +178,10 @@ def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _sum_window_sizes(arguments: Mapping[str, Any], axis: str) -> int:
-    """Return the sum of the rows, or of the columns, of all windows.
+    """Return the sum of the rows, or of the columns, that all windows visit.
 
-    The limits of the windows are in the arguments ``rows`` and ``columns``; `axis` is ``row`` or
-    ``column``.
+    The arguments ``rows`` and ``columns`` have 2 or 3 numbers for each window; the first two are
+    its begin and exclusive end. `axis` is ``row`` or ``column``.
     """
     window_limits, n_limits = arguments[f"{axis}s"], 2 if "row_step" in arguments else 3
     starts, ends, stride = (
@@ -204,9 +218,10 @@ def _count_product(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _find_product_order(arguments: Mapping[str, Any]) -> str:
-    """Return the order in which a product reads its factors: ``rows``, ``columns`` or ``steps``.
+    """Return the order in which a product reads its factors; orders combine cases of ``pm_mm.h``.
 
-    They combine the cases of ``pm_mm.h``.
+    ``rows`` if both factors are contiguous along `k`, ``columns`` if rows of `b` are contiguous,
+    otherwise ``steps``.
     """
     if arguments["a_column"] == 1 and arguments["b_row"] == 1:
         return "rows"
@@ -254,9 +269,10 @@ def _count_correlation(
     *,
     is_sliding: bool,
 ) -> None:
-    """Count the sums of ``pm_correlate``: of four channels or one, at four positions or one.
+    """Count the blocks of ``pm_correlate``: four channels or one, at four positions or one.
 
-    `channels` is the number of summed channels, `results` that of computed channels. With
+    Also counts the window rows and taps of the blocks, and lines: output rows of four channels or
+    one. `channels` is the number of summed channels, `results` that of computed channels. With
     `is_sliding`, the taps are consecutive elements.
     """
     n_row_taps, n_positions = sum(down.tap_counts), len(down.tap_counts)
@@ -287,7 +303,7 @@ def _count_correlation(
 
 
 def _count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count a convolution as correlations of its groups."""
+    """Count a convolution as correlations, one for each sample and group."""
     sizes = ConvolutionSizes(*arguments["shape"])
     channels = sizes.group_channels
     (height, rows, window_h, stride_h, pad_h, dilation_h), across_sizes = sizes.directions
@@ -324,7 +340,7 @@ def _list_group_sizes(first: int, count: int, group_size: int) -> Iterator[int]:
 
 
 def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count an input gradient as correlations, one for each phase of the stride."""
+    """Count an input gradient as correlations, one per sample, group and phase of the strides."""
     sizes = ConvolutionSizes(*arguments["shape"])
     channels, axes = sizes.group_channels, sizes.directions
     is_pointwise = all(axis[2] == 1 and axis[4] == 0 for axis in axes)
@@ -422,9 +438,10 @@ def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -
 
 
 def _count_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the elements that each tap visits.
+    """Count output elements (``cleared``), and the rows and elements that each tap visits.
 
-    For windows of 3x3 with stride, padding and dilation 1, count whole planes.
+    For windows of 3x3 with stride, padding and dilation 1, count rows and elements of whole planes
+    in place of those of taps.
     """
     sizes, planes = ConvolutionSizes(*arguments["shape"]), arguments["batch"] * arguments["count"]
     counts.update(cleared=planes * sizes.out_plane)
@@ -470,7 +487,7 @@ def _count_dot_products(counts: Counter[str], name: str, count: int, length: int
 def _count_clamped_results(
     counts: Counter[str], arguments: Mapping[str, Any], results: int
 ) -> None:
-    """Count `results` outputs if they are clamped to limits."""
+    """Count `results` outputs if they are clamped to other limits than those of int8."""
     if (arguments["low"], arguments["high"]) != _INT8:
         counts.update(limited=results)
 
@@ -481,7 +498,7 @@ def _count_q8_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> No
 
 
 def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count output pixels and visited elements, in words of four channels and single channels.
+    """Count output pixels; by words of four channels and by channels, window rows and elements.
 
     If the largest window of a mean has more than 256 elements, all channels count as single ones.
     """
@@ -532,8 +549,8 @@ def _count_taps_in_image(sizes: ConvolutionSizes) -> list[list[int]]:
 def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the units of pairs of output channels; an odd last one of a group counts, too.
 
-    ``2x2`` are pairs at two pixels whose windows are inside the image, ``1x2`` are pairs at single
-    pixels at its edges.
+    ``2x2`` are pairs at two pixels of a row whose windows are inside the image; an odd last pixel
+    counts as two. ``1x2`` are pairs at single pixels whose windows are cut by an edge.
     """
     sizes = ConvolutionSizes(*arguments["shape"])
     n_pairs = arguments["batch"] * sizes.groups * -(-arguments["count"] // sizes.groups // 2)
@@ -566,7 +583,7 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
 
 
 def _count_q8_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count words of four channels and single channels, for whole and for cut windows."""
+    """Count words of four channels and single channels, for whole windows and cut windows."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)
     row_taps, column_taps = _count_taps_in_image(sizes)
@@ -616,7 +633,7 @@ def _count_q8_input_gradient(counts: Counter[str], arguments: Mapping[str, Any])
 
 
 def _q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, int, int]:
-    """Return the sizes of a layer, its number of input pixels, and the number of tap visits.
+    """Return the sizes of a layer, and the numbers of input pixels and tap visits of the batch.
 
     Each tap visits an input pixel once for each output position that reads the pixel through the
     tap.
@@ -647,7 +664,7 @@ def _count_q8_depthwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -
 
 
 def _count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count input pixels, output elements, and the elements that windows visit."""
+    """Count input pixels and elements, output elements, and the elements that windows visit."""
     sizes, pixels, n_visits = _q8_gradient_sizes(arguments)
     counts.update(
         pixel=pixels,
@@ -660,7 +677,7 @@ def _count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> Non
 def _count_q8_weight_blocks(
     counts: Counter[str], results: int, channels: int, n_rows: int, n_positions: int
 ) -> None:
-    """Count the blocks of weights that ``pm_q8_dw`` computes: outputs by input channels."""
+    """Count the blocks of ``pm_q8_dw``, outputs by input channels, with rows and positions."""
     (result_blocks, single_results), (channel_blocks, single_channels) = (
         divmod(results, _BLOCK),
         divmod(channels, _BLOCK),
@@ -685,7 +702,7 @@ def _count_q8_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]
 
 
 def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the weights, and the products of each tap and group."""
+    """Count the weights, and the blocks of weights of each tap and group."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     results = arguments["count"] // (sizes.group_channels * sizes.window)
     counts.update(weight=arguments["count"])
@@ -698,7 +715,7 @@ def _count_q8_convolution_dw(counts: Counter[str], arguments: Mapping[str, Any])
 
 
 def _count_q8_depthwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the weights, and the products of each tap by words of four channels."""
+    """Count the weights, and for each tap the words of four channels and the single channels."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     # Kernels that also update weights have all channels; their count is the number of weights.
     channels = sizes.channels if "w" in arguments else arguments["count"]

@@ -1,6 +1,6 @@
 """The relaxations that ``lazy`` solves: ``compact`` over groups of stages, with few memory rows.
 
-Stages between two enforced memory rows are a group, which has one column per decision.
+Stages between two enforced rows are a group, which has one column per decision.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _add_extra_count_variables(m: Model) -> None:
         extra_paged_in[i]   <= stages that may page in i - groups that decide on i
 
     They are added to `Model.decisions`: limits and the objective include them, memory rows do not.
-    With groups of one stage, there are none. A page-in requires that the tensor was paged out, is a
-    sample on storage, or is state whose home is storage::
+    With groups of one stage, there are no such variables. A page-in requires that the tensor was
+    paged out, is a sample on storage, or is state whose home is storage::
 
         extra_paged_in[i] <= upper bound * paged_out[i]       i is not on storage from the start
         extra_paged_in[i] <= upper bound * storage_home[i]    i is state
@@ -131,8 +131,8 @@ def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequenc
 
     The optimum of the relaxation is a lower bound for the problem. It equals the problem's optimum
     if the solution, disaggregated to stages, satisfies every row. `recomputable` is the result of
-    `poetmodel.model.events.recomputable_nodes`. `Model.relations` is not set. Raises
-    `TimeLimitError`.
+    `poetmodel.model.events.recomputable_nodes`. Dominated keeps are fixed only if the grouping
+    enforces no per-stage user constraint. `Model.relations` is not set. Raises `TimeLimitError`.
     """
     m = Model(problem, LAZY, exact=True)
     m.grouping = grouping

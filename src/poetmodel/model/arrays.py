@@ -37,11 +37,12 @@ class Label(NamedTuple):
     family: str
     """Name of the family of variables or constraints."""
     key: Any = None
-    """Key in the family: an index, or a tuple of indices; None if the family has one member."""
+    """Key in the family: an index, or a tuple of indices or names; None if the family has one
+    member."""
 
     @property
     def name(self) -> str:
-        """Label as text, in Pyomo's notation: ``family[index,index]``."""
+        """Label as text, in Pyomo's notation: ``family[index,index]``; ``family`` without a key."""
         if self.key is None:
             return self.family
         indices = self.key if isinstance(self.key, tuple) else (self.key,)
@@ -71,7 +72,7 @@ class Model:
     that add a row raise `TimeLimitError` once the time limit has passed.
     """
 
-    # Variables of compact and of its relaxations.
+    # Variables of compact and of its relaxations; some also of models over triangles.
     kept: Family
     recomputed: Family
     paged_in: Family
@@ -81,7 +82,7 @@ class Model:
     extra_recomputed: Family
     extra_paged_in: Family
     live: Family
-    # Variables over triangles of stages and nodes or tensors.
+    # Variables only of models over triangles of stages and nodes or tensors.
     R: Family
     S_RAM: Family
     S_AUX: Family
@@ -92,18 +93,18 @@ class Model:
     U: Family
 
     def __init__(self, problem: Problem, formulation: Formulation, *, exact: bool) -> None:
-        """Create a model without columns and rows."""
+        """Create a model without columns and rows; see `Formulation.populate`."""
         self.problem = problem
         self.formulation = formulation
         self.name = f"{problem.graph.name} ({formulation.name})"
         self.exact = exact
         """Whether a bound of the model is valid for the problem."""
         self.events: Events
-        """Events of ``compact`` and its relaxations; unset in models over triangles."""
+        """Events of each tensor and node; unset in models over triangles."""
         self.grouping: Grouping
         """Enforced memory rows, and groups of stages with common decisions; set as `events` is."""
         self.recomputable: tuple[bool, ...] = ()
-        """Whether each node may be recomputed; set only in relaxations."""
+        """Whether each node may be recomputed; () except in relaxations."""
         self.decisions: Decisions
         """The columns that limits and the objective count."""
         self.relations: RelationColumns
@@ -239,7 +240,7 @@ class Model:
         self._close_row(key, -math.inf, upper)
 
     def add_linear_row(self, row: LinearRow) -> None:
-        """Add a `LinearRow` over columns, with its key and bounds."""
+        """Add a `LinearRow` over columns to the current family, with its key and bounds."""
         columns, values = tuple(
             zip(*((column, value) for value, column in row.terms), strict=True)
         ) or ((), ())

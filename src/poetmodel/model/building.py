@@ -58,6 +58,7 @@ def build(
     reductions : bool
         Without reductions, ``compact`` includes every valid decision (page-outs at any stage,
         dominated recomputations, page-ins that no node needs), so that constraints can use them.
+        No effect on other formulations.
     memory_rows : bool, optional
         Whether the Pyomo model has memory rows, nearly all terms of a large model. Default: True,
         but raises `TooLargeError` if they have more than five million terms. A model without them
@@ -68,7 +69,7 @@ def build(
     pyomo.environ.ConcreteModel
         A model with ``model.problem``, and ``model.R[t, k]``, ``model.S_RAM[t, i]``,
         ``model.S_AUX[t, i]``, ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the
-        triangle: a variable, or an expression if the formulation fixes the entry;
+        triangle: a variable, or a constant expression if the model has no variable for the entry;
         ``model.resident[i]`` for every state tensor. ``model.exact`` is whether a bound of the
         model is valid for the problem. ``model.stated_rows`` has the constraints of the
         formulation; other rows are of the user.
@@ -138,7 +139,7 @@ def build_arrays(
 
 
 def user_components(formulation: Formulation) -> list[Component]:
-    """Return the components of a formulation that neither ``compact`` nor ``paper`` has.
+    """Return the components of a formulation that neither ``compact`` nor ``paper`` has, in order.
 
     ``compact`` includes its variant without reductions.
     """
@@ -156,8 +157,8 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
     m : ConcreteModel
         A solved model from `build`.
     value : callable, optional
-        Returns whether a binary variable is 1. Default: by its Pyomo value, rounded; a variable
-        without a value counts as 0.
+        Returns whether a binary Pyomo variable is 1. Default: by its Pyomo value, rounded; a
+        variable without a value counts as 0.
     """
     import pyomo.core as pyo
 
@@ -169,7 +170,10 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
 
 
 def schedule_from_columns(m: Model, is_one: Callable[[int], bool]) -> Schedule:
-    """Return the schedule of a model's solution; `is_one` returns whether a column is 1."""
+    """Return the schedule of a model's solution; `is_one` returns whether a column is 1.
+
+    State whose ``resident`` column is fixed is resident, without a call of `is_one`.
+    """
     entries: dict[str, list[tuple[int, int]]] = {name: [] for name in RELATIONS}
     for name, t, k in m.relations.nonzero_entries(is_one):
         entries[name].append((t, k))

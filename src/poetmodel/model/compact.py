@@ -54,7 +54,9 @@ def _declare_decisions(m: Model) -> None:
         resident[w]      the home of state tensor w is RAM, else storage (storage_home[w])
 
     Recomputations and page-ins that a limit or the objective rewards (a lower limit, a negative
-    coefficient) exist in every stage. Page-outs exist for all tensors whose page-out is rewarded.
+    coefficient) exist in every stage in which they are possible. Page-outs exist for all tensors
+    whose page-out is rewarded, and for tensors with page-ins that are not on storage from the
+    start. Sets `Model.decisions`.
     """
     graph, events, rewards = m.problem.working_graph, m.events, m.problem.rewards
     last_node = len(graph.nodes) - 1
@@ -89,8 +91,8 @@ VARIABLES = Component(
 def source_columns(m: Model, t: int, i: int) -> list[int]:
     """Return the columns of the keep, recomputation and page-in of tensor `i` at `t`.
 
-    At least one is 1 if the tensor, unless resident, is in RAM at `t`. `t` is an event of the
-    tensor: a stage, or a group of stages in a relaxation.
+    Omits decisions that do not exist. At least one column is 1 if the tensor, unless resident, is
+    in RAM at `t`. `t` is an event of the tensor: a stage, or a group of stages in a relaxation.
     """
     k = m.problem.working_graph.node_of[i]
     a = m.events.keep_index(i, m.events.group_of[k], t)
@@ -121,7 +123,7 @@ def _add_once_rows(m: Model) -> None:
         S_RAM[t,i] + M_in[t,i] <= 1                   otherwise
 
     The same holds in a group of stages. But if page-ins of a tensor are rewarded, a group of
-    several stages has no row for it: the tensor may be freed in one stage for a recomputation, and
+    several stages has no row for the tensor: it may be freed in one stage for a recomputation, and
     paged in again.
     """
     graph, rewards, grouping = m.problem.working_graph, m.problem.rewards, m.grouping
@@ -260,8 +262,9 @@ INPUTS = Component(
 def _add_storage_rows(m: Model) -> None:
     """Limit the auxiliary storage, whose space is not reused.
 
-    Adds no row without a storage limit. Tensors that start on storage do not count as paged out.
-    State that is not resident uses storage; its replacement uses the same space::
+    Adds no row without a storage limit, or if the limit cannot bind. Tensors that start on storage
+    do not count as paged out. State that is not resident uses storage; its replacement uses the
+    same space::
 
         sum(bytes[i] * paged_out[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_limit_bytes
     """
@@ -305,7 +308,8 @@ def add_stage_limit_rows(m: Model, view: StepView, positions: Iterable[int]) -> 
 
     `positions` are positions in `Problem.stage_limits`; `view` maps decisions to columns. Registers
     the limits for cover cuts. A row with a negative upper bound becomes an infeasible row, and a
-    row that cannot bind is omitted.
+    row that cannot bind is omitted. The terms of a decision in all stages of a group, which have
+    the same coefficient, become one term.
     """
     column_getters = {"recomputed": view.recompute_column, "paged_in": view.page_in_column}
     m.begin_rows("stage_limits")

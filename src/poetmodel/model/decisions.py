@@ -23,7 +23,10 @@ Term = tuple[float, int]
 
 
 def merge_terms(terms: Iterable[Term]) -> list[Term]:
-    """Return one term for each column, with the sum of its coefficients; omit sums that are 0."""
+    """Return one term for each column, with the sum of its coefficients; omit sums that are 0.
+
+    Columns are in the order of their first nonzero coefficient.
+    """
     sums: dict[int, float] = {}
     for coefficient, column in terms:
         if coefficient:

@@ -39,7 +39,8 @@ class Events:
     """Groups in which a reader of a tensor may be computed, after the group of the tensor's first
     computation; ascending, by tensor."""
     event_groups: tuple[tuple[int, ...], ...]
-    """Groups at which keeping a tensor may begin or end, ascending, by tensor: ``T(i)``."""
+    """Groups at which keeping a tensor may end or, besides the group of its first computation,
+    begin; ascending, by tensor: ``T(i)``."""
     recompute_groups: tuple[tuple[int, ...], ...]
     """Groups in which a node may be recomputed, ascending, by node: ``RS(k)``."""
     page_in_groups: tuple[tuple[int, ...], ...]
@@ -162,8 +163,8 @@ def _limited_coefficients(problem: Problem) -> list[Coefficients]:
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
     """Return for each node whether the model has decisions to recompute it.
 
-    Excludes nodes that must not be recomputed, nodes without a use for recomputed outputs and, with
-    `dominance`, nodes whose recomputation paging dominates.
+    Excludes nodes that must not be recomputed, nodes whose outputs have no readers unless
+    recomputing them is rewarded and, with `dominance`, nodes whose recomputation paging dominates.
     """
     graph, rewards = problem.graph, problem.rewards.compute
     is_limiting = is_storage_limiting(problem)
@@ -228,7 +229,8 @@ def drop_dominated_keeps(
 
     Return the events without these page-ins, and with these keeps in `Events.dominated_keeps`. If a
     makespan is limited or minimized, return `events` itself. `allows_moves` returns for a group
-    whether no memory row depends on the stage of the group in which a node is recomputed.
+    whether no memory row depends on the stage of the group in which a node is recomputed. Raises
+    `TimeLimitError`.
 
     Notes
     -----
@@ -280,10 +282,11 @@ def drop_dominated_keeps(
 
 
 def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield (tensor, only reader, used outputs) if the outputs are no larger than the tensor.
+    """Yield (tensor, only reader, used outputs) if used outputs are no larger than the tensor.
 
-    Omits state, its replacements, tensors of 0 bytes, and pairs with a reward for recomputing the
-    reader, or for paging in the tensor or a used output.
+    *Used outputs* are the outputs of the reader that have readers; their bytes are added. Omits
+    tensors of 0 bytes, state and its replacements as tensor or used output, and triples with a
+    reward for recomputing the reader, or for paging in the tensor or a used output.
     """
     graph, rewards = problem.working_graph, problem.rewards
     state = {*problem.graph.state_tensors, *problem.graph.state_of}
@@ -358,7 +361,10 @@ class _EventFinder:
         )
 
     def _find_node_events(self, k: int) -> None:
-        """Set the recomputations of a node, and uses, events and page-ins of its outputs."""
+        """Set the groups of recomputations of a node, and the groups of its outputs.
+
+        The latter are groups of uses, events and page-ins, and `present_groups`.
+        """
         graph, group_of = self.graph, self.group_of
         first_group = group_of[k]
         use_groups: set[int] = set()
@@ -457,9 +463,9 @@ class _EventFinder:
     def _find_present_groups(self, i: int, event_groups: tuple[int, ...]) -> frozenset[int]:
         """Return the `event_groups` at whose beginning `i` can be in RAM in all solutions for free.
 
-        A free interval begins in a group whose last stage makes or reads `i`, which is then in RAM.
-        A tensor with rewarded page-ins has no such group: it must be absent before each page-in.
-        Without `is_free`, there are none.
+        A free interval begins in a group whose last stage makes or reads `i`, which is then in RAM;
+        for a tensor of 0 bytes, in any group. A tensor with rewarded page-ins has no such event: it
+        must be absent before each page-in. Without `is_free`, the result is empty.
         """
         if self.is_free is None or self._rewards_page_in(i):
             return frozenset()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Grouping:
     """The enforced memory rows, and the resulting groups of stages.
 
-    A group ends after every enforced stage row, and a stage with an enforced step row is a group by
-    itself. A relaxation that enforces only these rows has the same bound with one decision per
-    group as with one per stage.
+    A group ends after every enforced stage row and after `user_row_ends`, and a stage with an
+    enforced step row is a group by itself. A relaxation that enforces only these rows has the same
+    bound with one decision per group as with one per stage.
     """
 
     n_stages: int
@@ -51,7 +51,7 @@ class Grouping:
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
-        """Group of each stage."""
+        """Group of each stage; groups are numbered from 0, in order."""
         end_stages = self.stage_rows | self.step_stages | {t - 1 for t in self.step_stages}
         end_stages |= self.user_row_ends
         return tuple(accumulate((t in end_stages for t in range(self.n_stages - 1)), initial=0))
@@ -73,7 +73,7 @@ class Grouping:
 
     @cached_property
     def steps(self) -> Mapping[int, Collection[int]]:
-        """Steps with enforced rows, by stage."""
+        """Steps with enforced rows, by stage; omits stages without enforced rows."""
         if self.enforces_all_steps:
             return {t: range(t + 1) for t in range(self.n_stages)}
         rows: dict[int, set[int]] = {q: {q} for q in self.stage_rows}
@@ -129,7 +129,8 @@ class Grouping:
 def coefficient_change_stages(row: LinearRow) -> frozenset[int]:
     """Return the stages after which the coefficients of a per-stage row change.
 
-    In the stages between two changes, each decision has one coefficient.
+    In the stages between two changes, each decision has one coefficient. Only stages with a term of
+    the decision, which may be 0, are compared.
     """
     values_of_stage: dict[int, dict[tuple[str, int], float]] = {}
     for value, (family, (t, item)) in row.terms:

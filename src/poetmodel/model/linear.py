@@ -46,8 +46,8 @@ def scale_limit(row: LinearRow) -> LinearRow | None:
     """Return the scaled row of a limit, for a solver; None if the limit cannot bind.
 
     Limit and values are 0 or more, in the unit of the simulator, such as integer bytes, times or
-    energies. In the returned row, the largest value within the limit has coefficient 1. The row
-    excludes no 0/1 point that meets the limit.
+    energies. In the returned row, the largest value within the limit has coefficient 1, unless the
+    row only excludes values above the limit. The row excludes no 0/1 point that meets the limit.
 
     Notes
     -----
@@ -136,10 +136,10 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
     """Return the row of a limit with negative values or counts; see `scale_limit`.
 
     The limit is scaled as a row over literals (`literal_limit`); a count up to `u` is `u` equal
-    literals. `literal_limit` of the row must be 0 or more. Returns None if positive values together
-    do not exceed the limit. A negative value that would be dropped as negligible has a tiny
-    coefficient, so that the row has the variable and covers can count it. `upper_bounds` has the
-    upper bound of each column.
+    literals. `literal_limit` of the row must be 0 or more. Returns None if the limit cannot bind:
+    positive values together do not exceed it. A negative value that would be dropped as negligible
+    has a tiny coefficient, so that the row has the variable and covers can count it. `upper_bounds`
+    has the upper bound of each column.
     """
     terms = list(row.terms)
     counts = [round(upper_bounds[column]) for _, column in terms]

@@ -196,8 +196,8 @@ class _StageTerms:
     def _live_column(self, p: int) -> int:
         """Return the column that is 1 if the older tensor at `p` counts, or a placeholder.
 
-        The placeholder is `NO_COLUMN` if no decision needs the tensor, and `_LIVENESS_PENDING` if
-        it needs a liveness column.
+        The placeholder is `_ALWAYS_NEEDED` if the stage's node reads the tensor, `NO_COLUMN` if no
+        decision needs the tensor, and `_LIVENESS_PENDING` if it needs a liveness column.
         """
         columns = self.need_columns[p]
         if not columns:
@@ -270,9 +270,10 @@ class _StageTerms:
     def _output_terms(self, k: int) -> tuple[list[tuple[int, int]], int]:
         """Return terms (bytes, column) of outputs and workspace of step `k`, and constant bytes.
 
-        The constant is 0 for a recomputation (`k` before the stage), whose bytes are terms. An
-        output counts its bytes minus those of an input that it overwrites. If the input is needed
-        after the step, terms add the subtracted bytes again.
+        The constant is 0 for a recomputation (`k` before the stage), whose bytes are terms, as are
+        copies of its outputs in RAM from the beginning of the stage or paged in. An output counts
+        its bytes minus those of an input that it overwrites. If the input is needed after the step,
+        terms add the subtracted bytes again. May register liveness columns.
         """
         generator, t = self.generator, self.t
         node = generator.graph.nodes[k]
@@ -357,9 +358,10 @@ def _add_all_memory_rows(m: Model) -> None:
 def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int]]) -> None:
     """Add the memory rows of the `steps` of each stage, and their liveness columns and rows.
 
-    Registers the limits for cover cuts. Steps that cannot occur have no row. Adds the column of
-    the peak if the objective is the peak RAM; otherwise, omits rows that cannot bind. If the
-    minimum RAM exceeds the limit, an infeasible row replaces all rows.
+    Registers the limits for cover cuts, and sets `Model.live_bounds`. Steps that cannot occur have
+    no row. Adds the column of the peak, `Model.peak`, if the objective is the peak RAM; otherwise,
+    omits rows that cannot bind. If the minimum RAM exceeds the limit, an infeasible row replaces
+    all rows and liveness columns.
     """
     problem = m.problem
     limit_bytes = problem.usable_ram_bytes
@@ -428,8 +430,8 @@ def memory_values(
 ) -> Iterator[tuple[int, float]]:
     """Yield (column, value) of the liveness columns and of the peak, for a start solution.
 
-    `values` has the value of each decision's column. Omits the peak if the model has no column of
-    the peak.
+    `values` has the value of each decision's column. The peak is a fraction of the useful RAM;
+    omitted if the model has no column of the peak.
     """
     for bounds, column in zip(m.live_bounds, m.live.values() if m.live_bounds else (), strict=True):
         yield column, bounds.min_value(values)

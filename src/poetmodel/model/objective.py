@@ -92,7 +92,7 @@ def _add_deadline_rows(m: Model) -> None:
 
 
 WRITES_ROW: Final = "fewer_writes"
-"""Name of a limit on bytes written that `poetmodel.solver.extended` adds to a compiled model."""
+"""Name of a limit on bytes written that `poetmodel.solver.extended` adds to a standard form."""
 
 
 DEADLINE = Component(
@@ -131,13 +131,15 @@ def _add_user_constraint_rows(m: Model) -> None:
     """Meet the user-defined constraints on the totals of a schedule.
 
     Every constraint ``lower <= sum of totals <= upper`` has a row for each of its bounds that can
-    bind. Rows have the contribution of each decision; `pass` is the contribution of a single pass,
-    and homes of state on storage count as in the objective::
+    bind, an infeasible one if no decisions meet the bound. Rows have the contribution of each
+    decision; `pass` is the contribution of a single pass, and homes of state on storage count as in
+    the objective::
 
         sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)  <=  upper - pass
         - sum(R * compute) - sum(M_in * page_in) - sum(M_out * page_out)  <=  pass - lower
 
-    If a limit or the objective rewards paging a tensor out, at most one page-out is allowed::
+    If a limit or the objective rewards paging a tensor out, and the tensor has several page-out
+    decisions, at most one page-out is allowed::
 
         sum(M_out[t,i], t >= node(i)) <= 1
     """

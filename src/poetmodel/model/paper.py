@@ -124,7 +124,8 @@ def map_to_original_tensors(m: Model, problem: Problem) -> None:
 
     Every output with readers has the columns of its node; an output without readers is never in
     RAM at the beginning of a stage, and never paged. Renames the family of each relation but ``R``
-    to ``..._of_node``. Adds the user-defined constraints, and sets `Model.relations`.
+    to ``..._of_node``. Adds the user-defined constraints, and sets `Model.problem`,
+    `Model.decisions` and `Model.relations`.
     """
     outputs_of_node = used_outputs(problem.graph)
     node_families = {name: f"{name}_of_node" for name in RELATIONS[1:]}
@@ -170,7 +171,7 @@ class NodeRelations(TriangleRelations):
 def _add_inputs_resident_rows(m: Model) -> None:
     """Require the inputs of a computed node in RAM.
 
-    For every edge ``(i, j)`` and stage ``t``::
+    For every edge ``(i, j)`` and stage ``t >= j``::
 
         R[t,j] <= R[t,i] + S_RAM[t,i]
     """

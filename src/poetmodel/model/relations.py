@@ -100,13 +100,13 @@ def _declare_relations(m: Model) -> None:
         R[t,k], k <= t         S_RAM[t,i], S_AUX[t,i], M_in[t,i], node(i) < t
         R[t,t] = 1             M_out[t,i], node(i) <= t
 
-    Recomputations of nodes that are not recomputable or after a node's last stage
-    (`Graph.last_stages`), and page-ins and page-outs without paging, are fixed to 0. Samples on
-    storage have S_AUX = 1. The home of state tensor `w` is RAM (``resident[w]``) or storage:
-    `declare_homes` adds these variables and their rows. State has no entries of ``M_out``, and none
-    after the stage of its replacement; on memory-mapped storage, it has only entries of ``S_AUX``.
-    A replacement has only the entry of ``M_out`` in the stage that makes it. Sets
-    `Model.decisions`.
+    Recomputations that the problem forbids or that are after a node's last stage
+    (`Graph.last_stages`), and page-ins and page-outs without paging, are fixed to 0, as are the
+    entries that state does not have. Samples on storage have S_AUX = 1. The home of state tensor
+    `w` is RAM (``resident[w]``) or storage: `declare_homes` adds these variables and their rows.
+    State has no entries of ``M_out``, and none after the stage of its replacement; on memory-mapped
+    storage, it has only entries of ``S_AUX``. A replacement has only the entry of ``M_out`` in the
+    stage that makes it. Sets `Model.decisions`.
     """
     problem = m.problem
     graph = problem.working_graph
@@ -286,7 +286,8 @@ class CompactRelations(StepView):
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
         """Yield (column, value) of the columns of ``compact``, for a schedule.
 
-        These are decisions, liveness columns and the peak. Decisions without a column are ignored.
+        These are decisions, liveness columns and the peak. Entries of the schedule without a column
+        are ignored.
         """
         m = self.m
         in_ram_entries = set(schedule.S_RAM)

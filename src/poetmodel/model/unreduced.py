@@ -134,8 +134,8 @@ def _add_all_memory_rows(m: Model) -> None:
 def _add_storage_rows(m: Model) -> None:
     """Limit the auxiliary storage, whose space is not reused.
 
-    Adds no row if storage has no limit or paging is impossible. If the limit cannot bind, adds only
-    the variables `stored`. Tensors in `on_aux` have no such variable::
+    Adds nothing if storage has no limit or paging is impossible. If the limit cannot bind, adds
+    only the real variables `stored`, from 0 to 1. Tensors in `on_aux` have no such variable::
 
         sum(bytes[i] * stored[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_limit_bytes
         stored[i] >= M_out[t,i]

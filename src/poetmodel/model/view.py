@@ -37,12 +37,15 @@ def to_pyomo(
     """Convert a model to a Pyomo model, and build user-defined components into it.
 
     The result has the attributes `arrays`, which is `model`; `variables`, the Pyomo variable of
-    each column; `stated_rows`, the expressions of the rows of each constraint, by key; and
-    `stated_objective`, the expression of the objective, if there is one. Constraints and variables
-    are attributes by the name of their family, and relations by theirs.
+    each column; `stated_rows`, the expressions of the rows of each constraint, by family and key;
+    and if there is an objective, `objective`, `objective_unit`, and `stated_objective`, the
+    expression. Constraints and variables are attributes by the name of their family, and relations
+    by theirs. If `model` has them, `problem`, `formulation`, `exact` and `events` are attributes,
+    and `decisions` with variables in place of columns.
 
     If `memory_rows` is False, a row that solvers reject replaces memory rows with terms. If it is
-    None, raises `TooLargeError` if the memory rows have more than `MAX_TERMS` terms.
+    None, raises `TooLargeError` if the memory rows have more than `MAX_TERMS` terms. Raises
+    `TimeLimitError`.
     """
     m = pyo.ConcreteModel(name=model.name)
     for name in ("problem", "formulation", "exact", "events"):
@@ -73,7 +76,10 @@ def to_pyomo(
 
 
 def _add_variables(m: pyo.ConcreteModel, model: Model) -> list[Any]:
-    """Add the variables of all families to the Pyomo model; return the variable of each column."""
+    """Add the variables of all families to the Pyomo model; return the variable of each column.
+
+    Fixes the variables of fixed columns.
+    """
     variables: list[Any] = []
     for name, columns in model.families.items():
         first_column = next(iter(columns.values()), 0)
@@ -125,7 +131,7 @@ def _replace_memory_rows(m: pyo.ConcreteModel) -> None:
 
 
 def _add_constraint(m: pyo.ConcreteModel, name: str, rows: range) -> None:
-    """Add the rows of a family as a Pyomo constraint."""
+    """Add the rows of a family as a Pyomo constraint, and their expressions to `stated_rows`."""
     model, variables = m.arrays, m.variables
     relations = {}
     for number in rows:

@@ -1,8 +1,8 @@
 """Binary plans of a few hundred bytes, for a device that has the graph.
 
 ``docs/reference/formats.md`` specifies the format bit by bit. First computations in graph order are
-not stored. Waits and frees that `add_waits_and_frees` derives are not stored, unless it cannot
-restore the program: then all are stored.
+not stored. Waits and frees that `add_waits_and_frees` derives are not stored, unless this function
+cannot restore the program: then all waits and frees are stored.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _CONTINUATION_BIT: Final = 0x80
 
 
 def encode(plan: Plan, graph: Graph | None = None) -> bytes:
-    """Encode a plan as bytes, without its arena.
+    """Encode a plan as bytes, without metrics and arena.
 
     Parameters
     ----------
@@ -153,7 +153,8 @@ def decode(data: bytes, graph: Graph) -> Plan:
     Returns
     -------
     Plan
-        Equal to the plan that was encoded.
+        Equal to the plan that was encoded; its `graph` is the given graph, and its `identity` that
+        of the graph.
 
     Raises
     ------
@@ -192,7 +193,8 @@ def is_binary(data: bytes) -> bool:
 def stored_fingerprint(data: bytes) -> bytes:
     """Return the stored prefix of the graph's SHA-256.
 
-    Raises `PlanError` for corrupt bytes, and for an unknown version or flag.
+    Raises `PlanError` for bytes that are no binary plan or corrupt, and for an unknown version or
+    flag.
     """
     return _parse_header(data)[2]
 
@@ -224,7 +226,7 @@ class _IndexPredictor:
     """Predicts the index of the next record, identically in encoder and decoder."""
 
     def __init__(self, homes: Homes) -> None:
-        """Set the state before the first instruction."""
+        """Set the predictions before the first instruction."""
         self.node_of = homes.graph.node_of
         self.new_nodes = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
         """Nodes in the order of their first computations, except nodes of first reads."""
@@ -235,7 +237,12 @@ class _IndexPredictor:
         self._last_computed = 0
 
     def predict_index(self, op: Op) -> int:
-        """Return the predicted index of an operation."""
+        """Return the predicted index of an operation.
+
+        For ``compute``, the index of its last record plus 1; for ``page_out``, the first tensor
+        that the last computed node or a later one makes; otherwise the index of the last record of
+        the operation. Without a record, the last index of ``compute`` is -1, others are 0.
+        """
         if op == Op.COMPUTE:
             return self._last_index_of[op] + 1
         if op == Op.PAGE_OUT:
@@ -322,7 +329,7 @@ def _read_resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
 
 
 def _parse_header(data: bytes) -> tuple[int, int, bytes, bytes]:
-    """Return version, flags, fingerprint, and the bytes of the length of the body and of the body.
+    """Return version, flags, fingerprint, and the remaining bytes: length of the body, and body.
 
     Raises `PlanError` if start, version, flags or checksum are wrong, or if bytes are missing.
     """
