@@ -2,7 +2,7 @@
 
 Jobs, messages and results are pickled and sent through two pipes. On both sides, threads read and
 write the pipes, so that senders are never blocked and an interrupt never truncates a frame. A
-process ends when it is killed, or when its parent process has ended.
+process ends when it is killed or crashes, or when its parent process has ended.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class WorkerProcess:
     """A Python process that executes jobs, one at a time.
 
     Ctrl-C in a terminal does not interrupt the process, and its output is discarded. A fork of the
-    parent process cannot use it.
+    parent process cannot use the worker process.
 
     Raises
     ------
     OSError
-        If there is no Python interpreter, or no process or thread can be started.
+        If no Python interpreter is known, or no process or thread can be started.
     """
 
     def __init__(self) -> None:
@@ -127,11 +127,12 @@ class WorkerProcess:
     ) -> Future[Any]:
         """Call a function in the process with a `WorkerJob` and the arguments.
 
-        The previous job must have ended; otherwise its future is never completed. The future
-        receives the function's result, its exception (or one that can be pickled) with the
-        traceback as a note, or `ProcessEndedError`. `on_progress` is called with each progress
-        message of the job, in another thread. An exception of `on_progress`, or of unpickling a
-        result or message, ends the process and is set in the future.
+        The previous job must have ended; otherwise its future is never completed. Raises the error
+        of pickling if `function` or `arguments` cannot be pickled. The returned future receives the
+        function's result, its exception (or one that can be pickled) with the traceback as a note,
+        or `ProcessEndedError`. `on_progress` is called with each progress message of the job, in
+        another thread. An exception of `on_progress`, or of unpickling a result or message, ends
+        the process and is set in the future.
         """
         payload = pickle.dumps((function, arguments))
         with self._lock:
@@ -145,11 +146,14 @@ class WorkerProcess:
         return future
 
     def send(self, message: Any) -> None:
-        """Send a message to the current job."""
+        """Send a message to the job in progress; has no effect without one.
+
+        Raises the error of pickling if `message` cannot be pickled.
+        """
         self._send("message", 0, pickle.dumps(message))
 
     def cancel(self) -> None:
-        """Request cancellation of the current job.
+        """Request cancellation of the current job: set `WorkerJob.cancelled`.
 
         A job that has not ended after `CANCEL_GRACE_S` is interrupted by a `KeyboardInterrupt`. If
         the job does not catch it, its future receives a `RuntimeError`.
@@ -183,8 +187,8 @@ class WorkerProcess:
     def _read_frames(self) -> None:
         """Handle frames until the process has ended, or handling a frame fails.
 
-        A failure kills the process. Then set the status, and fail the pending job, with the
-        exception of the failure if there is one.
+        Then kill the process, wait for its end, set the status, stop `_write_frames`, and set an
+        exception in the future of a pending job: that of the failure, else `ProcessEndedError`.
         """
         failure: BaseException | None = None
         try:
@@ -204,7 +208,7 @@ class WorkerProcess:
     def _handle_frame(self, number: int, kind: str, payload: bytes) -> None:
         """Set the result or the exception of the current job, or call `on_progress`.
 
-        Ignores frames of earlier jobs.
+        Ignores frames of earlier jobs and of a completed job.
         """
         call = self._call
         if call is None or call.number != number or call.future.done():
@@ -222,7 +226,7 @@ class WorkerProcess:
 
 
 def _read_frame(stream: IO[bytes]) -> tuple[Any, ...] | None:
-    """Read a frame from a pipe; None if the other side has ended, also within a frame."""
+    """Read a frame from a pipe; None if the other side has ended, or for an incomplete frame."""
     try:
         return cast("tuple[Any, ...]", pickle.load(stream))  # noqa: S301 - from the other process
     except (EOFError, OSError, pickle.UnpicklingError):
@@ -244,7 +248,10 @@ class WorkerJob:
         """Pickled messages of the parent process that `messages` has not yielded."""
 
     def messages(self) -> Iterator[Any]:
-        """Yield the received messages of the parent process that were not yielded before."""
+        """Yield the received messages of the parent process that were not yielded before.
+
+        Ends without waiting if there are no further messages.
+        """
         while not self.inbox.empty():
             yield pickle.loads(self.inbox.get())  # noqa: S301 - from the other process
 
@@ -277,7 +284,10 @@ class _Service:
         os._exit(0)
 
     def write_frames(self) -> None:
-        """Write queued frames, in a thread that no interrupt of the main thread affects."""
+        """Write queued frames until writing raises `OSError`.
+
+        Interrupts of the main thread do not affect the thread of this method.
+        """
         while True:
             self.target.write(self.outbox.get())
             self.target.flush()
@@ -317,8 +327,8 @@ def _to_picklable(error: BaseException) -> Exception:
     """Return an exception that can be pickled, with the original traceback as a note.
 
     The result is `error` itself if it is an `Exception` whose message survives pickling. Otherwise
-    it is a `PoetModelError` with this message if `error` is one, else a `RuntimeError` with type
-    and message.
+    it is a `PoetModelError` with the message of `error` if `error` is one, else a `RuntimeError`
+    with type and message.
     """
     traceback_text = "".join(traceback.format_exception(error))
     try:
@@ -335,10 +345,10 @@ def _to_picklable(error: BaseException) -> Exception:
 
 
 def serve() -> NoReturn:
-    """Execute the jobs of the parent process, until it ends.
+    """Execute the jobs of the parent process until the parent ends; then exit this process.
 
-    Standard output is redirected to standard error, since the pipe of standard output carries
-    frames.
+    Replaces the handler of Ctrl-C by `_Service.handle_interrupt`. Standard output is redirected to
+    standard error, since the pipe of standard output carries frames.
     """
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

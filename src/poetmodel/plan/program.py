@@ -43,7 +43,8 @@ class Plan:
     identity: GraphIdentity | None = field(default=None, compare=False, repr=False)
     """The graph that the plan was made for; None if unknown."""
     ram_budget_bytes: int | None = None
-    """The RAM budget that the plan was made for, without resident bytes [B]; None if unknown."""
+    """The RAM budget that the plan was made for, without resident bytes [B]; None if none is
+    stated."""
     device: str | None = None
     """Key or name of the device; None if unknown."""
     resident: tuple[int, ...] | None = None
@@ -57,6 +58,7 @@ class Plan:
     """The graph itself; None if unknown, as for plans of `load`."""
 
     def __post_init__(self) -> None:
+        """Convert instructions and mode to their types; sort `resident` and drop repeats."""
         program = tuple(Instruction(Op(op), int(index)) for op, index in self.program)
         object.__setattr__(self, "program", program)
         object.__setattr__(self, "mode", StorageMode(self.mode))
@@ -82,8 +84,9 @@ class Plan:
     def to_dict(self, check: PlanCheck | None = None, arena: Arena | None = None) -> dict[str, Any]:
         """Return the content of a plan file.
 
-        With `check`, the result of `check_plan`, it includes metrics; with `arena`, its sizes and
-        offsets.
+        With `check`, the result of `check_plan`, the content includes metrics; with `arena`, the
+        arena's sizes and offsets. Graph and names are None without an identity. ``resident``,
+        ``memory_mapped`` and ``commit`` are absent if they are None or False.
         """
         identity = self.identity
         document: dict[str, Any] = {
@@ -139,7 +142,7 @@ class Plan:
 
     @staticmethod
     def from_file(file: PlanFile) -> Plan:
-        """Make a plan from the content of a plan file."""
+        """Make a plan from the content of a plan file, without its metrics and arena."""
         return Plan(
             program=tuple(Instruction(Op(op), index) for op, index in file.program),
             mode=StorageMode(file.mode),

@@ -46,9 +46,10 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     Returns
     -------
     dict
-        The content of a JSON file: computations and stalls on the core's track, transfers on the
-        bus's track, flows from a page-out to the page-ins of its tensor, the peak, and counters of
-        RAM by kind and in total, and of the budget.
+        The content of a JSON file: computations and stalls on the core's track, transfers and first
+        reads of state on the bus's track, flows from a page-out to the page-ins of its tensor, the
+        peak, and counters of RAM by kind and in total, and of the budget, if the plan has one.
+        Metadata come first, then events by time; ``otherData`` has the metrics.
 
     Notes
     -----
@@ -66,7 +67,10 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
 
 
 def trace_text(document: dict[str, Any]) -> str:
-    """Return the JSON text of a document of trace events, one event per line."""
+    """Return the JSON text of a document of trace events, one event or further key per line.
+
+    Raises `ValueError` if a number is not finite.
+    """
     other_values = {
         key: json.dumps(value, allow_nan=False)
         for key, value in document.items()
@@ -90,7 +94,7 @@ def _metadata_event(name: str, args: dict[str, Any], track: int) -> Event:
 
 
 def _plan_metrics(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
-    """Return the metrics of a plan, for the key ``otherData``."""
+    """Return graph, device, mode, budget and metrics of a plan, for the key ``otherData``."""
     return {
         "graph": graph.name,
         "sha256": None if plan.identity is None else plan.identity.sha256,
@@ -149,8 +153,8 @@ class _TrackEvents:
     ) -> Event | None:
         """Return the event of an instruction on its track.
 
-        None for frees, for state nodes whose ``compute`` moves no bytes, and for waits without a
-        stall.
+        `is_repeated` is whether an equal instruction was executed before. Returns None for frees,
+        for state nodes whose ``compute`` moves no bytes, and for waits without a stall.
         """
         op, index = step
         text = self.text
@@ -185,7 +189,11 @@ class _TrackEvents:
         }
 
     def _compute_arguments(self, k: int, record: InstructionRecord) -> dict[str, Any]:
-        """Return the arguments of the event of a computation."""
+        """Return the arguments of the event of a computation.
+
+        These are node, operator, phase, the bytes of each output and of the workspace and, if
+        outputs overwrite inputs, the name of the overwritten input by output.
+        """
         node, sizes, tensors = self.graph.nodes[k], self.graph.tensor_bytes, self.graph.tensors
         pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in record.in_place]
         arguments: dict[str, Any] = {
@@ -220,7 +228,10 @@ class _TrackEvents:
     def _flow_events(
         self, number: int, i: int, page_out: InstructionRecord, page_in: InstructionRecord
     ) -> Iterator[Event]:
-        """Yield the events of a flow from a page-out to a page-in of the same tensor."""
+        """Yield the events of a flow from the start of a page-out to the start of a page-in.
+
+        Both transfers are of tensor `i`; `number` is the id of the flow.
+        """
         common_keys = {
             "name": f"{self.graph.tensors[i].name} on storage",
             "cat": "storage",
@@ -232,7 +243,7 @@ class _TrackEvents:
         yield common_keys | {"ph": "f", "bp": "e", "ts": _to_us(page_in.start_s)}
 
     def _peak_event(self, record: InstructionRecord) -> Event:
-        """Return the instant event of the peak RAM."""
+        """Return the instant event of the peak RAM, at the issue of its instruction."""
         return {
             "name": "peak RAM",
             "cat": "peak",

@@ -35,13 +35,13 @@ class SearchParameters:
     max_labels: int = 6_000
     """Approximate maximum number of labels created by all rounds after the first."""
     max_continuations: int = 6
-    """Maximum continuations of one label in one interval, divided by the second number of the
-    round."""
+    """Maximum number of continuations of one label in one interval; multiplied by the second number
+    of the round."""
     max_page_ins: int = 8
-    """Maximum page-ins that are considered as the next transfer of a label."""
+    """Maximum number of page-ins that are considered as the next transfer of a label."""
     lookahead: int = 24
-    """Number of next transfers that an estimate simulates one by one; a precomputed time stands for
-    later ones."""
+    """Number of next transfers, in due order, that an estimate simulates one by one; a precomputed
+    time stands for later ones."""
 
     def __post_init__(self) -> None:
         limits = (self.max_labels, self.max_continuations, self.max_page_ins, self.lookahead)
@@ -71,7 +71,7 @@ class _Label(NamedTuple):
     """
 
     core_s: float
-    """Time at which the core reaches the interval [s]."""
+    """Time at which the core reaches the interval; within it, the end of the waits so far [s]."""
     bus_s: float
     """Time at which the bus becomes idle [s]."""
     begun_ins: int
@@ -90,14 +90,14 @@ class _Label(NamedTuple):
 
 
 class BestTransfers(NamedTuple):
-    """Transfers with the smallest makespan that a search found."""
+    """The transfers that a search chose, with their makespan."""
 
     makespan_s: float
     """Time at which core and bus finish [s]."""
     transfers: tuple[tuple[int, Instruction], ...]
     """(interval, transfer) pairs in bus order."""
     is_exhaustive: bool
-    """Whether no limit on the round that found the transfers skipped a label."""
+    """Whether no limit of the round that found the transfers skipped a label."""
 
 
 def choose_transfers(
@@ -106,12 +106,16 @@ def choose_transfers(
     """Choose the interval in which each transfer begins, so that the makespan is small.
 
     In small cases the makespan is nearly always minimal. A label is a choice of transfers up to an
-    interval. From interval to interval, each label is extended by all choices that can help: a
-    transfer begins only if the bus would otherwise idle before the next interval, because otherwise
-    a later begin costs no time. A label is discarded if another label dominates it (`_dominates`).
-    Of the remaining labels, those with the smallest estimates are retained, up to the beam width.
-    If a limit of the round skipped a label and the makespan exceeds a lower bound, the next round
-    follows. Rounds that would probably exceed `max_labels` are omitted.
+    interval. From interval to interval, each label is extended by all choices that can help, within
+    the limits of the round: a transfer whose window stays open begins only if the bus would
+    otherwise idle before the next interval, because otherwise a later begin costs no time. A label
+    is discarded if another label dominates it (`_dominates`). Of the remaining labels, those with
+    the smallest estimates are retained, up to the beam width. If a limit of the round skipped a
+    label and the makespan exceeds a lower bound, the next round follows. Rounds that would probably
+    exceed `max_labels` are omitted. Returns the transfers of the round that skipped no label or, if
+    there is none, the transfers with the smallest makespan, on ties of the earliest round.
+
+    Raises `TimeLimitError` if the time limit passes.
     """
     search = _BeamSearch(windows, parameters)
     bound = max(windows.remaining_s[0], search.estimates.preceding_s[-1]) * (1 + RELATIVE_TOLERANCE)
@@ -135,8 +139,9 @@ def choose_transfers(
 class _BeamSearch:
     """The beam search of all rounds, and the masks of open and closing windows by interval.
 
-    A window closes with its last interval. `n_labels`, `max_choices` and `is_exhaustive` describe
-    the current round.
+    A window closes with its last interval. Page-outs count as open from their first interval to the
+    end, since all have begun once their windows close. `n_labels`, `max_choices` and
+    `is_exhaustive` describe the current round, or the last one.
     """
 
     def __init__(self, windows: TransferWindows, parameters: SearchParameters) -> None:
@@ -166,6 +171,7 @@ class _BeamSearch:
         """Masks of the page-outs that hold RAM in each interval until they finish."""
         self.estimates = _Estimates(windows, parameters.lookahead)
         self.n_labels = 0
+        """Number of labels that the round has created."""
         self.max_choices = 1
         self.is_exhaustive = True
         """Whether the round has skipped no label so far."""
@@ -244,7 +250,11 @@ class _BeamSearch:
                     stack.append(choice)
 
     def _begin_closing_transfers(self, label: _Label, interval: int) -> _Label:
-        """Begin the transfers whose window closes with an interval; return the new label."""
+        """Begin the transfers whose window closes with an interval; return the new label.
+
+        Transfers that have begun are omitted. Before the page-ins, the core waits for the page-outs
+        that they read, and for RAM.
+        """
         for page_out in _bit_indices(self.closing_page_outs[interval] & ~label.begun_outs):
             label = self._begin_page_out(label, page_out, interval)
         closing_mask = self.closing_page_ins[interval] & ~label.begun_ins
@@ -259,7 +269,8 @@ class _BeamSearch:
     def _labels_after_transfer(self, label: _Label, interval: int) -> Iterator[_Label]:
         """Yield the labels after one more transfer: page-ins first, each kind in index order.
 
-        Yields at most `max_choices` labels for each kind. A transfer must have a higher index than
+        Yields at most `max_choices` labels for each kind, and sets `is_exhaustive` to False if
+        there are more. Before a page-in, waits for RAM. A transfer must have a higher index than
         the previous transfer if both are of the same kind and interval; this avoids permutations.
         """
         last_page_in = last_page_out = -1
@@ -283,7 +294,7 @@ class _BeamSearch:
             yield self._begin_page_out(label, page_out, interval)
 
     def _find_possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
-        """Yield the page-ins that can begin in an interval, by last interval.
+        """Yield the indices of the page-ins that can begin in an interval, by last interval.
 
         The tensor must be on storage, or its page-out must have begun, and RAM must suffice. Sets
         `is_exhaustive` to False if there are more than `max_page_ins` candidates.
@@ -312,7 +323,11 @@ class _BeamSearch:
             yield index
 
     def _execute_computation(self, label: _Label, interval: int) -> _Label:
-        """Execute the computation after an interval and the waits it needs; return a new label."""
+        """Execute the computation after an interval; return a new label.
+
+        First waits for its page-ins, for page-outs of the tensors that it computes again, and for
+        RAM.
+        """
         page_ins = self.windows.page_ins
         core_s, pending_ins, pending_outs = label.core_s, label.pending_ins, label.pending_outs
         if pending_ins and page_ins[pending_ins[0][0]].last_interval <= interval:
@@ -347,7 +362,7 @@ class _BeamSearch:
     def _store_source(self, label: _Label, index: int, interval: int) -> _Label:
         """Begin the page-out that a page-in reads, if it has not begun, and wait for it.
 
-        Returns the new label.
+        Returns the new label: `label` itself if the tensor is on storage initially.
         """
         source = self.windows.page_ins[index].source
         if source is None:
@@ -419,7 +434,8 @@ class _BeamSearch:
     def _wait_for_ram(self, label: _Label, interval: int, extra_bytes: int) -> _Label:
         """Wait for page-outs until the next computation and `extra_bytes` fit in RAM.
 
-        Returns the new label.
+        Begins further page-outs if those that have begun do not free enough. Returns the new label,
+        also if all page-outs together do not free enough.
         """
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
         excess = self.windows.min_ram_bytes[interval] + extra_bytes - self.windows.budget_bytes
@@ -462,7 +478,7 @@ class _DueTransfer(NamedTuple):
     """A transfer in an estimate of the makespan."""
 
     due_interval: int
-    """Interval that waits for the transfer."""
+    """Interval that waits for the transfer; the number of computations if none waits."""
     first_interval: int
     """First interval in which the transfer may begin."""
     time_s: float
@@ -498,7 +514,7 @@ class _Estimates:
         """Total duration of the transfers before each one in due order, then of all [s]."""
         self.remaining_s = [0.0] * (len(self.transfers) + 1)
         """Time from the start of each transfer to the end of the program, one by one in due order
-        [s]."""
+        [s]; the last value is 0."""
         for index, transfer in reversed(list(enumerate(self.transfers))):
             end_s = max(self.remaining_s[index + 1], windows.remaining_s[transfer.due_interval])
             self.remaining_s[index] = transfer.time_s + end_s
@@ -519,7 +535,8 @@ class _Estimates:
         last_start_s = core_s + remaining_s[interval]
         begin = bisect_left(self._due_intervals, interval)
         end = min(begin + self.lookahead, len(self.transfers))
-        # Duration of begun transfers that are due after `end`, which `remaining_s[end]` counts too.
+        # After the loop, the duration of the begun transfers from index `end` on, which
+        # `remaining_s[end]` counts too.
         counted_twice_s = label.transfer_s - self.preceding_s[begin]
         for due_interval, first_interval, time_s, is_page_in, bit in self.transfers[begin:end]:
             if (label.begun_ins if is_page_in else label.begun_outs) & bit:
@@ -533,7 +550,10 @@ class _Estimates:
 
 
 def _make_window_masks(n_intervals: int, windows: Iterable[tuple[int, int]]) -> list[int]:
-    """Return for each interval the bit mask of the (first, last) windows that contain it."""
+    """Return for each interval the bit mask of the (first, last) windows that contain it.
+
+    Both ends are inclusive; the bits are in the order of the windows.
+    """
     masks = [0] * n_intervals
     for bit, (first, last) in enumerate(windows):
         for interval in range(first, last + 1):
@@ -555,8 +575,9 @@ def _add_if_undominated(group: list[_Label], label: _Label) -> None:
 def _dominates(label: _Label, other: _Label) -> bool:
     """Return whether `label` dominates `other`, which has begun the same page-ins.
 
-    Then `label` has begun all page-outs of `other`, and no time of `label` is later than that of
-    `other`.
+    Both are labels of the same interval. If True, `label` has begun all page-outs of `other`, no
+    time of `label` is later than that of `other`, and page-outs that are pending only in `label`
+    end no later than the core time of `other`.
     """
     if (
         label.core_s > other.core_s
@@ -571,8 +592,8 @@ def _dominates(label: _Label, other: _Label) -> bool:
         return False
     if not label.pending_outs:
         return True
-    # A page-out that is pending in `label` must end no later than in `other`; if `other` has waited
-    # for it, no later than the core time of `other`.
+    # A page-out that is pending in `label` must end no later than in `other`; if it is not pending
+    # in `other`, no later than the core time of `other`.
     ends = dict(other.pending_outs)
     return all(end_s <= ends.get(page_out, other.core_s) for page_out, end_s in label.pending_outs)
 

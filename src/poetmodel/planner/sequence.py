@@ -22,7 +22,8 @@ def extract_actions(homes: Homes, schedule: Schedule) -> Program:
     """Return computations and transfers of a schedule in execution order, without idle page-outs.
 
     First reads of state are page-ins. A page-out is idle if no page-in of the tensor follows, or if
-    the tensor is already on storage. The page-out of a state replacement is never idle.
+    the tensor is already on storage. The page-out of a state replacement is never idle. Invalid
+    entries are omitted as in `compile_schedule`.
     """
     program = homes.to_steps(compile_schedule(homes, schedule).program)
     last_page_in = {i: position for position, (op, i) in enumerate(program) if op == Op.PAGE_IN}
@@ -41,7 +42,7 @@ def extract_actions(homes: Homes, schedule: Schedule) -> Program:
 
 
 def find_unread_page_ins(homes: Homes, actions: Sequence[Instruction]) -> frozenset[int]:
-    """Return the positions of page-ins whose copy no computation reads."""
+    """Return the positions of page-ins whose copy no computation reads; `actions` has no frees."""
     copies = find_copies(homes, actions)
     return frozenset(
         copy.begin for copy in copies if not copy.reads and actions[copy.begin].op == Op.PAGE_IN
@@ -49,10 +50,11 @@ def find_unread_page_ins(homes: Homes, actions: Sequence[Instruction]) -> frozen
 
 
 def move_page_ins_to_readers(homes: Homes, actions: Sequence[Instruction]) -> Program:
-    """Return the actions with each page-in right before the computation that first reads it.
+    """Return the actions with each page-in right before the computation that first reads its copy.
 
-    `actions` is the result of `extract_actions`. The order of page-outs and page-ins without a
-    reader is preserved.
+    `actions` is the result of `extract_actions`. Page-ins before the same computation are in
+    ascending order of tensors. Page-ins without a reader do not move, nor do page-outs and
+    computations.
     """
     unread_positions = find_unread_page_ins(homes, actions)
     steps: list[Instruction] = []

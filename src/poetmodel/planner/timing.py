@@ -1,6 +1,7 @@
 """Timing of DMA programs, and a pass that delays page-ins.
 
-The core waits for a page-out as late as RAM allows, or as soon as the page-out has finished.
+The core waits for a page-out as late as RAM and later uses of the tensor allow, or as soon as the
+page-out has finished.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Timing:
     The core waits for a page-out of a dead tensor when the budget needs its RAM or the tensor is
     made again, or once the page-out has finished. For the given order no other choice of waits is
     faster: transfers end in the order in which they begin, so if RAM is needed, the core waits for
-    the earliest page-outs until the RAM suffices. A computation in place overwrites an input whose
-    page-out the core has waited for.
+    the earliest page-outs until the RAM suffices. A computation overwrites an input in place only
+    after the core has waited for the input's page-out, if it has one.
     """
 
     def __init__(
@@ -42,7 +43,11 @@ class Timing:
         steps: Sequence[Instruction],
         ram_budget_bytes: int,
     ) -> None:
-        """Execute all `steps`, with waits for page-outs inserted where RAM or reads need them."""
+        """Execute all `steps`, with waits for page-outs as the class states.
+
+        `steps` are computations and transfers without waits and frees; first reads of state are
+        page-ins. Raises `TimeLimitError` if the time limit passes.
+        """
         self.homes, self.table, self.input_steps = homes, table, tuple(steps)
         self.steps: list[Instruction] = []
         """Input steps with waits for page-outs inserted; argument of `add_waits_and_frees`."""
@@ -63,7 +68,7 @@ class Timing:
         self._ram_bytes = homes.ram_bytes
         self._position = 0
         self._begin_position: dict[int, int] = {}
-        """Positions of the pending transfers, by tensor."""
+        """Position of the latest transfer of each tensor among the input steps."""
         self._page_in_ends: dict[int, float] = {}
         """End times of the pending page-ins, by tensor [s]."""
         self._page_out_ends: dict[int, float] = {}
@@ -83,7 +88,8 @@ class Timing:
     def _add_step(self, position: int, step: Instruction, ended_tensors: Collection[int]) -> None:
         """Execute the step at a position of the input, after the necessary waits.
 
-        `ended_tensors` are the tensors whose copies end with this step.
+        `ended_tensors` are the tensors whose copies end with this step. Afterwards these are freed
+        or, during their page-out, registered as dead.
         """
         self.core_s.append(self._now_s)
         self.waiting_position.append(position)
@@ -107,7 +113,11 @@ class Timing:
                 self._ram_bytes -= self._sizes[i]
 
     def _compute(self, k: int, ended_tensors: Collection[int]) -> None:
-        """Execute node `k`, after waits for its inputs and for page-outs that must free RAM."""
+        """Execute node `k`, after waits for its inputs and for page-outs that must free RAM.
+
+        Also waits for page-outs of dead copies of its outputs, and adds the waits for finished
+        page-outs of inputs that it overwrites.
+        """
         for i in self.homes.inputs[k]:
             if i in self._page_in_ends:
                 self._wait(i, self._page_in_ends)
@@ -143,7 +153,8 @@ class Timing:
     def _begin_transfer(self, op: Op, i: int) -> None:
         """Begin a transfer of tensor `i` on the bus, after the end of its pending transfers.
 
-        Before a page-in, also waits for page-outs until the tensor fits in RAM.
+        Before a page-in, also waits for page-outs until the tensor fits in RAM, or no tensor is
+        dead.
         """
         if i in self._dead_tensors:
             self._free_dead(i)
@@ -171,7 +182,7 @@ class Timing:
         """Wait for the page-out of a dead tensor and free the tensor.
 
         Inserts the wait before the page-ins at the end of `steps`, so that these begin after the
-        wait.
+        wait; inserts none right after the last use of the tensor.
         """
         self._wait(i, self._page_out_ends)
         position = len(self.steps)
@@ -193,7 +204,7 @@ class Timing:
     def _wait(self, i: int, transfer_ends: dict[int, float]) -> None:
         """Stall the core until the transfer of tensor `i` ends; remove it from `transfer_ends`.
 
-        Sets the transfer's `waiting_position` to the current step.
+        Sets the transfer's `waiting_position` to the current step, and adds to `stall_s`.
         """
         end_s = transfer_ends.pop(i)
         self.waiting_position[self._begin_position[i]] = self._position
@@ -225,9 +236,10 @@ class _BusTransfer:
 def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
     """Return the input steps with page-ins moved later, without delaying any computation.
 
-    Each page-in, from the last to the first, moves to the last position for which the start times
-    of all computations stay the same. If two page-ins compete for the bus, the one that is used
-    first begins first. RAM use never increases.
+    Each page-in that a computation reads, from the last on the bus to the first, moves to the last
+    position for which the start times of all computations stay the same, within rounding. If two
+    page-ins compete for the bus, the one that is used first begins first. RAM use never increases.
+    Raises `TimeLimitError` if the time limit passes.
     """
     transfers, steps = _list_transfers(timing), timing.input_steps
     tolerance_s = _ROUNDING * timing.makespan_s
@@ -247,7 +259,7 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
 
 
 def _list_transfers(timing: Timing) -> list[_BusTransfer]:
-    """Return the transfers of a program in bus order."""
+    """Return the transfers among the input steps of a timing, in bus order."""
     table, steps = timing.table, timing.input_steps
     unread_positions = find_unread_page_ins(timing.homes, steps)
     transfers = []
@@ -273,7 +285,9 @@ def _delay_page_in(
 ) -> None:
     """Move a page-in as late as possible, in bus order and then among the steps.
 
-    Updates `transfers`; leaves them unchanged if no move keeps all ends within `max_end_s`.
+    `core_s` has the time at which the core reaches each input step [s]. Updates order, positions
+    and ends of `transfers`; leaves them unchanged if no move keeps all ends within `max_end_s` plus
+    `tolerance_s`.
     """
     old_index = last_index = transfers.index(transfer)
     # If two page-ins compete for the bus, the one that is used first begins first.
@@ -321,11 +335,11 @@ def _find_ends_after_move(
     core_s: Sequence[float],
     tolerance_s: float,
 ) -> list[float] | None:
-    """Return the ends of transfers from `old_index` on after a move [s].
+    """Return the ends of transfers from `old_index` on after a move, in the new bus order [s].
 
     None if a transfer ends after its `max_end_s` plus `tolerance_s`. The transfer moves from
     `old_index` to `index` of the bus order, and begins no earlier than the core reaches input step
-    `new_position`. The list stops after the first end that the move does not change.
+    `new_position`. The list stops after the first end behind `index` that the move does not change.
     """
     free_s = transfers[old_index - 1].end_s if old_index else 0.0
     order = [*range(old_index + 1, index + 1), old_index, *range(index + 1, len(transfers))]

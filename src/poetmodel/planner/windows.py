@@ -35,7 +35,10 @@ class _Transfer:
 
 @dataclass(slots=True, kw_only=True)
 class PageIn(_Transfer):
-    """A page-in; it may begin once the older copy of the tensor is dead and RAM suffices."""
+    """A page-in; it may begin once the older copy of the tensor is dead and RAM suffices.
+
+    A page-in whose copy no computation reads begins in its interval in the schedule.
+    """
 
     source: int | None = None
     """Index in `TransferWindows.page_outs` of the page-out that stores the tensor; None if the
@@ -47,7 +50,7 @@ class PageOut(_Transfer):
     """A page-out; it may begin after the tensor is computed, until the tensor is computed again."""
 
     first_dead_interval: int = 0
-    """First interval after the last read of this copy."""
+    """First interval after the last read of this copy or, without a read, after its computation."""
     due_interval: int = 0
     """First interval that waits for the page-out, because RAM is short, a page-in reads the tensor,
     or the tensor is computed again; the number of computations if none waits."""
@@ -64,7 +67,7 @@ class PageOut(_Transfer):
 
     @property
     def first_held_interval(self) -> int:
-        """First interval in which `held_bytes` is positive."""
+        """First interval in which the unfinished page-out may hold RAM; see `held_bytes`."""
         return self.first_dead_interval - (1 if self.overwritable_bytes else 0)
 
 
@@ -83,7 +86,8 @@ class TransferWindows:
     ) -> None:
         """Find the windows of the transfers in `actions`, for a RAM budget.
 
-        `actions` is the result of `extract_actions`.
+        `actions` is the result of `extract_actions`. Raises `TimeLimitError` if the time limit
+        passes.
         """
         self._homes, self._table = homes, table
         unread_positions = find_unread_page_ins(homes, actions)
@@ -102,11 +106,11 @@ class TransferWindows:
         self._page_in_list: list[PageIn] = []
         self._page_out_of: dict[int, PageOut] = {}
         self._overwritable_bytes = [0] * len(self.nodes)
-        """Bytes of inputs that each computation may overwrite [B]."""
+        """Bytes that each computation may overwrite, of copies that it reads last [B]."""
         for copy in find_copies(homes, actions):
             self._add_copy(copy, intervals, is_paged_in=actions[copy.begin].op == Op.PAGE_IN)
         self.compute_s = [0.0 if k is None else table.compute_time_s[k] for k in self.nodes]
-        """Time of each computation [s]."""
+        """Time of each computation [s]; 0 for the mark of a page-in without a reader."""
         self.remaining_s = [*list(accumulate(reversed(self.compute_s)))[::-1], 0.0]
         """Compute time from each interval to the end [s]; the last value is 0."""
         self.min_ram_bytes = self._find_min_ram()
@@ -119,11 +123,11 @@ class TransferWindows:
             self._page_out_of.values(),
             key=lambda page_out: (page_out.due_interval, page_out.first_interval, page_out.tensor),
         )
-        """Page-outs, sorted by due interval and first interval."""
+        """Page-outs, sorted by due interval, first interval and tensor."""
         self.page_ins = sorted(
             self._page_in_list, key=lambda page_in: (page_in.last_interval, page_in.tensor)
         )
-        """Page-ins, sorted by last interval."""
+        """Page-ins, sorted by last interval and tensor."""
         index_of_page_out = {
             page_out.tensor: index for index, page_out in enumerate(self.page_outs)
         }
@@ -135,7 +139,8 @@ class TransferWindows:
     ) -> tuple[Instruction, ...]:
         """Return the computations with (interval, transfer) pairs, in bus order, inserted.
 
-        Marks of page-ins without a reader (None in `nodes`) are omitted.
+        The transfers of an interval precede its computation. Marks of page-ins without a reader
+        (None in `nodes`) are omitted.
         """
         transfers_by_interval: list[list[Instruction]] = [[] for _ in range(len(self.nodes) + 1)]
         for interval, transfer in interval_transfers:

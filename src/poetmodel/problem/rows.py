@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RELATIVE_TOLERANCE: Final = 1e-9
-"""Times and energies with a smaller relative difference are equal."""
+"""Maximum relative difference of times and energies that count as equal."""
 ROUNDING_ERROR: Final = 1e-13
-"""Relative error of the difference of two sums."""
+"""Maximum rounding error of the difference of two sums, relative to the larger one."""
 
 
 def is_within(value: float, limit: float | None) -> bool:
@@ -43,7 +43,10 @@ class Coefficients(NamedTuple):
 
 
 def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
-    """Return the weighted sum of coefficients; sums that are only rounding errors become 0."""
+    """Return the weighted sum of coefficients, for at least one term.
+
+    Sums that are only rounding errors (at most `ROUNDING_ERROR` of their largest term) become 0.
+    """
     weights = [weight for _, weight in terms]
 
     def weigh_column(values: Iterable[float]) -> float:
@@ -68,7 +71,7 @@ def weighted_sum(*terms: tuple[Coefficients, float]) -> Coefficients:
 class LinearRow:
     """The row ``lower <= sum of value * decision <= upper``, in its own unit.
 
-    Limits, model constraints, user-defined constraints and cuts are such rows. Whole numbers are
+    Limits, model constraints, user-defined constraints and cuts are linear rows. Whole numbers are
     ints of any size, so that their sums are exact.
     """
 
@@ -105,7 +108,7 @@ class LinearRow:
 
     @property
     def terms(self) -> Iterator[tuple[float, Any]]:
-        """Pairs (value, decision)."""
+        """Iterator over the pairs (value, decision), in the order of `values`."""
         if self.index is None:
             return zip(self.values, self.space, strict=True)
         decisions = map(self.space.__getitem__, self.index.tolist())
@@ -120,7 +123,7 @@ class LinearRow:
         return Coefficients(**columns)
 
     def value(self, value_of: Callable[[Any], float]) -> float:
-        """Return the row's sum; `value_of` maps a decision to its value."""
+        """Return the row's sum, without `baseline`; `value_of` maps a decision to its value."""
         return sum(value * value_of(decision) for value, decision in self.terms)
 
     def is_satisfied(self, value_of: Callable[[Any], float]) -> bool:

@@ -29,10 +29,10 @@ def make_working_graph(
 
     Notes
     -----
-    A state tensor becomes a sample on storage; its node represents its first read. A replacement
-    uses the memory of its state tensor, so it has 0 bytes. State that is read in place or resident
-    also has 0 bytes and no readers. Callers count the RAM of resident state, and the transfers that
-    it saves, separately.
+    A state tensor becomes a sample on storage; its node represents its first read, and still may
+    not be computed again. A replacement uses the memory of its state tensor, so it has 0 bytes.
+    State that is read in place or resident also has 0 bytes and no readers. Callers count the RAM
+    of resident state, and the transfers that it saves, separately.
     """
     if not graph.state_tensors:
         return graph

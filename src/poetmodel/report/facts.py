@@ -42,8 +42,9 @@ TREATMENT_NAMES: Final = {
 def schedule_facts(subject: Subject) -> dict[str, Any]:
     """Return all facts of a report about one schedule as JSON values in SI units.
 
-    Metrics are those of the simulator; its energies and times are None without costs. Bounds and
-    times of the solve are those stated in the file.
+    Metrics are those of the simulator; its energies and times are None without costs. For a
+    compiled step, peak and budget include reserved bytes, and the peak is that of its plan. Bounds
+    and times of the solve are those stated in the file.
     """
     simulation, has_costs = subject.simulation, subject.costs is not None
     stated_problem = subject.document.problem
@@ -90,7 +91,10 @@ def schedule_facts(subject: Subject) -> dict[str, Any]:
 
 
 def treatment_names(graph: Graph) -> list[str]:
-    """Return the names of the treatments that tensors of a graph can have."""
+    """Return the names of the treatments that tensors of a graph can have.
+
+    They are in the order of `TREATMENT_NAMES`, without treatments of state if the graph has none.
+    """
     state_treatments = (Treatment.RESIDENT, Treatment.ON_STORAGE, Treatment.REPLACEMENT)
     treatments = [
         treatment
@@ -104,7 +108,7 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
     """Return the facts about the graph of all schedules of a report.
 
     For a compiled step the keep-all peak and the minimum RAM include reserved bytes. The minimum
-    RAM is that of the problem, because for a graph with state it depends on the storage.
+    RAM is that of the problem, because for a graph with state it depends on storage and paging.
     """
     graph, min_ram = subject.graph, subject.problem.floor
     state = {"tensors": len(graph.state_tensors), "bytes": graph.state_bytes}
@@ -126,11 +130,11 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _bound_facts(subject: Subject) -> dict[str, Any]:
-    """Return the bounds stated in the file, and the gap of the minimized quantity.
+    """Return bounds and objective stated in the file, and the gap of the minimized quantity.
 
     For energy the gap is that between stated bound and simulated value of the overhead, None
-    without costs; else it is the stated gap. If another quantity was minimized, a stated energy
-    bound of 0 overhead is trivial and is omitted.
+    without costs or bound; else it is the stated gap. If another quantity was minimized, both
+    energy bounds are None unless the stated bound on the overhead is above 0.
     """
     stated_metrics, simulation = subject.document.stated_metrics, subject.simulation
     overhead_j, overhead_bound_j = simulation.overhead_j, stated_metrics.get("overhead_bound_j")
@@ -169,7 +173,8 @@ def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
 def _peak_facts(subject: Subject) -> dict[str, Any]:
     """Return the step with the peak RAM, and the tensors in RAM there, largest first.
 
-    ``other_bytes`` is the rest of the peak, such as workspace and reserved bytes [B].
+    ``other_bytes`` is the peak minus these tensors: workspace, second copies and reserved bytes,
+    minus bytes that outputs overwrite in place; it may be negative [B].
     """
     graph, simulation = subject.graph, subject.simulation
     peak = simulation.peak
@@ -188,10 +193,10 @@ def _peak_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _state_facts(subject: Subject) -> dict[str, Any]:
-    """Return ``state`` and ``in_place``, each only if the graph has state or in-place operators.
+    """Return ``state`` if the graph has state, and ``in_place`` if it has in-place operators.
 
-    ``state`` has the `state_metrics`; ``in_place`` the number of in-place outputs, and the bytes
-    that they save at the peak.
+    ``state`` has the `state_metrics`; ``in_place`` the number of in-place outputs, and the increase
+    of the peak without them [B].
     """
     state_values, values = state_metrics(subject.graph, subject.simulation), {}
     if state_values is not None:
@@ -204,7 +209,7 @@ def _state_facts(subject: Subject) -> dict[str, Any]:
 
 
 def _plan_facts(subject: Subject) -> dict[str, Any] | None:
-    """Return the facts about the plan; None without a plan."""
+    """Return the facts about the plan, its peak with reserved bytes; None without a plan."""
     plan, check = subject.plan, subject.check
     if plan is None or check is None:
         return None
@@ -220,7 +225,10 @@ def _plan_facts(subject: Subject) -> dict[str, Any] | None:
 
 
 def _decision_counts(subject: Subject) -> dict[str, Any]:
-    """Return the numbers of tensors by treatment, of recomputations and of transfers."""
+    """Return the numbers of tensors by treatment, of recomputations and of transfers.
+
+    Page-ins include first reads of state.
+    """
     counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {
@@ -262,7 +270,8 @@ def reproduction_commands(subject: Subject) -> Iterator[str]:
     """Yield the commands that solve the problem of a schedule again and verify the schedule.
 
     They are commands of a POSIX shell, with all digits of limits. If the problem has user-defined
-    sums, the first command writes their file. For a compiled PyTorch step, yields lines of Python.
+    sums, the first command writes their file. For a compiled PyTorch step, yields one text with the
+    lines of Python.
     Without a stated problem or without costs, only the schedule is verified.
     """
     if subject.step is not None:
@@ -281,7 +290,10 @@ def reproduction_commands(subject: Subject) -> Iterator[str]:
 
 
 def _solve_command(sources: Sources, stated: ProblemEntry, cost_arguments: list[str]) -> list[str]:
-    """Return the arguments of the command that solves the stated problem again."""
+    """Return the command that solves the stated problem again, as a list of name and arguments.
+
+    The command overwrites the schedule file.
+    """
     deadline = None if stated.deadline_s is None else f"{stated.deadline_s!r}s"
     energy_budget = None if stated.energy_budget_j is None else f"{stated.energy_budget_j!r}J"
     flags = {
@@ -317,7 +329,7 @@ def _solve_command(sources: Sources, stated: ProblemEntry, cost_arguments: list[
 
 
 def _constraints_file(sources: Sources) -> str:
-    """Return the path of a constraints file next to the schedule file."""
+    """Return the path of a constraints file next to the schedule file, with the same stem."""
     return f"{sources.schedule.removesuffix('.json').removesuffix('.schedule')}.constraints.toml"
 
 
@@ -370,7 +382,8 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
     ``paged_out`` and ``paged_in``, ``energy_j`` and ``time_s``.
 
     If a node has several tensors, only the first one has the cost of recomputing the node, so that
-    the energies sum to the overhead (without idle power during overlapping transfers).
+    the energies sum to the overhead. The sum omits idle power if transfers overlap, and includes
+    page-outs that are writes of commits, which the overhead excludes.
     """
     graph = problem.graph
     resident = set(schedule.resident)

@@ -65,7 +65,11 @@ def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
 
 
 def _fit_answer(schedule: Facts) -> AnswerTexts:
-    """Answer whether the schedule is valid and fits budget and device."""
+    """Answer whether the schedule is valid and fits budget and device.
+
+    The word is ``Rejected`` for an invalid schedule, ``Does not fit`` if it needs more than the
+    device's RAM, else ``Fits``, or ``Runs`` without a budget.
+    """
     peak, budget = schedule["peak_ram_bytes"], schedule["budget_bytes"]
     if not schedule["valid"]:
         count_text = format_items(len(schedule["violations"]), "violation")
@@ -115,7 +119,7 @@ def _device_remark(schedule: Facts) -> str:
 
 
 def _proof_answer(schedule: Facts) -> AnswerTexts:
-    """Answer whether the schedule is proven optimal, with its gap."""
+    """Answer whether the schedule is proven optimal, with its gap, by the status in the file."""
     if not schedule["valid"]:
         return "No", "the verifier rejects the schedule, so its bound has no meaning", "bad"
     objective = schedule["objective"]
@@ -201,7 +205,7 @@ def _equality_answer(step: Facts) -> AnswerTexts:
 def _budget_answer(step: Facts) -> AnswerTexts:
     """Answer whether the measured heap peak meets the budget.
 
-    Without a certificate, compare the planned peak with the budget.
+    Without a certificate, state the planned peak and the budget.
     """
     certificate, budget = step["certificate"], step["budget_bytes"]
     planned_bytes = step["plan"]["peak_bytes"]

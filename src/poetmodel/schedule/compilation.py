@@ -43,13 +43,15 @@ def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
     Invalid entries become faults and are omitted from the program: entries with unknown stages or
     indices, entries before the first computation, entries that are forbidden for state tensors,
     page-ins of tensors in RAM, and transferred, kept or stored tensors that are absent. A forbidden
-    recomputation becomes a fault too, but is not omitted. Missing first computations, missing
-    page-outs of replacements, and resident tensors that are not state are faults as well.
-    `schedule.machine` checks that inputs of computations are in RAM when it executes the program.
-    The program of a valid schedule has the energy, time and peak RAM of its simulation. The time of
-    a compilation is proportional to the number of changes between stages.
+    recomputation (of a node that is not recomputable, or that reads replaced state) becomes a fault
+    too, but is not omitted. Missing first computations, missing page-outs of replacements, and
+    resident tensors that are not state are faults as well. `poetmodel.schedule.machine` checks that
+    inputs of computations are in RAM when it executes the program. The program of a valid schedule
+    has the energy, time and peak RAM of its simulation. The time of a compilation is proportional
+    to the number of changes between stages.
 
-    Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs.
+    Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
+    `TimeLimitError` if the time limit passes.
     """
     compiler = _Compiler(homes, schedule)
     for t in range(len(homes.graph.nodes)):
@@ -94,10 +96,17 @@ class _PresenceTracker:
 
 
 class _Compiler:
-    """Compiles stages one after the other, and tracks the content of RAM and storage."""
+    """Compiles stages one after the other, and tracks the content of RAM and storage.
+
+    Resident state is not tracked.
+    """
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
-        """Validate each entry by itself; add a fault for each invalid one and missing page-out."""
+        """Validate each entry by itself.
+
+        Adds a fault for each invalid entry, for each missing page-out of a replacement, and for
+        each resident tensor that is not state.
+        """
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
         self.program: list[Instruction] = []
         self.steps: list[Pair] = []

@@ -1,4 +1,4 @@
-"""Decisions of a schedule on each tensor, their costs, and the steps at the RAM limit."""
+"""Decisions of a schedule on each tensor, their costs, steps at the RAM limit, in-place outputs."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ class Decision:
     that computes it."""
     on_storage: tuple[StageRange, ...]
     """Ranges of stages that begin with the tensor on storage: those of ``S_AUX`` or, for state on
-    storage, all stages up to its replacement."""
+    storage, all stages up to that of its replacement (to the end without one)."""
     recomputed: tuple[int, ...]
     """Stages that recompute the tensor's node."""
     paged_in: tuple[int, ...]
-    """Stages that page the tensor in, including the first read of state on storage."""
+    """Stages that page the tensor in, including the first read of state on storage; none for state
+    that is read in place."""
     paged_out: tuple[int, ...]
     """Stages that page the tensor out. For state on storage, the stages that page out its
     replacement; the decision on the replacement lists none."""
@@ -168,11 +169,11 @@ class InPlaceUse:
     input: int
     """Tensor that is overwritten."""
     saved_bytes: int
-    """Bytes that the step saves [B]."""
+    """Bytes that the step saves by this output [B]."""
 
 
 def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
-    """Return the in-place outputs of a valid schedule, in execution order."""
+    """Return each output that a valid schedule writes over an input, in execution order."""
     if not any(graph.in_place_of):
         return ()
     stages_of_node = _stages_by_index(schedule.R)
@@ -226,7 +227,8 @@ class _StagesByItem:
     def in_ram(self, i: int) -> set[int]:
         """Return the stages in which tensor `i` is in RAM at some step.
 
-        For a replacement, returns only the stage that computes it.
+        For a replacement, returns only the stage that computes it; for state that is read in place,
+        none.
         """
         if i in self.resident:
             return set(range(len(self.graph.nodes)))

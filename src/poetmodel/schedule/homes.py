@@ -71,7 +71,7 @@ class Homes:
     unmoved_state: frozenset[int] = _NONE
     """State that no instruction moves or frees."""
     first_reads: Mapping[int, int] = field(default_factory=dict)
-    """Nodes whose ``compute`` reads state from storage, with the state tensor."""
+    """Nodes whose ``compute`` reads state from storage into RAM, with the state tensor."""
     replaced: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Nodes that replace state on storage, with the state tensors whose copies they overwrite;
     empty if `is_mapped`."""

@@ -43,9 +43,9 @@ Number = Annotated[Any, BeforeValidator(_require_finite)]
 
 
 def _parse_history_entry(value: object) -> object:
-    """Parse [seconds, value, bound], where seconds are 0 or more, and value and bound may be None.
+    """Return [seconds, value, bound] as a tuple.
 
-    Raises a validation error for other values.
+    Seconds are 0 or more; value and bound may be None. Raises a validation error for other values.
     """
     if isinstance(value, list) and len(value) == 3 and is_number(value[0]):  # noqa: PLR2004
         seconds, *pair = value
@@ -116,7 +116,7 @@ class ConstraintEntry(Strict):
         return any(UNITS.get(key) in ("s", "J") for key in self.terms)
 
     def to_constraint(self) -> Constraint:
-        """Return the entry as a constraint."""
+        """Return the entry as a constraint; raise `InputError` if `Constraint` refuses a value."""
         return Constraint(name=self.name, terms=self.terms, lower=self.lower, upper=self.upper)
 
 

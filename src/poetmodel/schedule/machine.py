@@ -1,7 +1,7 @@
 """The machine: executes a program with clocks of core and bus, and tracks the content of RAM.
 
-The simulators of schedules and plans use the machine to find violated rules. It shares no code with
-planner, formulations and solvers.
+The simulators of schedules and plans use the machine to find violated rules. Its rules share no
+code with formulations and solvers, and only `Homes` with the planner.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class Machine:
         self.is_dma = mode == StorageMode.DMA
         self.core_s = self.bus_s = self.stall_s = 0.0
         self.ram: dict[int, Stay] = {}
-        """The copy of each tensor in RAM; a replacement of stored state has the state's copy."""
+        """The copy of each tensor in RAM; a replacement of stored state has the state's copy, or a
+        new one if the state has none."""
         self.ram_bytes = homes.ram_bytes
         self.storage = set(homes.stored)
         """Content of storage."""
@@ -174,7 +175,8 @@ class Machine:
 
         Adds to `records`, `copies` and `faults`, and advances the clocks. Skips instructions with
         unknown indices, and transfers, waits and frees that state forbids. Executes all other
-        instructions, even if they violate rules.
+        instructions, even if they violate rules. At the end, adds the faults of the whole program.
+        Raises `TimeLimitError` if the time limit passes.
         """
         for i in sorted(self.homes.resident):
             self._add_copy(i, Origin.RESIDENT)
@@ -214,7 +216,8 @@ class Machine:
     def _compute(self, k: int) -> tuple[float, float, int, tuple[int, ...]]:
         """Execute a node: check its inputs, overwrite inputs in place, and make its outputs.
 
-        For a node of `first_reads`, pages in its state instead.
+        Also adds faults for a wrong order, and for outputs with a pending transfer. For a node of
+        `first_reads`, pages in its state instead.
         """
         homes, position, n_computations = self.homes, self.position, self.counts[Op.COMPUTE]
         n_computations[k] += 1
@@ -245,7 +248,10 @@ class Machine:
         return start_s, self.core_s, peak_bytes, tuple(sorted(overwritten))
 
     def _make_outputs(self, k: int, origin: Origin) -> None:
-        """Add copies of a node's new outputs and its workspace, and replace state."""
+        """Add copies of a node's new outputs and its workspace, and replace state.
+
+        Removes old copies of these outputs from RAM.
+        """
         new_outputs, workspace_bytes = (
             self.homes.new_outputs[k],
             self.graph.nodes[k].workspace_bytes,

@@ -1,4 +1,4 @@
-"""The registry of metrics: all numbers of a schedule in files, JSON, tables and pages.
+"""The registry of metrics: numbers of schedules and plans in files, JSON, tables and pages.
 
 To add a metric, add an entry to `METRICS` and, if `Simulation` (or `PlanCheck`) lacks it, its
 computation in the simulator. Readers and writers of files, ``verify``, ``diff``, tables and report
@@ -319,7 +319,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         is_claimed=True,
     ),
 )
-"""All metrics, in the order of files."""
+"""All metrics, in the order of schedule files."""
 
 _FIRST_KEYS: Final[Mapping[Display, tuple[str, ...]]] = {
     Display.PLAN_FILE: ("makespan_s", "stall_s", "transfer_s", "compute_s"),
@@ -344,9 +344,9 @@ def metrics_at(display: Display, *groups: Group) -> tuple[Metric, ...]:
 
 
 def simulated_metrics(display: Display, simulation: object) -> dict[str, float | None]:
-    """Return the metrics of a display that `simulation` has, a `Simulation` or `PlanCheck`, by key.
+    """Return the simulated metrics of a display, by key; omit metrics that only a solve claims.
 
-    Omits metrics that only a solve claims.
+    `simulation` is a `Simulation` or, for a display of plans, a `PlanCheck`.
     """
     return {
         metric.key: metric.value_of(simulation)

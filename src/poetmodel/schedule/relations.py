@@ -76,7 +76,7 @@ class Schedule:
     """`S_AUX` as maximal spans of stages, by tensor."""
 
     def __post_init__(self) -> None:
-        """Validate and sort the pairs, and store kept and stored tensors as spans."""
+        """Validate and sort pairs and resident tensors, and store `S_RAM` and `S_AUX` as spans."""
         for name in RELATIONS:
             entries: Iterable[Pair] = getattr(self, name)
             try:
@@ -130,7 +130,8 @@ class Schedule:
         """Make a schedule from spans of kept and stored tensors, without listing their pairs.
 
         Pairs and spans must be tuples of integers; this is not checked. Spans of a tensor may touch
-        or overlap; a span that ends before it begins is empty.
+        or overlap; a span that ends before it begins is empty. Raises `ScheduleError` if `resident`
+        contains anything except integers.
         """
         schedule = cls(R=(), resident=_sort_tensors(resident), identity=identity)
         for name, pairs in (("R", R), ("M_in", M_in), ("M_out", M_out)):
@@ -174,7 +175,8 @@ class Schedule:
         """Make a schedule without paging from an execution order, such as other solvers return.
 
         Each tensor is kept from its computation to its last read before the next computation. No
-        state is resident.
+        state is resident, and replacements are not paged out, so the schedule of a graph that
+        replaces state is not valid.
 
         Parameters
         ----------
@@ -213,7 +215,8 @@ class Schedule:
     def from_entries(cls, entries: Mapping[str, Any], identity: GraphIdentity | None) -> Schedule:
         """Make a schedule from the keys of a schedule file with relations and resident state.
 
-        Without the key of resident state, all state is on storage.
+        Without the key of resident state, all state is on storage. Raises `KeyError` for a missing
+        relation, and the errors of the class.
         """
         relations = {name: entries[name] for name in RELATIONS}
         return cls(**relations, resident=entries.get(RESIDENT, ()), identity=identity)
@@ -224,9 +227,10 @@ class Schedule:
         return cls.from_entries(vars(file), file.identity())
 
     def entries(self, *, has_state: bool) -> dict[str, Any]:
-        """Return the keys of a schedule file with relations and resident state.
+        """Return the keys of a schedule file with relations and resident state, and their values.
 
-        Resident state is included if the graph has state or the schedule lists resident tensors.
+        Resident state is included if the graph has state (`has_state`) or the schedule lists
+        resident tensors. Raises `TooLargeError` like `S_RAM` and `S_AUX`.
         """
         relations = {name: [list(pair) for pair in getattr(self, name)] for name in RELATIONS}
         lists_resident = has_state or self.resident
@@ -272,7 +276,7 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        """Read the relations of a ``*.schedule.json`` file; its problem and metrics are ignored.
+        """Read a schedule from a ``*.schedule.json`` file; its problem and metrics are ignored.
 
         Raises `ScheduleError` if the file cannot be read, is invalid, or contains no schedule.
         """
@@ -437,7 +441,7 @@ def _merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def count_pairs(spans: Iterable[Span]) -> int:
-    """Return the number of pairs in spans."""
+    """Return the number of pairs in spans: the sum of last - first + 1."""
     return sum(last - first + 1 for _, first, last in spans)
 
 
