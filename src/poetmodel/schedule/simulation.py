@@ -1,7 +1,6 @@
 """The simulator: executes a schedule step by step and returns metrics and violations.
 
-Only the simulator decides whether a schedule is valid. It shares no code with formulations and
-solvers.
+Only the simulator decides whether a schedule is valid. It uses no code of formulations and solvers.
 """
 
 from __future__ import annotations
@@ -66,7 +65,9 @@ class Simulation:
     peak: MemoryPoint
     """The highest point of the curve (the first, if several are equal); zeros without a curve."""
     peak_tensors: tuple[int, ...]
-    """Tensors in RAM at the peak, including outputs of the step, ascending."""
+    """Tensors in RAM at the step of the peak, including its outputs, ascending.
+
+    Replacements of state are not listed: they are written over their state tensors."""
     peak_use: RamUse
     """RAM in use at the peak, by kind; the sum is the peak."""
     aux_used_bytes: int
@@ -85,9 +86,13 @@ class Simulation:
     page_outs: Mapping[int, int] = field(default_factory=dict)
     """Number of page-outs of each tensor that has any."""
     stage_entries: frozenset[tuple[str, int, int]] = field(default=frozenset(), repr=False)
-    """Recomputations and page-ins of the schedule: (`Count`, stage, node or tensor)."""
+    """Recomputations and page-ins of the schedule: (`Count`, stage, node or tensor).
+
+    First reads of state are not included."""
     committed_bytes: int = 0
-    """Bytes that commits write, the same for every schedule; included in `written_bytes` [B]."""
+    """Average bytes that commits write per training step, rounded up [B].
+
+    The same for every schedule; included in `written_bytes`."""
     resident: frozenset[int] = frozenset()
     """State whose home is RAM."""
     compute_s: float | None = None
@@ -105,19 +110,23 @@ class Simulation:
     overhead_j: float | None = None
     """Energy beyond the baseline, summed separately so that small values retain their digits [J].
 
+    The energy of recomputations and of transfers except commits, and idle power over `overtime_s`.
     None without costs."""
     overtime_s: float | None = None
     """Counted time beyond a single pass [s]; None without costs.
 
-    Summed separately; for `planned_s`, the difference, at least 0."""
+    Summed separately over recomputations and counted transfers except commits. With `planned_s`,
+    the difference between `planned_s` and the counted time of a single pass, at least 0."""
     recompute_s: float | None = None
     """Compute time beyond a single pass, summed separately [s]; None without costs."""
     planned_s: float | None = None
-    """Makespan of a plan with overlapping transfers [s]; None without such a plan."""
+    """Makespan of a plan with overlapping transfers [s].
+
+    None without a plan, and unless the deadline counts ``overlap``."""
     planned_ram_bytes: int | None = None
     """RAM of the plan if RAM is minimized [B]; else None.
 
-    Early page-ins may increase it above the peak."""
+    Early page-ins may raise the RAM of the plan above the peak."""
     cost_parameters: CostParameters | None = field(default=None, repr=False, compare=False)
     """Costs from which `total` recomputes sums exactly; None without costs."""
     steps_until_worn: float | None = None
@@ -167,8 +176,9 @@ class Simulation:
         """Return a sum of totals, with keys of `poetmodel.problem.totals`.
 
         With `only_excess`, return the sum's excess over a single pass, without the constant. Large
-        terms may cancel out, so the sum is computed exactly. It is rounded once, at the end, or
-        returned as an int if all terms are integers. Without costs, energies and times are 0.
+        terms may cancel out, so terms are added exactly. The sum is rounded once, at the end, or
+        returned as an int if all values and coefficients are integers. Without costs, energies and
+        times are 0. Raises `KeyError` for a key that names no total, node or tensor.
         """
         value, is_integer = Fraction(0), True
         for key, coefficient in terms:
@@ -191,9 +201,10 @@ class Simulation:
         return int(value) if is_integer else float(value)
 
     def _total_value(self, key: str, *, only_excess: bool) -> Fraction | float:
-        """Return the value of a total or of the constant.
+        """Return the value of a total, or 1 for the constant.
 
-        With `only_excess`, returns the excess of this value over a single pass.
+        With `only_excess`, returns the excess of the total over a single pass, 0 for the constant.
+        Without costs, energies and times are 0. Raises `KeyError` for an unknown key.
         """
         if key == CONSTANT:
             return 0 if only_excess else 1
@@ -212,9 +223,10 @@ class Simulation:
 
     @cached_property
     def _excess_over_pass(self) -> dict[str, Fraction | float]:
-        """Exact energy, compute and transfer time beyond a single pass [J, s, s].
+        """Energy, compute time and transfer time beyond a single pass, exact sums [J, s, s].
 
-        All are 0 without cost parameters. The energy includes the idle power.
+        All are 0 without cost parameters. The energy includes idle power over the counted time
+        beyond a single pass; with `planned_s`, over `overtime_s`.
         """
         if self.cost_parameters is None:
             return dict.fromkeys((Total.ENERGY, Total.COMPUTE, Total.TRANSFER), 0.0)
@@ -265,13 +277,13 @@ def simulate(
         The time that counts, for `Simulation.time_s` and idle power. Default: ``overlap`` for a
         device whose storage has DMA, else ``serial``.
     makespan_s : float, optional
-        For ``overlap``, the makespan of a checked plan of the schedule [s]. Default: compute plus
-        transfer time, the makespan of a plan without overlap.
+        For ``overlap``, the makespan of a checked plan of the schedule [s]; otherwise ignored.
+        Default: compute plus transfer time, the makespan of a plan without overlap.
 
     Returns
     -------
     Simulation
-        Peak, curve, storage, times and energy; for an invalid schedule, its violations.
+        Peak, curve, storage, times, energy and violations. `planned_ram_bytes` is None.
 
     Raises
     ------
@@ -279,6 +291,8 @@ def simulate(
         If the costs do not match the graph.
     TooLargeError
         If spans with invalid entries have more than `MAX_PAIRS` pairs.
+    TimeLimitError
+        If a time limit of the calling context passes.
 
     Notes
     -----
@@ -363,10 +377,11 @@ def replace_makespan(
     makespan_s: float | None,
     ram_bytes: int | None = None,
 ) -> Simulation:
-    """Return the simulation with the times and energies of a plan with this makespan.
+    """Return a copy of the simulation with the times and energies of a plan with this makespan.
 
-    The schedule is not simulated again: other metrics do not depend on the makespan. `ram_bytes` is
-    the RAM of that plan, if RAM is minimized.
+    The schedule is not simulated again: its RAM, storage, counts and violations do not depend on
+    the makespan. As in `simulate`, the makespan is ignored unless ``overlap`` counts.
+    `planned_ram_bytes` becomes `ram_bytes`: the RAM of that plan if RAM is minimized, else None.
     """
     compute_counts = _count_items(schedule.R, len(graph.nodes))
     transfer_counts = Counter(simulation.page_ins), Counter(simulation.page_outs)
@@ -381,9 +396,9 @@ def _collect_violations(
 ) -> list[str]:
     """Return the messages of a schedule's violations, in execution order.
 
-    These are invalid entries (`faults`, with the position of the next instruction) and computations
-    without their inputs. Other faults of the machine are returned only if there are no such
-    violations.
+    These are invalid or missing entries (`faults`, with the position of the next instruction) and
+    computations without their inputs. Further faults of the machine are returned only if there are
+    neither invalid or missing entries nor missing inputs.
     """
     nodes, tensors = machine.graph.nodes, machine.graph.tensors
     missing_inputs: dict[int, list[str]] = {}
@@ -402,7 +417,7 @@ def _collect_violations(
 
 
 def _make_curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, ...]:
-    """Return the maximum RAM of each step that computes or transfers, in execution order."""
+    """Return the maximum RAM of each step that computes or transfers [B], in execution order."""
     max_bytes_of_step: dict[Pair, int] = {}
     for step, (op, _), record in zip(steps, machine.program, machine.records, strict=True):
         if op != Op.FREE and record.peak_bytes > max_bytes_of_step.get(step, -1):
@@ -415,7 +430,8 @@ def _find_peak_content(
 ) -> tuple[tuple[int, ...], RamUse]:
     """Return the tensors in RAM at the step of the peak, ascending, and the RAM use by kind.
 
-    If the program has no such step, returns no tensors and a use of 0 bytes.
+    If the program neither computes nor transfers at that step, returns no tensors and a use of 0
+    bytes.
     """
     graph, step = machine.graph, (peak.stage, peak.node)
     active_positions = [
@@ -455,9 +471,10 @@ def _time_and_energy_metrics(
     deadline_counts: str | None,
     makespan_s: float | None,
 ) -> dict[str, Any]:
-    """Return times and energies as fields of `Simulation`; {} without costs.
+    """Return times, energies and cost parameters as fields of `Simulation`; {} without costs.
 
-    `transfer_counts` are the numbers of page-ins and of page-outs of each tensor.
+    `transfer_counts` are the numbers of page-ins and of page-outs of each tensor. `deadline_counts`
+    and `makespan_s` are as in `simulate`. Raises `CostError` if the costs do not match the graph.
     """
     if costs is None:
         return {}
@@ -510,7 +527,7 @@ def _page_outs_without_commit(page_outs: Mapping[int, int], table: CostTable) ->
 
 
 def _exact_weighted_sum(*columns: tuple[Mapping[int, int], Sequence[float]]) -> Fraction:
-    """Return the exact sum of values times their counts."""
+    """Return the exact sum of count * value over all items of the (counts, values) `columns`."""
     return sum(
         (
             count * Fraction(values[item])
@@ -522,5 +539,5 @@ def _exact_weighted_sum(*columns: tuple[Mapping[int, int], Sequence[float]]) -> 
 
 
 def _count_items(pairs: Iterable[tuple[int, int]], length: int) -> Counter[int]:
-    """Count the pairs of each index below `length`; skip pairs with other indices."""
+    """Count the pairs by their second index; skip indices below 0, or of `length` or more."""
     return Counter(k for _, k in pairs if 0 <= k < length)

@@ -28,7 +28,8 @@ class Verdict:
     simulation: Simulation
     """The simulation of the schedule."""
     violations: tuple[str, ...]
-    """Messages of violated rules (see `Simulation.violations`), limits and false claims.
+    """Messages of violated rules (see `Simulation.violations`), forbidden decisions, violated
+    limits and false claims.
 
     Empty for a valid schedule."""
 
@@ -61,11 +62,12 @@ class ConstraintValue:
     value: float
     """Value of the constraint's sum."""
     tolerance: float
-    """Tolerance of the value; 0 for sums of integers, which are exact."""
+    """Maximum excess over a limit that counts as a rounding error; 0 for sums of integers, which
+    are exact."""
 
     @property
     def violated_side(self) -> str:
-        """``above`` or ``below`` if the value violates the limit on that side, else ""."""
+        """``above`` or ``below`` if the value is beyond that limit and the tolerance, else ""."""
         if self.row.lower is not None and self.value < self.row.lower - self.tolerance:
             return "below"
         is_above = self.row.upper is not None and self.value > self.row.upper + self.tolerance
@@ -73,17 +75,21 @@ class ConstraintValue:
 
     @property
     def at_limit(self) -> bool:
-        """Whether the value equals a limit, within the tolerance."""
+        """Whether the value equals the lower or upper limit, within the tolerance."""
         limits = [limit for limit in (self.row.lower, self.row.upper) if limit is not None]
         return any(abs(self.value - limit) <= self.tolerance for limit in limits)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the constraint and its value as JSON values in SI units."""
+        """Return the constraint, its value and whether that is at a limit, as JSON values (SI)."""
         return self.row.to_dict() | {"value": self.value, "at_limit": self.at_limit}
 
 
 def constraint_values(problem: Problem, simulation: Simulation) -> tuple[ConstraintValue, ...]:
-    """Return the values of a problem's user-defined constraints in a simulated schedule."""
+    """Return the values of a problem's user-defined constraints in a simulated schedule, in order.
+
+    A value that is no int has the tolerance `RELATIVE_TOLERANCE` times the largest absolute value
+    of a limit or term.
+    """
     values = []
     for row in problem.constraints:
         value = simulation.total(problem.graph, row.terms.items())
@@ -114,12 +120,13 @@ def check_schedule(
         The relations.
     stated : mapping of str to number, optional
         Metrics, bounds and gaps that a file claims, such as ``energy_j``. They are checked against
-        simulated values; None and unknown keys are ignored.
+        simulated values; claims of None and unknown keys are ignored.
     makespan_s : float or callable, optional
         For overlapping transfers, the makespan of a plan of the schedule by the plan's simulator
-        [s], or a function that returns `PlanMetrics` for the schedule's simulation;
-        `poetmodel.planner.verify` makes a plan and passes it. Ignored for surrogates with a
-        transfer weight, which use `Problem.pass_time_s`.
+        [s], or a function that returns `PlanMetrics` for the schedule's simulation without a plan;
+        `poetmodel.planner.verify` passes one that makes a plan. The makespan is ignored unless
+        ``overlap`` counts. Both forms are ignored for surrogates with a transfer weight, which use
+        `Problem.pass_time_s`.
 
     Returns
     -------
@@ -134,6 +141,8 @@ def check_schedule(
         For a deadline that counts ``overlap`` without the makespan of a plan.
     TooLargeError
         If spans with invalid entries have more than `MAX_PAIRS` pairs.
+    TimeLimitError
+        If a time limit of the calling context passes.
     """
     check_identity(problem.graph, schedule)
     if problem.surrogate_options.transfer_weight is not None:
@@ -167,12 +176,18 @@ def check_schedule(
 
 
 def violated_limits(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
-    """Return a message for each limit and user constraint that a simulated schedule violates."""
+    """Return a message for each limit and user constraint that a simulated schedule violates.
+
+    Messages are in the order RAM, storage, commits, deadline, energy, user constraints.
+    """
     return (*_limit_violations(problem, simulation), *_constraint_violations(problem, simulation))
 
 
 def check_identity(graph: Graph, schedule: Schedule) -> None:
-    """Raise `ScheduleError` if `schedule` is no Schedule or its identity is of another graph."""
+    """Raise `ScheduleError` if `schedule` is no Schedule or its identity is of another graph.
+
+    A schedule without an identity is accepted.
+    """
     value: Any = schedule
     if not isinstance(value, Schedule):
         hint = "; give its .schedule" if hasattr(value, "schedule") else ""
@@ -184,8 +199,9 @@ def check_identity(graph: Graph, schedule: Schedule) -> None:
 def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
     """Yield a message for each decision that the problem forbids.
 
-    These are recomputations and transfers, state on storage without paging, and repeated page-outs
-    that a limit or the objective rewards.
+    These are recomputations without `Problem.recompute`, transfers and state on storage without
+    `Problem.can_page`, and repeated page-outs of a tensor whose page-out a limit or the objective
+    rewards.
     """
     if not problem.recompute:
         for t, k in schedule.R:
@@ -210,7 +226,12 @@ def _forbidden_entries(problem: Problem, schedule: Schedule) -> Iterator[str]:
 
 
 def _limit_violations(problem: Problem, simulation: Simulation) -> Iterator[str]:
-    """Yield a message for each violated limit: RAM, storage, commits, deadline, energy."""
+    """Yield a message for each violated limit: RAM, storage, commits, deadline, energy.
+
+    Times and energies have the relative tolerance of `is_within`. The RAM limit applies to the peak
+    of the schedule, not of a plan. A surrogate has one message for each time that is above the
+    deadline.
+    """
     usable_bytes = problem.usable_ram_bytes
     peak = simulation.peak
     if peak.ram_bytes > usable_bytes:
@@ -257,7 +278,11 @@ def _constraint_violations(problem: Problem, simulation: Simulation) -> Iterator
 def _false_claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """Yield a message for each claimed metric, bound or gap that the simulation contradicts."""
+    """Yield a message for each claimed metric, bound or gap that the simulation contradicts.
+
+    Metrics whose key ends with ``bytes`` must be equal, all others within `RELATIVE_TOLERANCE`. The
+    claim that a schedule is optimal within a tolerance is checked by `_false_proof_claims`.
+    """
     device_ram = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     metrics: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
     exactness_key_of = {metric.key: metric.exactness_key or metric.key for metric in METRICS}
@@ -313,9 +338,10 @@ def _false_proof_claims(
 ) -> Iterator[str]:
     """Yield a message for each false claim about the gap of the objective.
 
-    The claimed gap must agree with the claimed bound (`_false_gap_claims` checks a gap of energy
-    that equals the metric ``gap``), and a schedule that is claimed to be optimal within a tolerance
-    must have at most this gap. Without a claimed gap, yields no message.
+    The claimed gap must agree with the claimed bound, if there is one (`_false_gap_claims` checks a
+    gap of energy that equals the metric ``gap``). If a schedule is claimed to be optimal within a
+    tolerance, the claimed gap must be at most this tolerance. Without a claimed gap, yields no
+    message.
     """
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from poetmodel.backends.standard_form import StandardForm
 
 MIN_EXCESS_RATIO: Final = Fraction(1, 10**12)
-"""Excess of a row above which the row counts as violated, relative to its exact limit, or in the
-unit of a scaled row without one. It exceeds the rounding errors of coefficients."""
+"""Excess of a row over its limit above which the row counts as violated: relative to the exact
+limit, or for a row without one in the unit of the scaled row. It exceeds the rounding errors of
+coefficients."""
 _HALF: Final = 0.5
 
 
@@ -38,14 +39,14 @@ class _Literal(NamedTuple):
     """1 for the column itself, -1 for ``1 - column``."""
 
     def is_one(self, x: NDArray[np.float64]) -> bool:
-        """Return whether the literal is 1 at the point `x`."""
+        """Return whether the literal is 1 at the point `x`, rounded."""
         return bool(x[self.column] > _HALF) == (self.sign > 0)
 
 
 def limit_rows(form: StandardForm) -> list[int]:
-    """Return the indices of the rows whose label has an exact limit in the form's layout.
+    """Return the ascending indices of rows whose label has an exact limit in the form's layout.
 
-    The verifier checks these limits exactly.
+    The verifier checks these limits exactly. Returns [] for a form without a layout.
     """
     limits = {} if form.layout is None else form.layout.limits
     return [
@@ -60,6 +61,9 @@ def add_covers(
 ) -> StandardForm | None:
     """Return a form with a cover cut for each of `rows` that a point violates; None without a cut.
 
+    `x` is the point; its values are rounded. The cuts are appended to the rows of `form`, in the
+    order of `rows`, with the name ``cover``.
+
     `rows` are the indices of rows ``sum of coefficient * column <= limit``. Columns with positive
     coefficients have whole values in every schedule; a row in which one can exceed 1, or that no
     point satisfies, has no cut. The same holds for columns with negative coefficients in exact
@@ -70,12 +74,13 @@ def add_covers(
     Notes
     -----
     A solver meets rows to an absolute tolerance. If a row mixes tensors of 100 MB and of 4 B, an
-    excess of ten bytes is within the tolerance. The columns ``C`` that are 1 at such a point exceed
-    the limit, so ``sum of C <= |C| - 1`` holds for every schedule, and no tolerance permits the
-    point again. Columns whose coefficient is at least the largest in ``C`` are added to the sum.
-    Limits that a model states in bytes, times or energies are compared in these units. All sums are
-    exact. In an exact limit, a column ``x`` with coefficient ``-c`` counts as the literal ``1 - x``
-    with coefficient ``c``, and the limit rises by ``c``.
+    excess of ten bytes is within the tolerance. Let ``C`` be a smallest set of columns that are 1
+    at the point and together exceed the limit. Then ``sum of C <= |C| - 1`` holds for every
+    schedule, and no tolerance permits the point again. Columns whose coefficient is at least the
+    largest in ``C`` are added to the sum. Limits that a model states in bytes, times or energies
+    are compared in these units. All sums are exact. In an exact limit, a column ``x`` with
+    coefficient ``-c`` counts as the literal ``1 - x`` with coefficient ``c``, and the limit rises
+    by ``c``.
 
     References
     ----------
@@ -110,10 +115,10 @@ def add_covers(
 def _find_cover(
     form: StandardForm, x: NDArray[np.float64], literals: list[_Literal], limit: Fraction
 ) -> tuple[list[_Literal], int] | None:
-    """Return the literals of a cover cut and its right-hand side, as a row over columns.
+    """Return the literals of a cover cut, by column, and the cut's right-hand side over columns.
 
-    Return None if the point `x` meets the limit, if the limit is negative, or if the column of a
-    literal can exceed 1.
+    Return None if the point `x`, rounded, meets the limit, if the limit is negative, or if the
+    column of a literal can exceed 1.
     """
     sorted_literals = sorted(literals, key=lambda literal: -literal.size)
     true_literals = [literal for literal in sorted_literals if literal.is_one(x)]
@@ -121,7 +126,7 @@ def _find_cover(
     cover_size = next((n_literals for n_literals, total in enumerate(sums) if total > limit), 0)
     if not cover_size or any(form.upper[literal.column] > 1 for literal in literals):
         return None
-    begin = 0  # take the smallest literals that exceed the limit: more columns can join the cut
+    begin = 0  # take the last, smallest literals that exceed the limit: more columns join the cut
     while (
         begin + cover_size < len(true_literals)
         and sums[begin + 1 + cover_size] - sums[begin + 1] > limit

@@ -72,7 +72,7 @@ class ModelTask(Task):
     model: pyo.ConcreteModel
     rules_call: str | None = None
     """The additions to the model as a Python call of `subject_to` and `minimizing`, abridged for
-    display; None if the model has none or these methods cannot state them."""
+    display; None if `restate_as_call` returns None, such as for a model without additions."""
     can_restate: ClassVar[bool] = False
 
     @classmethod
@@ -80,8 +80,8 @@ class ModelTask(Task):
         """Return the task of a model, which is solved as it was built.
 
         Logs a warning if the graph has `MIN_WARNED_NODES` or more nodes, and a `rules_call` states
-        the additions. Raises `InputError` for any other object, or for another `formulation` than
-        that of the model.
+        the additions. Raises `InputError` for an object without a problem, or if `formulation` is
+        neither None nor a prefix of the name of the model's formulation.
         """
         problem = getattr(model, "problem", None)
         if not isinstance(problem, Problem):
@@ -108,15 +108,20 @@ class ModelTask(Task):
 
     @property
     def is_exact(self) -> bool:
-        """Whether bounds and infeasibility proved by the model hold for the problem."""
+        """Whether the model's formulation is exact and minimizes the problem's objective.
+
+        Bounds and infeasibility proved by such a model hold for the decisions that the model can
+        represent, within the rows added to it.
+        """
         return bool(self.model.exact) and has_problem_objective(self.model)
 
     @property
     def planned_problem(self) -> Problem:
-        """The problem whose schedules are planned.
+        """The problem whose schedules are planned: by default, the problem of the task.
 
-        If added rows or an added objective have variables of page-outs, it is a surrogate whose
-        plans include page-outs that no page-in needs.
+        If added rows or an added objective have variables of page-outs, it is a surrogate with
+        `rewards_page_outs`. No row then limits the transfer time, because plans may omit page-outs
+        that no page-in needs.
         """
         if has_added_page_outs(self.model):
             return self.problem.surrogate(rewards_page_outs=True)
@@ -129,7 +134,10 @@ class ModelTask(Task):
         start: Candidate | None,
         bound: float = 0.0,  # noqa: ARG002 - a model is solved as a whole
     ) -> Outcome:
-        """Solve the model, restated for `problem`: the task's problem or a surrogate of it."""
+        """Solve the model, restated for `problem`: the task's problem or a surrogate of it.
+
+        `bound` is ignored. `prove_model` describes the outcome and the errors.
+        """
         return prove_model(
             self.model, request, start=start, problem=problem, rules_call=self.rules_call
         )
@@ -145,14 +153,16 @@ def prove_model(
 ) -> Outcome:
     """Solve a model from `build`, with any additions, and verify its solution.
 
-    Loads each solution of the solver into the model. The outcome has the valid schedule `start` if
-    that decides all columns and satisfies the model, and the solver finds no solution. The outcome
-    has no schedule if the time limit ends the compilation of the model. If `problem` is a surrogate
-    of the model's problem, `restate_form` adapts the limits and objective of the compiled model.
-    `rules_call` is the call that states the model's additions, for the hint of an infeasible model.
+    Loads the final solution of each solver call into the variables of the model. The outcome has
+    the valid schedule `start`, which is not loaded, if that decides all columns and satisfies the
+    model, and the solver finds no solution. The outcome has no schedule if the time limit ends the
+    compilation of the model. `problem` is by default the model's problem. If it is a surrogate of
+    the model's problem, `restate_form` adapts the limits and objective of the compiled model.
+    `rules_call` is the call that states the model's additions, or None, for the hint of an
+    infeasible model.
 
-    Raises `ModelError` if the model cannot be compiled, and `VerificationError` if the verifier
-    rejects a solution of an exact formulation that no cover cut excludes.
+    Raises `ModelError` if the model cannot be compiled, `VerificationError` if the verifier rejects
+    a solution that no cover cut excludes (``paper`` accepts it), and the errors of the solver.
     """
     started_s = time.monotonic()
     problem = problem or model.problem
@@ -186,9 +196,9 @@ def prove_model(
 def _objective_unit(form: StandardForm) -> float:
     """Return the unit in which a solver minimizes a user-defined objective, a power of two.
 
-    A solver's tolerances are absolute, so the smallest cost becomes 1000 to 2000 units, or less if
-    otherwise the largest exceeds about `MAX_COST_UNITS`, or the constant `MAX_OFFSET`. A power of
-    two changes no digit. Without costs, the unit is 1.
+    A solver's tolerances are absolute, so the smallest absolute cost becomes 1000 to 2000 units, or
+    less if otherwise the largest exceeds about `MAX_COST_UNITS`, or the constant `MAX_OFFSET`.
+    Division by a power of two changes no digit. Without costs, the unit is 1.
     """
     costs = np.abs(form.objective[form.objective != 0])
     if not costs.size:
@@ -214,11 +224,12 @@ class ExtendedProof(ModelProof):
     def model_objective(self, value: float | None, bound: float | None) -> ModelObjective | None:
         """Return the user-defined objective with its value and bound.
 
-        Both arguments are in units of the form's objective. Returns None without a value, or if the
-        model has the problem's objective. The bound of the objective is that of the solver,
-        weakened by its maximum error. A bound within that error of the value counts as the value,
-        and so does one beyond it by at most `EQUALITY_TOLERANCE`. A bound further beyond the
-        value is no proof and becomes None.
+        Both arguments are in units of the form's objective, the result is in the unit of the user.
+        Returns None without a value, or if the model has the problem's objective. The bound of the
+        objective is that of the solver, weakened by its maximum error. A bound within that error of
+        the value counts as the value, and so does one beyond it by at most `EQUALITY_TOLERANCE`
+        (relative above 1). A bound further beyond the value is no proof and becomes None, as does
+        an infinite one.
         """
         if self.is_problem_objective or value is None:
             return None
@@ -240,7 +251,7 @@ class ExtendedProof(ModelProof):
 
 
 def has_problem_objective(model: pyo.ConcreteModel) -> bool:
-    """Return whether the active objective of a model is the one that `build` made."""
+    """Return whether the active objective of a model is the one that `build` made, unchanged."""
     objective = model.component("objective")
     return (
         getattr(objective, "active", False)
@@ -250,7 +261,10 @@ def has_problem_objective(model: pyo.ConcreteModel) -> bool:
 
 
 def has_added_page_outs(model: pyo.ConcreteModel) -> bool:
-    """Return whether rows or an objective added to a model have variables of page-outs."""
+    """Return whether rows or an objective added to a model have variables of page-outs.
+
+    Inactive rows and objectives do not count. The variables are those of `PAGE_OUT_FAMILIES`.
+    """
     expressions = [
         row.body
         for row in model.component_data_objects(pyo.Constraint, active=True)
@@ -267,7 +281,11 @@ def has_added_page_outs(model: pyo.ConcreteModel) -> bool:
 
 
 def _reduction_hint(formulation: Formulation | None, rules_call: str | None) -> str:
-    """Return the hint for an infeasible model with reductions; "" for models without reductions."""
+    """Return the hint for an infeasible model of ``compact`` with reductions.
+
+    It suggests `rules_call` or, if that is None, a model without reductions. Returns "" for other
+    formulations.
+    """
     if formulation != COMPACT:
         return ""
     remedy = "reductions=False" if rules_call is None else rules_call
@@ -284,7 +302,8 @@ def restate_form(
 
     The surrogate may have another objective, unit of the objective, or limit on time, RAM or
     written bytes. The objective is only replaced if `is_problem_objective`: the form minimizes the
-    objective of the model's problem.
+    objective of the model's problem. For the model's problem itself, returns `form`. Raises
+    `ValueError` if the form has no layout.
     """
     model = require_layout(form).model
     model_problem, objective = model.problem, problem.objective
@@ -336,7 +355,8 @@ def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardFor
 def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
     """Return a form with a row for a limit on totals; the layout has the exact limit.
 
-    Returns `form` itself if all points satisfy the limit.
+    Returns `form` itself if all points satisfy the limit. If no decisions can satisfy the limit,
+    the row has no coefficients and a lower bound of 1, so that the form is infeasible.
     """
     model = require_layout(form).model
     reduced_terms = reduce_coefficients(model.decisions.row_over_columns(limit), model.upper)
@@ -361,7 +381,8 @@ def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
 def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
     """Return a form with the smaller RAM budget of `problem`, which minimizes RAM.
 
-    Lowers the exact limits of memory rows, and the upper bound of the peak.
+    Lowers the exact limits of memory rows, from which cover cuts are found, and the upper bound of
+    the peak's column, if there is one, but not below its lower bound.
     """
     layout = require_layout(form)
     model_problem, peak = layout.model.problem, layout.model.peak
@@ -386,7 +407,7 @@ def _to_form_columns(
     """Convert terms over a model's columns to coefficients of a form's columns, and a constant.
 
     The constant is the sum over the columns that the form omits because they are fixed. Terms of
-    other omitted columns, which no row or cost of the form uses, are skipped.
+    unfixed columns that the form omits, which no row or cost of the form uses, are skipped.
     """
     layout = require_layout(form)
     columns: dict[int, float] = {}

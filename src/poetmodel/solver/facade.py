@@ -47,9 +47,11 @@ def solve(
     Parameters
     ----------
     problem_or_model : Problem or ConcreteModel
-        A problem, or a model from `build`, which may be extended.
+        A problem, or a model from `build`, which may be extended. Solutions of the solver are
+        loaded into the variables of a model.
     formulation : {'lazy', 'compact', 'paper'}, optional
-        Formulation of a problem, by default ``lazy``. A model is solved as it was built.
+        Formulation of a problem, by default ``lazy``. A model is solved as it was built; another
+        formulation than that of the model is refused.
     backend : {'highs', 'scip', 'gurobi'}
         The solver, or one that `poetmodel.backends.register` added.
     time_limit : float
@@ -63,7 +65,7 @@ def solve(
         Seed of the solver and of heuristics.
     start : Schedule, optional
         A first schedule for the problem. The solve begins from the best of this schedule, if it is
-        valid, and those of built-in heuristics; ``paper`` begins without a schedule.
+        valid, and the schedules of built-in heuristics; ``paper`` begins without a schedule.
     on_progress : callable, optional
         Called with a `SolveProgress` at irregular intervals; returning False stops the solve.
     solver_options : mapping of str to bool, int, float or str, optional
@@ -74,23 +76,25 @@ def solve(
     Returns
     -------
     SolveResult
-        The verified schedule with its bound, or the reason why there is none.
+        The verified schedule with its bound, or the reason why there is no schedule. A schedule of
+        ``paper`` may have violations.
 
     Raises
     ------
     InputError
-        If the problem, the formulation, a parameter, the start or the type of a solver option
-        cannot be used.
+        If the problem, the model, the formulation, a parameter, the start or the type of a solver
+        option cannot be used.
     BackendUnavailableError
         If the solver is missing, or its licence refuses the model.
     BackendError
         If the solver fails, has no such option or refuses its value.
     VerificationError
-        If the verifier rejects a solution of an exact formulation.
+        If the verifier rejects a solution of an exact or user-defined formulation.
 
     Notes
     -----
-    Ctrl-C during the search ends the solve with the best schedule so far.
+    Ctrl-C during the search ends the solve with the best schedule so far. For a large model whose
+    additions a problem can state, a warning is logged.
     """
     from poetmodel.backends.registry import backend as find_backend
 
@@ -142,7 +146,7 @@ def _make_task(problem_or_model: Problem | pyo.ConcreteModel, formulation: str |
     """Return the task of a problem and a formulation, or of a model as it was built.
 
     Raises `InputError` if the formulation does not fit the problem or model, or if the object is
-    neither.
+    neither a problem nor a model. May log the warning of `ModelTask.from_model`.
     """
     if not isinstance(problem_or_model, Problem):
         from poetmodel.solver.extended import ModelTask

@@ -74,8 +74,9 @@ def fit_arena(
 ) -> Fitted:
     """Solve a problem, plan its schedule and place all copies in an arena within the RAM budget.
 
-    If the arena exceeds the budget, the problem is solved again with smaller budgets, until the
-    arena fits, no budget is left to try, solves or time run out, or a solve is interrupted.
+    If the arena exceeds the budget, the problem is solved again with sizes rounded up and smaller
+    budgets, until the arena fits, no budget is left to try, solves or time run out, or a solve is
+    interrupted.
 
     Parameters
     ----------
@@ -86,8 +87,8 @@ def fit_arena(
     alignment : int
         Offsets are multiples of this power of two [B].
     solve : callable
-        The function that solves a problem, with a ``time_limit`` and `options`. Later solves may
-        have another ``start``, or none.
+        The function that solves a problem, with keywords ``time_limit`` and `options`. Later solves
+        may have another ``start``, or none.
     max_solves : int
         Maximum number of solves until an arena fits, local searches included. If the first arena
         fits, one more may improve the schedule.
@@ -95,7 +96,7 @@ def fit_arena(
         Wall time for all solves, plans and arenas [s].
     available_bytes : int, optional
         Maximum RAM for tensors that the reason of a failure may recommend [B]. Default: the RAM of
-        the device without resident bytes; without a device, no maximum.
+        the device minus `Problem.resident_bytes`; without a device, no maximum.
     **options
         Other keyword arguments of `solve`.
 
@@ -105,13 +106,15 @@ def fit_arena(
         Result, plan and arena. The bound of the result is that of the stated problem, so its gap
         includes the cost of the arena. Without a valid schedule, plan and arena are None. A result
         without a schedule has the reason; its status is ``infeasible`` if it is proved that there
-        is no schedule, or that no arena fits.
+        is no schedule, or that no arena fits. In the latter case, the problem of the result has
+        sizes rounded up.
 
     Raises
     ------
     InputError
-        If the alignment is not a power of two, or the time limit is invalid. Also if tensors may be
-        paged and time is a makespan of overlapping transfers, but the mode is ``blocking``.
+        If the alignment is not a power of two (`PlanError`), or the time limit is invalid. Also if
+        tensors may be paged and time is a makespan of overlapping transfers, but the mode is
+        ``blocking``.
     ValueError
         If the mode is unknown.
 
@@ -119,18 +122,22 @@ def fit_arena(
     -----
     If the first arena is too large, further solves round sizes up to the alignment, as in the
     arena: if that problem is infeasible, no arena fits. Arenas differ between schedules, and a
-    smaller budget may yield a larger arena. Once a budget yields no valid schedule and plan, the
-    search bisects between that budget and the smallest budget whose arena was too large. The budget
-    is reduced by the smallest excess of all arenas so far, because a single arena may be large by
-    chance.
+    smaller budget may yield a larger arena. If rounding changes a size, the first further solve has
+    the stated budget, minus the margin of `MARGIN_DIVISOR` if the first solve reached its limit.
+    After an arena that is too large, the next budget is the smaller of its budget and its
+    schedule's peak, minus the smallest excess of all arenas so far, because a single arena may be
+    large by chance. Once a budget yields no valid schedule and plan, larger budgets follow by
+    bisection between that budget and the smaller of budget and peak of the last arena that was too
+    large.
 
     The first solve has three fifths of the time. If its arena fits and the solve reached its limit,
     the remaining time is used to improve the schedule. If the arena is too large, each further
-    solve has half of the remaining time. It is only a local search, without a bound, if the first
-    solve reached its limit with a wide gap, unless time is a makespan. A plan and its arena are
-    made even after the time limit, and improved while time remains. If time runs out before an
-    arena fits, schedules of fast heuristics with less RAM are tried. Schedules of published methods
-    (`solve`) are neither improved nor replaced by heuristics. Errors of `solve` are passed on.
+    solve has half of the remaining time. A further solve is only a local search, without a bound,
+    if the first solve reached its limit with a wide gap, unless time is a makespan. A plan and its
+    arena are made even after the time limit, and improved while time remains. If time runs out
+    before an arena fits, schedules of fast heuristics with less RAM are tried. Schedules of
+    published methods (`solve`) are neither improved nor replaced by heuristics. Errors of `solve`
+    are passed on.
     """
     check_alignment(alignment)
     mode, request = StorageMode(mode), Request(time_limit_s=time_limit)
@@ -167,7 +174,8 @@ def plan_and_place(
     graph, costs, schedule, mode
         As in `poetmodel.planner.make_plan`.
     ram_budget_bytes : int or None
-        RAM that the plan may use [B]; at least, and for None, the peak of the schedule.
+        RAM that the plan may use [B]. If it is None, or below the peak of the schedule, the plan
+        may use that peak.
     arena_limit_bytes : int, optional
         Limit on the arena, and the budget that the plan states [B]; by default `ram_budget_bytes`.
         If `ram_budget_bytes` is None, this parameter has no effect and there is no limit.
@@ -232,7 +240,10 @@ class _FittingSearch:
         options: SearchKeywords,
         request: Request,
     ) -> None:
-        """Store the arguments. `request` has the time limit of the whole search."""
+        """Store the arguments. `request` has the time limit of the whole search.
+
+        `options` is copied without ``start``, which is stored as `start`.
+        """
         self.problem, self.mode, self.alignment = problem, mode, alignment
         self.solve, self.request = solve, request
         self.start = options.get("start")
@@ -268,8 +279,9 @@ class _FittingSearch:
     ) -> Fitted:
         """Solve with smaller RAM budgets, because the first arena is `excess_bytes` too large.
 
-        `max_solves` is the maximum number of further solves. Returns a result without a schedule if
-        no plan is found that meets all limits and whose arena fits.
+        `max_solves` is the maximum number of further solves. If too little time remains for one,
+        tries `_fit_quickly`. Returns a result without a schedule if no plan is found that meets all
+        limits and whose arena fits.
         """
         result = first_result
         peak_bytes = (
@@ -309,7 +321,7 @@ class _FittingSearch:
                 if not fitted.result.violations:
                     return fitted
                 too_small_bytes = (
-                    budget_bytes  # for example, the plan misses the deadline with less RAM
+                    budget_bytes  # for example, with less RAM the plan misses the deadline
                 )
                 continue
             peak_bytes = 0 if result.simulation is None else result.simulation.peak_ram_bytes
@@ -320,9 +332,9 @@ class _FittingSearch:
     def _improve_fitting(self, first_result: SolveResult, plan: Plan, arena: Arena) -> Fitted:
         """Solve for the remaining time, from a first schedule whose arena fits.
 
-        Returns the better schedule whose arena fits, with the better bound and the time of both
-        solves. Returns the first result, plan and arena at once if its solve ended before its limit
-        or by a published method, or if little time remains.
+        Returns the better schedule whose arena fits, with the better bound and the total time of
+        both solves. Returns the first result, plan and arena at once if the first solve ended
+        before its time limit or was a published method, or if little time remains.
         """
         was_cut_short = (
             first_result.method == "optimal" and first_result.termination == Termination.TIME_LIMIT
@@ -362,7 +374,7 @@ class _FittingSearch:
         Return None if none fits without a violation, or if the first result is that of a published
         method (of `poetmodel.baselines`), whose schedule no other heuristic may replace.
         """
-        # The schedule of a published method must be its own.
+        # A result of a published method must have the schedule of that method.
         if first_result.method != "optimal":
             return None
         slightly_smaller, clearly_smaller = (
@@ -389,9 +401,9 @@ class _FittingSearch:
     def _solve_within(
         self, problem: Problem, time_ratio: float, start: Schedule | None = None
     ) -> SolveResult:
-        """Solve within a fraction of the remaining time less the time to plan and place.
+        """Solve within a fraction of the remaining time less the last time to plan and place.
 
-        The result has the time limit of the whole search.
+        The solve has at least 1 ms, and the result has the time limit of the whole search.
         """
         limit_s = max(time_ratio * (self.request.remaining_s() - self.plan_and_place_s), 1e-3)
         keywords: SearchKeywords = {} if start is None else {"start": start}
@@ -401,8 +413,9 @@ class _FittingSearch:
     def _solve_from_first(self, first_result: SolveResult, smaller_problem: Problem) -> SolveResult:
         """Solve with less RAM, from the first schedule, repaired, if its solve reached its limit.
 
-        If its gap was above `LazyParams.wide_gap_ratio` and time is no makespan, only search
-        locally from that schedule. Published methods start without a schedule.
+        If the gap of that solve is above `LazyParams.wide_gap_ratio` and time is no makespan, only
+        search locally from that schedule. If the repair fails, if the first solve ended before its
+        time limit, or for a published method, solve without a start.
         """
         if first_result.method != "optimal" or first_result.termination != Termination.TIME_LIMIT:
             return self._solve_within(smaller_problem, 1 / 2)
@@ -419,8 +432,9 @@ class _FittingSearch:
     ) -> SolveResult:
         """Search for a schedule with less RAM near the first one, for half of the remaining time.
 
-        No bound is computed, because a bound for less RAM does not hold for the problem. The result
-        has no schedule if none is found that meets all limits.
+        The result is `first_result` with the smaller problem, the new schedule and times of 0. No
+        bound is computed, because a bound for less RAM does not hold for the problem. The result
+        has no schedule, and the status UNKNOWN, if none is found that meets all limits.
         """
         max_s = max((self.request.remaining_s() - self.plan_and_place_s) / 2, 1e-3)
         schedule, seed = None, self.options.get("seed", 0)
@@ -462,8 +476,9 @@ class _FittingSearch:
     ) -> Fitted:
         """Convert a later result, maybe with less RAM, to one of the stated problem; verify it.
 
-        The result has the violations of schedule and `plan` that the verifier finds, the bound of
-        the first result, and the times of both.
+        The result has the violations of the schedule that the verifier finds (for a makespan, also
+        of `plan`), the bound of the first result, the total times of both results, and the status
+        that its gap implies.
         """
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
@@ -481,9 +496,10 @@ class _FittingSearch:
         return Fitted(_with_status(stated_result), plan, arena)
 
     def _infeasible_result(self, result: SolveResult) -> SolveResult:
-        """Convert the infeasibility proof for rounded sizes to a result of the stated problem.
+        """Return the infeasible result for rounded sizes, with a reason that refers to addresses.
 
-        The status is ``unknown`` if the problem has user-defined constraints.
+        The problem of the result has the rounded sizes. The status becomes ``unknown`` if the
+        problem has user-defined constraints.
         """
         reason = (
             f"no addresses fit {self._usable_ram_text()}: tensors at multiples of "
@@ -498,7 +514,10 @@ class _FittingSearch:
         return (self.smallest_arena_bytes or 0) - self.usable_bytes
 
     def _no_fit_result(self, first_result: SolveResult) -> SolveResult:
-        """Return the first result without its schedule, with the reason and hints."""
+        """Return the first result without its schedule, with the reason and hints.
+
+        Its status becomes UNKNOWN and its termination STALLED.
+        """
         excess_bytes = self._min_excess_bytes()
         is_late = self.request.remaining_s() <= 2 * self.plan_and_place_s
         reason = f"no schedule was found{' in time' if is_late else ''} whose addresses fit "
@@ -563,7 +582,8 @@ def _construct_quickly(problem: Problem) -> Schedule | None:
 def align_problem(problem: Problem, alignment: int) -> Problem:
     """Return a problem with sizes rounded up to `alignment`, and its limits as numbers.
 
-    The storage limit rises by `alignment` bytes for each tensor, more than the sizes rise.
+    Sizes are those of tensors and workspaces. The storage limit, if there is one, rises by
+    `alignment` bytes for each tensor, more than the sizes rise.
     """
     graph, resolved_problem = problem.graph, problem.resolved()
     limit_bytes = resolved_problem.aux_limit_bytes

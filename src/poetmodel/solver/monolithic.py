@@ -75,13 +75,13 @@ def prove_formulation(
 ) -> Outcome:
     """Build and solve the model of a formulation, and verify its solution.
 
-    The outcome has the valid schedule `start` if that satisfies the model and is better than the
-    solver's, if any; ``paper`` ignores it. The outcome has no schedule if building would take or
-    takes longer than the remaining time.
+    The outcome has the valid schedule `start` if that decides all columns, satisfies the model and
+    is better than the solver's, if any; ``paper`` ignores it. The outcome has no schedule if
+    building would take or takes longer than the remaining time.
 
-    Raises `VerificationError` if the verifier rejects a solution of an exact formulation that no
-    cover cut excludes, `ModelError` if ``paper`` cannot state the problem, and `TooLargeError` if a
-    schedule has too many entries.
+    Raises `VerificationError` if the verifier rejects a solution of ``compact`` that no cover cut
+    excludes, `ModelError` if ``paper`` cannot state the problem, `InputError` for an unknown
+    formulation, `TooLargeError` if a schedule has too many entries, and the errors of the solver.
     """
     expected_s = estimate_build_s(problem, formulation)
     if expected_s > request.remaining_s():
@@ -120,7 +120,10 @@ def build_timeout_outcome(build_s: float) -> Outcome:
 
 
 def schedule_point(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
-    """Return the point of a schedule; None for ``paper``. Undecided columns are NaN."""
+    """Return the point of a schedule; None for ``paper``. Undecided columns are NaN.
+
+    Raises `ValueError` if the form has no layout.
+    """
     layout = require_layout(form)
     if layout.model.formulation == PAPER:
         return None
@@ -162,7 +165,8 @@ class ModelProof:
 
         The first schedule `start` is used only if it decides all columns of the model and satisfies
         its rows. Without `drops_unneeded_decisions`, it is used only if the solver finds no
-        solution. Raises `VerificationError` as `_solve_until_accepted` does.
+        solution. Raises `VerificationError` as `_solve_until_accepted` does, and the errors of the
+        solver and of the progress callback.
         """
         form = self.form
         start_point = None if start is None else schedule_point(form, start.schedule)
@@ -192,11 +196,12 @@ class ModelProof:
         cover cuts that exclude the point, so bounds and infeasibility proved with them hold. The
         cuts remain in `form`. The solution of ``paper`` is accepted with its violations.
 
-        Return the solver's last solution, with the total times, and its candidate. The bound of
-        the solution is the best of all calls; for a user-defined objective, that of the last call.
-        The solution is None if no time was left for the first call. Without an accepted solution,
-        the candidate is None. Raises `VerificationError` if no cover cut excludes a rejected
-        solution.
+        Return the solver's last solution, with the total times, and its candidate. The bound of the
+        solution is the best of all calls; for a user-defined objective, that of the last call. The
+        solution is None if no time was left for the first call. Without an accepted solution, the
+        candidate is None. If time runs out during the verification or before a further call, the
+        solution has no point and the status TIME_LIMIT. Raises `VerificationError` if no cover cut
+        excludes a rejected solution.
         """
         formulation = self.arrays.formulation
         raw = self._call_solver(start_point)
@@ -233,8 +238,8 @@ class ModelProof:
     def _call_solver(self, start_point: NDArray[np.float64] | None) -> RawSolution | None:
         """Solve the form within the remaining time; return None if no time remains.
 
-        If the solver exceeds the limit by `PATIENCE_S`, it is abandoned and its last report is
-        returned.
+        If the solver exceeds the limit by `PATIENCE_S`, it is abandoned, and its last report is
+        returned as a solution. Resets `last_report`, and appends to `log`.
         """
         request, remaining_s = self.request, self.request.remaining_s()
         if remaining_s <= 0:
@@ -261,7 +266,10 @@ class ModelProof:
             )
 
     def _abandoned_solution(self, solve_s: float) -> RawSolution:
-        """Convert the last report of the solver to a solution, and mark the solver as abandoned."""
+        """Convert the last report of the solver to a solution, and mark the solver as abandoned.
+
+        The solution has the status TIME_LIMIT; without a reported point or bound, these are None.
+        """
         self.is_abandoned, last_report = True, self.last_report
         x = None if last_report is None else last_report.x
         return RawSolution(
@@ -289,10 +297,10 @@ class ModelProof:
         return self.request.report(incumbent, self._problem_bound(progress.bound))
 
     def _extract_candidate(self, x: NDArray[np.float64]) -> Candidate:
-        """Verify the schedule of a solution, and return it with any violations.
+        """Verify the schedule of a solution, and return the schedule with any violations.
 
-        With `drops_unneeded_decisions`, return it without unneeded decisions if it remains valid
-        and its value does not rise.
+        With `drops_unneeded_decisions`, return a valid schedule without its unneeded decisions if
+        it remains valid and its value does not rise.
         """
         problem, schedule = self.problem, self.extract_schedule(x)
         candidate = make_candidate(problem, schedule)
@@ -306,7 +314,10 @@ class ModelProof:
         return candidate
 
     def extract_schedule(self, x: NDArray[np.float64]) -> Schedule:
-        """Return the schedule of a solution."""
+        """Return the schedule of a solution.
+
+        Raises `BackendError` if an integer column has no whole value.
+        """
         rounded = round_integers(x, self.form)
         values = require_layout(self.form).model_values(rounded)
         return schedule_from_columns(self.arrays, lambda column: bool(values[column] > HALF))
@@ -327,9 +338,10 @@ class ModelProof:
         return None
 
     def _make_outcome(self, raw: RawSolution | None, candidate: Candidate | None) -> Outcome:
-        """Return the outcome with `candidate`, and with bound and statistics of `raw`.
+        """Return the outcome with `candidate`, and with bound, times and statistics of `raw`.
 
-        If `raw` is None, no time was left for the solver.
+        The bound is 0 if `raw` proves none of the problem. If `raw` is None, no time was left for
+        the solver, and the outcome has the reason `BUILD_TIMED_OUT`.
         """
         form = self.form
         statistics: dict[str, Any] = {
@@ -363,7 +375,7 @@ class ModelProof:
         )
 
     def _no_schedule_reason(self, raw: RawSolution) -> str:
-        """Return the reason why no schedule was found."""
+        """Return the reason why no schedule was found; outcomes with a schedule ignore it."""
         formulation = self.arrays.formulation
         if raw.status == SolverStatus.UNBOUNDED:
             return "the objective of the model is unbounded: give the variables in it bounds"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from poetmodel.model.grouping import Grouping
 
 ROUNDING: Final = 1e-7
-"""Relative tolerance of a limit, below which an excess counts as a rounding error of a solver."""
+"""Maximum excess over a limit, relative to the limit, that counts as a solver's rounding error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class GroupDecisions:
     """Decisions of a solution of a grouped relaxation."""
 
     kept: frozenset[tuple[int, int]]
-    """(tensor, event) pairs: the tensor stays in RAM from that event to its next event."""
+    """Segments ``(i, a)`` of `Events` in which tensor `i` stays in RAM."""
     recomputed: frozenset[tuple[int, int]]
-    """(group, node) pairs that are recomputed."""
+    """(group, node) pairs: the group recomputes the node."""
     paged_in: frozenset[tuple[int, int]]
-    """(group, tensor) pairs that are paged in."""
+    """(group, tensor) pairs: the group pages in the tensor."""
     resident: frozenset[int] = frozenset()
     """State tensors whose home is RAM."""
 
@@ -55,7 +55,8 @@ class Disaggregation:
     def schedule(self) -> Schedule:
         """Return the schedule, with page-outs right after first computations.
 
-        Tensors that are paged in and replacements of state on storage are paged out.
+        Tensors that are paged in and do not start on storage are paged out, and replacements of
+        state on storage.
         """
         graph = self.stated_graph or self.graph
         return with_immediate_page_outs(
@@ -68,7 +69,7 @@ class Disaggregation:
         )
 
     def stage_loads(self) -> list[int]:
-        """Return the bytes in RAM at the last step ``(t, t)`` of every stage [B]."""
+        """Return the bytes in RAM at the last step ``(t, t)`` of every stage [B], by stage."""
         graph = self.graph
         sizes = graph.tensor_bytes
         differences = [0] * (len(graph.nodes) + 1)
@@ -95,8 +96,8 @@ class Disaggregation:
     def step_loads(self) -> Iterator[tuple[int, int, int]]:
         """Yield (stage, step, bytes in RAM) of every active step before the last of its stage.
 
-        A step is active if its node is recomputed or an output of the node is paged in. Raises
-        `TimeLimitError` if the time limit passes.
+        A step is active if its node is recomputed or an output of the node is paged in. Stages and
+        their steps are ascending. Raises `TimeLimitError` if the time limit passes.
         """
         recomputed_nodes: dict[int, list[int]] = {}
         paged_tensors: dict[int, list[int]] = {}
@@ -113,9 +114,9 @@ class Disaggregation:
             )
 
     def _tensors_in_ram(self, stages: list[int]) -> dict[int, tuple[set[int], set[int]]]:
-        """Return, by stage, the tensors in RAM when it begins and when the next stage begins.
+        """Return the tensors in RAM when each of `stages` begins and when the next stage begins.
 
-        Tensors of resident state are not included.
+        The result is by stage. Tensors of resident state are not included.
         """
         needed_stages = {*stages, *(t + 1 for t in stages)}
         beginning_spans: dict[int, list[int]] = {}
@@ -139,10 +140,11 @@ class Disaggregation:
         paged_tensors: list[int],
         tensors_in_ram: tuple[set[int], set[int]],
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield (stage, step, bytes in RAM) of the active steps of stage `t`.
+        """Yield (stage, step, bytes in RAM) of the active steps of stage `t`, ascending.
 
-        A tensor counts until its last use in the stage, or until the end of the stage if it is in
-        RAM when the next stage begins.
+        `tensors_in_ram` are the tensors when the stage begins and when the next one begins. A
+        tensor counts until its last use in the stage, or until the end of the stage if it is in RAM
+        when the next stage begins.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         tensors_at_begin, tensors_at_next_begin = tensors_in_ram
@@ -186,9 +188,10 @@ def disaggregate(
     the tensor, or the stage of the first recomputation that reads the tensor. If the tensor is only
     kept for the next group, the recomputation or page-in happens in the last stage of the group. A
     node that reads state is recomputed no later than the replacement of that state. A tensor is
-    evicted after its last need. Decisions without a need are dropped. `stated_graph` is the graph
-    of the problem with its state; None means `graph`. Raises `TimeLimitError` if the time limit
-    passes.
+    evicted after its last need. Decisions without a need are dropped, as are keeps and page-ins of
+    resident state, page-ins of tensors that are kept into the group, and recomputations whose
+    needed outputs are all paged in or kept into the group. `stated_graph` is the graph of the
+    problem with its state; None means `graph`. Raises `TimeLimitError` if the time limit passes.
     """
     last_stages = (stated_graph or graph).last_stages
     result = _Disaggregator(graph, grouping, events, decisions, last_stages).disaggregate()
@@ -207,7 +210,10 @@ class _Disaggregator:
         decisions: GroupDecisions,
         last_stages: Sequence[int],
     ) -> None:
-        """Index the decisions by group; no stage has a decision yet."""
+        """Index the decisions by group, except keeps and page-ins of resident state.
+
+        No stage has a decision yet.
+        """
         self.graph = graph
         self.last_stages = last_stages
         self.grouping = grouping
@@ -232,7 +238,10 @@ class _Disaggregator:
                 self.kept_tensors[group].add(i)
 
     def disaggregate(self) -> Disaggregation:
-        """Assign the decisions of all groups, and return the result."""
+        """Assign the decisions of all groups, merge the spans, and return the result.
+
+        Raises `TimeLimitError` if the time limit passes.
+        """
         for group in range(self.grouping.n_groups):
             check_time_limit()
             self._add_group(group)
@@ -300,7 +309,10 @@ class _Disaggregator:
         return self.grouping.last_stage[group] if i in self.kept_tensors[group + 1] else None
 
     def _add_span(self, group: int, i: int, stage: int, readers: dict[int, list[int]]) -> None:
-        """Keep tensor `i` from `stage` to its last reader in the group, or into the next group."""
+        """Keep tensor `i` from `stage` to its last reader in the group, or into the next group.
+
+        Adds no span if the tensor is not needed after `stage`.
+        """
         if i in self.kept_tensors[group + 1]:
             end = self.grouping.last_stage[group] + 1
         else:
@@ -324,7 +336,7 @@ def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
     """Return the worst stage of each sequence of stages with violated rows, the worst first.
 
     `loads` are the bytes in RAM at the last step of each stage. A row is violated above
-    `limit_bytes`.
+    `limit_bytes`. Of stages with equal bytes, the earliest counts as the worst.
     """
     worst_stages: list[int] = []
     was_violated = False
@@ -341,8 +353,8 @@ def violated_stages(loads: Sequence[float], limit_bytes: float) -> list[int]:
 def violated_steps(disaggregation: Disaggregation, limit_bytes: float) -> list[tuple[int, int]]:
     """Return, for each stage with violated steps before its last step, the worst ``(t, k)``.
 
-    A step is violated if its bytes in RAM exceed `limit_bytes`. Stages are ascending. Raises
-    `TimeLimitError` if the time limit passes.
+    A step is violated if its bytes in RAM exceed `limit_bytes`; of equal ones, the first step is
+    the worst. Stages are ascending. Raises `TimeLimitError` if the time limit passes.
     """
     worst_steps: dict[int, tuple[int, int]] = {}
     for t, k, load in disaggregation.step_loads():

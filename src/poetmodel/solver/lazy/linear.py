@@ -43,10 +43,12 @@ def add_cuts(
 ) -> LinearSolution:
     """Solve a linear relaxation and add violated cuts to it, until its value stops rising.
 
-    Ends also when no cut is violated, rounds run out, a solve is not optimal or the session is
-    done. Each solve starts from the basis of the last one, and raises the session's bound. Calls
-    `on_cut_point` with each point before the search for cuts that exclude the point. Cuts that are
-    not tight are removed. Raises `TimeLimitError` if the time limit passes.
+    The value has stopped rising after `LazyParams.rounds_without_gain` rounds without a gain. Ends
+    also when no cut is violated, rounds run out, a solve is not optimal or returns no point, or the
+    session is done. Each solve starts from the basis of the last one, and raises the session's
+    bound. Calls `on_cut_point` with each point before the search for cuts that exclude the point.
+    Cuts with slack at that point are removed first. Returns the last point, and the largest value
+    of all solves. Raises `TimeLimitError` if the time limit passes.
     """
     params = session.params
     n_idle_rounds = 0
@@ -86,8 +88,8 @@ def adapt_basis(
 ) -> Basis | None:
     """Adapt the basis of a solve to the current cuts of a relaxation; new cuts are basic.
 
-    `solved_cuts` are the cuts of that solve, in the order of its rows. Returns None without a
-    basis.
+    `solved_cuts` are the cuts of that solve, in the order of its rows, which follow the rows of the
+    relaxation's form. Returns None without a basis.
     """
     if basis is None:
         return None
@@ -107,14 +109,15 @@ def add_rows(
 ) -> tuple[Relaxation, LinearSolution]:
     """Enforce more rows, beginning with those of `grouping`, while that raises the linear bound.
 
-    Ends also when no further row is violated or the session is done. Rows are those of the worst
-    stage of each sequence of stages with violated rows. In a large relaxation, they alternate with
-    stages that are tight at the incumbent, because these may be tight at the optimum.
+    Ends after `LazyParams.rounds_without_gain` rounds without a gain, and when no further row is
+    violated or the session is done. New rows are stage rows: those of the worst stage of each
+    sequence of stages with violated rows, the worst first. In a large relaxation, they alternate
+    with stages that are tight at the incumbent, because these may be tight at the optimum.
 
-    Few rows are added at a time, because finer groups have more columns; twice as many after a
-    round without gain. Calls `on_solution` with each solution before rows are added, and
-    `on_cut_point` in each call of `add_cuts`. Returns the relaxation of the last round with a gain,
-    or the first one, and its solution: more rows would only make the integer problem harder.
+    Few rows are added at a time, because finer groups have more columns. The number is doubled
+    after each round without a gain. Calls `on_solution` with each solution before rows are added,
+    and `on_cut_point` in each call of `add_cuts`. Returns the relaxation of the last round with a
+    gain, or the first one, and its solution: more rows would only make the integer problem harder.
     Returns the infeasible relaxation if there is one. Raises `TimeLimitError` if the time limit
     passes.
     """
@@ -168,7 +171,7 @@ def add_rows(
 
 
 def _tight_stages(session: Session) -> list[int]:
-    """Return the stages at whose last step the incumbent uses more than `tight_ratio` of the RAM.
+    """Return the stages at whose last step the incumbent uses over `tight_ratio` of the usable RAM.
 
     Of consecutive stages, only the fullest is returned. The fullest stage is first. Empty without
     an incumbent.
@@ -188,7 +191,8 @@ def kept_spans(
     In a span (begin, end, level), the fraction `level` of the tensor stays in RAM across the ends
     of stages begin..end-1. A tensor restored in a group is assumed to be in RAM from the first to
     the last stage of the group that reads the tensor, then at the level at which it is kept into
-    later groups. Recomputations that read the tensor are ignored.
+    later groups. Recomputations that read the tensor are ignored. Empty spans and spans of level 0
+    are omitted.
     """
     graph, grouping, events = (
         relaxation.problem.working_graph,
@@ -228,7 +232,7 @@ def kept_spans(
 
 
 def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Estimate the bytes of every stage row for a fractional point, shape (stages,).
+    """Estimate the bytes of every stage row for a fractional point [B], shape (stages,).
 
     Tensors are in RAM in the spans of `kept_spans`. State counts at the fraction of its home that
     is RAM; state without a column for its home is not counted.
@@ -271,7 +275,7 @@ class _HeldBytes:
         self.spans: list[tuple[int, int, float]] = []
 
     def add_span(self, begin: int, end: int, level: float) -> None:
-        """Add `level` of the tensor across the ends of stages begin..end-1."""
+        """Add `level` of the tensor across the ends of stages begin..end-1, if there are any."""
         if end > begin and level > 0:
             self.differences[begin] += level * self.size
             self.differences[end] -= level * self.size
@@ -285,6 +289,9 @@ class _HeldBytes:
 def _restored_level(
     relaxation: Relaxation, x: NDArray[np.float64], group: int, i: int, k: int
 ) -> float:
-    """Return the fraction of tensor `i` that `group` pages in, or recomputes by its node `k`."""
+    """Return the sum of the values of paging in tensor `i` and recomputing its node `k` in `group`.
+
+    The sum may exceed 1.
+    """
     columns = (relaxation.paged_in.get((group, i)), relaxation.recomputed.get((group, k)))
     return float(sum(x[column] for column in columns if column is not None))

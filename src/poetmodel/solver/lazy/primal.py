@@ -52,7 +52,7 @@ class PrimalHeuristic:
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
     idle_iterations_per_column: float = IDLE_ITERATIONS_PER_COLUMN
     """Iterations without a better schedule after which the next local search ends, for each column
-    of the largest relaxation."""
+    of the largest relaxation; at least one in all."""
     started_s: float = field(init=False, default_factory=now_s)
     spent_s: float = field(init=False, default=0.0)
     """Time that the heuristic has used or forfeited so far [s]; see `improve`."""
@@ -71,7 +71,8 @@ class PrimalHeuristic:
         """Repair the schedule of a relaxation's solution; offer the best schedule to the session.
 
         Does not repair without the heuristic ``repair``. While the gap is not small, a local search
-        follows if `search_locally`. Adds the time to `spent_s`.
+        (`improve`) follows if `search_locally`. Adds the time to `spent_s`. Raises `TimeLimitError`
+        if the time limit passes.
         """
         neighbourhood, started_s = self.neighbourhood, now_s()
         if "repair" in self.session.params.heuristics:
@@ -85,11 +86,12 @@ class PrimalHeuristic:
     def improve(self) -> None:
         """Search locally until several iterations find no better schedule; offer the best one.
 
-        Ends early after the due time, or `SEARCH_S` if that is longer, at most a quarter of the
-        remaining time; also if `should_stop` returns True or the session is done. Returns at once
-        without the heuristic ``local_search``. Adapts the number of idle iterations. Adds the time
-        to `spent_s`; if the search ended with idle iterations, at least the due time or `SEARCH_S`,
-        whichever is longer.
+        Begins with the incumbent if that is better than all schedules of the search. Ends early
+        after the due time, or `SEARCH_S` if that is longer, at most a quarter of the remaining
+        time; also if `should_stop` returns True or the session is done. Returns at once without the
+        heuristic ``local_search``. Adapts the number of idle iterations. Adds the time to
+        `spent_s`; if the search ended with idle iterations, at least the due time or `SEARCH_S`,
+        whichever is longer. Raises `TimeLimitError` if the time limit passes.
         """
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
@@ -123,7 +125,10 @@ class PrimalHeuristic:
         return now_s() + min(max_s, self.session.request.remaining_s())
 
     def _offer(self) -> None:
-        """Offer the best schedule of `neighbourhood` to the session if it beats the incumbent."""
+        """Offer the best schedule of `neighbourhood` to the session if it beats the incumbent.
+
+        Offers no schedule if `neighbourhood` has none that meets all limits.
+        """
         incumbent = self.session.bounds.incumbent
         if incumbent is None or self.neighbourhood.best_score < (0.0, incumbent.value):
             schedule = self.neighbourhood.schedule()
@@ -149,10 +154,10 @@ class ViolatedRows(NamedTuple):
 def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> ViolatedRows:
     """Convert a solution to a schedule, and offer it to the session if it violates no memory row.
 
-    Rewarded decisions of the solution are added to the schedule. Return the violated rows that the
-    relaxation does not enforce. If the peak is minimized, the schedule is offered in any case: it
-    may be good although it exceeds the peak that the solution claims. Raises `TimeLimitError` if
-    the time limit passes.
+    Rewarded decisions of the solution are added to the schedule by `add_rewarded_decisions`. Return
+    the violated rows that the relaxation does not enforce. If the peak is minimized, the schedule
+    is offered in any case: it may be good although it exceeds the peak that the solution claims.
+    Raises `TimeLimitError` if the time limit passes.
     """
     disaggregation = relaxation.disaggregate(x)
     limit_bytes = relaxation.claimed_ram_bytes(x)

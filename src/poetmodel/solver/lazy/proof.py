@@ -42,15 +42,17 @@ def prove(
 ) -> Outcome:
     """Solve a problem by row generation over groups of stages.
 
-    `first_grouping` has the rows that are enforced at the start, by default the stage row with the
-    largest load of keep-all. `bound` is a proven bound, without the baseline, in the unit of the
-    minimized quantity. With two or more threads, a second process searches for schedules during the
-    proof. After Ctrl-C, the outcome has the best schedule and bound so far.
+    `start` is a valid schedule, the first incumbent. `first_grouping` has the rows that are
+    enforced at the start, by default the stage row with the largest load of keep-all. `bound` is a
+    proven bound, without the baseline, in the unit of the minimized quantity. With two or more
+    threads, a second process searches for schedules during the proof. After Ctrl-C, the outcome has
+    the best schedule and bound so far.
 
     Without `start`, if no schedule is found within a fraction of the time and `can_search_fastest`
-    is True, `find_fastest_schedule` searches for one that meets the deadline. Unless it proves that
-    there is none, or is interrupted, a second row generation follows. Raises `TimeLimitError` if
-    the limit of the context passes during that search.
+    is True, `find_fastest_schedule` searches for one that meets the deadline. Unless that search
+    proves that there is none, or is interrupted, a second row generation follows. Raises
+    `TimeLimitError` if the limit of the context passes during that search, and the errors of
+    `generate_rows`.
 
     ``docs/concepts/lazy.md`` proves that each reduction is exact. With one thread, problem and seed
     determine the result unless a time limit ends a phase.
@@ -88,8 +90,10 @@ def prove(
 def generate_rows(session: Session, first_grouping: Grouping | None = None) -> Outcome:
     """Execute the row generation of one session, and return its outcome.
 
-    If a solver exceeds the time limit by `PATIENCE_S`, it is abandoned. `first_grouping` is by
-    default the stage row with the largest load of keep-all.
+    If the row generation exceeds the time limit by `PATIENCE_S`, for example in a solver, it is
+    abandoned, and the outcome has the schedule and bound so far. `first_grouping` is by default the
+    stage row with the largest load of keep-all. Raises the errors of the solver, of the progress
+    callback and of the primal worker.
     """
     if first_grouping is None:
         loads = checkpoint_all_profile(session.problem.graph)
@@ -135,8 +139,8 @@ def generate_rows(session: Session, first_grouping: Grouping | None = None) -> O
 def _merge_statistics(last_outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     """Return `last_outcome` with the merged statistics, logs and build times of all `outcomes`.
 
-    Rounds, nodes and times are sums; columns and rows are maxima; logs are joined. All further
-    statistics are those of `last_outcome`.
+    Rounds, nodes and build times are sums; columns and rows are maxima; logs are joined. All
+    further statistics are those of `last_outcome`.
     """
     statistics = dict(last_outcome.statistics)
     for name, combine in (("rounds", sum), ("columns", max), ("rows", max), ("nodes", sum)):
@@ -152,7 +156,8 @@ def _merge_statistics(last_outcome: Outcome, outcomes: Sequence[Outcome]) -> Out
 def can_search_fastest(problem: Problem) -> bool:
     """Return whether a search for the fastest schedule can decide if the deadline can be met.
 
-    This requires a deadline on a sum of times, and another minimized quantity.
+    This requires a deadline that does not count ``overlap``, and a minimized quantity other than
+    time.
     """
     return (
         problem.deadline_s is not None
@@ -166,12 +171,12 @@ def find_fastest_schedule(
 ) -> Outcome:
     """Minimize time within all other limits until it is decided whether the deadline can be met.
 
-    Raises `ValueError` for problems without a deadline. The search takes at most a fraction of the
-    remaining time, and reports `bound`, the proven bound of the problem. The candidate of the
-    outcome meets every limit, or is None; the bound of the outcome is one on the time. The outcome
-    is infeasible if it is proved that no schedule meets all limits. It is interrupted only if the
-    caller's callback or Ctrl-C ended the search. Raises `TimeLimitError` if the limit of the
-    context passes.
+    Raises `ValueError` for problems without a deadline. The search takes at most the fraction
+    `FASTEST_TIME_RATIO` of the remaining time, and reports no schedules, only `bound`, the proven
+    bound of the problem. The candidate of the outcome meets every limit, or is None; the bound of
+    the outcome is one on the time beyond a single pass. The outcome is infeasible if it is proved
+    that no schedule meets all limits. It is interrupted only if the caller's callback or Ctrl-C
+    ended the search. Raises `TimeLimitError` if the limit of the context passes.
     """
     if problem.deadline_s is None:
         msg = "the problem has no deadline"
@@ -182,7 +187,10 @@ def find_fastest_schedule(
     meets_deadline = False
 
     def report_bound(progress: SolveProgress) -> bool:
-        """Report `bound`; return False if a schedule meets the deadline or the callback stops."""
+        """Report `bound` unless a schedule meets the deadline; return whether the search continues.
+
+        It ends if a schedule meets the deadline, or if the callback returns False.
+        """
         nonlocal meets_deadline
         meets_deadline = meets_deadline or (
             progress.overhead is not None and progress.overhead <= max_overhead

@@ -69,7 +69,8 @@ class Relaxation:
     layout: Layout
     """Positions of the model's columns in the form."""
     kept: Family
-    """Column in the form of ``kept[i, a]``. Families have no entries for fixed columns."""
+    """Column in the form of ``kept[i, a]``. Families have no entries for columns that the form
+    lacks: fixed columns, and columns without costs and coefficients."""
     recomputed: Family
     """Column of ``recomputed[group, k]``."""
     paged_in: Family
@@ -122,7 +123,7 @@ class Relaxation:
         """Column of the page-out that page-ins of a tensor need, by tensor.
 
         For state, it is the column of a home on storage. Further tensors that start on storage have
-        no entry, nor have tensors whose column is fixed.
+        no entry, nor have tensors whose column the form lacks.
         """
         starts_on_storage = self.problem.graph.starts_on_storage
         return {
@@ -139,7 +140,10 @@ class Relaxation:
         return self.form_with_cuts(self.cuts)
 
     def form_with_cuts(self, cuts: Sequence[Cut]) -> StandardForm:
-        """Return the form with `cuts` as additional rows."""
+        """Return the form with `cuts` as additional rows, with limits of `Cut.loosened_lower`.
+
+        Without cuts, returns `form` itself.
+        """
         form = self.form
         if not cuts:
             return form
@@ -159,20 +163,23 @@ class Relaxation:
     def separate(self, x: NDArray[Any], min_violation: float) -> list[Cut]:
         """Return cuts of all `separators` that `x` violates by more than `min_violation`.
 
-        Does not add them to `cuts`. Raises `TimeLimitError` if the time limit passes.
+        Does not add these cuts to `cuts`. Raises `TimeLimitError` if the time limit passes.
         """
         cut_lists = (separator.separate(x, min_violation) for separator in self.separators.values())
         return [cut for cuts in cut_lists for cut in cuts]
 
     def drop_slack_cuts(self, x: NDArray[Any]) -> None:
-        """Remove the cuts that are not tight at the point `x`."""
+        """Remove the cuts with a slack above `MAX_TIGHT_SLACK` at the point `x`.
+
+        `cuts` becomes a new list; the old list is not changed.
+        """
         self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -MAX_TIGHT_SLACK]
 
     def restate_cuts(self, coarser_relaxation: Relaxation) -> None:
         """Replace the cuts by those of `coarser_relaxation`, in the columns of this relaxation.
 
-        Cuts that their separator does not restate are omitted. Raises `TimeLimitError` if the time
-        limit passes.
+        Cuts without a separator, cuts that their separator does not restate, and repeated cuts are
+        omitted. Raises `TimeLimitError` if the time limit passes.
         """
         cuts_by_terms: dict[tuple[tuple[float, int], ...], Cut] = {}
         for cut in coarser_relaxation.cuts:
@@ -185,7 +192,7 @@ class Relaxation:
     def group_decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return the decisions of a solution `x`, over groups, without the extra counts.
 
-        Free keeps are included, and state without a column counts as resident.
+        Free keeps are included, and state without a column for its home counts as resident.
         """
         return GroupDecisions(
             kept=_indices_at_one(self.kept, x) | self.events.free_keeps,
@@ -212,8 +219,9 @@ class Relaxation:
     ) -> list[Restoration]:
         """Return the rewarded decisions of a solution `x` that `disaggregation` lacks.
 
-        Recomputations and page-ins have stage -1, because the solution does not decide their stage.
-        All rewarded page-outs are returned, because a disaggregation has none.
+        Recomputations and page-ins have stage -1, because the solution does not decide their stage;
+        one is returned for each missing recomputation or page-in. All rewarded page-outs of the
+        solution are returned, because a disaggregation has none.
         """
         graph, rewards = self.problem.graph, self.problem.rewards
         restorations: list[Restoration] = []
@@ -242,7 +250,8 @@ class Relaxation:
     def claimed_ram_bytes(self, x: NDArray[np.float64]) -> float:
         """Return the RAM that a solution may use [B]: the usable RAM or, if minimized, its peak.
 
-        The peak is at least the minimum RAM, plus the rounding error, and at most the usable RAM.
+        The peak counts as at least the minimum RAM. It is raised by the fraction `ROUNDING`, but
+        not above the usable RAM.
         """
         usable_bytes = self.problem.usable_ram_bytes
         if self.model.peak is None:
@@ -253,7 +262,8 @@ class Relaxation:
     def schedule_point(self, schedule: Schedule) -> NDArray[np.float64] | None:
         """Return the point of a schedule; None if that violates a row or bound of `form`.
 
-        None also if the schedule does not decide all columns.
+        Violations up to `MAX_START_VIOLATION` are permitted, and cuts are not checked. None also if
+        the schedule does not decide all columns.
         """
         events, grouping = self.events, self.grouping
         group_of = grouping.group_of
@@ -293,7 +303,7 @@ class Relaxation:
         return x if is_valid else None
 
     def _assign_homes(self, x: NDArray[np.float64], resident: frozenset[int]) -> None:
-        """Set the columns for homes of state in the point `x`."""
+        """Set the columns for homes of state in the point `x`; `resident` is the state in RAM."""
         for i, column in self.resident.items():
             x[column] = i in resident
         for i, column in self.storage_home.items():

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MIN_SOLVE_S: Final = 5.0
 """Minimum time limit of the first integer solve, within the remaining time; doubled after a solve
-that adds no row [s]."""
+after which no row or cover cut is added [s]."""
 _COMPLETED: Final = frozenset({SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP})
 """Statuses with a solution after which the same relaxation needs no further solve."""
 
@@ -70,11 +70,12 @@ class RowGeneration:
     def execute_rounds(self) -> bool:
         """Repeat rounds until the session is done or a round has no effect.
 
-        A round solves a relaxation, disaggregates its solution, searches for schedules, and adds
-        violated rows and cuts. A relaxation without a point below its cutoff also ends the rounds.
-        Sets `stop_reason` of the session if a round has no effect, time runs out, a schedule is too
-        large or the session is interrupted. Returns whether it is proved that no schedule exists.
-        Raises errors of the primal worker.
+        Linear relaxations come first. A round then solves an integer relaxation, disaggregates its
+        solution, searches for schedules, and adds violated rows and cuts. A relaxation without a
+        point, or without one below its cutoff, also ends the rounds. Sets `stop_reason` of the
+        session if a round has no effect, time runs out, a schedule is too large or the session is
+        interrupted. Returns whether it is proved that no schedule exists. Raises errors of the
+        solver, the progress callback and the primal worker.
         """
         session, is_infeasible = self.session, False
         with self._limit_execution():
@@ -110,9 +111,10 @@ class RowGeneration:
     def _limit_execution(self) -> Iterator[None]:
         """Limit the rounds inside the context to the time limit; run the primal worker in parallel.
 
-        The worker runs only if the request has at least two threads. On exit, end the worker and
-        raise its errors. Suppresses `TimeLimitError`, raised `GRACE_S` after the limit, and
-        `TooLargeError`: they set the session's `stop_reason` if it is None.
+        The worker runs only if the request has at least two threads. On exit, end the worker and,
+        unless another error is raised, raise its errors. Suppresses `TimeLimitError`, raised
+        `GRACE_S` after the limit, and `TooLargeError`: if the session's `stop_reason` is None, they
+        set it to TIME_LIMIT and STALLED.
         """
         session = self.session
         try:
@@ -138,7 +140,7 @@ class RowGeneration:
         """Return the first integer relaxation, with the rows and cuts that linear relaxations add.
 
         Stores its grouping. Searches for schedules near the linear solutions. Returns None if a
-        linear relaxation is infeasible.
+        linear relaxation is infeasible. Raises `TimeLimitError` if the time limit passes.
         """
         session = self.session
         callbacks = self._search_from_linear, self._search_if_due
@@ -151,7 +153,10 @@ class RowGeneration:
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
         """Solve an integer relaxation below the cutoff, if any, and raise the session's bound.
 
-        Return None if no time remains or the session was stopped.
+        The solver stops at the first solution whose gap to the proven bound is at most half the gap
+        tolerance; with a wide gap, also after a fraction of the remaining time, or if it is idle at
+        its root. Adds the solve to `n_rounds`. Return None if no time remains or the session was
+        stopped.
         """
         session, params = self.session, self.session.params
         extra_limits = session.cutoff_limits(relaxation)
@@ -187,8 +192,9 @@ class RowGeneration:
     def _handle_progress(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
         """Raise the bound and offer better solutions during an integer solve.
 
-        With ``repair_on_the_way``, repairs a solution whose schedule does not become the incumbent.
-        Return False to stop the solve: if the session is done, or the solve is idle at its root.
+        With ``repair_on_the_way``, repairs a better solution whose schedule does not become the
+        incumbent. Stores the time of a gain. Return False to stop the solve: if the session is
+        done, or the solve is idle at its root.
         """
         session, best_known_before = self.session, self.session.best_known()
         if progress.bound is not None:
@@ -212,15 +218,15 @@ class RowGeneration:
         return not (session.is_done() or self._is_idle_at_root(progress))
 
     def _is_idle_at_root(self, progress: BackendProgress) -> bool:
-        """Return whether the solve is at its root and has not improved for the maximum time."""
+        """Return whether the solve is at its root, without a gain for over `_max_root_idle_s`."""
         idle_s = time.monotonic() - self._last_gain_s
         return progress.nodes is not None and progress.nodes <= 1 and idle_s > self._max_root_idle_s
 
     def _is_infeasible(self) -> bool:
         """Return whether an infeasible relaxation proves that the problem has no schedule.
 
-        It is no proof if the relaxation had a cutoff, by an incumbent or a ceiling, or if the
-        session was stopped.
+        It is no proof if there is an incumbent or a ceiling, which may have been the cutoff of the
+        relaxation, or if the session was stopped.
         """
         bounds = self.session.bounds
         has_no_cutoff = bounds.incumbent is None and self.session.stop_reason is None
@@ -235,7 +241,7 @@ class RowGeneration:
 
         These are the first stages and steps, up to `_max_rows_to_add` of each, and all user limits.
         Stores the grouping, and raises the bound by linear relaxations. Return `relaxation` itself
-        if the session is done.
+        if the session is done. Raises `TimeLimitError` if the time limit passes.
         """
         session = self.session
         if session.is_done():
@@ -255,8 +261,9 @@ class RowGeneration:
     def _max_rows_to_add(self, n_groups: int, *, is_easy: bool) -> int | None:
         """Return the maximum number of rows to add, by the gain of the last rows; None for all.
 
-        `is_easy` is whether the last relaxation, with `n_groups`, was solved without branching.
-        Stores the bound for the next call.
+        The gain is infinite in the first call. `is_easy` is whether the last relaxation, with
+        `n_groups`, was solved without branching; the maximum is then at least
+        `LazyParams.easy_growth_ratio` times `n_groups`. Stores the bound for the next call.
         """
         params, bound = self.session.params, self.session.bounds.lower_bound
         gain, self._bound_before_rows = bound - self._bound_before_rows, bound
@@ -273,7 +280,7 @@ class RowGeneration:
     def _add_covers(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
         """Add cover cuts to a relaxation if only the solver's tolerance permitted its solution `x`.
 
-        Return whether a cover cut was added.
+        The cuts are added to `Relaxation.form`. Return whether a cover cut was added.
         """
         form_with_covers = add_covers(relaxation.form, x, limit_rows(relaxation.form))
         if form_with_covers is not None:
@@ -281,7 +288,7 @@ class RowGeneration:
         return form_with_covers is not None
 
     def _has_wide_gap(self) -> bool:
-        """Return whether the gap exceeds `wide_gap_ratio`."""
+        """Return whether the gap exceeds `wide_gap_ratio`; True without an upper value."""
         return self.session.bounds.gap() > self.session.params.wide_gap_ratio
 
     # -- primal heuristic ------------------------------------------------------------------------
@@ -291,8 +298,9 @@ class RowGeneration:
     ) -> None:
         """Repair a relaxation's solution and search near it, in the primal worker if that runs.
 
-        Otherwise this thread repairs it, and a local search follows if `search_locally` and the gap
-        is not small.
+        Otherwise this thread repairs the solution, and a local search follows if `search_locally`
+        and the gap is not small. A worker that does not run yet receives the solution, too. Raises
+        `TimeLimitError` if the time limit passes.
         """
         schedule = relaxation.disaggregate(x).schedule()
         if self.worker is not None:
@@ -306,7 +314,7 @@ class RowGeneration:
             self.primal.improve()
 
     def _search_from_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Repair linear solutions number 1, 2, 4, 8, ... without a local search.
+        """Count linear solutions; repair number 1, 2, 4, 8, ... without a local search.
 
         In the linear phase, further rows help more than a local search.
         """

@@ -51,7 +51,7 @@ solver's tolerances."""
 
 @dataclass(slots=True)
 class BoundTracker:
-    """Proven bound, incumbent and gap of one solve. It is thread-safe.
+    """Proven bound, incumbent and gap of one solve. Thread-safe.
 
     All values are those of the minimized quantity minus its baseline, in the unit of the quantity.
     """
@@ -64,7 +64,7 @@ class BoundTracker:
     ceiling: float = math.inf
     """Value from which schedules are useless. The solve ends when the bound reaches it."""
     lower_bound: float = 0.0
-    """Best proven bound."""
+    """Best proven bound, from the start at least the objective's `known_bound`."""
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class BoundTracker:
 
 @dataclass(slots=True)
 class Session:
-    """One lazy solve: problem, bounds, solver, clock and statistics. It is thread-safe."""
+    """One lazy solve: problem, bounds, solver, clock and statistics. Thread-safe."""
 
     problem: Problem
     request: Request
@@ -155,10 +155,11 @@ class Session:
     def __post_init__(
         self, first_candidate: Candidate | None, ceiling: float, bound: float
     ) -> None:
-        """Start the bounds, and make the solver; with rewards also the penalized objective.
+        """Start the bounds, make the solver, and find the nodes that models recompute.
 
         The incumbent is `first_candidate`; the proven bound is `bound`, or the objective's
-        `known_bound` if that is higher.
+        `known_bound` if that is higher. With rewards, also makes the penalized objective. Raises
+        `InputError` for an unknown back end.
         """
         gap = self.request.gap
         self.bounds = BoundTracker(
@@ -174,7 +175,8 @@ class Session:
     def is_done(self) -> bool:
         """Return whether the gap is closed, the session was stopped or its time is up.
 
-        Sets `stop_reason` if `stop_event` is set (by Ctrl-C or an error of the primal worker), at
+        Sets `stop_reason`, unless it is set: to INTERRUPTED if `stop_event` is set (by Ctrl-C, an
+        error of the primal worker, or because the solve's thread was abandoned), to TIME_LIMIT at
         the time limit, or at `give_up_s` without a schedule.
         """
         if self.stop_reason is None and self.stop_event.is_set():
@@ -189,14 +191,15 @@ class Session:
         return self.bounds.lower_bound, self.bounds.incumbent
 
     def raise_bound(self, bound: float) -> None:
-        """Raise the proven lower bound to `bound` if that is higher, and report it."""
+        """Raise the proven lower bound to `bound` and report it, if that is higher."""
         if self.bounds.raise_bound(bound):
             self.report()
 
     def offer_schedule(self, schedule: Schedule) -> bool:
         """Verify a schedule without its unneeded decisions; make it the incumbent if it is better.
 
-        Return whether it is valid. Reports a new incumbent.
+        Return whether the schedule is valid. Reports a new incumbent. Raises `TimeLimitError` if
+        the time limit passes.
         """
         problem, rewards = (
             self.problem,
@@ -213,7 +216,7 @@ class Session:
         return True
 
     def abandon(self) -> None:
-        """Stop the session and its reports, because the solver exceeded the time limit."""
+        """Stop the session and its reports, because the solve exceeded the time limit."""
         with self.report_lock:
             self.is_abandoned = True
         self.stop_reason = self.stop_reason or Termination.TIME_LIMIT
@@ -221,7 +224,8 @@ class Session:
     def report(self) -> None:
         """Report the bound and the incumbent to the progress callback of the request.
 
-        Stop the session if the callback returns False. Has no effect after `abandon`.
+        Stop the session, as INTERRUPTED, if the callback returns False. Has no effect after
+        `abandon`. Raises the errors of the callback.
         """
         with self.report_lock:
             if self.is_abandoned:
@@ -240,8 +244,8 @@ class Session:
     ) -> Relaxation:
         """Build the relaxation of a grouping with the separators of the enabled cut families.
 
-        If `coarser_relaxation` is given, its cuts are restated for the new one. Adds the build
-        time. Raises `TimeLimitError` if the time limit passes.
+        If `coarser_relaxation` is given, its cuts are restated for the new one. Adds the time to
+        build and compile the model to `build_s`. Raises `TimeLimitError` if the time limit passes.
         """
         with time_limit(self.request.remaining_s()):
             relaxation = Relaxation.build(self.problem, grouping, self.is_recomputable)
@@ -260,7 +264,8 @@ class Session:
         """Return the cutoff with which a solver searches only for better schedules.
 
         Better schedules have values below `upper_value`. The key is a field of `Limits`, the value
-        is in units of the objective. Return {} if `upper_value` is None.
+        is in units of the objective and includes `CUTOFF_MARGIN`. Return {} if `upper_value` is
+        None.
         """
         upper = self.bounds.upper_value()
         if upper is None:
@@ -299,13 +304,14 @@ class Session:
         basis: Basis | None = None,
         progress_callback: Callable[[BackendProgress], bool] | None = None,
     ) -> RawSolution | None:
-        """Solve the form of a relaxation within the remaining time and `max_s`.
+        """Solve the form of a relaxation with one thread, within the remaining time and `max_s`.
 
         `extra_limits` are further `Limits`. If `progress_callback` returns False, it ends this
-        solver call only. Updates the statistics, and reports bound and incumbent. If the back end
-        solved again, the bound becomes the one before this call, because the first attempt may have
-        reported wrong bounds. Returns None if no time remains or the session was stopped. May set
-        `stop_reason`, as `is_done` does.
+        solver call only. Updates the statistics, and reports bound and incumbent during the solve;
+        the caller raises the bound. If the back end solved again, the bound becomes the one before
+        this call, because the first attempt may have reported wrong bounds. Returns None if no time
+        remains or the session was stopped. May set `stop_reason`, as `is_done` does. Raises the
+        errors of the solver and of the callbacks.
         """
         remaining_s = self.request.remaining_s()
         if remaining_s <= 0 or self.stop_reason is not None:

@@ -24,16 +24,18 @@ class IntervalOrigin:
     """An interval cut, stated by stages, nodes and tensors of the graph."""
 
     first_stage: int
+    """First stage of the interval."""
     last_stage: int
+    """Last stage of the interval: `reader`, if the cut is for its first computation."""
     reader: int
     """The node that reads the first tensor of the chain."""
     is_for_recomputation: bool
     """Whether a recomputation of the reader needs the tensor, instead of its first computation."""
     chain: tuple[tuple[int, bool], ...]
-    """(tensor, whether the page-out replaces the page-ins) pairs. Each tensor is computed from the
-    next one."""
+    """(tensor, whether the page-out replaces the page-ins) pairs. The node of each tensor reads the
+    next tensor."""
     ends_in_recomputation: bool
-    """Whether the recomputations of the last tensor's node replace that node's inputs."""
+    """Whether the row has the recomputations of the last tensor's node."""
 
 
 def make_separator(
@@ -74,7 +76,9 @@ class IntervalSeparator:
     def separate(self, x: NDArray[np.float64], min_violation: float) -> list[Cut]:
         """Return cuts that the point `x` violates by more than `min_violation`.
 
-        The most violated cuts are first. The search ends when there are `max_cuts`.
+        The most violated cuts are first. The search ends when there are `max_cuts`, and after the
+        ``2 * max_cuts`` most violated cuts, of which some may be equal. Raises `TimeLimitError` if
+        the time limit passes.
         """
         point = _FractionalPoint(self.relaxation, x)
         cuts: dict[tuple[tuple[float, int], ...], Cut] = {}
@@ -86,11 +90,16 @@ class IntervalSeparator:
         return list(cuts.values())
 
     def restate(self, cut: Cut) -> Iterator[Cut]:
-        """Yield a coarser relaxation's cut over the columns of this one, unless it is trivial."""
+        """Yield a coarser relaxation's cut over the columns of this one; see `state_cut`."""
         return self.state_cut(cut.origin)
 
     def state_cut(self, origin: IntervalOrigin) -> Iterator[Cut]:
-        """Yield the cut of an origin over the columns of this relaxation, unless it is trivial."""
+        """Yield the cut of an origin over the columns of this relaxation, unless it is trivial.
+
+        It is trivial if the relaxation has no column for the reader's recomputation, if a tensor of
+        the chain is first made in the interval, or if constants alone meet the limit for a first
+        computation.
+        """
         relaxation = self.relaxation
         group_of, node_of = relaxation.events.group_of, relaxation.problem.graph.node_of
         first_group, last_group = group_of[origin.first_stage], group_of[origin.last_stage]
@@ -126,8 +135,8 @@ class IntervalSeparator:
     def _add_keep_term(self, i: int, first_group: int, terms: dict[int, float]) -> float:
         """Add the term for keeping tensor `i` into group `first_group` to `terms`.
 
-        If the term is a constant, return its value; otherwise return 0. Resident state is always in
-        RAM.
+        For state whose home has a column, also add that column. Return 1 if the tensor is in RAM in
+        every solution (a free keep, or state without a column for its home); otherwise return 0.
         """
         relaxation, events = self.relaxation, self.relaxation.events
         if i in relaxation.model.resident:
@@ -150,7 +159,7 @@ def _add_term(terms: dict[int, float], column: int | None) -> None:
 
 
 class _Violation(NamedTuple):
-    """A violated cut: its violation, its tensor, its interval of groups and its reader."""
+    """A violated cut: its violation, its first tensor, its interval of groups and its reader."""
 
     amount: float
     tensor: int
@@ -164,7 +173,7 @@ class _FractionalPoint:
     """A fractional point, with cumulative sums over groups to evaluate intervals fast."""
 
     def __init__(self, relaxation: Relaxation, x: NDArray[np.float64]) -> None:
-        """Precompute the point's cumulative sums of page-ins and recomputations over groups."""
+        """Precompute keep values, and cumulative sums of page-ins and recomputations by group."""
         self.relaxation = relaxation
         self.x = x
         self.graph = relaxation.problem.working_graph
@@ -180,7 +189,7 @@ class _FractionalPoint:
     def _keep_values(self) -> NDArray[np.float64]:
         """Return the value of keeping each tensor into each group, shape (tensors, groups).
 
-        For state, includes the value of the home in RAM.
+        For state, adds the value of the home in RAM, 1 if the home has no column.
         """
         keep_values = np.zeros((len(self.graph.tensors), self.n_groups))
         for i, event_groups in enumerate(self.events.event_groups):
@@ -199,9 +208,9 @@ class _FractionalPoint:
     def _cumulative_sums(
         self, columns: dict[tuple[int, int], int], count: int
     ) -> NDArray[np.float64]:
-        """Return the sums of columns over all earlier groups, shape (count, groups + 1).
+        """Return the point's sums of columns over all earlier groups, shape (count, groups + 1).
 
-        `columns` are by (group, index), where index is below `count`.
+        `columns` are by (group, index), where index is below `count`; rows of the sums are indices.
         """
         values = np.zeros((count, self.n_groups + 1))
         for (group, index), column in columns.items():
@@ -213,7 +222,8 @@ class _FractionalPoint:
 
         At most one for each tensor, last group and reader: that of the most violated interval.
         First computations in a group count as one reader. If they read a tensor, recomputed readers
-        of the tensor in the group are skipped.
+        of the tensor in the group are skipped, as are readers recomputed to at most
+        `min_violation`. Raises `TimeLimitError` if the time limit passes.
         """
         violations: list[_Violation] = []
         readers: dict[int, list[int]] = {}
@@ -250,8 +260,8 @@ class _FractionalPoint:
     def _supply_by_first_group(self, last_group: int) -> dict[int, NDArray[np.float64]]:
         """Return the supply ``F`` of each tensor in the intervals that end with `last_group`.
 
-        The intervals begin with the groups 1 to ``last_group - 1``. Tensors that are first made in
-        `last_group` or later have no entry.
+        The intervals begin with the groups 1 to ``last_group - 1``, in this order. Tensors that are
+        first made in `last_group` or later have no entry.
         """
         graph, x = self.graph, self.x
         supply: dict[int, NDArray[np.float64]] = {}
@@ -284,7 +294,10 @@ class _FractionalPoint:
         return supply
 
     def cut_origin(self, violation: _Violation) -> IntervalOrigin:
-        """Return the stages, nodes and tensors of a violated cut."""
+        """Return the stages, nodes and tensors of a violated cut.
+
+        For first computations, the reader is the first one in the last group.
+        """
         grouping = self.relaxation.grouping
         chain, ends_in_recomputation = self._find_chain(
             violation.tensor, violation.first_group, violation.last_group
@@ -309,7 +322,8 @@ class _FractionalPoint:
     ) -> tuple[tuple[tuple[int, bool], ...], bool]:
         """Return the chain of a cut from tensor `i`, and whether it ends in a recomputation.
 
-        The smaller side of each minimum at the point decides the next tensor. Clears
+        The smaller side of each minimum at the point decides the next tensor. The chain also ends
+        with a tensor that is first made in the interval or whose node cannot be recomputed. Clears
         `supply_cache`, which is valid for one interval.
         """
         self.supply_cache.clear()
@@ -338,8 +352,9 @@ class _FractionalPoint:
     def _supply_value(self, i: int, first_group: int, last_group: int) -> float:
         """Return the supply ``F`` of tensor `i` in the interval of the current chain, and cache it.
 
-        The supply is the sum of the keep into `first_group`, the page-ins and the recomputations;
-        1 if the tensor is first made in `first_group` or later.
+        The supply is the sum of the keep into `first_group`, the page-ins (at most the page-out)
+        and the recomputations (at most the supply of each input); 1, not cached, if the tensor is
+        first made in `first_group` or later.
         """
         if i in self.supply_cache:
             return self.supply_cache[i]

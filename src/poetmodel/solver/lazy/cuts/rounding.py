@@ -60,9 +60,9 @@ class RoundingSeparator:
     def rows(self) -> list[Cut]:
         """Return rounded rows of the enforced stage rows, at most one per stage and minimum size.
 
-        The rows are cached. There are fewer if `is_out_of_time` returns True, and none if RAM is
-        minimized, because the limit is then a column. Raises `TimeLimitError` if the time limit
-        passes.
+        The rows are cached, and ordered by stage. There are fewer if `is_out_of_time` returns True,
+        and none if RAM is minimized, because the limit is then a column. Raises `TimeLimitError` if
+        the time limit passes.
         """
         if self._rows is None:
             relaxation = self.relaxation
@@ -85,7 +85,10 @@ class RoundingSeparator:
     def _stage_cuts(self, t: int) -> Iterator[Cut]:
         """Yield the rounded rows of stage `t`, for growing sets of its largest tensors.
 
-        Sets that fit together, or whose largest sum is the limit itself, have no row.
+        Sets that fit together, or whose largest sum is the limit itself, have no row. Rows are
+        divided by the size of the largest tensor. Yields none if the last step of the stage alone
+        exceeds the limit, and no further ones if `is_out_of_time` returns True. Raises
+        `TimeLimitError` if the time limit passes.
         """
         relaxation = self.relaxation
         graph = relaxation.problem.working_graph
@@ -115,7 +118,7 @@ class RoundingSeparator:
                 yield Cut.from_terms(terms, lower=-reachable_bytes / scale, name=self.family)
 
     def _crossing_columns(self, t: int, step_tensors: set[int]) -> Iterator[tuple[int, int]]:
-        """Yield (bytes, column) of earlier tensors that may stay in RAM after the group of `t`.
+        """Yield (bytes, column) of tensors made before `t` that may stay in RAM after its group.
 
         Tensors of `step_tensors` and of 0 bytes are skipped, as are fixed keeps: no enforced row
         counts free keeps, and dominated keeps are 0.
@@ -136,8 +139,9 @@ class RoundingSeparator:
 def largest_sum(sizes: Sequence[int], limit: int, max_sums: int) -> int:
     """Return the largest sum of some of the `sizes`, each above 0, that is at most `limit` >= 0.
 
-    If the limit is more than `max_sums` multiples of the greatest common divisor, return the
-    largest multiple up to the limit instead, which is an upper bound on the sum.
+    At least one size is required. If more than `max_sums` multiples of the sizes' greatest common
+    divisor are at most the limit, return the largest of these multiples instead, which is an upper
+    bound on the sum.
     """
     divisor = math.gcd(*sizes)
     max_multiple = limit // divisor
@@ -147,7 +151,7 @@ def largest_sum(sizes: Sequence[int], limit: int, max_sums: int) -> int:
     sum_bits = 1  # bit b is set if b divisors are the sum of some sizes
     for size, count in Counter(sizes).items():
         remaining, multiple = count, 1
-        while remaining and size * multiple <= limit:  # 1, 2, 4, ... of a size, then the rest
+        while remaining and size * multiple <= limit:  # 1, 2, 4, ... times a size, then the rest
             sum_bits |= (sum_bits << (size // divisor * multiple)) & mask
             remaining -= multiple
             multiple = min(2 * multiple, remaining)
