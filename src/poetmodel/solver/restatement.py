@@ -68,7 +68,8 @@ def restate_as_call(model: pyo.ConcreteModel) -> str | None:
 def _added_rows(model: pyo.ConcreteModel) -> dict[str, list[Any]] | None:
     """Return the active added rows by constraint name.
 
-    Return None if rows of `build` were changed, deactivated or removed.
+    Return None if rows of `build` were changed, deactivated or removed, or if a constraint of
+    `build` has further rows.
     """
     rows_by_name: dict[str, list[Any]] = {}
     n_unchanged = 0
@@ -95,7 +96,10 @@ def _has_changed_variables(model: pyo.ConcreteModel) -> bool:
 
 
 def _counted_variables(model: pyo.ConcreteModel) -> dict[int, _CountKey]:
-    """Return the count key of each variable that a total counts, by the `id` of the variable."""
+    """Return the count key of each variable that a `Count` counts, by the `id` of the variable.
+
+    Variables of storage homes are omitted.
+    """
     decisions = model.decisions
     key_by_id = {
         id(variable): _CountKey(count, item, None)
@@ -120,7 +124,7 @@ class _TotalsWriter:
     """Writes linear expressions over the variables of a model as sums of totals or stage counts."""
 
     def __init__(self, model: pyo.ConcreteModel, count_key_of: Mapping[int, _CountKey]) -> None:
-        """Store the keys of variables, and the number of unfixed ones per count and item."""
+        """Store the keys of variables, and count the unfixed variables per count and item."""
         self.model = model
         self.graph = model.problem.graph
         self.count_key_of = count_key_of
@@ -133,10 +137,12 @@ class _TotalsWriter:
                 self.n_variables[key.kind][key.item] += 1
 
     def subject_to_call(self, added_rows: Mapping[str, list[Any]]) -> str | None:
-        """Return a call of `subject_to` with the added rows, by constraint name, for display.
+        """Return a call of `subject_to` with one keyword for each added constraint, for display.
 
-        Of several rows of a constraint only the first is written, and "..." replaces constraints
-        after the first `MAX_RULES`. Return None if `write_constraint` returns None for a row.
+        A keyword is the name of its constraint, with "_" for characters that names of Python do
+        not contain. Of several rows of a constraint only the first is written, and "..." replaces
+        constraints after the first `MAX_RULES`. Return None if `write_constraint` returns None for
+        a row.
         """
         rules = []
         for name, rows in added_rows.items():
@@ -153,7 +159,8 @@ class _TotalsWriter:
     def write_constraint(self, row: Any) -> str | None:
         """Return a row as Python code, with long sums shortened.
 
-        Return None if it has no counts, or neither totals nor counts in stages can state it.
+        Omits a lower limit of 0 or less on counts in stages. Return None if the row has no counts,
+        or if neither totals nor counts in stages can state the row.
         """
         count_sum = self._parse_sum(row.body)
         if count_sum is None or not count_sum.terms:
@@ -177,7 +184,8 @@ class _TotalsWriter:
     def minimizing_call(self, objective: Any) -> str | None:
         """Return a call of `minimizing` with an objective, for display, without its constant.
 
-        A maximized objective is negated. Return None if totals cannot state the objective.
+        A maximized objective is negated. Return None if the objective has no counts, or if totals
+        cannot state the objective.
         """
         count_sum = self._parse_sum(objective.expr)
         if count_sum is None or not count_sum.terms:
@@ -187,7 +195,7 @@ class _TotalsWriter:
         return None if text is None else f"minimizing(lambda v: {text})"
 
     def _parse_sum(self, expression: Any) -> _Sum | None:
-        """Return an expression as a sum of counts.
+        """Return an expression as a sum of counts, without counts whose coefficient is 0.
 
         Return None if it is not linear, or has a variable that is neither a count nor a home.
         """
@@ -210,8 +218,8 @@ class _TotalsWriter:
     def _write_totals(self, terms: Mapping[_CountKey, float]) -> str | None:
         """Return a sum over items as Python code, shortened if it is long.
 
-        Return None if the coefficients of an item differ between stages, or the sum omits a
-        variable of an item.
+        Return None if the coefficients of an item differ between stages, or the sum omits an
+        unfixed variable of an item.
         """
         items: dict[Count, dict[int, list[float]]] = {}
         for key, value in terms.items():
@@ -256,7 +264,7 @@ class _TotalsWriter:
     def _write_stage_terms(self, terms: Mapping[_CountKey, float]) -> str | None:
         """Return a sum over (stage, item) as Python code, shortened if it is long.
 
-        Return None if a term has a count without stages.
+        Return None if a term has a count that is not in `STAGE_COUNTS`.
         """
         if any(key.kind not in STAGE_COUNTS for key in terms):
             return None

@@ -67,7 +67,8 @@ def find_cheapest_tiles(
     """Solve each tile size for a fraction of the time, and return the size with the smallest value.
 
     Of sizes with equal values the first one is returned, without any schedule the first candidate.
-    A single size is not solved.
+    A single size is not solved. The trials end after Ctrl-C, or if the progress callback returns
+    False.
 
     Parameters
     ----------

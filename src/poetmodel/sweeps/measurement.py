@@ -53,7 +53,7 @@ Record = dict[str, Any]
 
 
 def common_fields(kind: str, name: str) -> Record:
-    """Return the fields that all records have: kind, name, time, Git commit and machine.
+    """Return the fields that all records have: schema, kind, name, time, Git commit and machine.
 
     Records of runs have the kind ``cell``, so that older files stay readable.
     """
@@ -84,7 +84,10 @@ def git_commit() -> str | None:
 
 @cache
 def describe_machine() -> dict[str, Any]:
-    """Return processor, cores, operating system, and versions of Python, solvers and libraries."""
+    """Return processor, cores, operating system, and versions of Python, solvers and libraries.
+
+    Packages that are not installed are omitted.
+    """
     return {
         "cpu": processor_line("model name").partition(": ")[2] or platform.processor(),
         "cores": os.cpu_count(),
@@ -120,7 +123,8 @@ def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None)
     Arguments and record are JSON values, so that they can be sent to other machines. `run_fields`
     are those of `Run.to_dict`. `start` has the relations of a schedule of the same problem with
     less RAM; methods without a solver ignore it. The ``schedule`` of the record is the content of a
-    schedule file, or None. An error of poetmodel is recorded, not raised.
+    schedule file, or None. An error of poetmodel is recorded, not raised. Measured times do not
+    include `load_inputs`, which is called first.
     """
     run = Run.from_dict(run_fields)
     load_inputs(run)
@@ -148,7 +152,9 @@ def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None)
 def result_fields(result: SolveResult) -> Record:
     """Return the record fields of a solve.
 
-    ``schedule`` is the content of a schedule file; None without a schedule.
+    ``schedule`` is the content of a schedule file, and ``counts`` has the numbers of recomputations
+    and transfers; both are None without a schedule. ``result`` has the fields of
+    `SolveResult.to_dict` except names, decisions and history.
     """
     document = result.to_dict()
     schedule_keys = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
@@ -180,7 +186,11 @@ def _state_field(result: SolveResult) -> Record:
 
 
 def load_inputs(run: Run) -> None:
-    """Load graph, device, method and solver of a run before its time is measured."""
+    """Load graph, device, method and solver of a run before its time is measured.
+
+    Solves the warm-up problem once for each method, solver and formulation in a process. Errors of
+    poetmodel are ignored.
+    """
     _warm_up(run.method, run.backend, run.formulation)
     with suppress(PoetModelError):  # the measurement raises the error again
         load_graph(run.model, run.shape)
@@ -191,7 +201,8 @@ def load_inputs(run: Run) -> None:
 def _warm_up(method_name: str, backend: str | None, formulation: str | None) -> None:
     """Load a method and its solver: solve a step of six nodes below its keep-all peak.
 
-    Further calls with equal arguments in the same process have no effect.
+    Further calls with equal arguments in the same process have no effect. Errors of poetmodel are
+    ignored.
     """
     inputs_by_node = {
         "x": [],

@@ -114,8 +114,11 @@ def sweep(
         If the folder cannot be used, or a file to send with a run cannot be read. With `scheduler`,
         if it cannot be reached, it has no workers, a worker lacks this version of poetmodel, or the
         extra is not installed.
+    UserMethodError
+        If the file of a user-defined method raises an exception when it is imported.
     WorkersLostError
-        If `pool` or the connection to the scheduler breaks, or cancels a run. Recorded runs stay.
+        If `pool` or the connection to the scheduler breaks, cancels a run or accepts no more runs.
+        Recorded runs stay.
 
     Notes
     -----
@@ -217,7 +220,7 @@ class RunQueue(Generic[AnyRun]):
     measure: Callable[[dict[str, Any], Any], Record]
     """Executes a run in a process of the pool, from its fields and start; returns the record."""
     failure: Callable[[AnyRun, BaseException], Record]
-    """Returns the record of a run that raised an exception."""
+    """Returns the record of a run that raised an exception, or whose process died."""
     identity_of: Callable[[AnyRun], Record] = lambda _: {}
     """Returns the record fields that identify a run. They replace those of a worker, which may have
     read copies of files."""
@@ -226,7 +229,7 @@ class RunQueue(Generic[AnyRun]):
     start_of: Callable[[AnyRun], Any] = lambda _: None
     """Returns the start schedule of a run from the records so far, or None."""
     on_progress: Callable[[Progress], None] | None = None
-    """Callback at the beginning and after each run."""
+    """Callback at the beginning of `execute` and after each run."""
     remaining_chains: list[list[AnyRun]] = field(default_factory=list)
     """Runs to execute, grouped by chain; without the chains that this process is executing."""
     n_skipped: int = 0
@@ -236,7 +239,7 @@ class RunQueue(Generic[AnyRun]):
     n_failed: int = 0
     """Number of runs of `n_done` that failed."""
     start_s: float = field(default_factory=time.monotonic)
-    """Start of the sweep on the monotonic clock [s]."""
+    """Time on the monotonic clock when the queue was made [s]."""
     death_counts: Counter[Hashable] = field(default_factory=Counter)
     """Number of processes that died during each run, by the key of the run."""
     earlier_failures: dict[Hashable, Record] = field(default_factory=dict)
@@ -273,6 +276,8 @@ class RunQueue(Generic[AnyRun]):
             If the pool breaks, cancels a run or accepts no more runs.
         InputError
             If a record cannot be written, or a file that a run names cannot be read.
+        UserMethodError
+            If the file of a user-defined method raises an exception when it is imported.
         """
         name_of_pool = pool_name(pool)
         count_slots = max_runs if callable(max_runs) else lambda: max_runs
@@ -289,7 +294,7 @@ class RunQueue(Generic[AnyRun]):
                     continue
                 timeout = POLL_S if self.remaining_chains and len(running) < n_slots else None
                 finished_futures, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
-                # Records are stored before `_record_result` raises.
+                # All other runs are recorded before `_record_result` raises for a lost run.
                 ordered_futures = sorted(finished_futures, key=_is_lost)
                 chains_to_repeat = [
                     self._record_result(future, running.pop(future), name_of_pool)
@@ -319,7 +324,7 @@ class RunQueue(Generic[AnyRun]):
         """Claim the first run of each of at most `max_chains` chains, and return these chains.
 
         Removes these chains from `remaining_chains`. If another process has recorded the first runs
-        of a chain, removes and counts these runs.
+        of a chain, removes and counts these runs. Stores the claims in `claims`.
         """
         claimed_chains: list[list[AnyRun]] = []
         other_chains: list[list[AnyRun]] = []

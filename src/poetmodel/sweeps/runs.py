@@ -54,7 +54,7 @@ class Run:
     """One problem, solved by one method."""
 
     model: str
-    """A shipped model, or a graph file."""
+    """A shipped model, or a graph or step file."""
     device: str
     """A shipped device, or a device file."""
     ram: str
@@ -77,7 +77,7 @@ class Run:
     deadline: str | None = None
     """Deadline, in the format of ``--deadline``; None without one."""
     method: str = "optimal"
-    """Name of the method."""
+    """Name of the method, or ``FILE.py:FUNCTION``."""
     backend: str | None = None
     """The solver, for methods that need one; None for other methods."""
     formulation: str | None = None
@@ -107,7 +107,7 @@ class Run:
 
     @property
     def network(self) -> str:
-        """Name of the model in tables, with all settings of `shape` that differ from defaults."""
+        """Name of the model in tables, with all settings of `shape` that are set."""
         return self.shape.label(self.model)
 
     @property
@@ -145,7 +145,10 @@ class Run:
         return constrained_problem
 
     def _budget(self) -> Budget:
-        """Return the RAM budget; its percentage refers to the keep-all peak without tiles."""
+        """Return the RAM budget; with tiles, a percentage is converted to a size.
+
+        The percentage refers to the keep-all peak without tiles.
+        """
         budget = Budget.parse(self.ram)
         if self.tile is None or budget.fraction is None:
             return budget
@@ -155,10 +158,10 @@ class Run:
         return budget.to_size(keep_all_bytes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, without settings of `shape` that have their defaults.
+        """Return the fields as plain values, without settings of `shape` that are not set.
 
-        Omits user-defined constraints and commits that are None, so that keys of older records stay
-        valid.
+        The common settings are a dict. Omits user-defined constraints and commits that are None, so
+        that keys of older records stay valid.
         """
         default_fields = {field.name for field in fields(Variant)} - self.shape.overrides.keys()
         values = {name: value for name, value in asdict(self).items() if name not in default_fields}
@@ -188,9 +191,9 @@ def grid(
     """Return all runs of a sweep: models x shapes x devices x deadlines x methods x budgets.
 
     Shapes are sizes of the models' inputs, or `Variant`s with further settings. Budgets ascend and
-    vary fastest. Back ends and formulations (None for the default) multiply only the methods that
-    need a solver. Other methods have runs only if None is among the formulations. Duplicate runs
-    are removed.
+    vary fastest, back ends second fastest; formulations vary slowest. Back ends and formulations
+    (None for the default) multiply only the methods that need a solver. Other methods have runs
+    only if None is among the formulations. Duplicate runs are removed.
 
     Raises
     ------
@@ -275,7 +278,7 @@ def load_graph(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 
 @cache
 def load_device(device: str) -> Device:
-    """Return a device by its name or file, cached; raise `DeviceError` if it is invalid."""
+    """Return a device by its name or file, cached; raise `DeviceError` if missing or invalid."""
     return Device.load(device)
 
 

@@ -35,7 +35,7 @@ _MODEL, _DEVICE, _METHOD = "model", "device", "method"
 
 
 class LocalProcesses(Executor):
-    """An executor with processes of this machine; dead processes are replaced.
+    """An executor with any number of processes of this machine; dead processes are replaced.
 
     `shutdown` kills all processes, also those that are busy.
     """
@@ -45,7 +45,10 @@ class LocalProcesses(Executor):
         self._lock = threading.Lock()
 
     def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        """Call a function in an idle process, or in a new one; keyword arguments are ignored."""
+        """Call a function in an idle process, or in a new one; keyword arguments are ignored.
+
+        Raises `OSError` if no process can be started.
+        """
         with self._lock:
             self._worker_processes = [
                 process for process in self._worker_processes if process.is_alive
@@ -59,7 +62,7 @@ class LocalProcesses(Executor):
             return idle_process.call(_call_function, function, *arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as its base class has it
-        """Kill all processes, and wait until they have ended."""
+        """Kill all processes, and wait until they have ended; the arguments are ignored."""
         for process in self._worker_processes:
             process.end()
         for process in self._worker_processes:
@@ -129,7 +132,7 @@ class ShippingPool(Executor):
         """Call a function with the fields of a run and its start, in a worker.
 
         The fields and the start are the `arguments`; keyword arguments are ignored. Raises the
-        errors of `read_run_files`.
+        errors of `read_run_files`, and those of ``pool.submit``.
         """
         run_fields, start = arguments
         files = read_run_files(run_fields)
@@ -141,8 +144,8 @@ class ShippingPool(Executor):
 def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
     """Read the files that a run names as model, device and method; return them by field.
 
-    Omits fields that name no file. The files of a method include the imported modules of its
-    folder. Raises `InputError` if the file of a model or device cannot be read, and
+    Omits fields that name no file or an invalid method. The files of a method include the imported
+    modules of its folder. Raises `InputError` if the file of a model or device cannot be read, and
     `UserMethodError` if the file of a method raises an exception when it is imported.
     """
     files_by_field: dict[str, Files] = {}
@@ -172,8 +175,8 @@ def execute_shipped_run(
 ) -> Record:
     """Execute a run in a worker that may be on another machine; return its record.
 
-    Writes the files to temporary folders, from which the run reads them; the record has the paths
-    of the caller. Also raises the errors of `measure`.
+    Writes the files to temporary folders, from which the run reads them; the record is a copy with
+    the paths of the caller. Also raises the errors of `measure`.
 
     Raises
     ------

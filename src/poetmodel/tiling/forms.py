@@ -1,7 +1,7 @@
 """Kernels that can compute ranges of channels: convert their calls to loops, and loops to calls.
 
-Channels of real tensors are contiguous; int8 tensors have channels as the last dimension of each
-pixel.
+Here, a channel of an image is a plane; for int8 kernels, in `int8_forms`, channels are the last
+dimension of each pixel.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 def call_to_channel_loops(call: Call) -> Loops | None:
     """Return a call as loops over channels.
 
-    None if the kernel has no ranges of channels, or for a convolution that cannot be divided or is
-    divided already, see `_read_convolution`. The condition of the call is ignored.
+    None if the kernel has no ranges of channels; for a convolution that cannot be divided or is
+    divided already, see `_read_convolution`; and for calls that `int8_forms` does not convert. The
+    condition of the call is ignored, and may be absent from the call of the loops.
     """
     loop_format = _loop_format(call)
     return (
@@ -54,7 +55,10 @@ def channel_loops_to_call(loops: Loops) -> Call | None:
 
 
 def is_weight_name(parameter: str) -> bool:
-    """Return whether a parameter of a convolution points to weights or their gradient."""
+    """Return whether a parameter has the name of a convolution's weights or their gradient.
+
+    These names are ``w`` and ``dw``.
+    """
     return _ROLES.get(parameter) == "w"
 
 
@@ -85,7 +89,7 @@ def contiguous_strides(sizes: Sequence[int]) -> list[int]:
 
 
 def _read_update(call: Call) -> Loops:
-    """Convert an update of state to one loop over all elements."""
+    """Convert an update of state, or a sum of gradients, to one loop over all elements."""
     size = named_arguments(call)["n"]
     names = pointer_names(call)
     strides = tuple((int(name not in _SCALAR_PARAMETERS),) for name in names)
@@ -98,14 +102,20 @@ def _write_update(loops: Loops) -> Call | None:
 
 
 def _read_bits(call: Call) -> Loops:
-    """Convert a call with a mask to the loops of its shape table, which the bits follow."""
+    """Convert a call with a mask to the loops of its shape table.
+
+    Strides of the mask are in bits, which have the order of the loops.
+    """
     sizes, *strides = table_columns(named_arguments(call)["shape"])
     strides.insert(pointer_names(call).index("bits"), tuple(contiguous_strides(sizes)))
     return Loops(call=call, sizes=sizes, refs=call_refs(call), strides=tuple(strides))
 
 
 def _write_bits(loops: Loops) -> Call | None:
-    """Convert loops to a call with a mask; None if they have too many dimensions."""
+    """Convert loops to a call with a mask; None if a shape table would be too large.
+
+    The strides of the mask are not checked.
+    """
     pairs = zip(pointer_names(loops.call), loops.strides, strict=True)
     table = make_shape_table((loops.sizes, *(strides for name, strides in pairs if name != "bits")))
     return None if table is None else with_arguments(loops, {"shape": table})
@@ -134,7 +144,7 @@ def _read_planes(call: Call) -> Loops:
 
 
 def _write_planes(loops: Loops) -> Call | None:
-    """Convert loops to a call on planes; None for another number of loops."""
+    """Convert loops to a call on planes; None unless they have as many dimensions as the call."""
     strided_names, stride_list = (
         _PLANE_KERNELS[loops.call.kernel],
         list(named_arguments(loops.call)["steps"]),
@@ -152,7 +162,10 @@ def _write_planes(loops: Loops) -> Call | None:
 
 
 def _read_bias_gradient(call: Call) -> Loops:
-    """Convert the gradient of a bias to loops over batch and channels."""
+    """Convert the gradient of a bias to loops over batch, channels, rows and columns.
+
+    Rows and columns have size 0, because only their strides matter.
+    """
     arguments = named_arguments(call)
     strides = tuple(arguments[f"{name}_step"] for name in ("dy", "channel", "row", "column"))
     sizes = (arguments["batch"], arguments["count"], 0, 0)
@@ -173,8 +186,9 @@ def _write_bias_gradient(loops: Loops) -> Call | None:
 def _read_convolution(call: Call) -> Loops | None:
     """Convert a convolution to loops over batch, output and input channels, rows and columns.
 
-    None for grouped convolutions, unless depthwise with one result per channel, and for calls that
-    are already divided.
+    Input channels are one iteration if the convolution is depthwise. Rows and columns have size 0,
+    because only their strides matter. None for grouped convolutions, unless depthwise with one
+    result per channel, and for calls that are already divided.
     """
     arguments = named_arguments(call)
     sizes = ConvolutionSizes(*arguments["shape"])
@@ -217,7 +231,10 @@ def _read_convolution(call: Call) -> Loops | None:
 
 
 def _write_convolution(loops: Loops) -> Call | None:
-    """Convert loops to a convolution; None if its input would not be contiguous."""
+    """Convert loops to a convolution; None if a batch of input images would not be contiguous.
+
+    This also holds for the gradient of the input; kernels with an argument ``strides`` accept all.
+    """
     call, arguments = loops.call, named_arguments(loops.call)
     old_sizes, is_depthwise = (
         ConvolutionSizes(*arguments["shape"]),
@@ -257,7 +274,10 @@ def _write_convolution(loops: Loops) -> Call | None:
 
 
 def _convolution_strides(strides: Numbers, role: str) -> Numbers:
-    """Return the kernel argument with the strides of a tensor, from its strides in loops."""
+    """Return the four strides of a tensor in the argument ``strides``, from its strides in loops.
+
+    `role` is that of the tensor in `_ROLES`.
+    """
     batch, results, channels, *spatial_strides = strides
     return {"y": (batch, results), "x": (batch, channels), "w": (results, channels)}[role] + (
         *spatial_strides,
@@ -265,17 +285,20 @@ def _convolution_strides(strides: Numbers, role: str) -> Numbers:
 
 
 _ROLES: Final = {"out": "y", "dy": "y", "x": "x", "dx": "x", "w": "w", "dw": "w"}
-"""Roles of parameters of convolutions: ``x`` input, ``y`` output, ``w`` weights."""
+"""Roles of parameters of convolutions: ``x`` input, ``y`` output, ``w`` weights, or gradients of
+these."""
 _CONVOLUTIONS: Final = {
     f"pm_{kind}{direction}{suffix}": "convolution"
     for kind, suffix in (("conv2d", ""), ("conv2d", "_strided"), ("depthwise", ""))
     for direction in ("", "_dx", "_dw")
 }
-"""Key in `_LOOP_FORMATS` of each kernel of a convolution."""
+"""Key in `_LOOP_FORMATS` of each kernel of a convolution for real numbers, except
+``pm_conv2d_db``."""
 PRODUCT_KERNELS: Final = frozenset(
     ("pm_mm", *INT8_PRODUCT_KERNELS, *(name for name in _CONVOLUTIONS if "conv2d" in name))
 )
-"""Kernels whose every result depends on all channels of an input."""
+"""Kernels of matrix products, linear layers and non-depthwise convolutions, and of their input and
+weight gradients."""
 SUMMED_DIMENSIONS: Final = {
     "pm_mm": 1, "pm_conv2d": 2, "pm_conv2d_dx": 1, "pm_conv2d_dx_strided": 1,
     "pm_q8_pointwise_dx": 1, "pm_q8_conv2d_dx": 1,

@@ -58,7 +58,10 @@ def _read_linear_layer(call: Call) -> Loops:
 
 
 def _write_linear_layer(loops: Loops) -> Call | None:
-    """Convert loops to a linear layer; None for other loops, or if input channels are divided."""
+    """Convert loops to a linear layer.
+
+    None for other loops, and if the stride of input pixels is not the number of input channels.
+    """
     if len(loops.sizes) != len(_LINEAR_DIMENSIONS):
         return None
     (out_stride, *_), (in_stride, *_), *_ = loops.strides
@@ -452,7 +455,8 @@ def _write_weight_sums(loops: Loops) -> Call | None:
 def _read_update(call: Call) -> Loops | None:
     """Convert an update of int8 weights to loops over outputs and weights of an output.
 
-    None for weights of a depthwise convolution, and for an update of only some weights.
+    None for weights of a depthwise convolution with several window elements, and for an update of
+    only some weights.
     """
     arguments = named_arguments(call)
     sizes = results, inner = arguments["results"], arguments["inner"]
@@ -465,7 +469,8 @@ def _read_update(call: Call) -> Loops | None:
 def _write_update(loops: Loops) -> Call | None:
     """Convert loops to an update of int8 weights.
 
-    None for other loops, or if the weights of an output are divided.
+    Adds the number of weights of skipped outputs to ``before``, if the kernel has it. None for
+    other loops, or if weights of consecutive outputs are not contiguous.
     """
     arguments, names = named_arguments(loops.call), pointer_names(loops.call)
     results, inner = arguments["results"], arguments["inner"]
@@ -486,7 +491,8 @@ _LINEAR_DIMENSIONS: Final = ("pixels", "results", "channels")
 _CONVOLUTION_DIMENSIONS: Final = ("batch", "results", "channels", "pixels")
 _IMAGE_DIMENSIONS: Final = ("batch", "channels", "pixels")
 _ROW_DIMENSIONS: Final = ("results", "weights")
-"""Dimensions of the loops of linear layers, convolutions, other images, and rows of weights."""
+"""Dimensions of the loops of, in order, linear layers, convolutions, other images, and rows of
+weights. Gradients of depthwise layers and pools have as many dimensions as convolutions."""
 INT8_PRODUCT_KERNELS: Final = tuple(
     f"pm_q8_{kind}{direction}"
     for kind in ("pointwise", "conv2d")

@@ -111,14 +111,14 @@ class _BufferGroups:
         self._parent_of: dict[str, str] = {}
 
     def find(self, name: str) -> str:
-        """Return the representative of the group of a buffer."""
+        """Return the representative of a buffer's group; a new buffer is a group of its own."""
         while (parent := self._parent_of.setdefault(name, name)) != name:
             self._parent_of[name] = self._parent_of[parent]
             name = parent
         return name
 
     def join(self, names: Iterable[str]) -> None:
-        """Merge the groups of some buffers."""
+        """Merge the groups of some buffers; the representative is that of the first buffer."""
         representatives = [*map(self.find, names)]
         self._parent_of.update((name, representatives[0]) for name in representatives[1:])
 
@@ -153,7 +153,7 @@ class _Tiling:
             call for node_calls in step.calls for call in node_calls if call.kernel == LOOKUP_KERNEL
         )
         self._converted_buffers = {ref.buffer for call in calls for ref in written_refs(call)}
-        """Byte inputs that have been converted to real numbers."""
+        """Buffers of byte inputs after their conversion to real numbers."""
         self._find_layouts()
         self._sliceable = self._find_sliceable()
         self._groups = _BufferGroups()
@@ -167,7 +167,10 @@ class _Tiling:
         return self.slice_ranges, groups, frozenset(self._undivided_names)
 
     def min_slice_bytes(self, name: str) -> int:
-        """Return the size of the smallest possible slice of a buffer, except a last one [B]."""
+        """Return the size of the smallest possible slice of a buffer, except a last one [B].
+
+        If the buffer cannot be divided, this is its size.
+        """
         size = self.undivided_step.buffers[name].bytes
         if name not in self._sliceable:
             return size
@@ -183,12 +186,13 @@ class _Tiling:
         )
         return {name: self.slice_ranges[name] for name in state_names}
 
-    # -- buffers with channels, and those that are divided -----------------------------------------
+    # -- layouts of channels, and slices -----------------------------------------------------------
 
     def _find_layouts(self) -> None:
         """Fill `_layouts` and `_element_counts`, starting from state and summed byte inputs.
 
-        The channels of a state tensor are its first dimension. State of a forward pass has the
+        The channels of a state tensor are its first dimension. State that is not one dense piece
+        from the start of a buffer, or has one channel, is skipped. State of a forward pass has the
         layouts of its training step.
         """
         if self.training_tiling is None:
@@ -231,7 +235,8 @@ class _Tiling:
     def _propagate_layouts(self, channel_loops: ChannelLoops) -> None:
         """Add the layouts of tensors of a call that follow from a known layout in the same call.
 
-        The caller repeats this until no layout is new.
+        Also adds the element counts of these tensors. The caller repeats this until no layout is
+        new.
         """
         refs = channel_loops.loops.refs
         for index, ref in enumerate(refs):
@@ -264,7 +269,9 @@ class _Tiling:
     def _find_sliceable(self) -> set[str]:
         """Return the buffers that may be divided: every call can process ranges of their channels.
 
-        Raises `UnsliceableError` if that excludes state with fixed slices.
+        Buffers of nodes with a workspace, and counters of conditions, are excluded, and so is state
+        that is not one dense piece. Buffers with fixed slices are included. Raises
+        `UnsliceableError` if a call excludes state with fixed slices.
         """
         sliceable = {
             name
@@ -331,7 +338,7 @@ class _Tiling:
         return channel_loops, dimensions
 
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
-        """Group buffers; return the slices of each buffer of a divided group.
+        """Join buffers to groups; return the slices of each buffer of a divided group.
 
         Raises `UnsliceableError` if fixed slices of one group differ, or if a call has no dimension
         for the channels of a tensor.
@@ -377,7 +384,7 @@ class _Tiling:
         return self.undivided_step.buffers[name].bytes > self._tile_bytes
 
     def _divide_groups(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
-        """Yield (buffer, slices) for groups with a tensor that is too large or has fixed slices.
+        """Yield (buffer, slices) for groups with fixed slices or a tensor above `tile_bytes`.
 
         Omits groups with too few channels for two slices. Raises `UnsliceableError` if the fixed
         slices of a group differ.
@@ -474,7 +481,7 @@ class _Tiling:
             yield Piece(node_index=k, node=node, calls=calls)
 
     def _slice_call(self, call: Call, channel_loops: ChannelLoops | None) -> SlicedCall | None:
-        """Return a call with its divided tensors; None if none of its tensors is divided.
+        """Return a call with its divided tensors; None if it has no loops or none is divided.
 
         Raises `UnsliceableError` if one dimension would need the slices of several groups.
         """

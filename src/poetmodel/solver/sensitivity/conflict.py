@@ -61,7 +61,8 @@ class Conflict(Generic[T]):
     """A set of limits, or of rows of a model, that conflict: no schedule meets them together."""
 
     needed: list[T]
-    """Members of the set; without any one of them, the rest is proven feasible."""
+    """Members of the set; without any one of them, the rest is proven feasible. Rows of `build` are
+    members by family or user-defined constraint: without all its rows, the rest is feasible."""
     unchecked: list[T] = field(default_factory=list)
     """Members without which it was not decided in time whether the rest is feasible."""
 
@@ -82,13 +83,15 @@ class _ConflictSearch:
     all_limits: list[StatedLimit] = field(default_factory=list)
     """All limits and user-defined constraints of the problem."""
     started_s: float = field(default_factory=time.process_time)
+    """Processor time of this process when the search began [s]."""
     schedules: list[Schedule] = field(default_factory=list)
     """Schedules found so far."""
 
     def decide_conflict(self, limits: list[StatedLimit]) -> bool | None:
         """Return whether no schedule meets `limits` together; None if undecided in time.
 
-        Stores found schedules. Raises `KeyboardInterrupt` after Ctrl-C.
+        All other limits of the problem are removed. Adds a found schedule to `schedules`. Raises
+        `KeyboardInterrupt` after Ctrl-C.
         """
         removed_limits = [limit for limit in self.all_limits if limit not in limits]
         problem = without_limits(self.problem, *removed_limits, minimize=Quantity.ENERGY)
@@ -121,7 +124,8 @@ def find_minimal_conflict(
     decide_conflict : callable
         Returns whether a subset conflicts, or None if undecided. All `members` together conflict.
     members : list
-        Members by priority: the set has a member only if the members before it do not conflict.
+        One or more members by priority: the set has a member only if the members before it do not
+        conflict.
 
     Returns
     -------
@@ -163,7 +167,8 @@ def find_minimal_subset(
     """Return a minimal subset of `members` that conflicts together with `base`.
 
     `is_conflict` returns whether limits are proven to conflict, which must be the case for `base`
-    and `members` together. With `check_base`, `base` alone may conflict: then the subset is empty.
+    and `members` together. `members` is not empty. With `check_base`, `base` alone may conflict:
+    then the subset is empty.
     """
     if check_base and is_conflict(base):
         return []
@@ -185,8 +190,9 @@ def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[
     """Return the indices of rows that no point within the columns' bounds satisfies together.
 
     Each added row is one member of the search. So are all rows of one constraint family of `build`,
-    or of one user-defined constraint. Returns None if a point satisfies all rows, or if that was
-    not decided within `SOLVE_FRACTION` of `time_limit` [s].
+    or of one user-defined constraint. HiGHS decides whether sets of rows conflict, within the wall
+    time `time_limit` [s]. Indices ascend. Returns None if a point satisfies all rows, or if that
+    was not decided within `SOLVE_FRACTION` of `time_limit`.
     """
     end_s = time.monotonic() + time_limit
     rows_of_key: dict[Any, list[int]] = {}
@@ -237,7 +243,8 @@ def find_conflict(
     """Return limits and user-defined constraints of an infeasible problem that conflict.
 
     `time_limit` is processor time, so that other work on the machine does not change the set [s].
-    Rules are divided into single constraints if few of these conflict.
+    Rules are divided into single constraints if all members of the set are proven to be needed,
+    before and after the division, and at most `MAX_ROWS` of them are constraints then.
 
     Raises
     ------

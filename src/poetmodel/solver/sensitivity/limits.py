@@ -80,8 +80,8 @@ class Limit:
     def to_dict(self) -> dict[str, Any]:
         """Return the smallest amount, its bound, and the peak of its schedule, in SI units.
 
-        Also has status, reason and the RAM of the device. Values that need a schedule are None
-        without one.
+        Also has the minimized quantity, gap, proof, status, reason (None for an empty one) and the
+        RAM of the device. Values that need a schedule are None without one.
         """
         simulation, graph = self.result.simulation, self.result.problem.graph
         document: dict[str, Any] = {
@@ -140,8 +140,9 @@ def find_limits(
         problem permits them. These limits ignore deadline, energy budget and user-defined
         constraints. If the problem has any of the three: the smallest RAM within all of them. Then
         the smallest deadline for its RAM and energy budget, the smallest energy for its RAM and
-        deadline, both with user-defined constraints, and the smallest RAM with `alignment`. After
-        Ctrl-C, the tuple has the limits found so far.
+        deadline, both with user-defined constraints, and the smallest RAM with `alignment`, if it
+        is stated. All are within the storage limit, which `alignment` raises with the sizes. After
+        Ctrl-C, the tuple has the limits found so far, that of the interrupted solve included.
     """
     named_problems = dict(_limit_problems(problem))
     if alignment is not None:
@@ -188,7 +189,7 @@ def _limit_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _min_ram_problem(problem: Problem, *, recompute: bool, paging: bool) -> Problem:
-    """Return the problem that minimizes RAM, without limits except that of storage."""
+    """Return the problem that minimizes RAM, without constraints and limits except storage."""
     return problem.without_limits(
         Quantity.RAM,
         Quantity.TIME,

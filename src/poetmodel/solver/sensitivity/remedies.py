@@ -30,7 +30,8 @@ MIN_CHANGE_S: Final = 0.05
 MAX_NAMED_TENSORS: Final = 3
 """Maximum number of tensors that a sentence names if there are two or more beyond."""
 DIGITS: Final = 10
-"""Digits of a time or energy in sentences. The rounding is within the tolerance of limits."""
+"""Digits of an amount in sentences, except bytes. The rounding is within the tolerance of
+limits."""
 BOUND_ERROR_RATIO: Final = 1e-6
 """Relative error of a solver's bound on whole numbers."""
 MAX_HALVINGS: Final = 12
@@ -123,21 +124,22 @@ class Remedy:
     """The present limit; None if the changed limit is no amount. For a constraint, also None if it
     is removed as a whole, or no schedule was found."""
     nearest: float | None = None
-    """The limit nearest to the present one with which a schedule was found; None without one."""
+    """The limit nearest to the present one with which a schedule was found. None if none was found,
+    if the changed limit is no amount, or if the constraint is removed as a whole."""
     bound: float | None = None
     """Proven: with a limit below `bound` (above `bound` for a lower limit), no schedule exists.
-    None without a proof."""
+    None without a proof or a schedule."""
     node: str | None = None
-    """For `Change.RAM` if the present budget is at least the minimum RAM, the node at the peak of
-    the schedule found; None otherwise."""
+    """For `Change.RAM` of a problem without an `infeasibility_reason`, the node at the peak of the
+    schedule found; None otherwise."""
     tensors: tuple[str, ...] = ()
     """For a change of an amount, the tensors in RAM at the peak of the schedule found; () for
     constraints and without a schedule."""
     constraint: str | None = None
     """Name of the changed user-defined constraint; None for another change."""
     side: str | None = None
-    """The changed limit of the constraint: ``upper`` or ``lower``. None if the constraint is
-    removed as a whole, or no schedule was found."""
+    """The changed limit of the constraint: ``upper`` or ``lower``. None for another change, if the
+    constraint is removed as a whole, or if no schedule was found."""
     unit: str = ""
     """Unit of the constraint's sum; empty without one."""
 
@@ -153,8 +155,8 @@ class Remedy:
     def raise_bound_above_stated(self) -> Remedy:
         """Return the remedy with its bound raised to the present limit, in bytes to one byte above.
 
-        The present limit is proven infeasible. Remedies of user-defined constraints, and those
-        without an amount or bound, are returned unchanged.
+        A larger bound is not lowered. The present limit is proven infeasible. Remedies of
+        user-defined constraints, and remedies without an amount or bound, are returned unchanged.
         """
         if self.constraint is not None or None in (self.bound, self.allowed):
             return self
@@ -251,13 +253,13 @@ def find_remedies(
     time_limit: float,
     threads: int,
 ) -> tuple[Remedy, ...]:
-    """Solve an infeasible problem with each change by itself, within `time_limit` [s].
+    """Solve an infeasible problem with each change by itself, within `time_limit` [s] of wall time.
 
     `conflict` has limits that no schedule meets together, or is None. With a conflict, only its
     members and the batch size are changed, because a change of any other limit cannot suffice:
     `works` of other limits is False. Without a conflict, user-defined constraints have no remedies.
-    Each change has at least `MIN_CHANGE_S`, also beyond `time_limit`. After Ctrl-C, changes that
-    were not solved are omitted.
+    Each change has at least `MIN_CHANGE_S`, also beyond `time_limit`. After Ctrl-C, changes whose
+    solve did not begin are omitted.
     """
     attempts = list(_make_attempts(problem, conflict))
     results = iter(
@@ -282,8 +284,10 @@ def find_remedies(
 def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> Iterator[_Attempt]:
     """Yield an attempt for each stated limit, the batch size, and each constraint in the conflict.
 
-    If the removed limit is an amount, the changed problem minimizes its quantity. A limit outside
-    the conflict has no changed problem.
+    A rule in the conflict has one attempt; the batch size has none if `_with_batch_size_1` returns
+    None. If the removed limit is an amount, the changed problem minimizes its quantity; without a
+    one-sided constraint, the sum of the constraint, negated for a lower limit. A limit outside the
+    conflict has no changed problem.
     """
     for change in stated_limits(problem):
         variant = ChangedProblem(problem=without_limits(problem, change), gap=1.0)
@@ -337,7 +341,10 @@ def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
 
 
 def without_limits(problem: Problem, *limits: StatedLimit, **changes: Any) -> Problem:
-    """Return a problem without `limits`, and with other fields replaced by `changes`."""
+    """Return a problem without `limits`, and with other fields replaced by `changes`.
+
+    As in `Problem.without_limits`, it has no reference value either.
+    """
     quantities = [
         amount_limit.quantity for change, amount_limit in AMOUNTS.items() if change in limits
     ]
@@ -366,9 +373,9 @@ def _is_one_sided(rows: Rows) -> bool:
 def _with_batch_size_1(problem: Problem) -> Problem | None:
     """Return the problem with batches of 1, for a built-in network with estimated costs.
 
-    All limits keep their amounts, even if they were stated as percentages, and user-defined
-    constraints are unchanged. Returns None for batches of 1, other graphs and costs, and
-    user-defined constraints or objectives that do not fit the smaller graph.
+    All limits have the amounts of `problem`, even if they were stated as percentages, and
+    user-defined constraints are unchanged. Returns None for batches of 1, other graphs and costs,
+    and user-defined constraints or objectives that do not fit the smaller graph.
     """
     from poetmodel.device import Costs
     from poetmodel.graph.zoo import MODELS
@@ -388,7 +395,10 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
 
 
 def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
-    """Convert the result of the problem with a changed limit to a remedy."""
+    """Convert the result of the problem with a changed limit or batch size to a remedy.
+
+    `works` is None if a schedule was found, but the verifier accepts no tried amount.
+    """
     works = result.schedule is not None
     is_decided = works or result.status == Status.INFEASIBLE
     amount_limit, simulation = AMOUNTS.get(change), result.simulation
@@ -415,7 +425,7 @@ def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remed
     """Convert the result of the problem without user-defined constraints `rows` to a remedy.
 
     For a single constraint on totals with one limit, the result minimizes the sum, negated for a
-    lower limit.
+    lower limit, and `works` is None if the verifier rejects the schedule with that sum as limit.
     """
     row = rows[0]
     works = result.schedule is not None
@@ -450,7 +460,7 @@ def _make_row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remed
 def _integer_bound(result: SolveResult) -> float:
     """Return the bound of a user-defined objective with whole values, rounded up.
 
-    It is at most the value of the result.
+    The solver's error is subtracted before rounding. The bound is at most the value of the result.
     """
     value, min_value = result.value or 0.0, result.bound or 0.0
     return min(value, math.ceil(min_value - BOUND_ERROR_RATIO * max(1.0, abs(min_value))))
@@ -477,9 +487,10 @@ def _find_accepted_amount(
 ) -> float | None:
     """Return the smallest tried limit from `amount` up that the result's schedule meets.
 
-    Return None if the verifier accepts none. Larger limits are only tried for RAM: transfers
-    that overlap computation take longer with less RAM, so a schedule found with more RAM may miss
-    its deadline if the budget is its peak.
+    Return None if the verifier accepts none. The verifier gets each limit in whole bytes, or with
+    `DIGITS` digits. Larger limits are only tried for RAM: transfers that overlap computation take
+    longer with less RAM, so a schedule found with more RAM may miss its deadline if the budget is
+    its peak.
     """
     schedule = result.require_schedule()
 
@@ -502,7 +513,7 @@ def _find_accepted_amount(
 
 
 def _format_exact(amount: float, unit: str) -> str:
-    """Format an amount with `DIGITS` digits, and bytes with all digits and with a larger unit."""
+    """Format an amount with `DIGITS` digits; bytes with all, and from 1 KiB on in two units."""
     if unit != "bytes":
         return f"{amount:.{DIGITS}g} {unit}".rstrip()
     rounded = format_bytes(amount)

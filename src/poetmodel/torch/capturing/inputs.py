@@ -65,8 +65,9 @@ def copy_inputs(inputs: Inputs) -> Inputs:
     """Return inputs with a detached copy of each tensor; ``requires_grad`` is unchanged.
 
     Each copy has memory of its own, because a batch is often a view of a larger tensor, and two
-    inputs may share one storage. A list becomes a tuple, and a mapping a tuple of one dict.
-    Anything but a tuple, list or mapping is returned unchanged.
+    inputs may share one storage. A list becomes a tuple, and a mapping a tuple of one dict, sorted
+    by name; mappings inside become dicts. Values that are no tensors are not copied. Anything but a
+    tuple, list or mapping is returned unchanged.
     """
     if not isinstance(inputs, tuple | list | Mapping):
         return inputs
@@ -352,7 +353,7 @@ def find_loss(name: str, output: Any) -> Any:
 class OutputStructure:
     """The structure of a model's output around its loss and other tensors.
 
-    Tuples, lists, dataclasses and the attributes of the output itself are rebuilt; mappings
+    Tuples, lists, dataclasses and the attributes of the output itself are rebuilt; other mappings
     become dicts. Numbers, strings and other `_CONSTANT_TYPES` are those of the capture. Any other
     object, such as the cache of a language model, becomes None.
     """
@@ -393,7 +394,10 @@ class OutputStructure:
         return self._builder(values[position] for position in self._positions)
 
     def tensors_by_name(self, output: Any) -> dict[str, torch.Tensor]:
-        """Return the tensors in an output of this structure by name; the loss has the name ""."""
+        """Return the tensors in an output of this structure by name; the loss has the name "".
+
+        An output without the loss has no such entry.
+        """
         leaves: Leaves = []
         _collect_tensors(output, "", leaves)
         names = ("", *self.names)

@@ -104,9 +104,11 @@ def capture(
     -------
     Joint
         The captured step, in which an int8 front replaces each module quantized by PT2E. Capturing
-        changes no parameter, gradient, buffer or random generator. A warning is logged if forward
-        stores tensors in attributes of the model, or in globals, dicts or attributes outside of it,
-        or reads the value of a buffer that the step changes.
+        executes forward several times, first eagerly on copies of the inputs. It changes no
+        parameter, gradient, buffer or random generator. LRU caches in which forward stores tensors
+        are emptied. A warning is logged if forward stores tensors in attributes of the model, or in
+        globals, dicts or attributes outside of it, or reads the value of a buffer that the step
+        changes.
 
     Raises
     ------
@@ -258,8 +260,9 @@ def _record_python_reads(
 
     Executes up to two more passes if the first changes Python state. Restores tensors that the
     passes write, the state of `snapshot` and `state_changes`, and PyTorch's random state on the
-    CPU. An error in the first pass is ignored, because the capture that follows raises it. Raises
-    `CaptureError` if each forward pass changes Python state.
+    CPU. Warnings, and an error in the first pass, are ignored, because the capture that follows
+    raises the error. Raises `CaptureError` if each forward pass changes Python state, and the
+    errors of further passes.
     """
     written_tensors = WrittenTensors(captured_module.buffers())
 

@@ -78,7 +78,7 @@ class OutputKind(StrEnum):
 
     LOSS = "loss"
     CHECK = "check"
-    """Whether all numbers that the model tests are finite."""
+    """Whether all tests of the model for finite numbers pass."""
     OUTPUT = "output"
     """A further output of the model; returned at the end of the step, detached."""
     GRADIENT = "gradient"
@@ -109,9 +109,9 @@ class InputSpec:
     """Path of a parameter or buffer in the captured module, such as ``model.conv1.weight``; of a
     constant its attribute in the graph module; empty for other kinds."""
     name: str
-    """Name for display: of a captured parameter or buffer its path in the user's module, of a
-    captured constant its `target`, of an input as in `input_names`; otherwise the kind, or the name
-    of the optimizer's value."""
+    """Name for display: of a captured parameter, buffer or constant its `target` relative to the
+    user's module, of an input as in `input_names`; otherwise the kind, or the name of the
+    optimizer's value."""
     position: int = 0
     """Position of a user input among the flat inputs; otherwise 0."""
     optimizer_value: OptimizerValue | None = None
@@ -273,8 +273,9 @@ class Joint:
     def flat_inputs(self, inputs: Inputs) -> tuple[Any, ...]:
         """Return the inputs of a step as a flat tuple.
 
-        Raises `CaptureError` if their nesting or names, or the order of keys in a nested mapping,
-        differ from those of the capture.
+        `inputs` is a mapping if the inputs of the capture were named, otherwise a sequence. Raises
+        `CaptureError` if their nesting or names, or the order of keys in a nested mapping, differ
+        from those of the capture.
         """
         flat, spec = flatten(inputs)
         if spec == self.input_spec:
@@ -313,8 +314,9 @@ class Joint:
         """Return the current value of an argument; `inputs` are by default those of the capture.
 
         Returns a parameter, buffer, input or constant itself, not a copy; for a value of an
-        optimizer ``OptimizerValue.value()``; for a tangent ones divided by `accumulate`. An input
-        that is a number is returned too, although the graph contains the number of the capture.
+        optimizer ``OptimizerValue.value()``; for a tangent ones divided by `accumulate`, on the
+        device of the first input tensor. An input that is a number is returned too, although the
+        graph contains the number of the capture.
         """
         if argument.kind is InputKind.USER_INPUT:
             flat_inputs = self.inputs if inputs is None else inputs
@@ -388,8 +390,10 @@ def output_specs(
 ) -> Iterator[OutputSpec]:
     """Yield the outputs of a captured graph; absent gradients are omitted.
 
-    With `has_check`, the module's last output is a check for finite numbers. Raises `CaptureError`
-    for a loss that is no tensor, and for a kind of output that is not supported.
+    Without `structure`, the module's outputs are losses; with it, the first output is the loss, and
+    further outputs have the paths in ``structure.names``. With `has_check`, the last output is a
+    check for finite numbers. Raises `CaptureError` for a loss that is no tensor, and for a kind of
+    output that is not supported.
     """
     argument_of = {
         argument.node.meta["desc"]: argument
