@@ -84,7 +84,7 @@ class Choice:
     tile_bytes: int | None = None
     """The tile size of all steps [B]; None without tiles."""
     tile_trials: tuple[TileTrial, ...] = ()
-    """Trials of tile sizes for ``auto``; empty for other options, or if there was one candidate."""
+    """Trials of tile sizes; empty unless ``auto`` has tried several sizes."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -188,7 +188,8 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
         Maximum tensor size, such as ``32KiB``: the steps are divided into tiles, as in `export`.
         ``auto`` divides only a step that does not fit: it tries at most four sizes that fit, within
         a fraction of the time limit. It uses the size with the smallest minimized value for the
-        step that trains all layers. Default: no tiles.
+        step that trains all layers. With a `profile` it uses the largest size that fits, without
+        trials. If none fits, it uses the size that needs the least RAM. Default: no tiles.
     backend, time_limit, gap, threads, seed, solver_options
         As for `poetmodel.solve`. The gap applies to the score, and to the schedule of the set. The
         time limit includes neither the capture that trains all layers nor gradient norms.
@@ -201,7 +202,7 @@ def choose(  # noqa: PLR0913 - one entry point; all parameters except four have 
     -------
     Choice
         The set, its score, the bound, and a schedule. ``requires_grad`` of all parameters is
-        unchanged.
+        unchanged. ``gradient-norm`` may change the state of the random generator.
 
     Raises
     ------
@@ -564,7 +565,8 @@ def _solve_chosen_step(
 
     `derived_graph` is the graph from the selection: it has the nodes of `step`, maybe under other
     names. `start_schedule` is a schedule of it, if any. `problem` is that of all layers. The solver
-    gets the remaining time of `request`, and the result states the whole time limit.
+    gets the remaining time of `request`, at least 0.01 s, and the result states the whole time
+    limit.
     """
     costs = costs_for(derived_graph, problem)
     chosen_problem = replace(

@@ -56,6 +56,9 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
 ) -> Step:
     """Compile a training step that stays within a RAM budget and computes the values of PyTorch.
 
+    Compilation executes the step on the example inputs, also in eager PyTorch, and then restores
+    the values of all state. It shows its current phase on stderr if that is a terminal.
+
     Parameters
     ----------
     model : torch.nn.Module
@@ -77,7 +80,7 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
         With several input shapes (`dynamic`), a percentage below 100 refers to the peak of the
         first shape, and all have the same budget in bytes.
     storage : str or Path, optional
-        Folder for the page file and the state file; created if missing.
+        Folder for the page file and the state file; created if it is missing and used.
     paging : bool, optional
         Whether tensors may be paged. Default: only if `storage` is given.
     recompute : bool
@@ -131,7 +134,8 @@ def compile(  # noqa: PLR0913 - one entry point; all parameters except three hav
     Raises
     ------
     CaptureError
-        If the step cannot be captured, or its results differ from those of eager PyTorch.
+        If the step cannot be captured, or its results differ from those of eager PyTorch by more
+        than the rounding of sums.
     BudgetError
         If the RAM or the deadline is invalid, or the RAM does not exceed the reserved bytes.
     NoScheduleError
@@ -187,7 +191,8 @@ class Step:
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """Execute one step: accumulate gradients in ``.grad``, update buffers, return the loss.
 
-        A step compiled with an optimizer updates the parameters and leaves ``.grad`` None.
+        A step compiled with an optimizer does not accumulate: it updates parameters and optimizer
+        state, and leaves ``.grad`` of the parameters None.
 
         Parameters
         ----------
@@ -209,8 +214,9 @@ class Step:
             If the inputs, the parameters, the modules, or Python values that model or loss read
             differ from those at compilation. With ``dynamic="retrace"`` the step is then compiled
             again, which may raise the errors of `compile`. Inputs by name instead of by position,
-            or the reverse, are always refused. Also if a test of the model for finite numbers
-            fails, or a parameter that the step updates already has a gradient.
+            or the reverse, are always refused, as is inference mode. Also if a test of the model
+            for finite numbers fails (without `rollback`, gradients may then have been added), or a
+            parameter that the step updates already has a gradient.
         PageError
             If a page cannot be written, read or verified, or the file was closed. With `rollback`
             the step then has no effect. Without it, gradients may have been added, or parameters
@@ -224,7 +230,7 @@ class Step:
 
         The compiled step becomes the current one. If none matches, compiles a new one if `dynamic`
         is ``retrace``, and otherwise raises `CaptureError`. Also raises the errors of
-        `_structure_inputs`, and of `compile` if it compiles.
+        `_structure_inputs` and `Guards.hold`, and of `compile` if it compiles.
         """
         name = self._current.trace.joint.name
         batch = self._structure_inputs(inputs, named_inputs)
@@ -304,8 +310,8 @@ class Step:
         Returns
         -------
         Certificate
-            Its ``summary()`` describes the comparison. Parameters, gradients, buffers, inputs and
-            the state of the random generator are restored.
+            Its ``summary()`` describes the comparison. Parameters, gradients, optimizer state,
+            buffers, inputs and the state of the random generator are restored.
 
         Raises
         ------

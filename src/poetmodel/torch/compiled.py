@@ -155,7 +155,7 @@ class Compiled:
         show_phase("finding the costs of operations")
         costs, self.profile, self.notes = _find_costs(self.trace, options, self.cached_step)
         """`profile` is the measurement of the costs, None for estimates; `notes` describe the
-        origin of the costs, for display."""
+        origin of the costs, and operations executed in pieces, for display."""
         if divisions:
             note = f"{len(divisions)} operations are executed in pieces, with the same bits"
             self.notes = (*self.notes, note)
@@ -322,7 +322,8 @@ class Compiled:
 def _make_reserved_state_resident(graph: Graph, schedule: Schedule) -> Schedule:
     """Return a schedule in which all state of 0 bytes, which reserved bytes include, is resident.
 
-    Removes the decisions on this state and its replacements.
+    Removes the decisions to keep or page the state that becomes resident, and its replacements.
+    Returns `schedule` itself if all state of 0 bytes is resident already.
     """
     sizes = graph.tensor_bytes
     free_state = {i for i in graph.state_tensors if not sizes[i]}.difference(schedule.resident)

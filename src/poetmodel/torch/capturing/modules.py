@@ -2,8 +2,8 @@
 
 The capture restores this state, or refuses the step.
 
-A table outside of modules (``functools.lru_cache``, a dictionary, a global) would otherwise retain
-a tensor of the capture, which has no numbers. Eager code that later reads the tensor would fail.
+An object outside of modules (a ``functools.lru_cache``, a dict, a global) would otherwise retain a
+tensor of the capture, which has no numbers. Eager code that later reads the tensor would fail.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 class ModuleSnapshot:
     """A snapshot of the state of a step's modules, to be restored after forward passes.
 
-    Covers attributes, hooks, submodules, parameters, buffers and modes; the content of containers
-    and user objects (`is_user_object`) that a module refers to; ``requires_grad``, hooks and
-    attributes of parameters and buffers; PyTorch's global module hooks; classes of modules, which
+    Covers attributes, hooks, submodules, parameters, buffers and modes; the content of each dict,
+    list, set, deque and user object (`is_user_object`) to which a module refers, directly, through
+    another of these objects or through a tuple; ``requires_grad``, hooks and attributes of
+    parameters and buffers; PyTorch's global module hooks; classes of modules, which
     parametrizations change. Values of tensors are not covered.
     """
 
@@ -50,7 +51,7 @@ class ModuleSnapshot:
         global_names = vars(torch.nn.modules.module).items()
         hooks = [value for name, value in global_names if name.startswith("_global_")]
         self._owners: dict[int, Any] = {}
-        """The object or module whose attributes a dict has, by the dict's ``id``."""
+        """The object or module with the attributes in a dict, by the dict's ``id``."""
         self._containers = [_Container("", "", value) for value in hooks if isinstance(value, dict)]
         self._n_global_containers = len(self._containers)
         """Number of containers of global hooks, which precede those of modules."""
@@ -62,7 +63,8 @@ class ModuleSnapshot:
     def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Container]:
         """Yield the attributes of a module, and containers and user objects reachable from them.
 
-        Those that an earlier call has yielded are omitted.
+        A user object, or a module that is no submodule, is yielded as the dict of its attributes.
+        Objects that an earlier call has visited are omitted. Adds to `_owners`.
         """
         visited_ids = self._visited_ids  # containers of several modules are yielded once
         attributes = vars(module)
@@ -87,7 +89,7 @@ class ModuleSnapshot:
     def instances_of(self, types: tuple[type, ...]) -> Iterator[Any]:
         """Yield the instances of `types` that are items or attributes in the snapshot.
 
-        An object in several containers is yielded several times.
+        An object in several containers is yielded several times. Items of tuples are omitted.
         """
         for container in self._containers:
             for value in container.values():
@@ -107,7 +109,7 @@ class ModuleSnapshot:
             yield container.path, container.key, holder, container.old_content, owner is not None
 
     def modules(self) -> Iterable[torch.nn.Module]:
-        """Return the modules of the step."""
+        """Return the module of the snapshot and its submodules, each once."""
         return self._modules.values()
 
     def is_unchanged(self) -> bool:
@@ -178,7 +180,7 @@ class _Container:
     def record_first_pass(self) -> None:
         """Record the content before the first forward pass, which the capture may have set.
 
-        Has no effect except for attributes that every module has.
+        Has an effect only for attributes that every module has.
         """
         if self.key in OWN_ATTRIBUTES:
             self._first_pass_content = copy_content(self.value)
@@ -324,7 +326,8 @@ class AssignedBuffers:
         Calls `before_forward` first. Copies the new values of registered buffers into their old
         tensors, which the modules have again at the end. Raises `CaptureError` if forward assigns a
         buffer a value of another shape or type, one that requires a gradient, or None; if it adds
-        or removes a buffer; or if it creates, assigns, removes or hooks a parameter.
+        or removes a buffer of a module that existed at construction; or if it creates, assigns or
+        removes a parameter, or changes the number of its hooks.
         """
         if self.before_forward is not None:
             self.before_forward()
@@ -353,7 +356,10 @@ class AssignedBuffers:
                 self._set_buffer(path, key, old_buffers[path, key])
 
     def _current_parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
-        """Return (tensor, number of hooks) of each parameter, also of new modules."""
+        """Return (tensor, number of hooks) of each parameter, by (path of the module, name).
+
+        Modules that forward added are included.
+        """
         return {
             (path, key): (tensor, sum(len(getattr(tensor, name) or ()) for name in _TENSOR_HOOKS))
             for path, module in self._model.named_modules()
@@ -427,7 +433,10 @@ def copy_content(value: Any) -> Any:
 
 
 def _has_same_objects(content_a: Any, content_b: Any) -> bool:
-    """Return whether two dicts, or two other containers, have identical objects in order."""
+    """Return whether two dicts, or two other containers, have identical objects in equal order.
+
+    Of dicts, keys and values are compared.
+    """
     if isinstance(content_a, dict):
         content_a, content_b = (*content_a, *content_a.values()), (*content_b, *content_b.values())
     return list(map(id, content_a)) == list(map(id, content_b))
@@ -456,7 +465,7 @@ class GeneratorStates:
     """Restores the states of random generators that are not PyTorch's, and detects draws.
 
     These are the generators of ``random`` and ``numpy.random``, and instances of their classes in
-    modules. Generators without a state are ignored.
+    modules (`ModuleSnapshot.instances_of`). Generators without a state are ignored.
     """
 
     def __init__(self, name: str, snapshot: ModuleSnapshot) -> None:
@@ -500,7 +509,10 @@ def _is_restorable(generator: _Generator) -> bool:
 
 
 def _find_generators(snapshot: ModuleSnapshot) -> Iterator[_Generator]:
-    """Yield the generators of ``random`` and ``numpy.random``, and instances in modules."""
+    """Yield the generators of ``random`` and ``numpy.random``, and instances in a snapshot.
+
+    An instance of a class of NumPy that is in several containers is yielded several times.
+    """
     yield _Generator("Python's random", random.getstate, random.setstate)
     for generator in {
         id(python_generator): python_generator
@@ -562,7 +574,8 @@ class Leftovers:
         """Remove the tensors of a capture that failed with `error`, and register their holders.
 
         Returns whether these are the first holders, so that the capture should be tried again;
-        False if there are none. Clears the local variables of tracebacks of `error`.
+        False if there are none. Clears the local variables in the tracebacks of `error` and of its
+        causes, and collects garbage.
 
         PyTorch calls the model more than once, and fails if the code stores tensors of the first
         call. Before later calls `empty_holders` removes such tensors.
@@ -584,7 +597,8 @@ class Leftovers:
     def remove_tensors(self) -> list[Callable[[], object]]:
         """Remove the tensors of a capture from their holders; return functions that repeat this.
 
-        Replaces `holder_names`. An LRU cache loses all entries.
+        Replaces `holder_names`. An LRU cache loses all entries; attributes are set to None. The
+        returned functions set a list, set or deque to the items that remain now.
         """
         self.holder_names.clear()
         # No name refers to the list of objects, which would be found as a holder itself.
@@ -615,7 +629,10 @@ class Leftovers:
         return removals, [holder for holder in holders if isinstance(holder, tuple | frozenset)]
 
     def _recent_objects(self) -> Sequence[Any]:
-        """Return tracked objects: all created since construction, and possibly older ones."""
+        """Return objects that the garbage collector tracks.
+
+        They are all objects created since construction, and possibly older ones.
+        """
         if sys.version_info >= (3, 14) or _count_old_collections() != self._n_old_collections:
             return gc.get_objects()
         return gc.get_objects(generation=0) + gc.get_objects(generation=1)
@@ -623,8 +640,9 @@ class Leftovers:
     def _make_removals(self, holder: Any, object_ids: set[int]) -> Iterator[Callable[[], object]]:
         """Yield functions that remove objects, given by ``id``, from a holder.
 
-        Adds the keys and attributes with these objects to `holder_names`. Yields none for holders
-        of other types, such as tuples.
+        The holder is an LRU cache, dict, list, set, deque or user object; yields none for any other
+        object, such as a tuple. Items of dicts with fake tensors as keys stay. Adds the keys and
+        attributes with the objects to `holder_names`.
         """
         if isinstance(holder, _LruCache):
             yield holder.cache_clear

@@ -42,7 +42,10 @@ _MAX_LISTINGS: Final = 10_000
 
 
 def find_user_line(frame: FrameType | None) -> Line | None:
-    """Return the innermost line of a user or a package on the stack of `frame`, else None."""
+    """Return the innermost line of a user's or package's code on the stack of `frame`.
+
+    Returns None if there is none.
+    """
     while frame is not None:
         if code_origin(frame.f_code.co_filename) in (CodeOrigin.USER, CodeOrigin.LIBRARY):
             return (frame.f_code.co_filename, frame.f_lineno)
@@ -54,7 +57,7 @@ class ExecutedCode:
     """The code object of a function that was executed, with the executed lines."""
 
     def __init__(self, code: CodeType, global_values: dict[str, Any]) -> None:
-        """Find the globals that `code` reads or sets, and the closure variables that it sets.
+        """Find the globals and closure variables that `code` sets or deletes, and globals it reads.
 
         Without `is_traced` the list of instructions and these names are missing as attributes.
         """
@@ -107,7 +110,7 @@ class InstructionList:
     offsets: list[int] = field(default_factory=list)
     """Offset of each instruction in the code object [B]."""
     lines: list[int] = field(default_factory=list)
-    """Line number of each instruction."""
+    """Line number of each instruction; of the previous one if the instruction has none."""
 
     @staticmethod
     def from_code(code: CodeType) -> InstructionList:
@@ -242,8 +245,8 @@ class FollowingCode:
         Returns None if all keys may be read. An attribute of a namespace is its own key, and
         ``get`` of a dict reads a constant key. Methods that write read no key. For a subclass of a
         container, attributes that neither dict nor list has count as reading no key, because the
-        lines of a user's method are recorded themselves. So reads by other methods, such as
-        ``union`` of a set, are missed.
+        lines of a user's method are recorded themselves. So reads by inherited methods that both
+        lack, such as ``union`` of a subclass of set, are missed.
         """
         content = content_of(value)
         if content is not value and not isinstance(value, CONTAINERS[4:6]):  # UserDict, UserList
@@ -260,8 +263,8 @@ class FollowingCode:
     def _keys_by_variable(self, name: str, value: Any) -> list[tuple[Any, FollowingCode]] | None:
         """Return (key, following code) of each key that is read from the container in a variable.
 
-        Returns None if the local variable `name` is set more than once, or all of the container may
-        be read.
+        Returns None if the local variable `name` is set more than once or used by another
+        instruction than a simple load or store, or if all of the container may be read.
         """
         listing, n_stores, keys = self._listing, 0, []
         if listing is None:

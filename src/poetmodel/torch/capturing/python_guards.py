@@ -59,7 +59,7 @@ class GuardedPlace:
     name: str
     """Name of the place for display."""
     line: Line | None
-    """Line of a user or a package that reads the place first; None if unknown."""
+    """Line of a user's or package's code that reads the place first; None if unknown."""
     first_value_or_id: Any
     """The value at the first read if it is plain, otherwise its ``id``."""
     value: Any = ABSENT
@@ -68,7 +68,8 @@ class GuardedPlace:
     def current_value(self) -> Any:
         """Return the current value, or a snapshot of all items.
 
-        Returns `ABSENT` if the value is missing, or reading it fails.
+        Returns `ABSENT` if the value is missing, or reading it fails. The snapshot of an iterator
+        exhausts it.
         """
         holder, key = self.holder, self.key
         try:

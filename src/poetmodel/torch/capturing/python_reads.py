@@ -1,8 +1,8 @@
 """Python values that a forward pass reads: recorded during the capture, then guarded.
 
-Code of the model does not run in a compiled step. Each number that it reads from an object, a
-global or a closure becomes part of the captured step, so before each step a guard checks each place
-that was read.
+Code of the model does not run in a compiled step. Each value that it reads from an object, a global
+or a closure becomes part of the captured step, so before each step a guard checks each place that
+was read.
 
 Attributes are recorded when they are read. During the forward pass the classes of the model and of
 objects that the code reads have a ``__getattribute__`` that records each read, except most classes
@@ -105,7 +105,10 @@ class PythonReads:
 
     @contextmanager
     def record_reads(self) -> Iterator[None]:
-        """Context manager that records the places that a forward pass in this thread reads."""
+        """Context manager that records the places that a forward pass in this thread reads.
+
+        Inside, registered classes are patched, and a tracer replaces that of `sys.settrace`.
+        """
         self._thread = get_ident()
         self._is_active = True
         self.places.record_use(self._loss_fn, "loss_fn", None, FollowingCode.unknown(None))
@@ -152,11 +155,12 @@ class PythonReads:
             self._is_busy = False
 
     def _record_attribute(self, value: Any, name: str, attribute: Any) -> None:
-        """Record that code reads an attribute, with its value or `ABSENT`, once per instruction.
+        """Record that code reads an attribute, with its value or `ABSENT`.
 
-        Ignored are reads that other guards cover, reads in other threads, reads by
-        `torch.nn.Module` itself except of ``forward``, and names that begin with two underscores.
-        ``__dict__`` is recorded, unless PyTorch's code reads it.
+        Further reads of the object by the same instruction are ignored. Also ignored are reads
+        outside of `record_reads`, by the recorder itself and in other threads, reads that other
+        guards cover, reads by `torch.nn.Module` itself except of ``forward``, and names that begin
+        with two underscores. ``__dict__`` is recorded, unless PyTorch's code reads it.
         """
         if self._is_busy or not self._is_active or get_ident() != self._thread:
             return
@@ -187,8 +191,10 @@ class PythonReads:
     def _record_read(self, value: Any, name: str, attribute: Any, frame: FrameType) -> None:
         """Record an attribute that `frame` reads: of an instance or class, or an item of a dict.
 
-        Of ``__dict__``, the keys that following code reads are recorded. Reads by poetmodel, and of
-        parameters, buffers and submodules, are ignored.
+        An item is recorded for a dict without the attribute, whose ``__getattr__`` may return it.
+        That an instance lacks the attribute is recorded too, unless a class of a package defines it
+        (`_is_package_method`). Of ``__dict__``, the keys that following code reads are recorded.
+        Reads by poetmodel, and of parameters, buffers and submodules, are ignored.
         """
         self.places.holders.setdefault(id(value), value)  # so that the ``id`` in sites stays unique
         origin = code_origin(frame.f_code.co_filename)
@@ -233,8 +239,9 @@ class PythonReads:
     ) -> None:
         """Record a class attribute or slot that was read through an instance.
 
-        Registers methods and properties. Attributes of classes that are not the user's are only
-        recorded if they are slots, plain values, tuples or containers.
+        Fields of named tuples count as slots. Registers the functions of methods and properties.
+        Attributes of classes that are not the user's are only recorded if they are slots, plain
+        values, tuples or containers.
         """
         for kind in type(value).__mro__:
             if name not in vars(kind):
@@ -261,7 +268,9 @@ class PythonReads:
     # -- the end of a capture ----------------------------------------------------------------------
 
     def stored_globals(self) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-        """Yield each global that executed code may set.
+        """Yield each global that executed code may set or delete.
+
+        A global that several functions set is yielded several times.
 
         Yields (name of the Python module, its globals, name of the global, value before the code
         was executed or `ABSENT`).
@@ -274,10 +283,11 @@ class PythonReads:
                     yield _module_name(global_values), global_values, key, first_value
 
     def stored_closure_variables(self) -> Iterator[tuple[str, CellType, Any]]:
-        """Yield each closure variable that executed code may set.
+        """Yield each closure variable that executed code may set or delete.
 
         Yields (name for display, cell, value before the code was executed or `ABSENT`). Variables
-        that exist only during the forward pass are omitted. May register functions.
+        that exist only during the forward pass are omitted. If there may be any, calls
+        `_find_functions`.
         """
         if any(
             executed_code.is_traced and executed_code.stored_closure_names
@@ -337,7 +347,7 @@ class PythonReads:
         self._record_classes()
 
     def _record_defaults(self, executed_code: ExecutedCode) -> None:
-        """Record the default arguments of the functions of an executed code object."""
+        """Record the default arguments of the known functions of an executed code object."""
         code = executed_code.code
         for function in [
             self.places.holders[key] for key in self.places.functions.get(id(code), ())
@@ -354,7 +364,8 @@ class PythonReads:
         """Record plain attributes and containers of the user's classes that executed code may read.
 
         The code of ``type(self).beta`` and ``cls.beta`` does not name the class, so an attribute is
-        recorded if the code reads any attribute of that name.
+        recorded if code that is not a library's reads any attribute of that name. Tuples count as
+        containers.
         """
         line_of_name: dict[str, Line | None] = {}
         for executed_code in self._codes.values():
@@ -378,7 +389,11 @@ class PythonReads:
                     )
 
     def _lasting_cells(self, executed_code: ExecutedCode) -> dict[str, CellType]:
-        """Return the cells of a code object's closure variables that outlive the pass, by name."""
+        """Return the cells of a code object's closure variables that outlive the pass, by name.
+
+        Of several functions with this code, the cells of any one are returned; without a known
+        function, those of the functions around it.
+        """
         code = executed_code.code
         if not code.co_freevars:
             return {}
@@ -398,7 +413,10 @@ class PythonReads:
 
         `name` is that of the step in messages. `alternatives` has the comparison keys of values
         that forward itself sets, by `GuardedPlace.item_id`. Raises `CaptureError` if a place cannot
-        be guarded.
+        be guarded: an iterator, which is exhausted first, or a large container.
+
+        Also records in `places` the reads of executed code, stores the value of each place, and
+        removes temporary objects.
         """
         self._find_functions()
         self._record_code()

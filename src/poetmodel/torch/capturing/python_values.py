@@ -59,7 +59,7 @@ def content_of(container: Any) -> Any:
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """Return the instance attributes of an object; None for classes, or without ``__dict__``.
+    """Return the dict of an object's attributes itself; None for classes, or without ``__dict__``.
 
     Runs no code of the object.
     """
@@ -200,7 +200,7 @@ class Comparison:
 
         Frozensets count as tuples; callables are functions, methods and partial functions. Of
         objects only the attributes that were read are compared. False for modules, for functions
-        with different code, and for objects without such attributes.
+        with different code, and for objects of which no attribute was read.
         """
         if isinstance(old_value, tuple | frozenset):
             return self.is_same_content(snapshot_of(old_value), snapshot_of(new_value), depth)
@@ -264,7 +264,7 @@ def snapshot_of(content: Any) -> Any:
     """Return an immutable, shallow copy of a container's content.
 
     It is for a dict a tuple of all keys, then all values; for an array (type, shape, bytes); for a
-    set a frozenset; otherwise a tuple of the items.
+    set a frozenset; otherwise a tuple of the items, which exhausts an iterator.
     """
     if isinstance(content, dict):
         return (*content, *dict.values(content))
@@ -277,7 +277,10 @@ def snapshot_of(content: Any) -> Any:
 
 
 def describe(value: Any) -> str:
-    """Describe a value for display; long plain values, containers and tuples are abridged."""
+    """Describe a value for display; long plain values, containers and tuples are abridged.
+
+    Functions and classes are described by name, tensors by shape, any other object by its class.
+    """
     if isinstance(value, _Absent):
         return "absent"
     if isinstance(value, torch.Tensor):

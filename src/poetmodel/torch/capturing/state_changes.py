@@ -57,8 +57,7 @@ class _WatchedHolder:
     old_content: Any
     """Copy of the content before code of the first forward pass could change it."""
     ignores_items: bool = False
-    """Whether the content is the attributes, not the items, of a container. Other objects have only
-    attributes."""
+    """Whether the content is the attributes of the holder, also if it is a container with items."""
 
     @property
     def content(self) -> Any:
@@ -111,8 +110,8 @@ class _WatchedHolder:
         """Yield (key, old value, new value) of each item that is no longer the same object.
 
         The value of a missing item is `ABSENT`. A changed list, set or deque is yielded as a whole,
-        with the key None. Attributes that every module has, and attributes and globals whose names
-        begin with two underscores, are omitted.
+        with the key None. Attributes and globals whose names begin with two underscores, or are
+        those of an attribute that every module has (`OWN_ATTRIBUTES`), are omitted.
         """
         old_content, new_content = self.old_content, self.copy_current()
         if not isinstance(old_content, dict):
@@ -309,7 +308,7 @@ class StateChanges:
         }
 
     def restore(self) -> None:
-        """Restore the values of `_find_changes`, except in modules, which the snapshot restores."""
+        """Restore the old values of `_find_changes`, except those that the snapshot restores."""
         for watched_holder, key, old_value, _ in list(self._find_changes()):
             if watched_holder.item_id(key)[0] not in self._snapshot_ids:
                 watched_holder.set_item(key, old_value)
@@ -416,7 +415,10 @@ class StateChanges:
 
 
 class _ChangeTracer:
-    """Context manager that finds the lines of a user or a package that change items."""
+    """Context manager that finds the lines of a user's or package's code that change items.
+
+    Replaces the tracer of `sys.settrace` until its end.
+    """
 
     def __init__(self, items: list[tuple[_WatchedHolder, Any]]) -> None:
         self._item_by_id = {
@@ -446,9 +448,9 @@ class _ChangeTracer:
         self._compare()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """Compare the items at each call, line and return of a user's or package's code.
+        """Compare the items at each event of a user's or package's code, and store its line.
 
-        A trace function for `sys.settrace`.
+        A trace function for `sys.settrace`, which returns itself, or None for other code.
         """
         path = frame.f_code.co_filename
         if code_origin(path) not in _TRACED_ORIGINS:
@@ -516,7 +518,10 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, 
             self._saved_storages[key] = (storage, storage.clone())
 
     def restore(self) -> None:
-        """Restore the saved values, and forget which tensors the pass created."""
+        """Restore the saved values, and forget which tensors the pass created.
+
+        The saved values remain for further restorations.
+        """
         for storage, values in self._saved_storages.values():
             storage.copy_(values)
         self._created_keys.clear()

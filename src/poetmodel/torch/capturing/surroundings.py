@@ -1,4 +1,4 @@
-"""Context of PyTorch during a capture: fake tensors, annotations, operators without decomposition.
+"""Context of PyTorch during a capture: fake tensors, annotations, checkpoints, operators, seeding.
 
 Fake tensors get the strides of real tensors, and known values.
 """
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 CAPTURE_LOCK: Final = RLock()
-"""Held by `compile` and the back end, because captures and measurements change settings of PyTorch
-and of the process."""
+"""Held by `compile` and the back end of ``torch.compile``, because captures and measurements change
+settings of PyTorch and of the process."""
 
 
 def onednn_kernels(*, enabled: bool) -> AbstractContextManager[None]:
@@ -84,11 +84,12 @@ class _StrideCorrector:
         self._depth = 0
         """Number of operations that are being predicted, one inside another."""
         self._layouts: dict[Any, Sequence[Any] | None] = {}
-        """Result of `_measure_layouts`, by call."""
+        """Result of `_measure_layouts`, by operator and arguments (`_layout_key`)."""
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the fake outputs of an operation, or the known value that Python reads.
 
+        Strides are corrected and values attached only for operations that are not part of another.
         Records reads and asserts. Raises `ForbiddenError` if Python reads a random number, if one
         determines a shape, and as `_check_foreign_tensors` does. If Python reads an unknown value,
         PyTorch raises its own error.
@@ -158,9 +159,10 @@ class _StrideCorrector:
     def correct_strides(self, func: Any, args: Any, keywords: Any, outputs: Any) -> Any:
         """Return fake outputs with the strides of the same call on zeros.
 
-        Unchanged are views of inputs, outputs of less than two dimensions, those on other devices
-        than the CPU, and those whose shape differs in the call on zeros. All outputs are unchanged
-        if an input is not strided, or if `_real_layouts` returns None.
+        Unchanged are views of inputs, outputs of less than two dimensions, on another device than
+        the CPU, not strided or with a constant value, and outputs whose shape differs in the call
+        on zeros. All outputs are unchanged if an input is not strided, if `_real_layouts` returns
+        None, or if the call on zeros has another number of outputs.
         """
         leaves, spec = _pytree.tree_flatten(outputs)
         inputs = tensors_in((args, keywords))
@@ -192,7 +194,7 @@ class _StrideCorrector:
         return _pytree.tree_unflatten(leaves, spec)
 
     def _real_layouts(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
-        """Return (shape, strides) of each output of a call on zeros, cached.
+        """Return (shape, strides) of each output of a call on zeros, cached in `_layouts`.
 
         Returns None if the call fails, takes a generator, or has an argument without a hash.
         """
@@ -264,7 +266,7 @@ def _execute_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, uses_onedn
 
 
 def _zeros_like(leaf: Any) -> Any:
-    """Return CPU zeros with the shape and strides of a tensor; any other object unchanged."""
+    """Return CPU zeros with the shape, strides and type of a tensor; any other object unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     dimensions = zip(leaf.shape, leaf.stride(), strict=True)
@@ -292,8 +294,8 @@ def correct_fake_strides(inputs: Sequence[Any]) -> Iterator[None]:
     """Context manager that corrects the strides of fake tensors in a capture by AOTAutograd.
 
     Without the correction, views could be captured that are impossible for the real tensors. Only
-    `_MISPREDICTED_OPERATORS` are corrected. Has no effect if PyTorch finds no fake mode, neither in
-    its tracing context nor by `inputs`.
+    `_MISPREDICTED_OPERATORS` are corrected. Has no effect if PyTorch finds no fake mode: not in its
+    tracing context, among active modes or by `inputs`.
     """
     mode = detect_fake_mode(inputs)
     if mode is None:
@@ -326,13 +328,13 @@ def annotate_nodes(
 ) -> Iterator[None]:
     """Context manager that annotates each node recorded inside a module with module and line.
 
-    The line is that of the user's code. Has no effect in PyTorch 2.9, which lacks annotations;
-    messages then name only the operator.
+    The line is that of the user's or a library's code. Has no effect in PyTorch 2.9, which lacks
+    annotations; messages then name only the operator.
 
     Parameters
     ----------
     captured_module : torch.nn.Module
-        The module whose submodules get hooks.
+        The module that gets hooks, with its submodules, until the end.
     module_trail : list of str
         Replaced by descriptions of the modules that are being executed, the innermost last. After
         an exception it still has the modules in which the exception was raised.
@@ -350,7 +352,7 @@ def annotate_nodes(
         """Return a forward pre-hook for the module at `path`."""
 
         def enter_module(module: torch.nn.Module, *_: Any) -> None:
-            """Annotate nodes with `path` until `leave_module`; append the module to the trail."""
+            """Call `check`; annotate nodes until `leave_module`; append the module to the trail."""
             check(module_trail)
             context = annotate({ANNOTATION: path})
             context.__enter__()
@@ -363,7 +365,7 @@ def annotate_nodes(
         return enter_module
 
     def leave_module(*_: Any) -> None:
-        """End the annotation of the innermost module, and remove it from the trail."""
+        """Call `check`; end the innermost module's annotation; remove the module from the trail."""
         check(module_trail)
         open_contexts.pop().__exit__(None, None, None)
         module_trail.pop()
@@ -402,7 +404,10 @@ def annotate_nodes(
 def attach_known_values(
     captured_module: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
 ) -> Iterator[None]:
-    """Context manager that attaches values of inputs and buffers to the fakes of forward passes."""
+    """Context manager that attaches values of inputs and buffers to the fakes of forward passes.
+
+    They are the values at its beginning; `KnownValues.attach_source` states which are skipped.
+    """
     buffers = {
         path: buffer.detach()
         for path, buffer in captured_module.named_buffers(remove_duplicate=False)

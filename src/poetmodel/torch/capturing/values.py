@@ -171,7 +171,8 @@ class KnownValues:
     ) -> None:
         """Attach `real_value` to a fake input or buffer.
 
-        Has no effect if `real_value` is large (`_MAX_STORED`), not strided, or not on the CPU.
+        Has no effect if `tensor` is not fake, or `real_value` is large (`_MAX_STORED`), not strided
+        or not on the CPU.
         """
         fake = tensor
         if isinstance(fake, FunctionalTensor):
@@ -185,8 +186,8 @@ class KnownValues:
 
         Returns a random value if one is drawn or read, and no value that is read is unknown.
         Otherwise returns None if a value that is read is unknown, the operation fails, or it is in
-        place and one of its tensors depends on inputs. Also returns None for operators without
-        tensor arguments except `_CREATORS`, and for large tensors of `_FROM_METADATA`.
+        place and one of its tensors depends on inputs; for operators without tensor arguments
+        except `_CREATORS`; and for large tensors of `_FROM_METADATA`.
 
         An in-place operation changes known constants. If one of its tensors is no constant, or it
         draws numbers, the known values of all its tensors are invalidated instead.
@@ -290,9 +291,9 @@ class KnownValues:
         """Evaluate an operation whose output shape depends on values; record that they are read.
 
         Returns None if the values that determine the shape are unknown, and a random value if they
-        are random. If only these values are known, the result has other numbers
-        (`is_metadata_only`). An index by integers, whose shape is fixed, has the result of
-        `evaluate`.
+        are random. If only these values are known, the operation is executed with zeros for the
+        unknown ones, so the result has other numbers (`is_metadata_only`); its exceptions are
+        raised. An index by integers, whose shape is fixed, has the result of `evaluate`.
         """
         known_value = self.evaluate(function, arguments, keywords)
         is_known = known_value is not None and known_value.real_value is not None
@@ -331,7 +332,10 @@ class KnownValues:
         return self._calls.setdefault(key, CallExpression(function, expressions, spec))
 
     def _find_leaf_expression(self, leaf: Any) -> Any:
-        """Return the expression of a tensor with a known value; any other object unchanged."""
+        """Return the expression of a tensor with a known value, a `Literal` for a constant.
+
+        Any other object is returned unchanged.
+        """
         if not isinstance(leaf, torch.Tensor):
             return leaf
         known_value: KnownValue = getattr(leaf, _VALUE_ATTRIBUTE)
@@ -559,9 +563,9 @@ class _FiniteTestMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function; mark the result of a test with its value for finite numbers.
 
-        Also marks reductions, negations and combinations of marked results. If Python reads a
-        marked result whose value is unknown, record the test, and return the value for finite
-        numbers.
+        Also marks reductions, negations and combinations of results with one common mark. If Python
+        reads a marked result whose value is unknown, record the test, and return the value for
+        finite numbers.
         """
         name = getattr(func, "__name__", "")
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
