@@ -27,8 +27,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
 
     Forward pass, loss and backward pass stay within the budget. Other behaviour is unchanged:
     accumulation of gradients, clipping, schedules, evaluation, callbacks, checkpoints and resuming,
-    and ``compute_loss`` of a subclass. By default, batches of other shapes, such as the last one of
-    an epoch, are compiled when they first occur.
+    and ``compute_loss`` of a subclass, whose Python code is executed only during compilation. By
+    default, batches of other shapes, such as the last one of an epoch, are compiled when they first
+    occur.
 
     Parameters
     ----------
@@ -38,17 +39,20 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         As for `poetmodel.torch.compile`.
     whole_step : bool
         Include clipping and the optimizer's updates in the step: the budget also counts parameters,
-        gradients and the state of the optimizer. Needs an optimizer that `poetmodel.torch.trace`
-        supports, and no accumulation; the norm of gradients is not logged.
+        gradients, buffers, inputs and the state of the optimizer. Needs an optimizer that
+        `poetmodel.torch.trace` supports, and no accumulation; the norm of gradients is not logged.
     **options
-        Parameters of `poetmodel.torch.compile` for training loops, such as ``storage``, and of
-        ``transformers.Trainer``. By default ``dynamic="retrace"``.
+        Other parameters of `poetmodel.torch.compile`, such as ``storage``, except ``accumulate``,
+        ``optimizer`` and ``clip_grad_norm``; and those of ``transformers.Trainer``. By default
+        ``dynamic="retrace"``.
 
     Raises
     ------
-    CaptureError, BudgetError, NoScheduleError, InputError
-        In ``train()``, as by `poetmodel.torch.compile`. In the constructor, `InputError` if several
-        processes train, or gradients accumulate with `whole_step`.
+    CaptureError, BudgetError, NoScheduleError, InputError, PageError
+        In ``train()``, as by `poetmodel.torch.compile` and its steps. `CaptureError` also if
+        ``compute_loss`` reads the epoch or the step count, if ``torch_empty_cache_steps`` is set,
+        or if ``train()`` of the optimizer changes attributes or tensors. In the constructor,
+        `InputError` if several processes train, or gradients accumulate with `whole_step`.
     """
 
     def __init__(
@@ -76,7 +80,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as ``transformers.Trainer`` does; with `whole_step`, finally close the step.
 
-        Closing moves all state to RAM. The next training compiles a new step.
+        Closing moves all state to RAM. The next training then compiles a new step; without
+        `whole_step`, it uses the same step again for the same model.
         """
         try:
             return super().train(*args, **kwargs)
@@ -95,7 +100,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
 
         Adds to the gradients in ``.grad``; with `whole_step`, updates parameters instead. Compiles
         the step on the first batch, and again for another model, or after `train` has closed the
-        step. Closes the previous step before.
+        step. Closes the previous step before it compiles a new one.
         """
         model.train()
         if num_items_in_batch is not None:
@@ -144,7 +149,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
 
         Replaces the backward pass of that method, so that no gradients are computed.
         `accumulated_batches` is the number of batches whose gradients are accumulated. Raises
-        `CaptureError` if ``compute_loss`` reads the epoch or the step count.
+        `CaptureError` if ``compute_loss`` reads the epoch or the step count, and if
+        ``torch_empty_cache_steps`` is set, because ``training_step`` then reads the step count.
         """
         losses: list[torch.Tensor] = []
 

@@ -48,13 +48,14 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         As for `poetmodel.torch.compile`.
     whole_step : bool
         Include clipping and the optimizer's updates in the step: the budget also counts parameters,
-        gradients and the state of the optimizer. Needs one optimizer that `poetmodel.torch.trace`
-        supports, no accumulation, and no clipping by value; in hooks, gradients are None.
+        gradients, buffers, inputs and the state of the optimizer. Needs one optimizer that
+        `poetmodel.torch.trace` supports, no accumulation, and no clipping by value; in hooks,
+        gradients are None.
     accelerator, checkpoint_io, precision_plugin
         As for ``lightning.pytorch.strategies.SingleDeviceStrategy``.
     **options
-        Other parameters of `poetmodel.torch.compile`, such as ``storage``. By default
-        ``dynamic="retrace"``.
+        Other parameters of `poetmodel.torch.compile`, such as ``storage``, except ``accumulate``,
+        ``optimizer`` and ``clip_grad_norm``. By default ``dynamic="retrace"``.
 
     Raises
     ------
@@ -95,11 +96,11 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Execute forward and backward pass; return the result of ``training_step``, detached.
 
-        Compiles on the first batch of a module, and logs the values of the batch. On the first
-        accumulated batch, clears ``.grad`` before and after the step, and stores the gradients for
-        `backward`; later batches add theirs to ``.grad``. With `whole_step`, updates parameters
-        instead. Raises `CaptureError` for manual optimization, and the errors of compilation and of
-        the step.
+        Compiles on the first batch of a module, and on the first batch after `teardown` has closed
+        the step. Logs the values of the batch. On the first accumulated batch, clears ``.grad``
+        before and after the step, and stores the gradients for `backward`; later batches add theirs
+        to ``.grad``. With `whole_step`, updates parameters instead. Raises `CaptureError` for
+        manual optimization, and the errors of compilation and of the step.
         """
         module: Any = self.lightning_module
         if not module.automatic_optimization:
@@ -120,7 +121,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         is_first = trainer.fit_loop.batch_idx % accumulated_batches == 0
         if is_first:
             module.zero_grad(set_to_none=True)
-        with patch.object(module, "_trainer", None):  # exclude it from the capture
+        with patch.object(module, "_trainer", None):  # exclude the trainer from the capture
             if self.step is None or self._compiled_module is not module:
                 optimizer_options = self._optimizer_options(trainer) if self._whole_step else {}
                 self.step = compile(
@@ -161,7 +162,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def teardown(self) -> None:
         """Tear down as Lightning does; with `whole_step`, first close the step.
 
-        Closing moves state on storage to RAM.
+        Closing moves state on storage to RAM. The next training then compiles a new step.
         """
         if self._whole_step and self.step is not None:
             self.step.close()
@@ -223,9 +224,9 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def _attach_trainer(self, module: Any) -> Iterator[list[dict[str, Any]]]:
         """Context manager that attaches the trainer to the module; yields a list.
 
-        Each call of ``log`` inside appends its arguments to the list. Raises `CaptureError` if the
-        module logs a value that is no tensor, or reads the epoch or the step count: a compiled step
-        would repeat these values from the capture.
+        Each call of ``log`` inside only appends its arguments to the list. Raises `CaptureError` if
+        the module logs a value that is no tensor, or reads the epoch or the step count: a compiled
+        step would repeat these values from the capture.
         """
         name, trainer = type(module).__name__, self._current_trainer
         log_signature, entries = signature(type(module).log), []

@@ -26,9 +26,9 @@ def apply_with_proxies(
     """Compute a layer with autograd; return its int8 result and the proxy of the real result.
 
     The proxy has zeros without memory; its gradient is that of the real result. `layer` is a
-    `poetmodel.torch.int8.front.QuantizedLayer`. `proxies` are the proxies of the inputs; a proxy is
-    None if no layer before its input trains. The result of a dequantization is itself real, and its
-    proxy is unused.
+    `poetmodel.torch.int8.front.QuantizedLayer`; if it flattens, inputs and proxies are flattened
+    first. `proxies` are the proxies of the inputs; a proxy is None if its input depends on no layer
+    that trains. The result of a dequantization is itself real, and its proxy is unused.
     """
     if layer.flattens:
         inputs = [x.flatten(1) for x in inputs]
@@ -83,7 +83,10 @@ class _WeightedFunction(Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, _: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of input proxy, weight and bias; None for an unneeded gradient."""
+        """Return the gradients of input proxy, weight and bias; None for all other arguments.
+
+        A gradient that is not needed is None, too.
+        """
         x, y, weight, weight_scale = ctx.saved_tensors
         layer = ctx.layer
         levels, (*window_arguments, _, _, low, high) = layer.input_levels, layer.numbers
@@ -131,7 +134,8 @@ class _UnweightedFunction(Function):  # type: ignore[misc, unused-ignore]
     ) -> tuple[Tensor, Tensor]:
         """Compute the layer, and return (result, proxy); save int8 tensors for the gradient.
 
-        The result of a dequantization is real and has a gradient itself; its proxy is unused.
+        The result of a dequantization is real and has a gradient itself: its proxy is unused, and
+        no tensor is saved.
         """
         del first_proxy, second_proxy
         y = find_operator(layer.operator)(*inputs, *layer.numbers)

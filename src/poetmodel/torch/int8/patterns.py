@@ -133,7 +133,8 @@ def _convert_convolution(reader: Reader, node: fx.Node) -> PendingLayer:
 def _convert_linear(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a linear layer; the weight of a flattened image is reordered to channels last.
 
-    Refuses an operand with more than two dimensions.
+    Refuses operands that are not quantized or not of two dimensions, and weights and biases that
+    `Reader.read_weight_and_constants` refuses.
     """
     x, weight, bias = arguments_of(node)
     if len(reader.read_shape(node, x)) != _ROW_RANK:
@@ -248,8 +249,8 @@ def _convert_relu6(reader: Reader, node: fx.Node) -> PendingLayer:
 def _convert_add(reader: Reader, node: fx.Node) -> PendingLayer:
     """Convert a sum of two quantized values.
 
-    Refuses other operands, a factor other than 1, different shapes, and values flattened from
-    different shapes.
+    Refuses other operands, a factor other than 1, and operands whose shapes differ, or differed
+    before they were flattened.
     """
     x, y, factor = (*node.args, node.kwargs.get("alpha", 1))[:3]
     sources = tuple(reader.read_quantized(node, operand) for operand in (x, y))
@@ -321,7 +322,10 @@ def _convert_global_mean(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.mean.dim)
 def _convert_mean(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a mean over rows and columns; refuse other dimensions."""
+    """Convert a mean over rows and columns; refuse other dimensions and unquantized operands.
+
+    Without ``keepdim``, the result has one row per sample.
+    """
     x, dimensions, keeps_dimensions, _ = arguments_of(node)
     if sorted(dimension % _IMAGE_RANK for dimension in dimensions or ()) != [2, 3]:
         reader.refuse(node, f"expected the mean over rows and columns, got dimensions {dimensions}")
@@ -363,7 +367,7 @@ def _convert_flatten(reader: Reader, node: fx.Node) -> Any:
     """Convert a reshape of images to one row per sample, or of any tensor to its own shape.
 
     Adds no layer: a linear layer after the reshape reorders its own weight. Refuses other reshapes,
-    and operands that are not quantized.
+    and operands that are not quantized or have no known shape.
     """
     source = reader.read_quantized(node, node.args[0])
     shape, new_shape = reader.read_shape(node, node.args[0]), tuple(node.meta["val"].shape)

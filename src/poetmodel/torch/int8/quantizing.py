@@ -65,8 +65,9 @@ def quantized(
     """Convert a model or its first part to int8: frozen, or with layers that train.
 
     The weights of a float `front` are quantized symmetrically per output channel, its activations
-    per tensor by their values on example batches. A batch norm directly after a convolution is
-    folded into it. The quantization of a converted module is unchanged, except for `headroom`.
+    per tensor by their values on example batches, in evaluation mode. A batch norm directly after a
+    convolution is folded into it. The quantization of a converted module is unchanged, except for
+    `headroom` if layers train.
 
     Parameters
     ----------
@@ -159,8 +160,7 @@ def convert_network(
     """Convert a PT2E module to a front; to a network unless `train` is None.
 
     `label` is the name of the module in messages, by default "quantized front" or "quantized
-    network". Raises `InputError` as `convert_front` does, and if a name or number in `train`
-    matches no layer.
+    network". Raises `InputError` as `convert_front` and, for `train`, `_select_trained_nodes` do.
     """
     if train is None:
         return convert_front(converted_module, label=label or "quantized front")
@@ -190,8 +190,9 @@ def _select_trained_nodes(
 ) -> frozenset[fx.Node]:
     """Return the nodes of convolutions and linear layers that `train` selects.
 
-    Raises `InputError` if the module has no such layers, if a pattern matches none or `train` is
-    empty, or if N of ``last-N`` is not from 1 to their number. `option` is the name of `train` in
+    In a sequence, ``all`` and ``last-N`` are ordinary patterns. Raises `InputError` if the
+    module has no convolution or linear layer, if a pattern matches none or `train` is empty, or if
+    N of ``last-N`` is not from 1 to the number of these layers. `option` is the name of `train` in
     the message.
     """
     weight_nodes = [
@@ -231,7 +232,7 @@ def _select_trained_nodes(
 def _read_front_input(batch: Any) -> torch.Tensor:
     """Return a batch, or its first element if it is a tuple or list.
 
-    Raises `InputError` if this is no float tensor.
+    Raises `InputError` if the result is no float tensor.
     """
     if isinstance(batch, tuple | list) and batch:
         batch = batch[0]

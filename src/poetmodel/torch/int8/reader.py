@@ -162,9 +162,11 @@ class Reader:
         self.has_flat_result = bool(value.flattened_shape)
 
     def _convert_node(self, node: fx.Node) -> Any:
-        """Convert a node to `INPUT`, a constant tensor, or a quantized, padded or pending value.
+        """Convert a node to `INPUT`, a constant, or a quantized, padded or pending value.
 
-        May add layers. Returns None for a size, and refuses nodes without a pattern.
+        Computes an operator whose inputs are all constant tensors. May add layers. Returns None for
+        a size. Refuses calls of modules and methods, and operators that have no pattern and are
+        not PT2E's.
         """
         if node.op == "placeholder":
             return INPUT
@@ -342,8 +344,8 @@ class Reader:
     def read_weight(self, node: fx.Node, argument: fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
         """Return an int8 weight and its scale for each output.
 
-        Refuses weights of another type, zero points other than 0, and scales along another axis
-        than the first.
+        Refuses weights that are not constant, or not dequantized from int8, zero points other than
+        0, and scales along another axis than the first.
         """
         name = operator_name(argument)
         if name not in ("dequantize_per_channel", "dequantize_per_tensor"):
@@ -365,7 +367,10 @@ class Reader:
         return weight_bytes, scales.expand(weight_bytes.shape[0]) if scales.numel() == 1 else scales
 
     def _read_tensor(self, node: fx.Node, argument: Any) -> torch.Tensor:
-        """Return a number or constant operand as a tensor; None counts as 0."""
+        """Return a number or constant operand as a tensor; None counts as 0.
+
+        Refuses operands that are computed.
+        """
         if isinstance(argument, fx.Node):
             return self.read_constant(node, argument)
         return torch.as_tensor(0 if argument is None else argument)
@@ -424,8 +429,8 @@ class Reader:
     def clamp_operand(self, node: fx.Node, low: float, high: float) -> PendingLayer:
         """Return the operand of an activation as a pending layer, clamped to `low` and `high`.
 
-        For a quantized operand, the layer is a rescaling. Refuses operands that are neither
-        quantized nor pending.
+        `low` and `high` narrow the limits of earlier activations. For a quantized operand, the
+        layer is a rescaling. Refuses operands that are neither quantized nor pending.
         """
         value = self.values[node.args[0]]
         if isinstance(value, QuantizedValue):

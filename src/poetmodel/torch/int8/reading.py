@@ -40,8 +40,9 @@ def _replace_converted(
     """Return the front of a converted module; otherwise the module, or a shallow copy of it.
 
     The result is a copy if a submodule is converted, at any depth; fronts replace these modules.
-    `results` maps each module visited so far to its result; this function adds those of the module
-    and its submodules. `path` is the name of the module in messages.
+    A front gets the parameters of its module as `QuantizedFront.replaced_parameters`. `results`
+    maps each module visited so far to its result; this function adds those of the module and its
+    submodules. `path` is the name of the module in messages.
     """
     if module not in results:
         results[module] = module  # where a module contains itself, the original stays

@@ -84,7 +84,8 @@ def with_evaluation(
 
     Parameters as for `lower`. With a `loss_fn`, the pass also counts correct labels if the target
     has an integer label for each vector of several scores that the model returns. Vectors are along
-    dimension 1, or dimension 0 of a single sample. A label is correct if its score is the highest.
+    dimension 1, or dimension 0 of a single sample. A label is correct if its score is the highest,
+    and the first one if several are highest.
 
     Raises
     ------
@@ -202,7 +203,7 @@ def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
     """Return a step cut to its loss or, if `loss_is_sum`, to the tensor that the loss sums.
 
     A contiguous copy of the loss or of that tensor becomes the only result. Changes the graph of
-    `joint`.
+    `joint`: operators that are no longer needed, and the tangents, are removed.
     """
     loss = next(result for result in joint.results if result.kind is OutputKind.LOSS)
     graph = joint.graph_module.graph
@@ -230,8 +231,9 @@ def _cut_to_output(joint: Joint, *, loss_is_sum: bool) -> Joint:
 def _write_to_caller(step: LoweredStep, model_input_count: int, joint: Joint) -> LoweredStep:
     """Return a lowered forward pass whose last node writes to the caller's output.
 
-    Of the flat inputs, only the first `model_input_count` remain. All entries of `states`, and
-    initial values of buffers that no call uses, are removed, too.
+    The last node gets the name ``output``, and the graph a name with "in evaluation mode". Of the
+    flat inputs, only the first `model_input_count` remain. All entries of `states`, and initial
+    values of buffers that no call uses, are removed, too.
     """
     graph, buffer = step.graph, step.loss.buffer
     last_index = graph.node_of[graph.tensor_index[buffer]]

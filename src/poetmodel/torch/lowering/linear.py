@@ -104,7 +104,10 @@ def _lower_sum_with_product(
 
 
 def _lower_row_copy(op: Lowering, out: StridedView, x: StridedView) -> None:
-    """Add the call that copies a tensor to `out`; a bias, equal in all rows, has its own kernel."""
+    """Add the call that copies a tensor to `out`.
+
+    A bias, equal in all rows of a matrix, has its own kernel if each row of `out` is contiguous.
+    """
     is_bias = len(x.shape) == 2 and x.strides[0] == 0 and out.strides[1] == 1  # noqa: PLR2004 - a matrix
     if is_bias:
         op.call("pm_fill_rows", out, x, *out.shape, out.strides[0], x.strides[1])
@@ -134,8 +137,9 @@ def _lower_product(
 ) -> None:
     """Lower the product of matrices, or of batches of matrices: ``a @ b``.
 
-    The product overwrites `out`, or is added to `out` if `accumulate`. Refuses to add to an output
-    of several rows if neither its columns nor its rows of several elements are contiguous.
+    The product overwrites `out`, or is added to `out` if `accumulate`. If `out` has several rows,
+    and neither its columns nor its rows of several elements are contiguous, the product is computed
+    in workspace and then copied; with `accumulate`, it is refused.
     """
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
         # Kernels compute several elements of a row at once, so that long rows are faster.
@@ -177,7 +181,8 @@ def _lower_loss_sum(
 ) -> None:
     """Add the call of a kernel for the sum or mean of losses, or one loss per element.
 
-    `reduction` is PyTorch's number; `constants` are arguments of the kernel after the shape tables.
+    `reduction` is PyTorch's number; `constants` are the arguments of the kernel between the shape
+    tables and the divisor of the sum.
     """
     out = op.output()
     views = [convert_operand(op, argument) for argument in operands]
@@ -262,7 +267,11 @@ def _weight_or_one(weight: Any) -> Any:
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _lower_nll_loss_forward(op: Lowering) -> None:
-    """Lower the negative log likelihood loss and its second output, the targets' total weight."""
+    """Lower the negative log likelihood loss and its second output, the targets' total weight.
+
+    This weight is 0 if the losses of a batch are not reduced. It is in workspace if the second
+    output does not exist.
+    """
     x, target, weight, reduction, ignored_class = op.args
     x, target = op.value(x), op.value(target)
     out = op.output()
@@ -304,7 +313,7 @@ def _lower_nll_loss_backward(op: Lowering) -> None:
 def _class_weights(op: Lowering, weight: Any) -> tuple[StridedView | Argument, int]:
     """Return (weights of classes, their stride).
 
-    Returns (0, 0) if `weight` is None: a null pointer, for which all weights are 1.
+    Returns (0, 0) if `weight` is None: with a null pointer as weights, all weights are 1.
     """
     if weight is None:
         return 0, 0
@@ -355,9 +364,10 @@ def accumulate_gradient(
 ) -> StridedView:
     """Lower the addition of gradients to `total`, their sum over batches; return the clipped sum.
 
-    Sets the condition of the operation: the calls that clip, and all calls added later, are
-    executed only for the last batch of an accumulation. `count` is the number of earlier batches in
-    `total`. Refuses a `total` that is not dense.
+    Without clip factors, the result is `total` itself. Sets the condition of the operation: the
+    calls that clip, and all calls added later, are executed only for the last batch of an
+    accumulation. `count` is the node of the number of earlier batches in `total`. Refuses a `total`
+    that is not dense.
     """
     if not total.is_dense:
         op.refuse("expected a dense parameter")

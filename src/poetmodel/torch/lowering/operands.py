@@ -93,7 +93,7 @@ class StridedView:
     def is_dense(self) -> bool:
         """Whether the elements fill a contiguous range of memory, in any order of dimensions.
 
-        Valid only if the elements do not overlap.
+        Valid only if there are elements, and they do not overlap.
         """
         return sum(
             (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
@@ -183,7 +183,10 @@ class Lowering:
         return self._get_view(argument)
 
     def learning_rate(self, argument: Any) -> ScaledLearningRate:
-        """Return the learning rate of an update as a multiple of the first parameter group's."""
+        """Return the learning rate of an update as a multiple of the first parameter group's.
+
+        The multiple is 1 for nodes that `relative_rates` lacks.
+        """
         return ScaledLearningRate(self._relative_rates.get(argument, 1.0))
 
     def output(self, position: int = 0) -> StridedView:
@@ -288,9 +291,10 @@ _TYPE_TEXTS: Final = {
 def shape_table(op: Lowering, *views: StridedView, preserve_order: bool = False) -> tuple[int, ...]:
     """Return the shape table of views of one shape, as defined in ``pm_each.h``.
 
-    Dimensions that are contiguous in all views are merged. They are sorted by the strides of the
-    first view, the largest outermost, unless `preserve_order`. A table without elements has one
-    dimension of size 0. Refuses more than `MAX_RANK` dimensions after merging.
+    Dimensions of size 1 are omitted. The remaining ones are sorted by the strides of the first
+    view, the largest outermost, unless `preserve_order`; then dimensions that are contiguous in all
+    views are merged. A table of one element has one dimension of size 1, a table without elements
+    one of size 0. Refuses more than `MAX_RANK` dimensions after merging.
     """
     dimensions = [
         (views[0].shape[i], *(view.strides[i] for view in views))
@@ -427,7 +431,10 @@ def make_contiguous(op: Lowering, view: StridedView) -> StridedView:
 
 
 def fill(op: Lowering, out: StridedView, number: float) -> None:
-    """Add a call that sets all elements of a dense tensor to a number; refuse other tensors."""
+    """Add a call that sets all elements of a dense tensor to a number; refuse other tensors.
+
+    Unless the elements are real, the number is truncated to an integer.
+    """
     if not out.is_dense:
         op.refuse("expected a dense output")
     value: Argument = float(number) if out.type is DataType.REAL else int(number)

@@ -374,7 +374,10 @@ _TRUTH_TABLES: Final = {
 
 @lowers(*_TRUTH_TABLES)
 def _lower_logical(op: Lowering) -> None:
-    """Lower a logical operator of booleans by its truth table; refuse integers."""
+    """Lower a logical operator of truth values by its truth table; refuse other operands.
+
+    Operands of uint8 are accepted if the result is boolean: all numbers except 0 are true.
+    """
     out = op.output()
     if out.type is not DataType.UINT8 or op.returns_bytes:
         op.refuse("expected truth values, got integers")
@@ -469,7 +472,7 @@ def _drop_threshold(dropped_ratio: float) -> int:
 
 @lowers(aten.native_dropout.default)
 def _lower_native_dropout(op: Lowering) -> None:
-    """Lower a dropout with its mask; a copy if it drops no elements."""
+    """Lower a dropout with its mask; a copy with a mask of ones if it drops no elements."""
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)
     op.is_elementwise = True

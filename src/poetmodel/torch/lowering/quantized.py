@@ -180,7 +180,8 @@ def _lower_maximum_gradient(op: Lowering) -> None:
 def _lower_quantized_update(op: Lowering) -> None:
     """Lower the update of an int8 weight, by 16-bit or stochastic rounding.
 
-    With several batches per update, gradients are summed, and the sum is set to 0 after the update.
+    With several batches per update, gradients are summed; the last batch updates the weight, and
+    sets the sum to 0.
     """
     state, gradients, scale, rate, *optional_operands = op.args
     update = op.node.target
@@ -266,7 +267,10 @@ def _pool_sizes(out: StridedView, x: StridedView) -> tuple[int, ...]:
 def _window_bounds(
     x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any
 ) -> list[tuple[int, ...]]:
-    """Return begin and end of each window, clipped to the image, along rows and along columns."""
+    """Return begin and end of each window, clipped to the image, along rows and along columns.
+
+    Each of the two tuples is flat. Windows are those of `max_pool_window_bounds`.
+    """
     dimensions = zip(
         _image_shape(x.shape)[1:3], _image_shape(out.shape)[1:3], window, stride, padding[::2],
         dilation,

@@ -336,9 +336,9 @@ def _lower_embedding_dense_backward(op: Lowering) -> None:
 def _lower_embedding_bag(op: Lowering) -> None:
     """Lower sums, means or maxima of bags of rows of a table.
 
-    In mode ``max``, the row index of each maximum is written to output 3, if that output exists.
-    No other output after the first is written. Refuses tables that are not contiguous, and
-    options that have no kernel.
+    In mode ``max``, the row index of each maximum, or -1 for an empty bag, is written to output 3,
+    if that output exists. No other output after the first is written. Refuses tables that are not
+    contiguous, and options that have no kernel.
     """
     w, *bags, scales_by_frequency, mode, is_sparse, weights, _, padding_index = op.args
     _check_bag_options(op, scales_by_frequency, is_sparse)
@@ -403,7 +403,7 @@ def _call_on_bags(
     `tensors` are the first arguments of the kernel. `bags` are the indices, and the position of the
     first index of each bag. `sizes` are the number of bags, the columns of the table, the mode and
     the padding index. `weights` has a factor for each index, or is None. Copies indices, positions
-    and weights that are not contiguous.
+    and weights that are not contiguous to workspace.
     """
     indices, offsets = (make_contiguous(op, op.value(tensor)) for tensor in bags)
     weight_view: StridedView | int = (
