@@ -107,13 +107,17 @@ def lower(
 class StepLowering:
     """Lowers a captured step to a step for export.
 
-    Creating the object replays the captured graph on fake tensors, for the views of all results.
-    Raises `CaptureError` for types that exported code does not have, and for learning rates that
-    differ if the first one is 0.
+    Creating the object executes the captured graph twice on the inputs of the capture: once to find
+    its storages, once to find the views of all results. Raises `CaptureError` if an operation fails
+    on these inputs or returns an input together with new memory, for types that exported code does
+    not have, and for learning rates that differ if the first one is 0.
     """
 
     def __init__(self, joint: Joint) -> None:
-        """Replay the captured graph on fake tensors, to find the views of all results."""
+        """Execute the captured graph on its inputs, to find storages and the views of all results.
+
+        Also registers the buffers of unread inputs.
+        """
         self.joint = joint
         # Workspaces of PyTorch do not count: C kernels have their own.
         self.training_graph = TrainingGraph(joint, measure_workspaces=False)
@@ -135,11 +139,14 @@ class StepLowering:
         replay(joint, self._execute_and_view)
 
     def lower_step(self) -> LoweredStep:
-        """Lower all operations, and return the step with fused updates.
+        """Lower all operations, and return the step with estimated instructions.
 
-        Raises `CaptureError` with the first guard that exported code cannot check, or else with the
-        first operator without a kernel. Also raises it for inputs, state and operators that
-        exported code does not support, and `InputError` for optimizer state that is not finite.
+        Updates follow the node of the loss (`defer_updates`), and compute the gradients that only
+        they read (`fuse_updates`), where possible. The field `accumulate` is 1.
+
+        Raises `CaptureError` with the first message of `_guard_messages`, or else of
+        `_missing_kernel_messages`. Also raises it for inputs, state and operators that exported
+        code does not support, and `InputError` for optimizer state that is not finite.
         """
         operations = [
             operation for operation in self.training_graph.operations if not operation.is_source
@@ -178,7 +185,8 @@ class StepLowering:
     def _compute_relative_rates(self) -> dict[fx.Node, float]:
         """Return the learning rate of each parameter group as a multiple of the first group's.
 
-        Raises `CaptureError` if the rates differ and the first one is 0.
+        Only groups with trained parameters count. The keys are the nodes of the rates. Raises
+        `CaptureError` if the rates differ and the first one is 0.
         """
         rates = {
             a.node: float(self.joint.value(a))
@@ -220,7 +228,7 @@ class StepLowering:
                 self.views[argument.node] = self._add_unread_input(argument, value)
 
     def _add_unread_input(self, argument: InputSpec, value: torch.Tensor) -> StridedView:
-        """Register a buffer for an input that no operation reads, and return the input's view."""
+        """Register a buffer for an input that no operation reads; return its contiguous view."""
         kind = self._exported_type(value.dtype, argument.name)
         self.unread_inputs[argument.name] = Buffer(elements=value.numel(), type=kind)
         shape = tuple(value.shape)
@@ -230,7 +238,7 @@ class StepLowering:
     def _execute_and_view(
         self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
-        """Execute a node on fake tensors, store the view of a tensor result, return the result."""
+        """Execute a node, store the view of a result that is one tensor, and return the result."""
         value = execute_kernel(node, arguments, keywords)
         if isinstance(value, torch.Tensor):
             self.views[node] = self._make_view(node, value, f"{node.target}{location_suffix(node)}")
@@ -277,8 +285,8 @@ class StepLowering:
     def _make_buffer(self, storage: TensorStorage) -> Buffer:
         """Return the buffer of a storage.
 
-        Raises `CaptureError` if it is read as several types, or if exported code does not have its
-        type.
+        Raises `CaptureError` if the layouts of the storage have several types, or a type that
+        exported code does not have.
         """
         types = {layout.dtype for layout in storage.layouts}
         if len(types) > 1:
@@ -378,14 +386,17 @@ class StepLowering:
     def _has_node(self, operation: Operation) -> bool:
         """Return whether the exported graph has a node for an operation.
 
-        It has none for inputs, constants, and state that is never updated.
+        It has none for inputs, learning rates, constants, and state that is never updated.
         """
         if operation.phase is Phase.INPUT:
             return False
         return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced_states
 
     def _make_graph(self, lowerings: Mapping[int, Lowering]) -> Graph:
-        """Return the graph of the exported step, from the lowered operations."""
+        """Return the graph of the exported step, from the lowered operations.
+
+        The batch size is the first dimension of the first input with dimensions; 1 without one.
+        """
         operations = [
             operation for operation in self.training_graph.operations if self._has_node(operation)
         ]
@@ -436,7 +447,8 @@ class StepLowering:
     def _buffer_names(self, lowering: Lowering | None) -> tuple[str, ...]:
         """Return the names of the buffers in the calls of an operation; () if it has no lowering.
 
-        A kernel may read fewer tensors than PyTorch's operator.
+        Each name is returned once, `WORKSPACE` included. A kernel may read fewer tensors than
+        PyTorch's operator.
         """
         calls = () if lowering is None else lowering.calls
         return tuple(dict.fromkeys(name for call in calls for name in call.buffers))
@@ -514,7 +526,10 @@ class StepLowering:
 
 
 def _guard_messages(joint: Joint) -> Iterator[str]:
-    """Yield a message for each guard of the capture that exported code cannot check."""
+    """Yield a message for each line that tests numbers, and each value that Python code has read.
+
+    Exported code cannot check either. Values that an assertion has read are skipped.
+    """
     for line in joint.finite_check_lines:
         yield (
             f"{line} checks numbers, which cannot be exported; leave it out "
@@ -531,7 +546,7 @@ def _guard_messages(joint: Joint) -> Iterator[str]:
 
 
 def _missing_kernel_messages(operations: Sequence[Operation]) -> Iterator[str]:
-    """Yield a message for each operator without a kernel, with the module of its first use."""
+    """Yield a message for each operator without a lowering, with the module of its first use."""
     seen_operators: set[Any] = set()
     for operation in operations:
         if (
@@ -545,7 +560,7 @@ def _missing_kernel_messages(operations: Sequence[Operation]) -> Iterator[str]:
 
 
 def _to_exported_array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
-    """Return the elements of a tensor as an array of type `kind` in exported code.
+    """Return a copy of a tensor as a NumPy array of the type that represents `kind`.
 
     Raises `CaptureError` for integers of more than 32 bits.
     """

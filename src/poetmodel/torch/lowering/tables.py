@@ -45,8 +45,8 @@ no more elements than the converted input."""
 def lookup(x: torch.Tensor, rows: torch.Tensor, dimension: int, strides: list[int]) -> torch.Tensor:
     """Look up each byte in a table: in its only row, or in the row of the byte's channel.
 
-    `rows` has one row of 256 results, or one per index of the channel `dimension` of `x`. `strides`
-    are those of the result.
+    `rows` has one row of 256 results, or one per index of the channel `dimension` of `x`. A
+    negative int8 has the position of its value plus 256. `strides` are those of the new result.
     """
     out, index = torch.empty_strided(x.shape, strides, dtype=rows.dtype), x.long() % BYTE_VALUES
     if len(rows) == 1:
@@ -75,8 +75,8 @@ def replace_byte_conversions(joint: Joint) -> Joint:
     A conversion qualifies if its result is float32, and each element depends only on the byte at
     its position, and on constants that are equal within a channel. `_is_channel_dimension` decides
     which dimensions may be channels. Changes the graph of `joint`, and registers the tables as
-    buffers of its module. The tables become arguments of the returned step; constants that no
-    operation reads any longer are removed. Returns `joint` itself if no conversion qualifies.
+    buffers of its module. The tables become arguments of the returned step; operations and
+    constants without readers are removed. Returns `joint` itself if no conversion qualifies.
     """
     conversions = _Conversions(joint)
     if not conversions.end_nodes:
@@ -171,10 +171,11 @@ class _Conversions:
         """Conversions with a float32 result that nodes other than conversions read."""
 
     def _add_conversion(self, node: fx.Node) -> None:
-        """Register a node if it is a view or an elementwise conversion of a byte input.
+        """Register a node if it is a view of bytes, or an elementwise conversion, of a byte input.
 
         A conversion has one source, which has the shape of its result. All further operands are
-        constants, which vary along one channel dimension at most.
+        constants. The constants of a conversion and of the conversions that it reads vary along one
+        channel dimension at most.
         """
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
@@ -219,7 +220,7 @@ class _Conversions:
         return is_float and any(user not in self.source_of for user in node.users)
 
     def _find_constant(self, node: fx.Node) -> torch.Tensor | None:
-        """Return the value of a node if the value is equal in each step; None otherwise."""
+        """Return the value of a node if the value is equal in each step, otherwise None; cached."""
         if node not in self._constants:
             self._constants[node] = self._compute_constant(node)
         return self._constants[node]
@@ -236,7 +237,7 @@ class _Conversions:
         return value if isinstance(value, torch.Tensor) else None
 
     def _execute(self, node: fx.Node, get_value: Any) -> Any:
-        """Execute a node's operator with the values of its arguments."""
+        """Execute a node's kernel without gradients, on `get_value` of each argument node."""
         arguments = torch.fx.node.map_arg((node.args, node.kwargs), get_value)
         with torch.no_grad():
             return execute_kernel(node, *arguments)

@@ -61,12 +61,12 @@ def from_onnx(
 
     Floating-point initializers become parameters under their names; in a file that PyTorch
     exported, these are the names of the model's parameters. Running statistics of a batch norm
-    become buffers, which training mode updates as in PyTorch. Scalars, limits, exponents and the
-    values that Where selects are not trained. Constants from Constant nodes train only if they are
-    weights with different elements. Half, bfloat16 and double precision become float32, and
-    unsigned integers of more than one byte become int64. Quantized layers at the beginning
-    (QuantizeLinear, DequantizeLinear) become an int8 front, which is frozen except for the layers
-    in `train`.
+    become buffers, which training mode updates as in PyTorch. Scalars, inputs that must be constant
+    numbers (the scales of a Resize, for example), limits, exponents and the values that Where
+    selects are not trained. Constants from Constant nodes train only if they are weights with
+    different elements. Half, bfloat16 and double precision become float32, and unsigned integers of
+    more than one byte become int64. Quantized layers at the beginning (QuantizeLinear,
+    DequantizeLinear) become an int8 front, which is frozen except for the layers in `train`.
 
     Parameters
     ----------
@@ -157,9 +157,9 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self.tensor_paths: dict[str, tuple[str, ...]] = {}
         """Attribute path in this module of each parameter and buffer, by its name in the file.
 
-        Copies of shared constants have names of their own."""
+        Copies of shared constants have names of their own. Tensors of `front` are left out."""
         self.plain_numbers: dict[str, Any] = {}
-        """Constants as plain Python numbers instead of tensors, by name."""
+        """Constants as plain Python numbers, or nested tuples of them, by name."""
         self.front = None if front is None else front.front
         """The quantized first nodes of the file as one int8 module, or None."""
         self.front_values = ("", "") if front is None else (front.source, front.result)
@@ -186,8 +186,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return the floating-point output, or a tuple of several. Inputs are in file order.
 
-        Raises `InputError` unless the number and the shapes of the inputs match the file, or if a
-        node has a feature that is not supported.
+        With `logits`, training mode skips the `ending`. Raises `InputError` unless the number and
+        the shapes of the inputs match the file, or if a node has a feature that is not supported.
         """
         self._check_shapes(inputs)
         values: dict[str, Any] = dict(self.plain_numbers)
@@ -384,10 +384,11 @@ class _Constants:
         """Uses of each constant that a node reads, by name."""
 
     def register_all(self) -> FileRecord:
-        """Register the constants that are read or are outputs; return the record without Constants.
+        """Register constants that are read or outputs; return the record without Constant nodes.
 
-        Also removes Identity nodes of constants, and sets the names of the module's outputs. Raises
-        `InputError` if a Constant node does not contain numbers, or if its tensor cannot be read.
+        Also removes Identity nodes of constants, makes nodes read copies as in
+        `_copy_shared_constants`, and sets the names of the module's outputs. Raises `InputError` if
+        a Constant node does not contain numbers, or if its tensor cannot be read.
         """
         nodes = [node for node in self.record.nodes if not self._add_constant_node(node)]
         source_names: dict[str, str] = {}
@@ -467,7 +468,7 @@ class _Constants:
                     use.other_uses.append((node.operator, position))
 
     def _copy_shared_constants(self, node: NodeRecord) -> NodeRecord:
-        """Return a node that reads copies of constants that it shares by chance with other nodes.
+        """Return a node that reads copies of constants shared by chance with other inputs.
 
         Each batch norm gets its own statistics. Uniform weights, such as zeros of new biases, are
         shared by chance because exporters store equal constants once. Adds the copies to `arrays`,
@@ -499,8 +500,9 @@ class _Constants:
     def _add_constant(self, name: str, value: np.ndarray, use: _ConstantUses) -> None:
         """Register a constant as a parameter or buffer of the module, or as plain numbers.
 
-        Parameters are trained. Buffers are statistics, and tensors of more than `MAX_NUMBERS`
-        elements that need not be numbers.
+        Floating-point statistics become buffers. Floating-point constants with dimensions become
+        parameters if they train (`_is_trained`). Any other constant becomes plain numbers if an
+        input must be numbers or if it has at most `MAX_NUMBERS` elements, otherwise a buffer.
         """
         is_floating = value.dtype.kind == "f"
         if is_floating and use.statistics:
@@ -526,7 +528,8 @@ class _Constants:
     def _register_tensor(self, name: str, value: torch.Tensor, *, is_trained: bool) -> None:
         """Register a tensor under its dotted name, with a submodule for each prefix.
 
-        An empty name becomes ``weight``. Records the attribute path in `tensor_paths`.
+        Names that are taken get underscores; an empty name becomes ``weight``. The tensor becomes a
+        parameter if `is_trained`, otherwise a buffer. Records its attribute path in `tensor_paths`.
         """
         *prefixes, leaf_name = [prefix for prefix in name.split(".") if prefix] or ["weight"]
         module: nn.Module = self.module

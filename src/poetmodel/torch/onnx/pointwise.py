@@ -64,7 +64,7 @@ register_operator(*_FUNCTIONS)(lambda node, x: _FUNCTIONS[node.operator](to_tens
 
 
 def _divide(x: Any, y: Any) -> torch.Tensor:
-    """Return the quotient; quotients of integers are rounded toward zero."""
+    """Return the quotient, rounded toward zero if no operand is a floating-point tensor."""
     is_integer = not any(torch.is_tensor(v) and v.is_floating_point() for v in (x, y))
     result: torch.Tensor = torch.div(x, y, rounding_mode="trunc") if is_integer else x / y
     return result
@@ -267,6 +267,9 @@ def _compute_softmax(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 
 @register_operator("Dropout", numbers=(1, 2), first_output_only=True)
 def _drop_elements(node: OnnxNode, x: torch.Tensor, ratio: Any = None, _: Any = None) -> Any:
-    """Apply dropout in training mode of the module; the training flag in the file is ignored."""
+    """Apply dropout in training mode of the module; the training flag in the file is ignored.
+
+    The ratio is 0.5 by default.
+    """
     dropped_ratio = 0.5 if ratio is None else to_number_list(node, ratio, "ratio")[0]
     return node.pad_outputs(functional.dropout(x, dropped_ratio, node.training))

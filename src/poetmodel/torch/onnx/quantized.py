@@ -55,7 +55,8 @@ def split_front(
 ) -> tuple[FrontRecord | None, FileRecord]:
     """Return the quantized front of a file, or None, and the file without the front's nodes.
 
-    Constant nodes stay in the file. The options are those of `poetmodel.torch.quantized`.
+    Returns None, and the file itself, if the file has none of `QUANTIZATION_OPERATORS`. Constant
+    nodes stay in the file. The options are those of `poetmodel.torch.quantized`.
 
     Raises
     ------
@@ -234,6 +235,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def _compute_quantization(self, node: NodeRecord, values: Mapping[str, Any]) -> torch.Tensor:
         """Compute a QuantizeLinear or DequantizeLinear with PT2E's operators.
 
+        A QuantizeLinear without a zero point returns uint8; its attributes are always ignored.
         Constants of other types than int8 and uint8, such as an int32 bias, are dequantized by
         arithmetic. Raises `InputError` if another value has such a type, and for several scales,
         except those of such constants and of dequantized int8 values.

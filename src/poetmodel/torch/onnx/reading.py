@@ -174,9 +174,9 @@ def _read_opset(path: Path, model: Any) -> int:
 def _inline_and_check(path: Path, model: Any) -> Any:
     """Inline the local functions of a model, and check it with ONNX's checker; return the model.
 
-    Outputs without a shape get an empty one. Models of 2 GiB or more are not checked. Raises
-    `InputError` if the checker rejects the model, except for unknown or deprecated operators;
-    `_check_operators` reports all unknown ones that outputs need.
+    Tensor outputs without a shape get an empty one. Models of 2 GiB or more are not checked. Raises
+    `InputError` if the checker rejects the model, except for an unknown or deprecated operator,
+    which ends the check; `_check_operators` reports all unknown operators that outputs need.
     """
     from onnx import checker, inliner
 

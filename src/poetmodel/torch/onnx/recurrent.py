@@ -58,7 +58,8 @@ def _compute_directions(
     direction. `parameters` are input weights, recurrent weights, and biases or None, of all
     directions. `initial_states` has None for states of zeros. `lengths` are the lengths of the
     sequences; None if all sequences are full. Beyond the length of a sequence, Y is 0 and its
-    states are unchanged. Returns Y alone if the node has one output. Raises `InputError` for
+    states are unchanged. If the attribute ``layout`` is set, the batch is the first dimension of
+    `x`, Y and states. Returns Y alone if the node has one output. Raises `InputError` for
     attributes and activations that are not supported.
     """
     is_batch_first = bool(node.get("layout", 0))
@@ -150,8 +151,6 @@ def _find_activations(node: OnnxNode, direction: int, n_directions: int) -> tupl
 def _compute_rnn(
     node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
-    """Compute an RNN."""
-
     def make_step(weights: _Weights, activations: tuple[Activation, ...], _: int) -> TimeStep:
         """Return the function of one time step."""
 

@@ -51,12 +51,12 @@ def _reduce_axes(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
 
     If ``noop_with_empty_axes`` is set and there are no axes, each element is reduced alone. The
     maximum or minimum of no elements is in `_EMPTY_EXTREMES`; for integers PyTorch raises an error.
-    It also raises one for ReduceMean and ReduceL2 of integers.
+    PyTorch also raises an error for ReduceMean and ReduceL2 of integers or booleans.
     """
     x = to_tensor(x)
     reduced_axes = read_axes(node, axes, rank=x.ndim)
     keep_dims = bool(node.get("keepdims", 1))
-    if not reduced_axes and node.get("noop_with_empty_axes", 0):  # no reduction
+    if not reduced_axes and node.get("noop_with_empty_axes", 0):  # each element alone
         x, reduced_axes, keep_dims = x.unsqueeze(-1), [x.ndim], False
     reduced_axes = reduced_axes or list(range(x.ndim))
     neutral = _EMPTY_EXTREMES.get(node.operator)
@@ -92,7 +92,8 @@ def _find_extreme_index(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _compute_cumulative_sum(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
     """Return cumulative sums along an axis.
 
-    They begin at its end if ``reverse`` is set, and omit the element itself if ``exclusive`` is.
+    The sums begin at the end of the axis if ``reverse`` is set, and omit the element itself if
+    ``exclusive`` is set.
     """
     (sum_axis,) = to_integers(node, axis, "axis")
     x = to_tensor(x)
@@ -212,7 +213,10 @@ def _compute_group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) 
 
 @register_operator("MeanVarianceNormalization")
 def _compute_mean_variance_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
-    """Return ``(x - mean) / (deviation + 1e-9)``. The gradient is finite for constant `x`, too."""
+    """Return ``(x - mean) / (deviation + 1e-9)``, with mean and deviation over ``axes``.
+
+    The gradient is finite for constant `x`, too.
+    """
     axes = [axis % x.ndim for axis in node.get("axes", (0, 2, 3))]
     centred = x - x.mean(axes, keepdim=True)
     count = math.prod(x.shape[axis] for axis in axes)

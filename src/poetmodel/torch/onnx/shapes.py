@@ -156,7 +156,10 @@ def _concat_sequence(node: OnnxNode, values: list[torch.Tensor]) -> torch.Tensor
 
 @register_operator("Slice", numbers=(1, 2, 3, 4))
 def _slice(node: OnnxNode, x: Any, *bounds: Any) -> torch.Tensor:
-    """Slice `axes`, by default the first ones. A negative step reverses its axis."""
+    """Slice axes, by default the first ones in steps of 1. A negative step reverses its axis.
+
+    `bounds` are starts, ends and, if given, axes and steps.
+    """
     x = to_tensor(x)
     starts, ends, *options = (
         None if value is None else to_integers(node, value, name)
@@ -360,7 +363,7 @@ def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Ten
 def _make_one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
     """Return a tensor with a new axis: ``values[1]`` at each index, ``values[0]`` elsewhere.
 
-    An index beyond `depth` has no position on the axis.
+    Negative indices count from the end. An index beyond `depth` has no position on the axis.
     """
     (size,) = to_integers(node, depth, "depth")
     off_value, on_value = to_number_list(node, values, "values")

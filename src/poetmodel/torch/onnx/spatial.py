@@ -267,7 +267,8 @@ def _resize(
 ) -> torch.Tensor:
     """Resize with PyTorch's operator if it has the result of ONNX, otherwise axis by axis.
 
-    Raises `InputError` if the coordinate transformation is not supported.
+    Raises `InputError` if the coordinate transformation is not supported, or if the roi, scales or
+    sizes that it needs are tensors.
     """
     resized_axes = [_ResizedAxis(node, size) for size in x.shape]
     axes = read_axes(node, None, rank=x.ndim)
@@ -321,7 +322,7 @@ class _ResizedAxis:
         self.factor = 1.0
         """Size of the output over the size of the input, before rounding."""
         self.crop = (0.0, 1.0)
-        """First and last position of the output in the input, as fractions of the axis."""
+        """Positions of the output's ends in the input: 0 is the first element, 1 the last."""
         self.node = node
         self.mode: str = node.get("mode", "nearest")
         self.coordinates: str = node.get("coordinate_transformation_mode", "half_pixel")

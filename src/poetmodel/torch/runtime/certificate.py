@@ -161,7 +161,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
 
     Raises `CaptureError` if a profiler of PyTorch is on, a check of the step fails, or the
     optimizer or its parameters have changed since the capture. Raises `PageError` if a page or
-    state cannot be written or read.
+    state cannot be written or read. Exceptions of the eager step are not converted.
     """
     joint, runner = compiled.trace.joint, compiled.runner
     state = StepState(joint, inputs)

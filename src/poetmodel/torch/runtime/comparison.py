@@ -70,10 +70,10 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
     Also compares eager PyTorch with itself. Restores all state. Logs differences that are as small
     as the rounding of sums in another order, and another final state of the random generator.
 
-    Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch fails, or
-    computes other results in a second execution, even with one thread. The second execution starts
-    with the modules as the first one left them. Raises `PageError` if a page or state cannot be
-    written or read.
+    Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch or a check of
+    the step fails, or if eager PyTorch computes other results in a second execution, even with one
+    thread. The second execution starts with the modules as the first one left them. Raises
+    `PageError` if a page or state cannot be written or read.
 
     A capture contains the values that Python code computed during the capture, such as the time, a
     count of calls, or a number of another library's generator. The second execution of a captured
@@ -134,8 +134,9 @@ def _unstable_results(trace: Trace, state: StepState, expected: Results) -> list
 
     The second step starts with the modules as the first step left them.
 
-    `expected` are the results of the first step. Without an optimizer, the backward pass is not
-    repeated if modules are unchanged, and all results of a second forward pass are equal: it
+    `expected` are the results of the first step. The backward pass is not repeated if modules are
+    unchanged and all results of a second forward pass are equal, including parameters and moments
+    that updates would change: except in custom autograd functions and hooks, a backward pass
     executes no Python code of the model.
     """
     if state.is_unchanged:
@@ -160,9 +161,9 @@ _CHECKPOINT_ADVICE: Final = (
 def _is_rounding(difference: ResultDifference, expected: Results) -> bool:
     """Return whether a difference is small enough to come from the order of sums.
 
-    The limit is sqrt(eps) times the largest absolute value of the result; for a gradient, of all
-    gradients. Differences of integers or shapes, and of results that only one step has, are never
-    small enough.
+    The limit is sqrt(eps) times the largest finite absolute value of the expected result; for a
+    gradient, of all gradients. Differences of integers or shapes, and of results that only one step
+    has, are never small enough.
     """
     name, value = difference.name, expected.get(difference.name)
     if value is None or difference.largest is None or not value.is_floating_point():
@@ -193,7 +194,8 @@ def execute_eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = 
     """Execute a step in eager PyTorch; return its output.
 
     Without `backward`, executes only the forward pass, which may change buffers. Otherwise also
-    adds gradients or, with an optimizer, updates parameters and moments and clears gradients.
+    adds gradients of the loss over `Joint.accumulate` or, with an optimizer, updates parameters and
+    moments and clears gradients. The loss in the output is detached and not divided.
     """
     with torch.enable_grad():
         outputs = joint.module(*inputs)
@@ -250,7 +252,7 @@ class StepState:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether classes, attributes and hooks of all modules are those of the snapshot."""
+        """Whether all state of modules that `ModuleSnapshot` covers is that of the snapshot."""
         return self._modules.is_unchanged()
 
     @contextmanager

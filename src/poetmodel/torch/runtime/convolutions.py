@@ -180,10 +180,10 @@ class Division:
     def pieces(
         self, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: OptionalTensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, OptionalTensor, int]]:
-        """Yield per piece views (output, input, weight, bias) and the number of groups.
+        """Yield (output, input, weight, bias, number of groups) of each piece, with views.
 
-        `y`, `x`, `w` and `b` are the whole output, input, weight and bias of a convolution. Those
-        without the divided dimension are yielded whole; for ``in``, also output and bias.
+        `y`, `x`, `w` and `b` are the whole output, input, weight and bias of a convolution. Tensors
+        without the divided dimension are yielded whole. Raises `KeyError` for ``channels``.
         """
         totals = {"batch": y.shape[0], "out": y.shape[1], "in": x.shape[1], "groups": self.groups}
         total = totals[self.dimension]
@@ -219,7 +219,7 @@ class DividedConvolution:
     """Kernel of a convolution in pieces."""
 
     divisions: tuple[Division | None, ...]
-    """The division of the output, which must not be None."""
+    """The only division, of the output by batch, output channels or groups; not None."""
     example: torch.Tensor = field(repr=False)
     """The output as a meta tensor."""
 
@@ -236,7 +236,10 @@ class DividedConvolution:
 
 @dataclass(frozen=True, slots=True)
 class DividedConvolutionBackward:
-    """Kernel of the gradients of a convolution in pieces; computes the smaller gradient first."""
+    """Kernel of the gradients of a convolution in pieces.
+
+    The gradient of the input is computed first, or that of the weight if the weight is smaller.
+    """
 
     divisions: tuple[Division | None, ...]
     """Division of the input's gradient, and division of the gradients of weight and bias."""
@@ -305,7 +308,7 @@ class DividedNormBackward:
     """Kernel of the gradients of a batch norm, in pieces of channels on copies of the inputs."""
 
     divisions: tuple[Division | None, ...]
-    """The division of the channels, which must not be None."""
+    """The only division, of the channels; not None."""
 
     def __call__(
         self, dy: torch.Tensor, x: torch.Tensor, *settings: Any

@@ -73,7 +73,7 @@ class Power:
         """
         compute, storage = device.compute, device.storage
         compute_w = compute.power_w
-        if compute_w is None:  # a device states one of the two
+        if compute_w is None:  # then a device states FLOP per joule
             compute_w = compute.flops_per_s / (compute.flops_per_j or compute.flops_per_s)
         return cls(
             compute_w=compute_w,
