@@ -115,7 +115,8 @@ def parse_size(value: str | int, *, field: str, base_bytes: int | None = None) -
 
     Sizes with a unit or ``%`` are rounded down. `field` is the prefix of error messages.
     `base_bytes` is the size of 100 % [B]. Raises `BudgetError` for a percentage without
-    `base_bytes`, a fraction without a unit, a size above `MAX_BYTES`, and any other value.
+    `base_bytes`, a fraction without a unit, an unknown unit, a size that is negative or above
+    `MAX_BYTES`, and a value that is no size.
     """
     with convert_errors(BudgetError, field):
         size, unit = _split_quantity(value, _SIZE)
@@ -147,8 +148,9 @@ def parse_fraction(value: str | int) -> Fraction | None:
 def parse_time(value: str | float, *, field: str, base_s: float | None = None) -> float:
     """Parse a time as seconds: ``20ms``, ``10min``, ``110%`` of `base_s`, or a number of seconds.
 
-    `field` is the prefix of error messages. Raises `BudgetError` for a text without a unit, a
-    percentage without `base_s`, a number above 1e30, and any other value.
+    `field` is the prefix of error messages. Raises `BudgetError` for a text without a unit, an
+    unknown unit, a percentage without `base_s`, a time that is negative or above 1e30 s, and a
+    value that is no time.
     """
     return _parse_real(value, _TIME, field=field, base=base_s)
 
@@ -170,7 +172,10 @@ def parse_frequency(value: str | float, *, field: str) -> float:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Format a size in binary units: ``1.50 MiB``."""
+    """Format a size in binary units, with two decimals from 1 KiB: ``1.50 MiB``.
+
+    The unit is the largest one, up to GiB, in which the size is at least 1.
+    """
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(size_bytes) >= factor:
             return f"{size_bytes / factor:,.2f} {unit}"
@@ -178,7 +183,11 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(time_s: float) -> str:
-    """Format a time: ``12.3 ms``."""
+    """Format a time: ``12.3 ms``.
+
+    Times below 2 min are in ns to s with four significant digits (three below 1 ns), times below
+    2 h in minutes and other times in hours, both with three digits.
+    """
     if abs(time_s) >= _LONG_S:
         return f"{time_s / 3600:.3g} h"
     if abs(time_s) >= _MEDIUM_S:
@@ -187,7 +196,10 @@ def format_seconds(time_s: float) -> str:
 
 
 def format_joules(energy_j: float) -> str:
-    """Format an energy: ``4.56 mJ``."""
+    """Format an energy in nJ to J with four significant digits: ``4.56 mJ``.
+
+    Energies below 1 nJ have three digits. From 10,000 J, the format is scientific: ``1.235e+04 J``.
+    """
     return _format_with_prefix(energy_j, "J")
 
 
@@ -266,7 +278,7 @@ def _similar_units(unit: str, units: Mapping[str, object]) -> list[str]:
 
 
 def _format_candidate(number: str, unit: str) -> str:
-    """Format an amount with its unit and, for sizes, the unit's factor."""
+    """Format an amount with its unit and, for sizes except bytes, the unit's factor."""
     if SIZE_UNITS.get(unit, 1) == 1:
         return f"{number}{unit}"
     return f"{number}{unit} ({unit}: {SIZE_UNITS[unit]:,} B)"

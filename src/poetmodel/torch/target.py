@@ -44,6 +44,9 @@ StepArguments: TypeAlias = (
 def is_target(text: str) -> bool:
     """Return whether a string has the format ``module:function`` or ``path/file.py:function``.
 
+    The text after the last colon must be a Python identifier; the text before it is not checked,
+    but may not be empty.
+
     Examples
     --------
     >>> is_target("train:step"), is_target("train.graph.json")
@@ -72,15 +75,15 @@ def default_name(text: str) -> str | None:
 
 
 def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
-    """Return the step of a target: call its function after importing it, or read an ONNX file.
+    """Return (model, loss, inputs) of a target: call its function, or read an ONNX file.
 
-    `onnx` has the options for an ONNX file. Modules may be in the current folder.
+    The function is imported first; its module may be in the current folder. `onnx` has the options
+    for an ONNX file.
 
     Raises `InputError` if `target` has another format; if the function is missing, fails or returns
     another type; if the ONNX file or its options are invalid; or if options are given for a
-    function.
-    Raises `BackendUnavailableError` if PyTorch is missing or too old, and `MissingExtraError` for
-    an ONNX file if the package onnx is not installed.
+    function. Raises `BackendUnavailableError` if PyTorch is missing or too old, and
+    `MissingExtraError` for an ONNX file if the package onnx is not installed.
     """
     require_torch()
     if is_onnx(target):
@@ -106,8 +109,8 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> StepArguments:
 def trained_weight_bytes(model: object) -> int:
     """Return the size of all nonzero elements of trained parameters on the CPU [B].
 
-    Of parameters that share memory, the one with the largest such size counts. 0 if the object is
-    no module.
+    Of parameters that share memory, only the parameter with the largest size of nonzero elements
+    counts. Returns 0 if the object is no module.
     """
     import torch
 
@@ -130,11 +133,11 @@ class OnnxStep:
     batch: int | None = None
     """Batch size."""
     dims: tuple[tuple[str, int], ...] = ()
-    """(name, size) of other open dimensions."""
+    """(name, size) of open dimensions except the batch."""
 
     @property
     def given_options(self) -> tuple[str, ...]:
-        """The command-line options that are set."""
+        """The names of the command-line options that are set."""
         options = {"--loss": self.loss, "--batch": self.batch, "--dim": self.dims or None}
         return tuple(option for option, value in options.items() if value is not None)
 
@@ -207,7 +210,10 @@ def _check_returned(target: str, returned: object) -> StepArguments:
 
 
 def _load_module(name: str, format_text: str) -> ModuleType:
-    """Import a module by name; raise `InputError` if it does not exist."""
+    """Import a module by name; raise `InputError` if it does not exist.
+
+    Also raises `InputError` if a package that contains it imports a module that does not exist.
+    """
     try:
         exists = find_spec(name) is not None
     except (ModuleNotFoundError, ValueError):
@@ -220,7 +226,8 @@ def _load_module(name: str, format_text: str) -> ModuleType:
 def _load_file(path: Path, format_text: str) -> ModuleType:
     """Import a Python file as a module; raise `InputError` if it does not exist.
 
-    Registers the module in `sys.modules` under the name of the file without ``.py``.
+    Registers the module in `sys.modules` under the name of the file without ``.py``, also if the
+    import fails, in place of another module of this name.
     """
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LoopKeywords(TypedDict, total=False):
-    """Options of `compile` for training loops, which accumulate, clip and update by themselves."""
+    """Options of `compile` in training loops, which accumulate, clip and update by themselves."""
 
     storage: str | Path | None
     paging: bool | None
@@ -42,7 +42,8 @@ LOOP_OPTIONS: Final = frozenset(LoopKeywords.__annotations__)
 def refuse_processes(name: str, remedy: str) -> None:
     """Raise `InputError` if several processes train together.
 
-    Their number is that of ``torch.distributed`` if it is initialized, otherwise ``WORLD_SIZE``.
+    Their number is that of ``torch.distributed`` if it is initialized, otherwise the environment
+    variable ``WORLD_SIZE``, by default 1. Raises `ValueError` if that is no integer.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ def forbid_reads(owner: object, *attribute_names: str, method: str) -> Iterator[
 
     The attributes are counters: a compiled step would repeat the values that they had during the
     capture. Patches the class of `owner`, which must have these attributes, and so affects all its
-    instances. `method` is the name of the reader in the message.
+    instances until the end of the context. `method` is the name of the reader in the message.
     """
     with ExitStack() as stack:
         for attribute_name in attribute_names:
@@ -84,7 +85,8 @@ def loss_module(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Mo
     """Return a module that contains the model, and whose ``forward`` is the loss of a batch.
 
     `loss` is called with the model and the inputs of the batch. The class of the module is named
-    like that of the model, and the module is in the same training mode.
+    like that of the model, and the module has the model's training mode; the modes of submodules
+    are unchanged.
     """
 
     class LossModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]

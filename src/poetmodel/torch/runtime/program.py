@@ -39,9 +39,10 @@ class StepProgram:
     source: str
     """The function's source in Python."""
     function: StepFunction
-    """The compiled function of the values of the arguments, a callback for each gradient, and the
-    pages. With an optimizer, the values end with the positions of moments that are new. Returns the
-    end results."""
+    """The compiled function of three arguments: the values of the step's arguments; a callback that
+    is called with (output index, value) of each gradient; and the `Pages`, or None without files.
+    With an optimizer, the last value is the set of the positions of new moments. Returns the end
+    results."""
     end_results: Mapping[int, StepOutput]
     """Outputs that the function returns, by output index, in this order: all except gradients."""
     state_indices: Mapping[int, int]
@@ -50,12 +51,13 @@ class StepProgram:
 
 
 class StepWriter(Rewriter):
-    """Writes the program of a plan, which emits gradients as soon as they exist.
+    """Writes the program of a plan, which emits each gradient as soon as it is computed.
 
-    `program` is the program of a valid plan for a graph whose tensors are the storages
-    `storage_indices`. All other storages are kept until their last reader. A recomputed random
-    operation starts from the random state of its first execution. `state_indices` is that of
-    `StepProgram`.
+    `program` is the program of a valid plan with blocking transfers, for a graph whose tensors are
+    the storages `storage_indices`; its COMPUTE instructions have operation indices. Storages
+    outside the plan are kept until their last reader. Outputs that no operation computes are
+    written at the end. A recomputed random operation starts from the random state of its first
+    execution. `state_indices` is that of `StepProgram`.
     """
 
     def __init__(
@@ -66,7 +68,10 @@ class StepWriter(Rewriter):
         *,
         state_indices: Mapping[int, int] | None = None,
     ) -> None:
-        """Create a graph with the arguments of the step; `write` adds the operations."""
+        """Create a graph with placeholders for the arguments, new moments, `emit` and `pages`.
+
+        Without an optimizer, there is no placeholder for new moments. `write` adds the operations.
+        """
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
         self.state_indices = dict(state_indices or {})
@@ -88,16 +93,16 @@ class StepWriter(Rewriter):
         }
         self._results: dict[int, fx.Node] = {}
         self._outputs_of_operation: dict[int | None, list[int]] = {}
-        """Indices of the outputs that are complete after an operation, by its index; None for
-        outputs that are arguments."""
+        """Indices of the outputs that are complete after an operation, by the operation's index;
+        outputs that no operation computes have the key None."""
         for output_index, output in enumerate(outputs):
             self._outputs_of_operation.setdefault(output.last_operation, []).append(output_index)
         self._execution_counts = Counter(
             instruction.index for instruction in program if instruction.op == Op.COMPUTE
         )
         self._random_states: dict[int, fx.Node | None] = {}
-        """Node of the random state before the first execution of an operation; None unless the
-        operation is random and recomputed."""
+        """Node of the random state before the first execution of an operation, by operation index;
+        None unless the operation is random and recomputed."""
 
     def write(self) -> StepProgram:
         """Write and compile the program; call this once."""
@@ -105,7 +110,7 @@ class StepWriter(Rewriter):
         for instruction_index, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
                 self._write_computation(self.step_graph.operations[index], instruction_index)
-            elif op != Op.FREE:  # Python frees each value after its last use
+            elif op != Op.FREE:  # the compiled code deletes each computed value after its last use
                 self._write_page(op, self.storage_indices[index])
         for output_index in self._outputs_of_operation.get(None, ()):
             self._write_output(output_index)
@@ -125,8 +130,9 @@ class StepWriter(Rewriter):
     def _write_computation(self, operation: Operation, instruction_index: int) -> None:
         """Write an execution of an operation; the first also writes outputs that are then complete.
 
-        Repetitions of a random operation start from the random state of its first execution, and
-        restore the current state afterwards.
+        Repetitions make new copies only of storages in the plan. Repetitions of a random operation
+        start from the random state of its first execution, and restore the current state
+        afterwards.
         """
         if operation.index not in self._random_states:
             is_repeated = operation.is_random and self._execution_counts[operation.index] > 1
@@ -151,15 +157,15 @@ class StepWriter(Rewriter):
     def _write_operation(
         self, operation: Operation, storage_indices: Iterable[int], instruction_index: int
     ) -> None:
-        """Write an operation, whose storages `storage_indices` are then the newest copies.
+        """Write an operation; its outputs become the newest copies of `storage_indices`.
 
-        `instruction_index` is the position of the computation in the program.
+        `instruction_index` is the position of the computation in the program, for subclasses.
         """
         del instruction_index
         self.write_node(operation.node, storage_indices)
 
     def _write_page(self, op: Op, storage_index: int) -> None:
-        """Write a page-out or page-in of a storage, unless no node reads the storage."""
+        """Write a page-out or page-in of a storage; skip a storage without a node in the graph."""
         keys = self.output_keys(storage_index)
         if not keys:
             return
@@ -182,7 +188,10 @@ class StepWriter(Rewriter):
             self._newest[key] = output
 
     def _write_output(self, output_index: int) -> None:
-        """Write the emission of a gradient; store the node of any other output for the end."""
+        """Write the emission of a gradient; store the node of any other output for the end.
+
+        The node of an output that `_is_copied` is a clone.
+        """
         output = self.step_graph.outputs[output_index]
         value = self.map_node(output.result.node)
         if output_index not in self.end_results:
@@ -193,13 +202,16 @@ class StepWriter(Rewriter):
         self._results[output_index] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether an output is copied: if it is part of storages that the plan may free."""
+        """Return whether an output is copied: it fills no storage, and reads none outside the plan.
+
+        Arguments without an operation, and views of these arguments, are copied.
+        """
         return self._scheduled_storages.issuperset(
             output.reads.storages
         ) and not self._fills_storage(output.result.node)
 
     def _fills_storage(self, node: fx.Node) -> bool:
-        """Return whether a node's value occupies all bytes of its storage."""
+        """Return whether a node is an operation's output, no view, that fills its whole storage."""
         if node not in self.step_graph.output_keys:
             return False
         storage_index, layout_index = self.step_graph.output_keys[node]
@@ -213,8 +225,8 @@ class TrainingWriter(StepWriter):
 
     State with its home in RAM needs no instruction. State on storage is paged into new memory when
     its operation is computed, updated there, and written back. An operator that may run in place
-    does so if the program frees its input right after the operation. `resident` has the state
-    tensors of the program's graph with their home in RAM.
+    does so if the program frees its input right after the operation. `resident` has the positions
+    in `storage_indices` of the state tensors with their home in RAM.
     """
 
     step_graph: TrainingGraph
@@ -248,7 +260,7 @@ class TrainingWriter(StepWriter):
         super().__init__(trace, program, storage_indices, state_indices=state_indices)
 
     def _write_initial_state(self) -> None:
-        """Write the outputs that are values of state from before the step."""
+        """Write the outputs that are values of state or inputs from before the step."""
         for operation in self.step_graph.operations:
             output_indices = (
                 self._outputs_of_operation.get(operation.index, ()) if operation.is_source else ()
@@ -257,7 +269,7 @@ class TrainingWriter(StepWriter):
                 self._write_output(output_index)
 
     def map_placeholder(self, node: fx.Node) -> fx.Node:
-        """Return the node of an argument: its page-in if there is one, else its placeholder."""
+        """Return the node of an argument: its page-in if one was written, else its placeholder."""
         key = self._keys_by_node.get(node)
         if key in self._newest:
             return self._newest[key]
@@ -274,7 +286,10 @@ class TrainingWriter(StepWriter):
             super()._write_computation(operation, instruction_index)
 
     def _write_update(self, operation: Operation, update: Update, instruction_index: int) -> None:
-        """Write a call of `Update.overwrite_state`, which overwrites the memory of the state."""
+        """Write a call of `Update.overwrite_state`, which overwrites the memory of the state.
+
+        For state on storage, its newest copies become those of the replacement.
+        """
         state: Any = operation.node.args[0]
         options: dict[str, Any] = {}
         if isinstance(update, ParameterUpdate):
@@ -305,7 +320,7 @@ class TrainingWriter(StepWriter):
     def _write_operation(
         self, operation: Operation, storage_indices: Iterable[int], instruction_index: int
     ) -> None:
-        """Write an operation, in place if the program frees the input right after the operation."""
+        """Write an operation; in place if it may overwrite an input that is freed right after."""
         new_node = self.write_node(operation.node, storage_indices)
         freed_storages = self._storages_freed_after(instruction_index) if operation.in_place else ()
         for _, input_index in operation.in_place:
@@ -318,7 +333,10 @@ class TrainingWriter(StepWriter):
             return
 
     def _storages_freed_after(self, instruction_index: int) -> set[int]:
-        """Return the storages that are freed right after the computation at a position."""
+        """Return indices of the storages that are freed right after a computation of the program.
+
+        Storages outside the plan are freed after their last use.
+        """
         freed_storages = set(self._storages_of_last_use.get(instruction_index, ()))
         for op, i in self.program[instruction_index + 1 :]:
             if op != Op.FREE:
@@ -327,7 +345,7 @@ class TrainingWriter(StepWriter):
         return freed_storages
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether an output is copied: also if it is a value of state before the step."""
+        """Return whether an output is copied: also if it is read from state or inputs."""
         maker_indices = (self.step_graph.storages[i].operation for i in output.reads.storages)
         is_state = any(
             self.step_graph.operations[operation_index].is_source
@@ -339,7 +357,10 @@ class TrainingWriter(StepWriter):
 def _storages_by_last_use(
     step_graph: CapturedGraph, program: Program, scheduled_storages: Collection[int]
 ) -> dict[int, list[int]]:
-    """Return unscheduled storages, by the position in the program of their last use."""
+    """Return the indices of unscheduled storages, by the position in the program of their last use.
+
+    A use is a computation that reads or makes the storage.
+    """
     last_use: dict[int, int] = {}
     for instruction_index, (op, index) in enumerate(program):
         if op == Op.COMPUTE:

@@ -47,7 +47,7 @@ class Runner:
     ----------
     trace : Trace
     plan : Plan
-        A valid plan.
+        A valid plan with blocking transfers.
     storage_indices : sequence of int
         Storage index of each tensor of the plan's graph.
     program : Program, optional
@@ -57,9 +57,11 @@ class Runner:
     rollback : bool
         Whether parameters, gradients and state are unchanged after a failed transfer or check.
         Steps with a page file or checks then add gradients to existing ones only at the end. If
-        updates are part of the step and `folder` is given, state is restored from the state file.
+        updates are part of the step, state is restored from the state file; that needs `folder`, or
+        state with its home on storage.
     state_store : StateStore, optional
-        State store of the same step with inputs of other shapes, to share with it.
+        State store of the same step with inputs of other shapes, to share with it. It determines
+        whether state is restored.
     """
 
     def __init__(
@@ -73,11 +75,16 @@ class Runner:
         rollback: bool = True,
         state_store: StateStore | None = None,
     ) -> None:
-        """Write and compile the program; create the page file and the state file if needed.
+        """Write and compile the program; create a page file and a state file if the step uses them.
 
-        A new state file also moves state to the homes of the plan. Raises `InputError` if a file
-        cannot be created, `PageError` if state cannot be written, and `CaptureError` if
-        `state_store` lacks a state tensor of the step.
+        A page file is created if tensors other than state on storage are paged out. Without
+        `state_store`, a state file is created if state has its home on storage, or to restore state
+        with `folder` and `rollback`. That also moves state to the homes of the plan, and removes
+        the file in the folder from which the model was recovered.
+
+        Raises `InputError` if a file cannot be created, or another state file in the folder cannot
+        be opened; `PageError` if state cannot be written; and `CaptureError` if `state_store` lacks
+        a state tensor of the step.
         """
         self.trace = trace
         program = plan.program if program is None else program
@@ -106,7 +113,8 @@ class Runner:
         self._file_numbers = {
             index: file_number_of[state_index] for index, state_index in state_indices.items()
         }
-        """Number in the state file of each state on storage and replacement, by storage index."""
+        """Number in the state file of each state tensor on storage, by the storage index of the
+        tensor and by that of its replacement."""
         self.delays_gradients = rollback and (
             self.page_file is not None or bool(trace.joint.finite_check_lines)
         )
@@ -119,7 +127,7 @@ class Runner:
         self._returned_positions = [
             results.index(r) for r in joint.results if r.kind in _RETURNED_KINDS
         ]
-        """Positions, among the end results, of those that a step returns: the loss first."""
+        """Positions among the end results of the results that a step returns: the loss first."""
         self._check_positions = [
             position for position, result in enumerate(results) if result.kind is OutputKind.CHECK
         ]
@@ -129,7 +137,7 @@ class Runner:
             for position, target in targets.items()
             if target is not None
         }
-        """For end results that are new values of arguments: index of the argument, by position."""
+        """Index of each argument whose new value is an end result, by position of the result."""
         self._is_random = any(operation.is_random for operation in trace.step_graph.operations)
         self._module_indices = [indices[argument.node] for argument in joint.module_arguments]
         """Indices of the arguments that are tensors of modules."""
@@ -172,7 +180,10 @@ class Runner:
 
     @property
     def mirrored_bytes(self) -> int:
-        """Bytes of state in RAM that all steps of the state store wrote to it for rollback [B]."""
+        """Bytes of state in RAM that steps have written to the state file for rollback [B].
+
+        Includes steps of other runners that share the state store; 0 without a state store.
+        """
         return 0 if self.state_store is None else self.state_store.mirrored_bytes
 
     @property
@@ -185,8 +196,8 @@ class Runner:
         """Move state to its homes, and return a context manager for trial steps.
 
         The context manager restores the state on storage if its file has two generations; the
-        caller restores state in RAM. This method and the context raise `PageError` like
-        `move_state`.
+        caller restores state in RAM. Without a state file, neither has an effect. This method and
+        the context raise `PageError` like `move_state`.
         """
         if self.state_store is None:
             return nullcontext()
@@ -196,8 +207,9 @@ class Runner:
     def move_state(self) -> None:
         """Move state to the homes of the plan, and write its changes to the state file.
 
-        Within `trial`, with two generations, only discards the results of the last step. Has no
-        effect without a state file. Raises `PageError` if the file cannot be used, read or written.
+        Also stores new moments ``sum`` of Adagrad in the optimizer. Within `trial`, with two
+        generations, only discards the results of the last step. Has no effect without a state file.
+        Raises `PageError` if the file cannot be used, read or written.
         """
         if self.state_store is not None:
             self.state_store.prepare_step(frozenset(self._file_numbers.values()))
@@ -210,16 +222,16 @@ class Runner:
     def __call__(self, inputs: Sequence[Any], *, delays_gradients: bool | None = None) -> Any:
         """Execute one step on flat inputs; return its loss, or the model's output.
 
-        Changes gradients, buffers, inputs that the model changes, and the random state; also
-        parameters and moments if updates are part of the step. `delays_gradients` overrides the
-        attribute.
+        Changes gradients, buffers, inputs that the model changes, and the random state. If updates
+        are part of the step, also changes parameters and moments, and marks the optimizer as
+        stepped. `delays_gradients` overrides the attribute unless it is None.
 
         Raises `PageError` if a page or state cannot be written, read or verified, or if one of the
         files was closed or cannot be used. Raises `CaptureError` if a check for finite numbers
         fails; in a step with updates also if optimizer or parameters have changed since the
-        capture, or a parameter already has a gradient. With `rollback`, parameters, buffers, the
-        random state and delayed gradients are then unchanged, unless the error has the note
-        `TORN_NOTE`.
+        capture, or a parameter already has a gradient. The random state is then restored. With
+        `rollback`, parameters, moments, buffers and delayed gradients are unchanged, unless the
+        error has the note `TORN_NOTE`.
         """
         self.move_state()
         values = self._argument_values(inputs)
@@ -247,7 +259,6 @@ class Runner:
                     [values[index] for index in self._changed_arguments.values()], new_values
                 )
         loss, *further_results = [results[position] for position in self._returned_positions]
-        # An output of the model may be an argument itself.
         return self.trace.joint.build_output(loss, [value.detach() for value in further_results])
 
     def _restore_state(self, error: BaseException) -> None:
@@ -275,11 +286,11 @@ class Runner:
     def execute_program(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
         """Execute the program on the values of the arguments; return the end results in order.
 
-        In a step with updates, the positions of new moments follow these values. `emit` is called
-        once per gradient, with its output index and value. Other effects are changes of the random
-        state, of files, and of state that is updated. Raises `PageError` if a page cannot be
-        written, read or verified, or the page file cannot be used. Raises `CaptureError` if a check
-        for finite numbers fails.
+        In a step with updates, the set of the positions of new moments follows these values as the
+        last item. `emit` is called once per gradient, with its output index and value. Other
+        effects are changes of the random state, of files, and of state that is updated. Raises
+        `PageError` if a page cannot be written, read or verified, or the page file cannot be used.
+        Raises `CaptureError` if a check for finite numbers fails.
         """
         pager = self._make_pager()
         try:
@@ -308,7 +319,8 @@ class Runner:
     def _make_pager(self) -> Pages | None:
         """Check the page file, and return the pager of a step; None without files.
 
-        Raises `PageError` if the page file was closed, or cannot be created in a forked process.
+        Creates a new page file in a forked process. Raises `PageError` if that fails, or if the
+        page file was closed.
         """
         if self.page_file is None and self.state_store is None:
             return None
@@ -321,17 +333,17 @@ class Runner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientTarget:
-    """The argument whose ``.grad`` receives the gradient of one output."""
+    """The argument whose ``.grad`` receives one of the gradients that a step emits."""
 
     argument: int
     """Index among the arguments of the step."""
     key: int
-    """Identifier of the weight. A weight with several names has several gradients, which are summed
-    before they are added to ``.grad``, as PyTorch does."""
+    """``id`` of the argument's tensor. A weight with several names has several gradients, which are
+    summed before they are added to ``.grad``, as PyTorch does."""
     is_last: bool
     """Whether the gradient is the last one of its key."""
     is_sole_reader: bool
-    """Whether no other operation or output reads the gradient's storage."""
+    """Whether the gradient is in one storage, which no operation and no other output reads."""
 
 
 class Gradients:
@@ -354,7 +366,10 @@ class Gradients:
     def add(self, output_index: int, value: torch.Tensor) -> None:
         """Add a gradient to the sum of its weight.
 
-        Unless gradients are delayed, the last one adds the sum to an existing ``.grad``.
+        Unless gradients are delayed, the last one adds the sum to an existing ``.grad``. Otherwise
+        the sum is retained for `store_remaining`. A retained sum begins with the first gradient
+        itself if no other value uses its memory and it has the strides of the weight; otherwise
+        with a copy.
         """
         gradient_target = self._targets[output_index]
         target = self._values[gradient_target.argument]
@@ -364,7 +379,7 @@ class Gradients:
         if gradient_target.is_last and target.grad is not None and not self._is_delayed:
             target.grad.add_(value)
             return
-        # A gradient that fills its memory with the strides of its weight needs no copy.
+        # A gradient that alone fills its memory with the strides of its weight needs no copy.
         fills_storage = value.untyped_storage().nbytes() == value.numel() * value.element_size()
         is_owned = (
             gradient_target.is_sole_reader and fills_storage and value.stride() == target.stride()
@@ -374,7 +389,7 @@ class Gradients:
         self._gradient_sums[gradient_target.key] = value
 
     def store_remaining(self) -> None:
-        """Store the gradients that `add` retained in ``.grad``, or add them to existing ones."""
+        """Set each ``.grad`` to the sum that `add` retained, or add the sum to an existing one."""
         for gradient_target in self._targets.values():
             if not gradient_target.is_last or gradient_target.key not in self._gradient_sums:
                 continue
@@ -389,7 +404,7 @@ class Gradients:
 def _gradient_targets(
     trace: Trace, argument_indices: Mapping[fx.Node, int]
 ) -> dict[int, GradientTarget]:
-    """Return the argument whose ``.grad`` receives each gradient, by output index.
+    """Return the target of each gradient that a step emits, by output index.
 
     Gradients are in the order of completion. `argument_indices` has the index of each argument of
     the step by its node.

@@ -37,11 +37,12 @@ def load_state(
         The exported folder, whose file ``state.bin`` is read; or such a file, written by
         ``pm_run``, or by an application that calls `pm_read_state` for each tensor.
     model : torch.nn.Module
-        The exported model, or another one with the same parameters and buffers. Their values are
-        overwritten. If the program sums gradients of several batches, ``.grad`` gets the current
-        sums, or None if no batch was summed since the last update.
+        The exported model, or another one with the same parameters and buffers. Values that the
+        file has are overwritten. If the program sums gradients of several batches, ``.grad`` gets
+        the current sums, or None if no batch was summed since the last update.
     optimizer : torch.optim.Optimizer, optional
-        The optimizer whose state gets the moments of the file; by default these are ignored.
+        The optimizer whose state gets the moments of the file; by default these are ignored. A
+        momentum buffer that has no value in the file is removed from the state.
     folder : str or Path, optional
         The exported folder, if the file is elsewhere.
 
@@ -50,8 +51,9 @@ def load_state(
     InputError
         If file or folder cannot be read or do not match, the folder's program changes no state, the
         model lacks tensors of the file or has them in other shapes or without memory, the optimizer
-        does not train with the moments of the file, or `model` or `optimizer` has the wrong class.
-        Model and optimizer are then unchanged.
+        does not train with the moments of the file, a module quantized by PT2E cannot be converted
+        to an int8 front, or `model` or `optimizer` has the wrong class. Model and optimizer are
+        then unchanged.
     """
     file, export_folder = state_paths(path, folder)
     tensors = load_state_tensors(export_folder, requires_updates=True)
@@ -110,7 +112,8 @@ def save_state(
     InputError
         If the folder has tensors that the model and the optimizer lack or have in other shapes or
         without memory, if its program changes no state, if the folder cannot be read or the file
-        not be written, or if `model` or `optimizer` has the wrong class.
+        not be written, if a module quantized by PT2E cannot be converted to an int8 front, or if
+        `model` or `optimizer` has the wrong class.
     """
     file, export_folder = state_paths(path, folder)
     tensors = load_state_tensors(export_folder, requires_updates=True)
@@ -140,8 +143,8 @@ def _matching_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) of the parameters and buffers of a model that an exported folder has.
 
-    Raises `InputError` if `model` is no module, and for a tensor of another shape, or without
-    memory.
+    An int8 front replaces each module quantized by PT2E. Raises `InputError` if `model` is no
+    module, for a tensor of another shape or without memory, and as `with_fronts` does.
     """
     check_class("model", model, torch.nn.Module)
     model = with_fronts(model)
@@ -186,11 +189,11 @@ def _gradient_sums(
 def _moment_targets(
     model: torch.nn.Module, names: set[str], optimizer: torch.optim.Optimizer | None
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
-    """Yield (name, parameter, key in the optimizer's state) of each moment in `names`.
+    """Yield (name, parameter, key in the optimizer's state) of each moment in `names`, sorted.
 
     Raises `InputError` if the model lacks the parameter, or if the optimizer is not one of PyTorch,
-    does not train the parameter, or has a rule without such moments. Without an optimizer, checks
-    only the model.
+    does not train the parameter, or has a rule without this key. Without an optimizer, checks only
+    the model.
     """
     parameters_by_name = dict(model.named_parameters(remove_duplicate=False))
     if optimizer is not None:

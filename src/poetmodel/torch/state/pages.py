@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
 ALIGNMENT_BYTES: Final = 4096
 """Offsets of pages are multiples of this size, so that no block of the file cache contains two
-pages."""
+pages [B]."""
 
 PREFIX: Final = ".poetmodel-pages-"
 """Prefix of the names of page files."""
 
 _LOCK_TIMEOUT_S: Final = 60.0
-"""Age from which an unlocked file is abandoned: a process locks a new file much earlier [s]."""
+"""Time since its last change from which an unlocked file is abandoned: a process locks a new file
+much earlier [s]."""
 _WORD_BYTES: Final = 8
 """Size of the words that a checksum adds [B]."""
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
@@ -50,13 +51,14 @@ _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=
 
 
 class ScratchFile:
-    """A file in the user's folder whose pages are read only by the process that wrote them.
+    """A file in the user's folder, whose pages only the process that wrote them reads.
 
     Creating the object creates the file, and the folder if it is missing; that may raise
     `InputError`. It also removes page files that killed processes have left in the folder. The file
-    is removed when the object is deleted. Each page is checked against its checksum when read. A
-    page-out is ``pwrite`` and ``fdatasync``, and then drops the copy in the file cache
-    (``POSIX_FADV_DONTNEED``); a page-in drops it again. So a paged-out page takes no RAM.
+    is removed when the object is deleted or the process exits normally. Each page is checked
+    against its checksum when read. A page-out is ``pwrite`` and ``fdatasync``, and then drops the
+    copy in the file cache (``POSIX_FADV_DONTNEED``); a page-in drops it again. So a paged-out page
+    takes no RAM.
     """
 
     bytes: int
@@ -68,7 +70,11 @@ class ScratchFile:
         self._create()
 
     def _create(self) -> None:
-        """Create the file, and lock it if possible; raise `InputError` if it cannot be created."""
+        """Create the file, and lock it if possible; raise `InputError` if it cannot be created.
+
+        Also creates a missing folder, and removes abandoned page files from the folder. Forgets the
+        checksums of all pages.
+        """
         folder = self._folder
         make_folder(folder)
         remove_abandoned(folder, f"{PREFIX}*")
@@ -89,7 +95,8 @@ class ScratchFile:
     def _write_page(self, offset: int, memory: memoryview, page_name: str) -> None:
         """Write a page, called `page_name` in messages; return when the medium has stored it.
 
-        Records the checksum of the page. Raises `PageError` if the page cannot be written.
+        Records the checksum of the page, and adds its size to `written_bytes`. Raises `PageError`
+        if the page cannot be written.
         """
         self._checksums[offset] = checksum(memory)
         with convert_page_errors(self.path, f"{page_name} could not be written"):
@@ -99,7 +106,8 @@ class ScratchFile:
     def _read_page(self, offset: int, memory: memoryview, page_name: str) -> None:
         """Read a page into `memory`; it is called `page_name` in messages.
 
-        Raises `PageError` if the page cannot be read or is damaged.
+        Adds its size to `read_bytes`. Raises `PageError` if the page cannot be read or is damaged,
+        and `KeyError` if it was never written.
         """
         read_checked(
             self.path, self._descriptor, memory, offset, self._checksums[offset], page_name
@@ -127,14 +135,14 @@ class PageFile(ScratchFile):
         super().__init__(folder)
 
     def close(self) -> None:
-        """Remove the file. No step can be executed afterwards."""
+        """Remove the file, so that `check` raises `PageError`. A forked process only closes it."""
         self._is_closed = True
         self._remove()
 
     def check(self) -> None:
         """Raise `PageError` if the file was closed; in a forked process, create a new file.
 
-        Also raises `PageError` if the new file cannot be created.
+        The new file has no pages. Also raises `PageError` if it cannot be created.
         """
         if self._is_closed:
             raise PageError(
@@ -178,7 +186,10 @@ class PageFile(ScratchFile):
 
 
 def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
-    """Write a page, flush it to the medium, and drop its copy in the file cache."""
+    """Write a page, flush it to the medium, and drop its copy in the file cache.
+
+    Raises `OSError` if the system refuses.
+    """
     written_bytes = 0
     while written_bytes < len(memory):
         written_bytes += os.pwrite(descriptor, memory[written_bytes:], offset + written_bytes)
@@ -187,7 +198,10 @@ def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
 
 
 def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
-    """Read a page into `memory`; return the number of bytes read, fewer at the file's end [B]."""
+    """Read a page into `memory`; return the number of bytes read, fewer at the file's end [B].
+
+    Raises `OSError` if the system refuses.
+    """
     total_bytes = 0
     while total_bytes < len(memory):
         read_bytes = os.preadv(descriptor, [memory[total_bytes:]], offset + total_bytes)
@@ -228,7 +242,7 @@ def read_checked(
 
 @contextmanager
 def convert_page_errors(path: Path, message: str) -> Iterator[None]:
-    """Context manager that converts `OSError` to `PageError` with a message."""
+    """Context manager that converts `OSError` to `PageError` with path, `message` and reason."""
     try:
         yield
     except OSError as error:
@@ -236,7 +250,7 @@ def convert_page_errors(path: Path, message: str) -> Iterator[None]:
 
 
 def make_folder(folder: str | Path) -> None:
-    """Create the folder of page and state files if missing; raise `InputError` if that fails."""
+    """Create a folder and its parents if missing; raise `InputError` if that fails."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: no file can have this name
@@ -245,10 +259,10 @@ def make_folder(folder: str | Path) -> None:
 
 
 def remove_abandoned(folder: str | Path, pattern: str) -> None:
-    """Remove files that match `pattern` and that killed processes have left.
+    """Remove files in `folder` that match `pattern` and that killed processes have left.
 
     Files of running processes are locked, and remain. Files changed within `_LOCK_TIMEOUT_S`
-    remain, too, and those that cannot be opened, locked or removed.
+    remain, too, and files that cannot be opened, locked or removed.
     """
     for path in Path(folder).glob(pattern):
         with suppress(OSError):
@@ -285,8 +299,8 @@ class Pages:
     """Pager of a program, which writes and reads pages of storages.
 
     State with its home on storage is in the separate file `state`. `file_numbers` maps the storage
-    indices of such state tensors and of their replacements to their numbers in that file. All other
-    pages are in `file`.
+    indices of these state tensors and of their replacements to the numbers of the state tensors in
+    that file. All other pages are in `file`.
     """
 
     def __init__(
@@ -312,7 +326,8 @@ class Pages:
     def page_in(self, index: int) -> Any:
         """Read the page of storage `index` into new memory; return its tensor or tensors.
 
-        Raises `PageError` if it cannot be read or is damaged.
+        Returns a tuple if the storage has several layouts. Raises `PageError` if the page cannot be
+        read or is damaged.
         """
         file, page_number = self._find_page(index)
         storage, tensors = allocate_page(file.storages[page_number])
@@ -326,7 +341,10 @@ class Pages:
 
 
 def allocate_page(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
-    """Allocate memory for a page; return (storage, its tensor or a tuple of its tensors)."""
+    """Allocate memory for a page; return (storage, its tensor or a tuple of its tensors).
+
+    The storage has one tensor for each layout, and is not initialized.
+    """
     storage = torch.UntypedStorage(page.bytes)
     tensors = tuple(
         torch.empty(0, dtype=layout.dtype).set_(storage, layout.offset, layout.shape, layout.stride)
@@ -336,7 +354,7 @@ def allocate_page(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> memoryview:
-    """Return a view of the memory of a storage; it is valid while the storage exists."""
+    """Return a writable view of the memory of a storage; it is valid while the storage exists."""
     array = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     return memoryview(array).cast("B")
 
@@ -345,8 +363,9 @@ def checksum(memory: memoryview) -> int:
     """Return a checksum that changes with any word, and almost always if blocks are exchanged.
 
     The checksum is the sum of the blocks' sums times odd weights, modulo 2^64. Blocks have 4 KiB,
-    and words of 8 B are summed. Each word of an incomplete last block has an odd weight of its own.
-    Computing the checksum takes as long as reading the memory once, a fifth of the time of a CRC.
+    and words of 8 B are summed, so that their order in a complete block does not count. Each word
+    of an incomplete last block has an odd weight of its own. Computing the checksum takes as long
+    as reading the memory once, a fifth of the time of a CRC.
 
     Examples
     --------
@@ -411,7 +430,8 @@ def _map(
 ) -> int:
     """Map memory privately at `address`, or at a free address if None; return the address.
 
-    Raises `OSError` if that fails.
+    `flags` extend those of a private mapping without reserved swap: `_MAP_FIXED` replaces the
+    mapping at `address`. Raises `OSError` if that fails.
     """
     access, mode = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE
     return _check_address(
@@ -431,7 +451,11 @@ def release_memory() -> None:
 
 
 class Memory:
-    """A block of memory at a fixed address, initially zeros in RAM."""
+    """A block of memory at a fixed address, initially zeros in RAM.
+
+    The memory is freed when neither this object nor a tensor uses it. Raises `OSError` if the
+    system refuses the memory.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         """Map `size_bytes` of zeros in RAM, and create a storage of PyTorch in them."""
@@ -453,7 +477,7 @@ class Memory:
         return bool(self.storage.data_ptr() != self._address)
 
     def is_memory_of(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is stored in this memory."""
+        """Return whether the storage of a tensor is this memory."""
         return not self.is_lost and bool(tensor.untyped_storage().data_ptr() == self._address)
 
     def map(self, descriptor: int, offset: int) -> None:
@@ -465,9 +489,10 @@ class Memory:
         self.is_mapped = True
 
     def move_to_ram(self, fill: Callable[[memoryview], None]) -> None:
-        """Move the memory to RAM with the content written by `fill`.
+        """Move the memory to RAM, at the same address, with the content written by `fill`.
 
-        If `fill` fails, the memory is unchanged.
+        `fill` is called with a view of zeros of the memory's size. If it raises, or the system
+        refuses with `OSError`, the memory is unchanged.
         """
         size = self.storage.nbytes()
         new_address = _map(None, self._span_bytes, mmap.MAP_ANONYMOUS)
@@ -488,8 +513,9 @@ class Memory:
     def read_access_flags(self, pages: Pagemap, file_checksum: int) -> tuple[bool, bool]:
         """Return (whether the memory was accessed, whether it was written) since it was mapped.
 
-        `file_checksum` is the checksum of the mapped page in the file. It is used on systems
-        without page information, where the first value is always True.
+        An access whose pages the system has dropped from RAM does not count. `file_checksum` is the
+        checksum of the mapped page in the file. It is used on systems without page information,
+        where the first value is always True.
         """
         entries = pages.read_entries(self._address, self._span_bytes)
         if entries is None:
@@ -533,7 +559,10 @@ class Pagemap:
             os.close(self._descriptor)
 
     def read_entries(self, address: int, span_bytes: int) -> NDArray[np.uint64] | None:
-        """Return the entry of each page of a memory range; None if the system forbids it."""
+        """Return the entry of each page of a memory range; None if the system forbids it.
+
+        Also returns None if the system returns fewer entries.
+        """
         if self._descriptor is None:
             return None
         entries_bytes = span_bytes // PAGE_BYTES * _ENTRY_BYTES

@@ -49,7 +49,8 @@ def recover(
 
     Call it before `compile`. The file remains until a step of this model is compiled with the same
     folder as its `storage` and has written the state: no state is lost if a process is killed in
-    between.
+    between. The file is locked until then, until `model` is deleted, or until `recover` is called
+    for `model` again.
 
     Parameters
     ----------
@@ -67,16 +68,16 @@ def recover(
     -------
     int
         Number of completed training steps of the loaded state; 0 if a folder is missing, has no
-        state to load, or has only files of running processes. With a loaded state, PyTorch's random
-        generator is restored to its state after these steps.
+        finished state file, or has only files of running processes. With a loaded state, PyTorch's
+        random generator is restored to its state after these steps.
 
     Raises
     ------
     InputError
         If the file belongs to another model or optimizer, contains no intact state, was written
-        with ``rollback=False`` or cannot be read; if `source` is a file in use; if several
-        processes have left a file; or if an argument has the wrong class. Then all state is
-        unchanged.
+        with ``rollback=False`` or by another version of poetmodel, or cannot be read; if `source`
+        is a file in use; if several processes have left a file; or if `model` or `optimizer` has
+        the wrong class. Then all state is unchanged.
     """
     check_class("model", model, torch.nn.Module)
     for member in optimizer_members(Optimizers.combine(optimizer)):
@@ -143,7 +144,10 @@ class _RecoveryTargets:
         return self._model_tensors.get((str(owner_kind), tensor.owner))
 
     def find_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
-        """Yield each mismatch between the tensors of a file and those of model and optimizer."""
+        """Yield a message for each mismatch between the tensors of a file and model or optimizer.
+
+        Empty parameters and buffers of the model may be absent from the file.
+        """
         names_by_storage: dict[int, str] = {}
         for tensor in tensors:
             owner, layout = self.find_tensor(tensor), tensor.storage.layouts[0]
@@ -170,9 +174,9 @@ class _RecoveryTargets:
     def _find_moment_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
         """Yield an error per parameter whose moments in the file the optimizer cannot use.
 
-        These are parameters that no optimizer of a supported class has, and those whose moments in
-        file and optimizer have no key in common except ``step``. Without moments, an optimizer
-        matches any.
+        These are parameters that no optimizer of a supported class has, and parameters whose
+        moments in file and optimizer have no key in common except ``step``. An optimizer without
+        moments accepts all moments.
         """
         keys_by_path: defaultdict[str, set[str]] = defaultdict(set)
         for tensor in tensors:
@@ -193,7 +197,8 @@ class _RecoveryTargets:
     def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
         """Copy a value into a parameter or buffer, or store it as a moment; None removes a moment.
 
-        Has no effect if the model has no such tensor, or for None with a parameter or buffer.
+        Has no effect if the model has no parameter or buffer for `tensor`, or for None with a
+        parameter or buffer.
         """
         owner = self.find_tensor(tensor)
         if owner is None:
@@ -210,7 +215,10 @@ class _RecoveryTargets:
 
 
 class _AbandonedStateFile:
-    """A state file that a killed process has left, locked by this process."""
+    """A state file that a killed process has left, locked by this process until `close`.
+
+    Deletion of the object closes the file, too.
+    """
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -222,8 +230,9 @@ class _AbandonedStateFile:
     def load(self, targets: _RecoveryTargets) -> None:
         """Load the newest intact generation into the targets, and restore the random generator.
 
-        Also sets `steps`. Raises `InputError`, before any change, if the header is invalid, the
-        file has only one generation, no generation is intact, or tensors do not match the targets.
+        Also sets `steps`, and logs damaged newer generations. Raises `InputError`, before any
+        change, if the header is invalid, the file has only one generation, no generation is intact,
+        or tensors do not match the targets.
         """
         file_format = self.read_format()
         if file_format is None or file_format.generations == 1:
@@ -249,7 +258,7 @@ class _AbandonedStateFile:
     def read_format(self) -> Format | None:
         """Read the format from the header.
 
-        Returns None if the header is incomplete, damaged, or of another version or host.
+        Returns None if the header is incomplete, damaged, or of another version or block size.
         """
         first_bytes = os.pread(self._descriptor, _FIRST_READ_BYTES, 0)
         header_bytes = Format.header_bytes(first_bytes)
@@ -271,7 +280,7 @@ class _AbandonedStateFile:
     def _find_newest_intact(self, file_format: Format) -> Record:
         """Return the newest record whose tensors all match their checksums.
 
-        Logs damaged newer generations. Raises `InputError` if there is no such record.
+        Logs a warning about damaged newer generations. Raises `InputError` if no record is intact.
         """
         damage_reports = []
         for record in self.read_records(file_format):
@@ -298,9 +307,10 @@ class _AbandonedStateFile:
     def _read_tensor(
         self, file_format: Format, record: Record, position: int
     ) -> torch.Tensor | None:
-        """Read a tensor of a record; return None if it is absent.
+        """Read a tensor of a record into new memory; return None if the tensor is absent.
 
-        Raises `_DamageError` if it cannot be read completely, or its checksum differs.
+        Returns it in its first layout. Raises `_DamageError` if it cannot be read completely, or
+        its checksum differs.
         """
         slot, storage = record.slots[position], file_format.tensors[position].storage
         if slot == ABSENT:
@@ -327,10 +337,12 @@ _LOADED_FILES: Final[WeakKeyDictionary[torch.nn.Module, _AbandonedStateFile]] = 
 
 
 def _find_abandoned_files(source: Path) -> Iterator[_AbandonedStateFile]:
-    """Yield the state files of killed processes, and lock them.
+    """Yield the state files of killed processes, sorted by path, and lock them.
 
     `source` is a folder, which may be missing, or a file. In a folder, files in use and unfinished
-    files are skipped. Raises `InputError` if `source` is a file in use, or a file cannot be read.
+    files are skipped; a file in use is logged, unless this process has recovered a model from it.
+    Raises `InputError` if `source` is a file in use, or a file cannot be opened. A missing `source`
+    whose name has the prefix of state files is a file.
     """
     if not source.exists() and not source.name.startswith(PREFIX):
         return  # `compile` creates the folder
@@ -352,7 +364,8 @@ def _find_abandoned_files(source: Path) -> Iterator[_AbandonedStateFile]:
 def _open_locked(path: Path) -> _AbandonedStateFile | None:
     """Open a state file and lock it; return None if any process, also this one, has locked it.
 
-    Raises `InputError` if the file cannot be opened.
+    Also returns None if the file system has no locks. Raises `InputError` if the file cannot be
+    opened.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -373,8 +386,8 @@ def replace_recovered_file(folder: str | Path, model: torch.nn.Module) -> Iterat
     The file is the one in `folder` from which `model` was recovered.
 
     Yields the number of training steps of the recovered state; 0 if the model was not recovered
-    from this folder. Logs a warning about each other abandoned file with an intact commit record in
-    the folder. Raises `InputError` if a state file in the folder cannot be opened.
+    from this folder. First logs a warning about each other abandoned file with an intact commit
+    record in the folder. Raises `InputError` if a state file in the folder cannot be opened.
     """
     loaded_file = _LOADED_FILES.get(model)
     if loaded_file is not None and loaded_file.path.parent.resolve() != Path(folder).resolve():

@@ -1,8 +1,8 @@
 """Homes of state: parameters, buffers and moments between steps, in RAM or in a state file.
 
 A tensor with its home on storage is a mapping of the file. `state_dict`, optimizers and other code
-read and write it like any tensor. With two generations, each step also copies changed tensors with
-their home in RAM to the file, so that the file has the complete state.
+read and write it like any tensor. With two generations, tensors with their home in RAM that a step
+updates or other code changes are also written to the file, so that it has the complete state.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class _StateEntry:
     def read_content(self) -> tuple[memoryview, Any]:
         """Return (bytes of the tensor in the file's layout, tensor that owns these bytes).
 
-        Both are a copy if the tensor has another layout. The bytes are valid while that tensor
-        exists.
+        Both are a copy if the tensor has another layout or storage size. The bytes are valid while
+        the returned tensor exists.
         """
         value, storage = self.find().detach(), self.tensor.storage
         layout = storage.layouts[0]
@@ -72,7 +72,10 @@ class _StateEntry:
         return bytes_of(value.untyped_storage()), value
 
     def bind(self, memory: Memory) -> None:
-        """Make the tensor in the model or optimizer use this memory."""
+        """Make the tensor in the model or optimizer use this memory, whose content is unchanged.
+
+        A moment in the optimizer is replaced by a new tensor, otherwise ``.data`` is set.
+        """
         layout = self.tensor.storage.layouts[0]
         empty = torch.empty(0, dtype=layout.dtype)
         value = empty.set_(memory.storage, layout.offset, layout.shape, layout.stride)
@@ -96,8 +99,8 @@ class StateStore:
     stored_indices : collection of int
         Indices of the tensors with their home on storage, which are mapped to the file.
     folder : str or Path
-        Folder of the state file. The object creates the file; `close`, or deletion of the object,
-        removes it.
+        Folder of the state file. The object creates the file; `close`, deletion of the object, or
+        normal exit of the process removes it.
     rollback : bool
         Whether the file has two generations.
     """
@@ -107,10 +110,11 @@ class StateStore:
     ) -> None:
         """Create the state file, write the current state, and map the tensors on storage to it.
 
-        With one generation, only the tensors on storage are written. Removes the file in `folder`
-        from which the model was recovered, if any. Raises `InputError` if the file cannot be
-        created, or another state file in `folder` cannot be opened. Raises `PageError` if the file
-        cannot be written.
+        With one generation, only the tensors on storage are written; absent moments never are.
+        Removes the file in `folder` from which the model was recovered, if any. Logs a warning
+        about files in `folder` that killed processes have left. Raises `InputError` if the file
+        cannot be created, or another state file in `folder` cannot be opened. Raises `PageError` if
+        the file cannot be written.
         """
         self._states = {state.index: state for state in _all_states(trace)}
         self._memories: dict[int, Memory] = {}
@@ -146,8 +150,9 @@ class StateStore:
     def map_indices(self, trace: Trace) -> Mapping[int, int]:
         """Return the index in this store of each state tensor in `trace`, by its index in `trace`.
 
-        `trace` is the same step, perhaps with inputs of other shapes. Raises `CaptureError` if it
-        reads a state tensor that is not in this store.
+        `trace` is the same step, perhaps with inputs of other shapes. State that it does not read,
+        and empty tensors, are omitted. Raises `CaptureError` if it reads a state tensor that is not
+        in this store.
         """
         index_by_identity = {
             _identity(state.tensor): index for index, state in self._states.items()
@@ -183,7 +188,7 @@ class StateStore:
         try:
             self._update_file()
         except BaseException:
-            self.file.discard_written()  # the next call writes the changes again
+            self.file.discard_written()  # with two generations, the next call writes them again
             raise
         if stored_indices is not None and self._stored_indices != frozenset(stored_indices):
             self._set_homes(frozenset(stored_indices))
@@ -191,9 +196,9 @@ class StateStore:
     def _update_file(self) -> None:
         """Write the current values of state to the file where they have changed, and commit them.
 
-        With one generation, the file contains only tensors with their home on storage. Such tensors
-        are bound to the file again if the user has replaced them. Moments that the optimizer no
-        longer has become absent.
+        With one generation, the file contains only tensors with their home on storage. Tensors with
+        their home on storage are bound to the file if they are new, or if the user has replaced
+        them. Moments that the optimizer no longer has become absent.
         """
         absent_indices, replaced_states = [], []
         for index, state in self._states.items():
@@ -288,7 +293,8 @@ class StateStore:
     def close(self) -> None:
         """Move all state to RAM, and remove the file.
 
-        Raises `PageError` if a tensor cannot be read; the file then remains.
+        In a forked process, only stops using the file. Raises `PageError` if a tensor cannot be
+        read; the file then remains.
         """
         self.file.close()
         self._stored_indices = frozenset()
@@ -298,7 +304,8 @@ class StateStore:
     def _set_homes(self, stored_indices: frozenset[int]) -> None:
         """Map the tensors with their home on storage to the file; move other mapped tensors to RAM.
 
-        With one generation, tensors that are new on storage are written to the file first.
+        With one generation, tensors that are new on storage are written to the file first. Absent
+        moments are mapped later.
         """
         for index in self._stored_indices - stored_indices:
             if self.file.contains(index):
@@ -356,7 +363,7 @@ def _identity(tensor: StateTensor) -> tuple[str, str, str]:
 def _all_states(trace: Trace) -> Iterator[_StateEntry]:
     """Yield the state that a step reads, then other parameters and buffers on the CPU.
 
-    Skips empty tensors, and those that share memory with an earlier one.
+    Skips empty tensors, and tensors that share memory with an earlier one.
     """
     states = list(_step_states(trace))
     yield from states

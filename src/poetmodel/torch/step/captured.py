@@ -66,8 +66,8 @@ class CapturedGraph(StepGraph):
     Raises
     ------
     CaptureError
-        If an operation fails, or returns an input together with new memory; or if a profiler of
-        PyTorch is on while workspaces are measured.
+        If an operation fails, or returns an input together with new memory and that output is read;
+        or if a profiler of PyTorch is on while workspaces are measured.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class CapturedGraph(StepGraph):
         self.profiles = {
             position: profile for position, profile in profiles.items() if profile.sizes_bytes
         }
-        """Profiles of the operations, by their position in the captured graph."""
+        """Profiles of the nodes that allocate memory, by their position in the captured graph."""
         super().__init__(
             joint.graph_module.graph,
             {nodes[position]: profile for position, profile in self.profiles.items()},
@@ -102,7 +102,7 @@ class CapturedGraph(StepGraph):
         )
         self._finish_operations()
         self.outputs: list[StepOutput] = []
-        """One output per result, ordered by `last_operation`; those without one are last."""
+        """One output per result, ordered by `last_operation`; outputs without one are last."""
         for result in joint.results:
             result_reads = self.find_reads((result.node,))
             last_operation = max(
@@ -122,7 +122,7 @@ class CapturedGraph(StepGraph):
         return OpProfiler(measure_workspaces=measure_workspaces)
 
     def _finish_operations(self) -> None:
-        """Change operations before the outputs are found; subclasses override this."""
+        """Change operations before the outputs are found; by default none are changed."""
 
     def phase_of(self, node: fx.Node) -> Phase:
         """Return the phase of a node: BACKWARD, LOSS or, also for unknown modules, FORWARD."""

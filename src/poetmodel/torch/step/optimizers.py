@@ -55,7 +55,7 @@ class Rule(ABC):
     """Whether an update needs memory of the parameter's size in addition to the gradient, unless it
     is fused."""
     reuses_gradient: ClassVar[bool] = False
-    """Whether an update may overwrite the gradient with all settings, unless it is fused."""
+    """Whether an update may overwrite the gradient with any settings, unless it is fused."""
     has_fused: ClassVar[bool] = False
     """Whether PyTorch has a fused kernel for this optimizer."""
 
@@ -145,7 +145,10 @@ class Sgd(Rule):
         return (("momentum_buffer",), extra_flops) if self.momentum else ((), 0)
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and momentum buffer, if any; its first value is the gradient."""
+        """Overwrite parameter and momentum buffer, if any; its first value is the gradient.
+
+        With `nesterov`, also overwrites the gradient.
+        """
         parameter, *moments = state
         direction = gradient
         for buffer in moments:
@@ -178,6 +181,7 @@ class CountingRule(Rule):
     """A rule that counts its updates; moments have initial values before the first update."""
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
+        """Count the update, and call `_apply` with its number."""
         del is_first
         parameter, count, *moments = state
         count.add_(1)
@@ -282,7 +286,7 @@ class NAdam(CountingRule):
         else:
             denominator = square.div(1 - beta2**step).sqrt_()
         denominator.add_(self.eps)
-        # A meta tensor has no value; any number except 1 is valid.
+        # A meta tensor has no value; any number below 1 is valid.
         product_value = 0.5 if momentum_product.is_meta else momentum_product.item()
         w.addcdiv_(gradient, denominator, value=-lr * (1.0 - momentum) / (1.0 - product_value))
         w.addcdiv_(
@@ -458,7 +462,10 @@ class Muon(Rule):
         return self.nesterov
 
     def flops_of(self, parameter: Tensor) -> int:
-        """Return the FLOP of an update of a parameter, which may be a meta tensor."""
+        """Return the FLOP of an update of a matrix, which may be a meta tensor.
+
+        Includes the matrix products of the Newton-Schulz iterations.
+        """
         min_size, max_size = sorted(parameter.shape)
         product_flops: int = self.ns_steps * 2 * min_size * min_size * (2 * max_size + min_size)
         return super(Muon, self).flops_of(parameter) + product_flops
@@ -469,7 +476,10 @@ class Muon(Rule):
         return 2 * (2 * int(parameter.numel()) + min_size * min_size)  # elements of 2 bytes
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
-        """Overwrite parameter and momentum by one update of Muon."""
+        """Overwrite parameter and momentum by one update of Muon.
+
+        With `nesterov`, also overwrites the gradient.
+        """
         del is_first
         parameter, buffer = state
         buffer.lerp_(gradient, 1 - self.momentum)
@@ -519,16 +529,16 @@ class Optimizers:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all members."""
+        """The parameter groups of all members, in a new list."""
         return [group for member in self.members for group in member.param_groups]
 
     def step(self) -> None:
-        """Call the step of each member."""
+        """Call ``step`` of each member, in order."""
         for member in self.members:
             member.step()
 
     def zero_grad(self) -> None:
-        """Clear the gradients of all parameters."""
+        """Set the gradients of all parameters to None."""
         for member in self.members:
             member.zero_grad()
 
@@ -557,7 +567,7 @@ def find_owner(optimizer: Any, parameter: torch.Tensor) -> Any:
 def group_rules(optimizer: Any) -> list[tuple[Rule, list[torch.Tensor]]]:
     """Return (rule, parameters) of each parameter group; omits optimizers without a rule.
 
-    The rule has the current settings of the group.
+    The rule has the current settings of the group. The lists of parameters are new.
     """
     if isinstance(optimizer, Optimizers):
         return [pair for member in optimizer.members for pair in group_rules(member)]
@@ -580,7 +590,7 @@ def make_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
     `name` is a `Rule.op`, or ``momentum`` for SGD with momentum 0.9; ``sgd`` is a `QuantizedSGD` of
     the trained parameters if int8 layers train. Objects that are no modules are ignored. Returns
     None if there are no parameters; the capture then raises an error. PyTorch raises `ValueError`
-    for ``muon`` unless all parameters are matrices.
+    for ``muon`` unless all parameters are matrices. Raises `KeyError` for an unknown name.
     """
     actual_modules = [module for module in modules if isinstance(module, torch.nn.Module)]
     parameters = list(dict.fromkeys(p for module in actual_modules for p in module.parameters()))
@@ -602,7 +612,10 @@ def make_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
 
 
 def optimizer_errors(optimizer: object) -> Iterator[str]:
-    """Yield each reason why the updates of an optimizer cannot be traced, for any model."""
+    """Yield each reason why the updates of an optimizer cannot be traced, for any model.
+
+    For an optimizer whose class has no rule, this is the only reason.
+    """
     if isinstance(optimizer, Optimizers):
         for member in optimizer.members:
             yield from optimizer_errors(member)
@@ -670,7 +683,7 @@ class LearningRate:
     """Index of the parameter group."""
 
     def value(self) -> torch.Tensor:
-        """Return the current rate as a tensor of one double, with all digits of Python's number."""
+        """Return the current rate as a double without dimensions, with all digits of the number."""
         rate = float(self.optimizer.param_groups[self.group]["lr"])
         return torch.tensor(rate, dtype=torch.float64, device="cpu")
 
@@ -692,7 +705,8 @@ class OptimizerMoment:
     def starts_with_gradient(self) -> bool:
         """Whether the moment is a new momentum buffer with dampening, which its first value skips.
 
-        Exported code marks such a moment with NaN.
+        Its first value is then the gradient. Exported code marks this moment with NaN. Raises
+        `StopIteration` if the moment is a new momentum buffer of a parameter without a group.
         """
         if self.key != "momentum_buffer" or not self.is_new:
             return False
@@ -701,7 +715,11 @@ class OptimizerMoment:
         return bool(group.get("dampening"))
 
     def value(self) -> torch.Tensor:
-        """Return the current value; if the moment is new, its initial value in new memory."""
+        """Return the current value; if the moment is new, its initial value in new memory.
+
+        The initial value is 1 for ``mu_product``, ``initial_accumulator_value`` for ``sum``, and 0
+        for other keys.
+        """
         if not self.is_new:
             value: torch.Tensor = self.optimizer.state[self.parameter][self.key]
             return value
@@ -742,7 +760,7 @@ class InitialValue:
 
 
 class OptimizerState:
-    """Passes learning rates and moments from an optimizer to a captured step, and stores new ones.
+    """Passes rates and moments from an optimizer to a captured step, and stores new moments.
 
     Parameters
     ----------
@@ -794,10 +812,11 @@ class OptimizerState:
         return frozenset(new_positions)
 
     def store_first_moments(self, values: list[Any]) -> None:
-        """Store new moments in the optimizer's state after a step; count it in each `QuantizedSGD`.
+        """Store new moments in the optimizer's state after a step.
 
         `values` are the arguments of the step. Moments with their home on storage are not stored.
-        Marks the optimizer as stepped, so that learning-rate schedulers do not warn.
+        Counts the update in each `QuantizedSGD`. Marks the optimizers as stepped, so that
+        learning-rate schedulers do not warn.
         """
         for position, source in self._sources:
             if (
@@ -813,7 +832,10 @@ class OptimizerState:
             member._opt_called = True  # noqa: SLF001 - no other way
 
     def _errors(self, values: list[Any]) -> Iterator[str]:
-        """Yield an error per change of optimizer or parameters since the capture, or gradient."""
+        """Yield an error per change of the optimizer or a parameter since the capture.
+
+        Also yields an error per parameter that has a gradient.
+        """
         yield from (f"optimizer: {error}" for error in optimizer_errors(self._optimizer))
         if self._current_groups() != self._groups:
             yield "optimizer: its groups or their settings have changed; compile again"
@@ -850,7 +872,7 @@ class MomentSnapshot:
         """Parameter groups that count updates, with their count."""
 
     def read_moments(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's current moments by name, without new ones."""
+        """Return the optimizer's current moments by name; omits moments that have no value yet."""
         return {name: moment.value() for name, moment in self._moments.items() if not moment.is_new}
 
     def _copy_values(self) -> dict[str, torch.Tensor]:
@@ -867,11 +889,14 @@ class MomentSnapshot:
         self._reset_values = self._copy_values()
 
     def discard_created(self) -> None:
-        """Make later resets restore the original moments: delete those of `create_missing`."""
+        """Make later resets restore the original moments, and delete those of `create_missing`."""
         self._reset_values = self._original_values
 
     def reset(self) -> None:
-        """Restore moments and counts of updates; delete moments that the snapshot does not have."""
+        """Restore moments and counts of updates; delete moments that the snapshot does not have.
+
+        Moments that the optimizer has are overwritten in place.
+        """
         for name, moment in self._moments.items():
             if name not in self._reset_values:
                 moment.remove()

@@ -67,7 +67,7 @@ def trace(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
 ) -> Trace:
-    """Trace a training step.
+    """Trace a training step: capture it, and execute its operations on `inputs` for their profiles.
 
     Parameters
     ----------
@@ -77,6 +77,7 @@ def trace(
         Name of the graph; by default the class of `model`.
     measure_workspace : bool
         Whether to measure workspaces: the memory that operations need in addition to their outputs.
+        Otherwise, and on the ``meta`` device, workspaces are 0.
     optimizer : torch.optim.Optimizer or sequence of them, optional
         Add the updates of this optimizer to the graph: SGD, Adam, AdamW, NAdam, RMSprop, Adagrad,
         Adamax, RAdam, Muon or `QuantizedSGD`. Parameters, moments, buffers and constants are then
@@ -91,14 +92,17 @@ def trace(
     -------
     Trace
         The step and its training graph. Parameters, gradients, buffers and the state of random
-        generators are left unchanged.
+        generators are left unchanged. Warnings are logged as by `capture`.
 
     Raises
     ------
     CaptureError
-        If the step, or an update of the optimizer, cannot be captured; or if `clip_grad_norm` is
-        given without an optimizer. The message names the cause and, where known, its line and a
-        remedy.
+        If the step, or an update of the optimizer, cannot be captured; if an operation fails; if
+        `clip_grad_norm` is given without an optimizer or is no positive number; or if a profiler of
+        PyTorch is on while workspaces are measured. The message names the cause and, where known,
+        its line and a remedy.
+    InputError
+        If a module quantized by PT2E cannot be converted to an int8 front.
     """
     if isinstance(inputs, tuple | list | Mapping):
         refuse(name or type(model).__name__, empty_input_errors(inputs))
@@ -119,11 +123,15 @@ def capture_step(
 ) -> Joint:
     """Return a captured step, extended by the updates of `optimizer` if one is given.
 
+    Logs the warnings of `capture`.
+
     Raises
     ------
     CaptureError
         If the step, or an update of the optimizer, cannot be captured; or if `clip_grad_norm` is
-        given without an optimizer.
+        given without an optimizer or is no positive number.
+    InputError
+        If a module quantized by PT2E cannot be converted to an int8 front.
     """
     joint = capture(model, loss_fn, inputs, name=name)
     if clip_grad_norm is not None and optimizer is None:
@@ -141,9 +149,9 @@ def build_captured_graph(
 ) -> CapturedGraph:
     """Return the operations of a captured step, profiled by executing them.
 
-    If `profiles` are given, by position in the captured graph, the step is not executed. Otherwise,
-    workspaces are 0 on the ``meta`` device even with `measure_workspaces`. Raises `CaptureError` as
-    `CapturedGraph` does.
+    The result is a `TrainingGraph` if the step has an optimizer. If `profiles` are given, by
+    position in the captured graph, the step is not executed. Otherwise, workspaces are 0 on the
+    ``meta`` device even with `measure_workspaces`. Raises `CaptureError` as `CapturedGraph` does.
     """
     graph_class = CapturedGraph if joint.optimizer is None else TrainingGraph
     is_meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
@@ -158,7 +166,12 @@ def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
 
 
 def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
-    """Return the training graph of a captured step, without a node for its results."""
+    """Return the training graph of a captured step, without a node for its results.
+
+    The batch size is the first dimension of the first input that has one, at least 1; 1 if no input
+    has dimensions. The type is that of the first parameter. `forward_macs` counts operators for
+    which PyTorch has a FLOP formula.
+    """
     nodes = tuple(_make_node(step_graph, operation) for operation in step_graph.operations)
     forward_operations = [
         operation for operation in step_graph.operations if operation.phase is Phase.FORWARD
@@ -191,8 +204,8 @@ def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
 def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
     """Return the node of an operation.
 
-    An update has the workspace of `TrainingGraph.update_workspace_bytes`. The traffic of a state
-    node is None.
+    An update has the workspace of `TrainingGraph.update_workspace_bytes`. `bytes_moved` of a state
+    node is None. State, inputs and updates are not recomputable.
     """
     workspace_bytes, moved_bytes = operation.profile.workspace_bytes, operation.profile.moved_bytes
     if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):
@@ -207,11 +220,11 @@ def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
 
 
 def _resident_bytes(joint: Joint, trained_tensors: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Return the bytes that stay in memory for the whole step: ``parameters`` and ``gradients``.
+    """Return the bytes that stay in RAM for the whole step: ``parameters`` and ``gradients`` [B].
 
-    ``parameters`` counts the parameters that the step reads, frozen ones included, buffers and
-    constants. Inputs are excluded: they belong to the caller. ``gradients`` counts the ``.grad`` of
-    `trained_tensors`; a new gradient is added to ``.grad`` and freed as soon as it is computed.
+    ``parameters`` counts all parameters and buffers of the captured module, also if they are frozen
+    or not read, and constants. Inputs are excluded: they belong to the caller. ``gradients`` counts
+    the ``.grad`` of `trained_tensors`. New gradients are tensors of the graph.
     """
     resident_tensors = _distinct_storages(
         joint.value(argument)
@@ -225,5 +238,5 @@ def _resident_bytes(joint: Joint, trained_tensors: Sequence[torch.Tensor]) -> di
 
 
 def _distinct_storages(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return one tensor for each storage that the tensors use: the last one."""
+    """Return one tensor for each storage that the tensors use: the last tensor in the storage."""
     return tuple({storage_key(tensor): tensor for tensor in tensors}.values())

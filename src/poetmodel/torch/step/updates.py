@@ -1,7 +1,8 @@
 """Updates: the optimizer's step as operations of a captured graph, one per trained parameter.
 
-An update reads the state that it replaces, the gradients and the learning rate, and returns the
-new state. In the captured graph an update allocates new tensors; a program overwrites the old ones.
+An update of a parameter reads the state that it replaces, the gradients and the learning rate, and
+returns the new state. Changed buffers have updates, too. In the captured graph an update allocates
+new tensors; a program overwrites the old tensors.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ class CustomOperation:
         return self.__name__
 
     def key_attributes(self) -> dict[str, Any]:
-        """Return the attributes that determine the operation's results, by name, for cache keys."""
+        """Return the attributes that determine the operation's results, by name, for cache keys.
+
+        By default these are all attributes; the dict is then that of the object, not a copy.
+        """
         return vars(self)
 
 
@@ -96,7 +100,10 @@ class GradientNorm(CustomOperation):
         ]
 
     def __call__(self, gradients: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-        """Return the clipping factor, at most 1; gradients of one parameter are summed first."""
+        """Return the clipping factor, at most 1; gradients of one parameter are summed first.
+
+        The factor is a tensor without dimensions. `gradients` has the gradients of each parameter.
+        """
         pairs = zip(gradients, self._layout_examples, strict=True)
         norm = torch.nn.utils.get_total_norm(
             [sum_gradients(terms, example) for terms, example in pairs]
@@ -107,7 +114,7 @@ class GradientNorm(CustomOperation):
 def sum_gradients(gradients: Sequence[torch.Tensor], layout_example: torch.Tensor) -> torch.Tensor:
     """Return the sum of the gradients of one parameter, with the strides of `layout_example`.
 
-    A single gradient that has these strides is returned itself, not copied.
+    A single gradient that has these strides is returned itself, not copied. No gradient is changed.
     """
     gradient_sum, *further_gradients = gradients
     for gradient in further_gradients:
@@ -126,7 +133,7 @@ class Update(CustomOperation, ABC):
     """The optimizer's rule; None unless `Rule.update` computes the new values."""
 
     def __call__(self, state: Sequence[torch.Tensor], *operands: Any) -> tuple[torch.Tensor, ...]:
-        """Return the new values of the state in new memory."""
+        """Return the new values of the state in new memory; `state` is unchanged."""
         new_state = copy_tensors(state)
         self.overwrite_state(new_state, *operands)
         return new_state
@@ -164,7 +171,7 @@ class ParameterUpdate(Update):
         self.rule: Rule = rule
 
     def writes_gradient(self, operands: Sequence[Any]) -> bool:
-        """Return whether `overwrite_state` overwrites the first gradient, or a copy of it.
+        """Return whether `overwrite_state` may overwrite the first gradient, or a copy of it.
 
         `operands` are those of `overwrite_state`. Always True for those of an `AccumulatingUpdate`,
         which include a count.
@@ -178,8 +185,8 @@ class ParameterUpdate(Update):
         """Overwrite the parameter and its moments with their new values.
 
         `operands` are the gradients, the learning rate, and the clipping factor if there is one.
-        The option ``owns_gradient`` permits overwriting the first gradient; ``is_first`` states
-        that the moments have no value from an earlier update.
+        The option ``owns_gradient`` permits overwriting the first gradient, otherwise a copy is
+        overwritten; ``is_first`` states that the moments have no value from an earlier update.
         """
         gradients, rate, *factors = operands
         parameter = state[0]
@@ -198,8 +205,8 @@ class AccumulatingUpdate(ParameterUpdate):
     """The optimizer's step for one parameter, by the sum of its gradients over several batches.
 
     The last state tensor is the sum so far. Operands of `overwrite_state` are the gradients, the
-    learning rate, the number of batches in the sum, and the clipping factor if there is one. The
-    last batch updates the parameter and resets the sum to 0.
+    learning rate, the number of batches in the sum, and the clipping factor if there is one. Of
+    `batches` batches, the last one updates the parameter and resets the sum to 0.
     """
 
     def __init__(self, rule: Rule, batches: int) -> None:
@@ -274,7 +281,8 @@ class QuantizedUpdate(Update):
         `state` is the weight, the residual if any, and the gradient sum if batches are summed.
         `operands` are the gradients of the real weights, the scales of the weights and the learning
         rate. The number of summed batches follows if batches are summed, and the clipping factor
-        if gradients are clipped.
+        if gradients are clipped. Raises `InputError` if weights have no residual and the update has
+        no random numbers.
         """
         del options
         gradients, scale, rate, *optional_operands = operands
@@ -346,9 +354,9 @@ def extend_with_optimizer(
 
     `accumulate` is the number of batches whose gradients are summed before the optimizer's step.
 
-    Changes the graph of `joint`. Raises `CaptureError` if the updates cannot be traced or would
-    differ from those of the optimizer, if the step checks numbers, or if `clip_grad_norm` is no
-    positive number.
+    Changes the graph of `joint`, in which operators that only dropped results read are erased.
+    Raises `CaptureError` if the updates cannot be traced or would differ from those of the
+    optimizer, if the step checks numbers, or if `clip_grad_norm` is no positive number.
     """
     combined = Optimizers.combine(optimizer)
     refuse(joint.name, (f"optimizer: {error}" for error in optimizer_errors(combined)))
@@ -366,7 +374,7 @@ def extend_with_optimizer(
 
 
 def _trained_parameters(joint: Joint) -> dict[int, _TrainedParameter]:
-    """Return the parameters with gradients by ``id``, in the order of the model."""
+    """Return the parameters with gradients by ``id``, in the order of the step's arguments."""
     parameters: dict[int, _TrainedParameter] = {}
     for argument in joint.arguments_of(InputKind.PARAMETER):
         value = joint.value(argument)
@@ -455,10 +463,10 @@ def _counts_updates(optimizer: Any, layer: TrainedLayer) -> bool:
 
 
 def _shared_memory_errors(joint: Joint) -> Iterator[str]:
-    """Yield an error per argument that shares memory with another tensor among the arguments.
+    """Yield an error per argument that shares memory with another tensor among earlier arguments.
 
-    An update of one would change the other. Inputs of the user may share memory with each other,
-    because no update changes them. Tangents are not checked.
+    An update of one of the two tensors would change the other tensor. Inputs of the user may share
+    memory with each other, because no update changes inputs. Tangents are not checked.
     """
     first_arguments: dict[int, tuple[int, str]] = {}
     values = list(map(joint.value, joint.arguments))
@@ -498,7 +506,11 @@ class _OptimizerExtension:
         """Graph inputs of buffers by the ``id`` of the buffer."""
 
     def extend(self, clip_grad_norm: float | None) -> Joint:
-        """Add inputs and operations of the updates to the graph; return the extended step."""
+        """Add inputs and operations of the updates to the graph; return the extended step.
+
+        Its results are loss and outputs only; operators that no node reads any more are erased.
+        Raises `CaptureError` if a changed buffer has several names.
+        """
         count = self._add_gradient_sums() if self.batches > 1 else None
         factors = (
             () if clip_grad_norm is None else (self._add_gradient_norm(float(clip_grad_norm)),)
@@ -528,7 +540,10 @@ class _OptimizerExtension:
         )
 
     def _erase_unread_nodes(self) -> None:
-        """Erase operators without readers, except updates and random operators."""
+        """Erase operators without readers, except updates and random operators.
+
+        Operators that only erased operators read are erased, too.
+        """
         for node in reversed(self.graph.nodes):
             is_needed = node.op != "call_function" or isinstance(node.target, Update)
             is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -559,7 +574,10 @@ class _OptimizerExtension:
         return node
 
     def _add_gradient_norm(self, max_norm: float) -> fx.Node:
-        """Add the operation that computes the clipping factor; return its node."""
+        """Add the operation that computes the clipping factor; return its node.
+
+        Its gradients include the gradient sums of earlier batches.
+        """
         gradients = [
             [*self.gradient_sums.get(key, ()), *trained_parameter.gradients]
             for key, trained_parameter in self.parameters.items()
@@ -591,7 +609,11 @@ class _OptimizerExtension:
         factors: tuple[fx.Node, ...],
         count: fx.Node | None,
     ) -> None:
-        """Add the update of a parameter, with graph inputs for its moments."""
+        """Add the update of a parameter, with graph inputs for its moments; int8 weights have none.
+
+        `factors` has the node of the clipping factor, if any. `count` is the node of the number of
+        summed batches; None if batches are not summed.
+        """
         layer = self.quantized_layers.get(id(trained_parameter.parameter))
         if layer is not None:
             self._add_quantized_update(
