@@ -12,6 +12,7 @@ import pytest
 
 from poetmodel.backends import Limits, RawSolution, SolverStatus, run_interruptibly
 from poetmodel.backends.call import SolverCall, finite_or_none
+from poetmodel.backends.highs import Highs
 from poetmodel.backends.solver import Solver
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
 from poetmodel.clock import check_time_limit, time_limit
@@ -51,6 +52,33 @@ def endless():
 
 INFEASIBLE = RawSolution(status=SolverStatus.INFEASIBLE)
 OPEN = RawSolution(status=SolverStatus.INFEASIBLE_OR_UNBOUNDED)
+
+
+@pytest.mark.parametrize("status", [SolverStatus.OTHER_LIMIT, SolverStatus.FAILED])
+def test_proof_counts_only_if_its_confirmation_ends(status, monkeypatch):
+    """A second search that ends at a limit of its options, or fails, confirms nothing."""
+    highs = Highs()
+    proof = RawSolution(status=SolverStatus.OPTIMAL, x=np.array([2.0]), bound=2.0)
+    second = RawSolution(status=status, bound=1.0)
+    monkeypatch.setattr(Highs, "_solve_once", lambda *_: (proof, None))
+    monkeypatch.setattr(Highs, "_solve_without_presolve", lambda *_: second)
+    found = highs.solve(form(), Limits())
+    assert (found.status, found.bound) == (SolverStatus.OTHER_LIMIT, 1.0)
+
+
+def test_exceptions_of_the_log_in_a_second_solve_are_raised():
+    """The solve that tells infeasible from unbounded passes its log on."""
+
+    def fail_later(call):
+        if not call.form.objective.any():
+            call.write_log("second")
+
+    def refuse(_):
+        raise RuntimeError("no log")
+
+    puppet = Puppet(OPEN, INFEASIBLE, during=fail_later)
+    with pytest.raises(RuntimeError, match="no log"):
+        puppet.solve(endless(), Limits(log=refuse))
 
 
 def test_ctrl_c_while_a_solver_is_loaded_is_no_missing_package(monkeypatch, tmp_path):

@@ -120,7 +120,14 @@ units of the bound."""
 _MIN_CUTOFF_VIOLATION: Final = 2e-6
 """Minimum improvement over the cutoff that refutes a claim that no solution is better than the
 cutoff; relative for values above 1."""
-_UNFINISHED_STATUSES: Final = frozenset({SolverStatus.TIME_LIMIT, SolverStatus.INTERRUPTED})
+_UNFINISHED_STATUSES: Final = frozenset(
+    {
+        SolverStatus.TIME_LIMIT,
+        SolverStatus.OTHER_LIMIT,
+        SolverStatus.INTERRUPTED,
+        SolverStatus.FAILED,
+    }
+)
 _PROOF_STATUSES: Final = frozenset(
     {SolverStatus.OPTIMAL, SolverStatus.INFEASIBLE, SolverStatus.CUTOFF}
 )
@@ -238,11 +245,11 @@ class Highs(Solver):
         """Search without presolve for a solution that refutes a proof of the first solve.
 
         Return None if the search finds one. Return the outcome unchanged if the search ends without
-        one, also at a limit in `Limits.options`, or if there is no search: if the outcome is no
-        proof, for a linear model whose status is not INFEASIBLE, for a model with too many columns,
-        or with the option ``presolve``. If HiGHS reports an error, or the search is stopped or has
-        too little time, log this, and return the outcome with status OTHER_LIMIT and the search's
-        bound, or the bound of the outcome if that is weaker.
+        one, or if there is no search: if the outcome is no proof, for a linear model whose status
+        is not INFEASIBLE, for a model with too many columns, or with the option ``presolve``. If
+        HiGHS fails, or the search is stopped, has too little time or ends at another limit, log
+        this, and return the outcome with status OTHER_LIMIT and the search's bound, or the bound of
+        the outcome if that is weaker.
         """
         form, limits = call.form, call.limits
         is_confirmable = form.n_columns <= _MAX_CONFIRMED_COLUMNS and "presolve" not in call.options

@@ -261,8 +261,8 @@ class Solver(ABC):
 
         A model whose bounds limit the objective is infeasible. Any other model is solved again
         without objective; if that solve does not finish, return its status. It passes its log to
-        `Limits.log`, whose exception stops it but is not raised. If the call is stopped or has no
-        time left, return INTERRUPTED or TIME_LIMIT without a solve.
+        `Limits.log`, whose exception is raised. If the call is stopped or has no time left, return
+        INTERRUPTED or TIME_LIMIT without a solve.
         """
         form, remaining_s = call.form, call.remaining_s
         if form.is_bounded():
@@ -275,9 +275,9 @@ class Solver(ABC):
         limits = replace(
             call.limits, time_s=remaining_s, objective_stop=None, objective_cutoff=None
         )
-        status = self.run(
-            SolverCall(form_without_objective, limits, lambda _: not call.should_stop)
-        ).status
+        second_call = SolverCall(form_without_objective, limits, lambda _: not call.should_stop)
+        status = self.run(second_call).status
+        second_call.raise_failure()
         return SolverStatus.UNBOUNDED if status is SolverStatus.OPTIMAL else status
 
 
