@@ -12,7 +12,7 @@ from kit.nor_flash import C
 from kit.programs import require_programs, run_command
 from kit.rotation import mark_seeds_except, parametrize_parts
 from poetmodel.device import Device
-from poetmodel.errors import InputError
+from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.export.replay import find_front
@@ -159,4 +159,8 @@ def test_steps_without_a_front_or_storage_are_refused(tmp_path):
     board = replace(Device.load("nrf52840"), storage=None)
     with pytest.raises(InputError, match="no storage for samples"):
         export_step(step, folder, replay=4, device=board)
+    board = Device.load("rp2350-psram")
+    board = replace(board, flash=replace(board.flash, storage_bytes=16384))
+    with pytest.raises(BudgetError, match=r"generations of state and samples .* fewer samples"):
+        export_step(step, folder, replay=4000, device=board, commit=True)
     assert not folder.exists()

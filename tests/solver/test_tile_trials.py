@@ -37,6 +37,23 @@ def test_the_cheapest_size_is_taken_with_its_schedule():
             assert known == (problem is wide) or trial.bound >= least * (1 - 1e-9)
 
 
+def test_sizes_whose_program_does_not_fit_come_last():
+    """The cheapest that fits is taken, and the cheapest of all if none fits."""
+    wide, narrow = comb_problem(8, 13), comb_problem(8, 11)
+    for fitting, best in (((1, 2), 1), ((0, 1), 0), ((), 0)):
+        problems = [replace(wide), replace(narrow), replace(narrow)]
+        chosen = find_cheapest_tiles(
+            list(zip(SIZES, problems, strict=True)),
+            lambda problem: problem,
+            Request(gap=0.0, time_limit_s=60.0),
+            fits=lambda problem, result: (
+                result.schedule is not None and any(problem is problems[k] for k in fitting)  # noqa: B023
+            ),
+        )
+        assert chosen.tile_bytes == SIZES[best]
+        assert chosen.result.schedule is not None
+
+
 def test_a_single_size_is_not_tried():
     """Neither is any where the time is over: the largest is taken then."""
     problem, late = comb_problem(8, 13), Request(started_s=time.monotonic() - 100.0)

@@ -291,7 +291,7 @@ class Deployment:
         if flash is not None and self.device.commits_to_flash:
             max_flash_bytes = int(NEARLY_FULL * flash.size_bytes) - sum(self.program_bytes.values())
             free_bytes = min(
-                flash.storage_bytes if self.copies_to_flash else free_bytes,
+                flash.storage_bytes - other_bytes if self.copies_to_flash else free_bytes,
                 max_flash_bytes - other_bytes,
             )
         per_block = self.generations_per_block

@@ -23,7 +23,12 @@ from poetmodel.export.deployment import (
     parse_stack,
     reserved_bytes,
 )
-from poetmodel.export.flash import check_flash, make_smallest_program, program_sizes
+from poetmodel.export.flash import (
+    check_flash,
+    make_smallest_program,
+    make_zero_arena,
+    program_sizes,
+)
 from poetmodel.export.folder import write_folder
 from poetmodel.export.identity import step_identity
 from poetmodel.export.migration import load_generation, match_state
@@ -36,6 +41,7 @@ from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.plan import check_plan
 from poetmodel.plan.alignment import align_sizes, device_alignment
 from poetmodel.plan.arena_check import check_arena
+from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
 from poetmodel.solver.fitting import fit_arena
 from poetmodel.solver.request import Request
@@ -309,7 +315,10 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         names_nodes=profile is not None,
     )
     chosen_tiles = find_cheapest_tiles(
-        _drop_oversized_steps(candidates, deploy_tiles), make_problem, request
+        _drop_oversized_steps(candidates, deploy_tiles),
+        make_problem,
+        request,
+        fits=partial(_schedule_fits_flash, board, deploy_tiles),
     )
     tile_bytes, step = chosen_tiles.tile_bytes, chosen_tiles.step
     if tile_bytes is not None:
@@ -376,13 +385,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
             "evaluation", deployment, step.evaluation, problem, board, request
         )
         deployment = replace(deployment, evaluation=forward_pass)
-    _check_storage(
-        deployment.min_stored_bytes,
-        board,
-        commit=bool(deployment.rotating_state),
-        has_more_ram=ram_bytes < board.ram_bytes,
-        stores_samples=sample_storage is not None and not deployment.copies_to_flash,
-    )
+    _check_stored_bytes(deployment, board)
     deployment = _with_program_bytes(deployment, initial_weights)
     check_flash(deployment)
     write_folder(deployment, folder, command=command)
@@ -480,8 +483,21 @@ def _drop_oversized_steps(
     ]
 
 
+def _schedule_fits_flash(
+    device: Device,
+    deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
+    step: LoweredStep,
+    result: SolveResult,
+) -> bool:
+    """Return whether the program of a schedule, without copy statements, fits the flash."""
+    mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
+    plan = make_plan(step.graph, result.problem.costs, result.require_schedule(), mode=mode)
+    arena = make_zero_arena(step, plan)
+    return _fits_flash(replace(deploy_tiles(None, step), plan=plan, arena=arena, result=result))
+
+
 def _fits_flash(deployment: Deployment) -> bool:
-    """Return whether the smallest program of a step fits the flash of the device."""
+    """Return whether the program of a step fits the flash of the device."""
     try:
         check_flash(
             _with_program_bytes(deployment, Weights.from_step(deployment.step)),
@@ -582,6 +598,29 @@ def _plan_forward_pass(
 
 _OPTION_OF_PASS: Final = {"inference": "infer", "evaluation": "evaluate"}
 """The option of `export_step` for each kind of forward pass."""
+
+
+def _check_stored_bytes(deployment: Deployment, device: Device) -> None:
+    """Raise `BudgetError` if pages, generations or samples do not fit the storage of a device.
+
+    If commits copy state to flash, also if generations and samples do not fit there.
+    """
+    stores_samples, copies_to_flash = deployment.replay is not None, deployment.copies_to_flash
+    _check_storage(
+        deployment.min_stored_bytes,
+        device,
+        commit=bool(deployment.rotating_state),
+        has_more_ram=deployment.ram_bytes < device.ram_bytes,
+        stores_samples=stores_samples and not copies_to_flash,
+    )
+    if copies_to_flash:
+        _check_storage(
+            deployment.saved_bytes,
+            device,
+            content="generations of state and samples there take",
+            commit=True,
+            stores_samples=stores_samples,
+        )
 
 
 def _check_storage(

@@ -81,14 +81,27 @@ def make_smallest_program(step: LoweredStep) -> tuple[Plan, Arena]:
     overlap.
     """
     graph = step.graph
-    contents = [(BEFORE, Content.OUTPUT, i) for i in graph.state_tensors]
-    for k, outputs in enumerate(graph.outputs_of):
-        contents += [(k, Content.OUTPUT, i) for i in outputs]
-        contents.append((k, Content.WORKSPACE, k))
     program = tuple(Instruction(Op.COMPUTE, k) for k in range(len(graph.nodes)))
     plan = Plan(program=program, mode=StorageMode.BLOCKING, resident=graph.state_tensors)
+    return plan, make_zero_arena(step, plan)
+
+
+def make_zero_arena(step: LoweredStep, plan: Plan) -> Arena:
+    """Return an arena with offset 0 for all copies of a plan's tensors, and for its workspaces.
+
+    It is for the size of the program only: outputs in place need no copy statement, and other
+    tensors overlap.
+    """
+    graph = step.graph
+    contents = [(BEFORE, Content.OUTPUT, i) for i in plan.resident or ()]
+    for position, (op, index) in enumerate(plan.program):
+        if op == Op.COMPUTE:
+            contents += [(position, Content.OUTPUT, i) for i in graph.outputs_of[index]]
+            contents.append((position, Content.WORKSPACE, index))
+        elif op == Op.PAGE_IN:
+            contents.append((position, Content.OUTPUT, index))
     offsets = tuple(CopyOffset(*content, 0) for content in contents)
-    return plan, Arena(bytes=0, lower_bound_bytes=0, offsets=offsets)
+    return Arena(bytes=0, lower_bound_bytes=0, offsets=offsets)
 
 
 def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> None:

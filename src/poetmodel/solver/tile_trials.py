@@ -61,14 +61,15 @@ def find_cheapest_tiles(
     make_problem: Callable[[LoweredStep], Problem],
     request: Request,
     *,
+    fits: Callable[[LoweredStep, SolveResult], bool] = lambda _step, _result: True,
     solve: Callable[..., SolveResult] = solve_by_default,
     time_ratio: float = TRIAL_RATIO,
 ) -> ChosenTiles:
     """Solve each tile size for a fraction of the time, and return the size with the smallest value.
 
-    Of sizes with equal values the first one is returned, without any schedule the first candidate.
-    A single size is not solved. The trials end after Ctrl-C, or if the progress callback returns
-    False.
+    Sizes whose schedule does not fit are returned only if none fits. Of sizes with equal values the
+    first one is returned, without any schedule the first candidate. A single size is not solved.
+    The trials end after Ctrl-C, or if the progress callback returns False.
 
     Parameters
     ----------
@@ -79,6 +80,8 @@ def find_cheapest_tiles(
         Returns the problem of a step.
     request : Request
         The time limit, gap, back end, threads, seed, solver options and progress callback.
+    fits : callable
+        Returns whether the program of a trial's schedule fits the device, such as its flash.
     solve : callable
         The function that solves a problem, with keyword arguments of `poetmodel.solve`.
     time_ratio : float
@@ -86,15 +89,16 @@ def find_cheapest_tiles(
         early if its bound proves that its size cannot be the cheapest.
     """
     trials: list[TileTrial] = []
-    best: tuple[float, int, SolveResult | None] = (math.inf, 0, None)
-    """Smallest value so far, with the position of its candidate and the result of its trial."""
+    best: tuple[bool, float, int, SolveResult | None] = (True, math.inf, 0, None)
+    """Whether the schedule does not fit, its value, the position of its candidate and the result of
+    its trial: the first two are the smallest so far."""
     was_interrupted = False
     reserved_s = request.remaining_s() * (1 - time_ratio)
     for position, (tile_bytes, step) in enumerate(candidates if len(candidates) > 1 else ()):
         limit_s = (request.remaining_s() - reserved_s) / (len(candidates) - position)
         if limit_s <= 0 or tile_bytes is None or was_interrupted:
             break
-        cutoff = _Cutoff(request, best[0])
+        cutoff = _Cutoff(request, math.inf if best[0] else best[1])
         result = solve(
             make_problem(step),
             time_limit=limit_s,
@@ -108,14 +112,17 @@ def find_cheapest_tiles(
         value, bound = result.value, result.proven_bound
         known_bound = bound if math.isfinite(bound) else None
         trials.append(TileTrial(tile_bytes=tile_bytes, value=value, bound=known_bound))
-        if value is not None and value < best[0]:
-            best = value, position, result
+        if value is not None:
+            is_oversized = not fits(step, result)
+            if (is_oversized, value) < best[:2]:
+                best = is_oversized, value, position, result
         was_interrupted = result.termination == Termination.INTERRUPTED and not cutoff.is_reached
-    tile_bytes, step = candidates[best[1]]
+    *_, best_position, best_result = best
+    tile_bytes, step = candidates[best_position]
     return ChosenTiles(
         tile_bytes=tile_bytes,
         step=step,
-        result=best[2],
+        result=best_result,
         trials=tuple(trials),
         is_interrupted=was_interrupted,
     )
