@@ -92,6 +92,34 @@ def test_inference_has_the_front_too(tmp_path):
         np.testing.assert_allclose(found, net(inputs[0]).numpy(), rtol=1e-5)
 
 
+def test_inference_on_bytes_maps_them_to_int8_as_the_step_does(tmp_path):
+    """Training step, inference and evaluation share one table of int8, and no table of reals."""
+    require_programs(Target.HOST)
+    net, loss_fn, inputs = training()
+    step = lower_training((net, loss_fn, inputs), "sgd")
+    for add in (with_inference, with_evaluation):
+        step = add(step, net, loss_fn, inputs)
+    scale = 1 / 256
+    deployment = export_step(
+        step, tmp_path, ram="1MiB", infer=True, byte_inputs={"inputs[0]": f"uint8:{scale}"}
+    )
+    exported = deployment.step
+    steps = (exported, *exported.forward_passes)
+    tables = [name for one in steps for name in one.values if "table" in name]
+    assert tables == ["inputs[0] table as int8"]
+    random = torch.Generator().manual_seed(2)
+    x = torch.randint(256, inputs[0].shape, generator=random, dtype=torch.uint8)
+    raw = x.numpy().tobytes() + inputs[1].numpy().tobytes()
+    words = ("infer=outputs.bin",)
+    program = build(tmp_path, Target.HOST)
+    run_program(
+        program, Target.HOST, tmp_path, inputs=raw, steps=1, learning_rate=0.0, words=words
+    ).require_success()
+    found = np.fromfile(tmp_path / "outputs.bin", "<f4").reshape(2, 3)
+    with torch.no_grad():
+        np.testing.assert_allclose(found, net(x * scale).numpy(), rtol=1e-5)
+
+
 class Pixels(nn.Module):
     """Bytes of a camera, as rows of pixels or as planes, with a mean and a scale a channel."""
 

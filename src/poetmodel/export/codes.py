@@ -14,7 +14,7 @@ from poetmodel.lowered.loops import call_refs, table_columns
 from poetmodel.lowered.tables import INT8_LOOKUP_KERNEL, LOOKUP_KERNEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from poetmodel.lowered.step import LoweredStep
 
@@ -31,13 +31,45 @@ def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
     are unchanged, as are lookups whose real numbers the step returns. Results have the same bits,
     and the tensor of real numbers between both nodes is removed.
     """
-    inference, evaluation = (
-        None if forward_pass is None else fuse_byte_quantization(forward_pass)
-        for forward_pass in (step.inference, step.evaluation)
+    fused_step = _fuse_pairs(step, step.values, {})
+    passes: list[LoweredStep | None] = []
+    read_names: set[str] = set()
+    for forward_pass in (step.inference, step.evaluation):
+        if forward_pass is None:
+            passes.append(None)
+            continue
+        fused_pass = _fuse_pairs(forward_pass, step.values, fused_step.values)
+        own_values = {
+            name: array
+            for name, array in fused_pass.values.items()
+            if name not in fused_step.values
+        }
+        passes.append(replace(fused_pass, values=own_values))
+        read_names |= {
+            name for calls in fused_pass.calls for call in calls for name in call.buffers
+        }
+    inference, evaluation = passes
+    # The passes read constants of the training step, whose own lookup may need them no longer.
+    kept_names = (step.values.keys() - fused_step.values.keys()) & read_names
+    return replace(
+        fused_step,
+        inference=inference,
+        evaluation=evaluation,
+        buffers={**fused_step.buffers, **{name: step.buffers[name] for name in kept_names}},
+        values={**fused_step.values, **{name: step.values[name] for name in kept_names}},
     )
-    step = replace(step, inference=inference, evaluation=evaluation)
+
+
+def _fuse_pairs(
+    step: LoweredStep, tables: Mapping[str, np.ndarray], shared_values: Mapping[str, np.ndarray]
+) -> LoweredStep:
+    """Return the training step, or a forward pass, with all pairs fused.
+
+    `tables` are the values of the training step before, and `shared_values` those after its pairs
+    were fused. A new table that equals one of these has its name.
+    """
     while (pair := next(_find_fusible_pairs(step), None)) is not None:
-        step = _fuse_pair(step, *pair)
+        step = _fuse_pair(step, *pair, tables, shared_values)
     return step
 
 
@@ -127,12 +159,18 @@ def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, 
 
 
 def _fuse_pair(
-    step: LoweredStep, k: int, reader: int, fused_arguments: tuple[int, ...]
+    step: LoweredStep,
+    k: int,
+    reader: int,
+    fused_arguments: tuple[int, ...],
+    tables: Mapping[str, np.ndarray],
+    shared_values: Mapping[str, np.ndarray],
 ) -> LoweredStep:
     """Return a step in which one node with a new table replaces nodes `k` and `reader`.
 
     Node `k` looks numbers up, node `reader` quantizes them. The new step lacks the buffer of these
-    numbers, and the old table unless another of its calls reads it.
+    numbers, and the old table unless another of its calls reads it. `tables` and `shared_values`
+    are those of `_fuse_pairs`.
     """
     graph = step.graph
     (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]
@@ -140,14 +178,14 @@ def _fuse_pair(
     int8_ref, *_ = call_refs(quantize_call)
     arguments = _name_arguments(quantize_call)
     inverse_scale, zero_point = arguments["inverse"], arguments["zero"]
-    rows = np.float32(step.values[table_ref.buffer]) * np.float32(inverse_scale)
+    rows = np.float32({**tables, **step.values}[table_ref.buffer]) * np.float32(inverse_scale)
     # The portable ``pm_q8_rint`` in C limits the magnitude to 1024, too, and rounds NaN to 0.
     rounded_rows = np.nan_to_num(np.rint(rows), nan=0.0, posinf=1024.0, neginf=-1024.0)
     int8_rows = np.clip(
         np.clip(rounded_rows, -1024, 1024) + zero_point, _MIN_INT8, _MAX_INT8
     ).astype("i1")
     name = f"{table_ref.buffer} as int8"
-    while name in step.buffers:
+    while name in step.buffers or not np.array_equal(shared_values.get(name, int8_rows), int8_rows):
         name += "'"
     call = Call(INT8_LOOKUP_KERNEL, (int8_ref, byte_ref, Ref(name), *fused_arguments))
     lookup_node, quantize_node = graph.nodes[k], graph.nodes[reader]
