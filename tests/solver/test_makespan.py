@@ -156,6 +156,30 @@ def test_model_with_own_rows_keeps_the_deadline_of_its_plan():
         assert model.component("surrogate_deadline") is None
 
 
+def test_start_that_violates_rows_of_a_model_is_not_returned():
+    """A schedule that pages x is no start of a model without page-outs."""
+    problem = slow_storage(deadline=12)
+    paged = solve(slow_storage(recompute=False)).require_schedule()
+    assert paged.M_out
+    model = build(problem)
+    model.no_writes = pyo.Constraint(expr=sum(model.M_out[t, i] for t, i in model.M_out) <= 0)
+    result = solve(model, start=paged)
+    assert result.status == Status.OPTIMAL
+    assert not result.require_schedule().M_out
+    assert solve(build(problem), start=paged).require_schedule().M_out
+
+
+def test_given_plan_keeps_the_budget_of_the_problem():
+    """A plan made for 16 B has x in RAM before b has ended, and 12 B do not hold it."""
+    roomy, tight = slow_storage(page_s=3.0, ram=16), slow_storage(page_s=3.0)
+    schedule = solve(slow_storage(recompute=False, page_s=3.0)).require_schedule()
+    plan = make_plan(roomy.graph, roomy.costs, schedule, mode="dma", ram_budget_bytes=16)
+    assert check_plan(roomy.graph, roomy.costs, plan).peak_ram_bytes == 16
+    assert verify(roomy, schedule, plan=plan).valid
+    assert "16 B" in verify(tight, schedule, plan=plan).violations[0]
+    assert verify(tight, schedule).valid
+
+
 def test_page_outs_that_a_plan_leaves_out_prove_nothing_of_its_makespan():
     """An own row wants page-outs that no page-in reads: a plan has none of them."""
 

@@ -254,9 +254,9 @@ def verify(
         budget.
     plan : Plan, optional
         The plan to verify if the time of the problem is a makespan, otherwise ignored; its peak is
-        compared with its own budget. Default: the plan that `make_plan` makes for DMA and the
-        budget of the problem. If RAM is minimized, the default is made for the smallest budget that
-        is found to suffice.
+        compared with its own budget and that of the problem. Default: the plan that `make_plan`
+        makes for DMA and the budget of the problem. If RAM is minimized, the default is made for
+        the smallest budget that is found to suffice.
     planning_s : float, optional
         Wall time for making and checking a plan [s]. If it does not suffice, the time is that of a
         plan without overlap: the sum of all computations and transfers. Default: no limit.
@@ -285,13 +285,22 @@ def verify(
     def make_and_check(peak_bytes: int, budget: int) -> PlanCheck:
         """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it.
 
-        If the schedule's peak exceeds the budget, a plan made here has no budget.
+        If the schedule's peak exceeds the budget, a plan that is made has no budget.
         """
         plan_budget_bytes = budget if peak_bytes <= budget else None
         candidate = plan or _make_unchecked_plan(
             graph, costs, schedule, StorageMode.DMA, plan_budget_bytes, peak_bytes
         )
-        return check_plan(graph, costs, candidate, aux_bytes=problem.aux_limit_bytes)
+        checked_budget_bytes = (
+            None if plan is None else min(budget, plan.ram_budget_bytes or budget)
+        )
+        return check_plan(
+            graph,
+            costs,
+            candidate,
+            ram_budget_bytes=checked_budget_bytes,
+            aux_bytes=problem.aux_limit_bytes,
+        )
 
     def plan_metrics(simulation: Simulation) -> PlanMetrics:
         """Return the makespan of the checked plan and, if RAM is minimized, its RAM.

@@ -76,7 +76,8 @@ class TransferWeightSearch:
         """
         relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
         try:
-            if self.start is not None:
+            # A user's model may have rows that the start violates; only its solves check these.
+            if self.start is not None and self.task.can_restate:
                 self._verify_plan(self.start)
             relaxation_outcome, _ = self._try_weight(0.0, time_ratio=relaxation_ratio)
             if relaxation_outcome.is_infeasible:
