@@ -257,7 +257,8 @@ def find_ram_step(
     min_ram_bytes = None if bound is None else int(bound) + problem.resident_bytes
     if min_ram_result.schedule is None:
         return RamStep(status=min_ram_result.status, least_ram_bytes=min_ram_bytes)
-    needed_bytes = (min_ram_result.peak_ram_bytes or 0) + problem.resident_bytes
+    # The plan of a makespan may need more RAM than its schedule.
+    needed_bytes = math.ceil(min_ram_result.value or 0) + problem.resident_bytes
     ram_bytes = max(needed_bytes, problem.ram_budget_bytes)
     larger_problem = replace(problem, ram=ram_bytes)
     remaining_s = max(0.1, end_s - time.monotonic())

@@ -56,7 +56,7 @@ def solve_variants(
 
     `time_limit` is the wall time for all variants, divided equally among the remaining ones [s].
     Each has at least `min_s`, which is above 0 [s]. After Ctrl-C, the list has the results so far,
-    that of the interrupted solve included; Ctrl-C in the search with paging ends only this search.
+    that of the interrupted solve included, unless it was the search with paging.
     """
     end_s = time.monotonic() + time_limit
     solve_problem = partial(solve, backend=backend, threads=threads, solver_options=solver_options)
@@ -68,10 +68,10 @@ def solve_variants(
         if variant.tries_paging_first:
             limit_s /= 2
             min_ram_problem = _paging_problem_at_min_ram(variant.problem)
-            best_schedule = (
-                solve_problem(min_ram_problem, time_limit=limit_s, gap=1.0).schedule
-                or best_schedule
-            )
+            paging_result = solve_problem(min_ram_problem, time_limit=limit_s, gap=1.0)
+            if paging_result.termination == Termination.INTERRUPTED:
+                break
+            best_schedule = paging_result.schedule or best_schedule
         result = solve_problem(
             variant.problem, time_limit=limit_s, gap=variant.gap, start=best_schedule
         )
