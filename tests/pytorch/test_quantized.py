@@ -96,6 +96,34 @@ def test_an_onnx_file_has_the_front_of_the_module(head, tmp_path):
     assert [name for name, _ in net.named_parameters()] == names
 
 
+def test_fronts_of_files_may_leave_zero_points_out_and_state_scales_as_numbers(tmp_path):
+    """A zero point without a name is 0, as for symmetric weights; the front is the same."""
+    onnx = pytest.importorskip("onnx")
+    module = convert_front(float_front(), images(8), per_channel=False)
+    path = tmp_path / "front.onnx"
+    write_onnx(module, path)
+    model = onnx.load(path)
+    values = {i.name: onnx.numpy_helper.to_array(i) for i in model.graph.initializer}
+    constants = []
+    for index, node in enumerate(model.graph.node):
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        scale = float(values[node.input[1]])
+        constants.append(
+            onnx.helper.make_node("Constant", [], [f"scale_{index}"], value_float=scale)
+        )
+        node.input[1] = f"scale_{index}"
+        if node.op_type == "DequantizeLinear" and not values[node.input[2]].any():
+            node.input[2] = ""
+    nodes = [*constants, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    assert any(node.input[2] == "" for node in nodes if node.op_type == "DequantizeLinear")
+    onnx.save(model, path)
+    with torch.no_grad():
+        assert torch.equal(pmt.from_onnx(path)(images()), pmt.quantized(module)(images()))
+
+
 def test_exported_c_has_the_bytes_of_the_definition():
     """Each int8 tensor of a lowered step, in C, is the layer's, as are loss and inference."""
     net, loss_fn, inputs = training(wrapped=True)

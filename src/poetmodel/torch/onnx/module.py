@@ -22,7 +22,13 @@ from poetmodel.torch.onnx.operators import (
     to_tensor,
 )
 from poetmodel.torch.onnx.quantized import QUANTIZATION_OPERATORS, FrontRecord, split_front
-from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, read_array, read_file
+from poetmodel.torch.onnx.reading import (
+    FileRecord,
+    InputRecord,
+    NodeRecord,
+    read_constant,
+    read_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -415,19 +421,7 @@ class _Constants:
         """
         if node.operator != "Constant":
             return False
-        import numpy as np
-
-        ((key, value),) = node.attributes.items()
-        if key == "value":
-            array = read_array(value, self.record.path)
-        elif key in ("value_float", "value_floats", "value_int", "value_ints"):
-            array = np.asarray(value, np.float32 if "float" in key else np.int64)
-        else:
-            raise InputError(
-                f"{self.record.path}: node {node.name!r} (Constant): {key} is not "
-                "supported; expected numbers"
-            )
-        self.arrays[node.outputs[0]] = array
+        self.arrays[node.outputs[0]] = read_constant(node, self.record.path)
         return True
 
     def _resolve_alias(self, node: NodeRecord, source_names: dict[str, str]) -> bool:

@@ -18,7 +18,7 @@ from poetmodel.torch.errors import convert_exceptions
 from poetmodel.torch.int8.quantizing import HEADROOM, check_training, convert_network
 from poetmodel.torch.int8.training import ROUNDINGS
 from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, to_numbers
-from poetmodel.torch.onnx.reading import read_array
+from poetmodel.torch.onnx.reading import read_constant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -85,7 +85,7 @@ def split_front(
     front_values = {name for node in front_nodes for name in node.outputs} - constants.keys()
     outside_reads = {name for node in other_nodes for name in node.inputs} | set(record.outputs)
     shared_values = sorted(
-        (outside_reads & front_values) - {result_name} | (outside_reads & front_inputs)
+        (outside_reads & front_values) - {result_name, ""} | (outside_reads & front_inputs)
     )
     if len(front_inputs) != 1 or shared_values:
         reason = (
@@ -117,14 +117,15 @@ def split_front(
 
 
 def _read_constants(record: FileRecord) -> dict[str, np.ndarray]:
-    """Return the arrays of initializers, and of Constant nodes with a dense tensor, by name.
+    """Return the arrays of initializers and Constant nodes, by name.
 
-    Raises `InputError` if a tensor cannot be read.
+    Raises `InputError` if the value of a node is neither a dense tensor nor numbers, or a tensor
+    cannot be read.
     """
     arrays = dict(record.initializers)
     for node in record.nodes:
-        if node.operator == "Constant" and "value" in node.attributes:
-            arrays[node.outputs[0]] = read_array(node.attributes["value"], record.path)
+        if node.operator == "Constant":
+            arrays[node.outputs[0]] = read_constant(node, record.path)
     return arrays
 
 
@@ -138,7 +139,7 @@ def _find_front_result(record: FileRecord, constants: Mapping[str, Any]) -> str:
     }
     for node in reversed(record.nodes):
         if requantized_names.intersection(node.outputs):
-            requantized_names.update(node.inputs)
+            requantized_names.update(filter(None, node.inputs))
     results = [
         node.outputs[0]
         for node in record.nodes
@@ -160,7 +161,7 @@ def _ancestor_nodes(nodes: Iterable[NodeRecord], value: str) -> list[NodeRecord]
     ancestor_names, ancestors = {value}, []
     for node in reversed(list(nodes)):
         if ancestor_names.intersection(node.outputs):
-            ancestor_names.update(node.inputs)
+            ancestor_names.update(filter(None, node.inputs))
             ancestors.append(node)
     return ancestors[::-1]
 
@@ -240,18 +241,16 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         arithmetic. Raises `InputError` if another value has such a type, and for several scales,
         except those of such constants and of dequantized int8 values.
         """
-        x, scale, *optional_zeros = (
-            self._read_operand(operand, values, is_weight=True) for operand in node.inputs
+        x, scale, zeros = (
+            self._read_operand(operand, values, is_weight=True)
+            for operand in (*node.inputs, "")[:3]
         )
-        dtype = (
-            optional_zeros[0].dtype if optional_zeros and optional_zeros[0] is not None else x.dtype
-        )
+        dtype = x.dtype if zeros is None else zeros.dtype
         if node.operator == QUANTIZE and dtype.is_floating_point:
             dtype = torch.uint8  # ONNX's default if no zero point sets the type
         if scale.numel() > 1 and dtype is torch.int8 and node.operator == DEQUANTIZE:
-            zeros = (
-                optional_zeros[0] if optional_zeros else torch.zeros_like(scale, dtype=torch.int64)
-            )
+            if zeros is None:
+                zeros = torch.zeros_like(scale, dtype=torch.int64)
             axis = int(node.attributes.get("axis", 1))
             result: torch.Tensor = _decomposed.dequantize_per_channel(
                 x, scale, zeros, axis, -128, 127, dtype
@@ -263,7 +262,7 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
             and dtype not in _LIMITS
         ):
             # For example an int32 bias.
-            return (x - optional_zeros[0] if optional_zeros else x) * scale
+            return (x if zeros is None else x - zeros) * scale
         if scale.numel() > 1 or dtype not in _LIMITS:
             raise InputError(
                 f"node {node.name!r} ({node.operator}): expected one scale, and int8 or uint8, got "
@@ -282,8 +281,9 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return converted_value
 
     def _read_zero_point(self, node: NodeRecord) -> int:
-        """Return the zero point of a node; 0 if the node has none."""
-        return int(self.constants[node.inputs[2]]) if len(node.inputs) > 2 else 0  # noqa: PLR2004
+        """Return the zero point of a node; 0 if the node has none, or an empty name for it."""
+        name = (*node.inputs, "")[2]
+        return int(self.constants[name]) if name else 0
 
 
 _LIMITS: Final = {torch.int8: (-128, 127), torch.uint8: (0, 255)}

@@ -129,6 +129,23 @@ def read_array(tensor: Any, path: Path) -> np.ndarray:
     return array.astype(np.float32) if is_floating else array
 
 
+def read_constant(node: NodeRecord, path: Path) -> np.ndarray:
+    """Return the value of a Constant node as an array, with types as from `read_array`.
+
+    Raises `InputError` if the value is neither a dense tensor nor numbers, or cannot be read.
+    """
+    import numpy as np
+
+    ((key, value),) = node.attributes.items()
+    if key == "value":
+        return read_array(value, path)
+    if key in ("value_float", "value_floats", "value_int", "value_ints"):
+        return np.asarray(value, np.float32 if "float" in key else np.int64)
+    raise InputError(
+        f"{path}: node {node.name!r} (Constant): {key} is not supported; expected numbers"
+    )
+
+
 def _load_model(path: Path) -> Any:
     """Load a file and its external weights.
 
@@ -225,7 +242,7 @@ def _find_needed_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any
     needed_names, needed_nodes = set(outputs), []
     for node in reversed(nodes):
         if needed_names.intersection(node.output):
-            needed_names.update(node.input)
+            needed_names.update(filter(None, node.input))
             needed_nodes.append(node)
     return needed_nodes[::-1]
 
