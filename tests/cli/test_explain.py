@@ -266,3 +266,17 @@ def test_stages_are_shown_where_words_are_the_same():
         "recomputed",
         "recomputed x2",
     )
+    paged = replace(decision, treatment=Treatment.PAGED, recomputed=(), paged_in=(4,))
+    assert _decision_texts(replace(paged, paged_out=(2,)), replace(paged, paged_out=(3,))) == (
+        "paged out at 2",
+        "paged out at 3",
+    )
+    assert _decision_texts(replace(paged, paged_out=(2,)), paged) == (
+        "paged out at 2",
+        "paged out at no stage",
+    )
+    both = replace(decision, treatment=Treatment.BOTH, recomputed=(4,), paged_in=(5,))
+    assert _decision_texts(both, replace(both, recomputed=(5,), paged_in=(4,))) == (
+        "paged and recomputed x2 recomputed at 4",
+        "paged and recomputed x2 recomputed at 5",
+    )

@@ -205,19 +205,29 @@ def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
     """Return the decision of each schedule on a tensor as text, such as ``recomputed x2``.
 
     The number counts recomputations and page-ins. If the texts are equal, the stages of these
-    follow.
+    follow, or if these are equal, those of page-outs, or of recomputations.
     """
-    stages = [sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions]
+    restoration_stages = [
+        sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions
+    ]
+    page_out_stages = [sorted(decision.paged_out) for decision in decisions]
     texts = tuple(
         f"{decision.treatment} x{len(stages_of_decision)}"
         if len(stages_of_decision) > 1
         else str(decision.treatment)
-        for decision, stages_of_decision in zip(decisions, stages, strict=True)
+        for decision, stages_of_decision in zip(decisions, restoration_stages, strict=True)
     )
     if len(set(texts)) > 1:
         return texts
-    texts_with_stages = zip(texts, stages, strict=True)
-    return tuple(
-        f"{text} at {','.join(map(str, stages_of_decision))}"
-        for text, stages_of_decision in texts_with_stages
-    )
+    recomputation_stages = [sorted(decision.recomputed) for decision in decisions]
+    for verb, stages in (
+        ("at", restoration_stages),
+        ("out at", page_out_stages),
+        ("recomputed at", recomputation_stages),
+    ):
+        if len(set(map(tuple, stages))) > 1:
+            return tuple(
+                f"{text} {verb} {','.join(map(str, stages_of_decision)) or 'no stage'}"
+                for text, stages_of_decision in zip(texts, stages, strict=True)
+            )
+    return texts

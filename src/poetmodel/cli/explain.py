@@ -478,9 +478,8 @@ def _solve_for_alternatives(
 def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
     """Return the decisions with a cost, highest energy first, then largest tensor.
 
-    Of the tensors of a node that are not paged in, only the first in this order is listed, because
-    all have the full cost of the node's recomputations. Each tensor that is paged in is listed
-    itself.
+    Of the tensors of a node that are not paged, only the first in this order is listed, because all
+    have the full cost of the node's recomputations. Each paged tensor is listed itself.
     """
     sizes = graph.tensor_bytes
     costly_decisions = [decision for decision in decisions if decision.has_cost]
@@ -488,7 +487,7 @@ def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]
     for decision in sorted(
         costly_decisions, key=lambda candidate: (-candidate.energy_j, -sizes[candidate.tensor])
     ):
-        is_recomputation_only = not decision.paged_in
+        is_recomputation_only = not (decision.paged_in or decision.paged_out)
         key = (
             is_recomputation_only,
             graph.node_of[decision.tensor] if is_recomputation_only else decision.tensor,

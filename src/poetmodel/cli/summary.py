@@ -248,7 +248,7 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
         f"{format_bytes(recomputed_bytes)} of outputs",
     )
     for name, counts, bytes_text in (
-        ("paged out", simulation.page_outs, f"{format_bytes(simulation.written_bytes)} written"),
+        ("paged out", simulation.page_outs, f"{format_bytes(simulation.paged_bytes)} written"),
         ("paged in", simulation.page_ins, f"{format_bytes(simulation.read_bytes)} read"),
     ):
         yield text_fact(name, _times_text(sum(counts.values())), bytes_text)

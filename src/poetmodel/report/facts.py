@@ -382,8 +382,7 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
     ``paged_out`` and ``paged_in``, ``energy_j`` and ``time_s``.
 
     If a node has several tensors, only the first one has the cost of recomputing the node, so that
-    the energies sum to the overhead. The sum omits idle power if transfers overlap, and includes
-    page-outs that are writes of commits, which the overhead excludes.
+    the energies sum to the overhead. The sum omits idle power if transfers overlap.
     """
     graph = problem.graph
     resident = set(schedule.resident)

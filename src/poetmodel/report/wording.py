@@ -128,6 +128,8 @@ def _proof_answer(schedule: Facts) -> AnswerTexts:
     if gap is None:
         gap_text = "without costs the bound was not compared"
         return "Unknown", gap_text if schedule["bound_j"] else "no bound is stated", "warn"
+    if objective is not None and objective["bound"] is None:
+        return "Not proven", "no bound was proved", "warn"
     if minimized == "own":
         name = objective.get("name")
         terms = tuple((value_at_path(schedule, "problem.weights") or {}).items())

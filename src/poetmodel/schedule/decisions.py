@@ -283,11 +283,13 @@ def _find_decision(
     energy_j = energy.compute[k] * len(recomputed)
     time_s = table.compute_time_s[k] * len(recomputed)
     if paged_in or paged_out:
-        energy_j += energy.page_in[i] * len(paged_in) + energy.page_out[paged_out_tensor] * len(
-            paged_out
-        )
+        # The single pass includes commits, and with them these write-backs.
+        is_committed = table.commit is not None and paged_out_tensor in table.commit.replacements
+        n_page_outs = 0 if is_committed else len(paged_out)
+        energy_j += energy.page_in[i] * len(paged_in)
+        energy_j += energy.page_out[paged_out_tensor] * n_page_outs
         time_s += table.page_in_time_s[i] * len(paged_in)
-        time_s += table.page_out_time_s[paged_out_tensor] * len(paged_out)
+        time_s += table.page_out_time_s[paged_out_tensor] * n_page_outs
     in_ram = stages.in_ram(i)
     n_limit_steps = sum(
         t in in_ram and stages.is_in_ram_at(t, step, i) for t, step, _ in limit_steps
