@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import socket
 
 import httpx
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from kit.explorers import MLP, STEP
 from poetmodel.cli.application import app as command_line
 from poetmodel.device import Costs, Device
+from poetmodel.errors import WorkersLostError
+from poetmodel.explore.running import serve
+from poetmodel.explore.settings import Catalogue
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.schedule.document import load_document
@@ -35,6 +39,24 @@ def test_choices_name_networks_and_devices(visitor):
     assert len(found["graph"]["nodes"]) > 5
     assert visitor.open(MLP)["problem"] == found["problem"]
     assert visitor.open({**MLP, "batch": 2})["problem"] != found["problem"]
+
+
+def test_server_whose_workers_do_not_start_is_an_error(tmp_path, monkeypatch):
+    """The command then ends with an error instead of success."""
+
+    async def start(_):
+        raise OSError("no processes left")
+
+    monkeypatch.setattr("poetmodel.explore.pool.WorkerPool.start", start)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(WorkersLostError):
+        serve(
+            listener,
+            store=tmp_path / "store.sqlite",
+            catalogue=Catalogue(steps={}),
+            initial=MLP,
+            search={},
+            workers=1,
+        )
 
 
 def test_point_is_solved_to_the_optimum(visitor):

@@ -111,6 +111,7 @@ def initial_state(
     a device, prints the size that ``--tile auto`` chooses. Raises `InputError` for invalid options.
     """
     from poetmodel.explore.settings import ExplorerSettings, catalogue_with_files
+    from poetmodel.schedule.io import validate_model
 
     source, limits = resolve_sizes(source, costing, limits)
     if source.model is not None and source.graph is not None:
@@ -127,9 +128,10 @@ def initial_state(
     )
     device = costing.device or "rpi4b"
     counts = limits.deadline_counts
-    settings = ExplorerSettings.model_validate(
+    settings = validate_model(
+        ExplorerSettings,
         {
-            "model": name if is_built_in else Path(name).name,
+            "model": name if is_built_in else next(iter((*catalogue.graphs, *catalogue.steps))),
             "device": next(iter((*catalogue.profiles, *catalogue.devices)), device),
             **{key: getattr(source.variant, key) for key in Variant.__dataclass_fields__},
             "paging": not limits.no_paging,
@@ -138,7 +140,8 @@ def initial_state(
             "deadline_counts": None if counts is None else str(counts),
             "count_parameters": limits.count_parameters,
             "commit": limits.steps_to_commit,
-        }
+        },
+        kind="settings",
     )
     graph = catalogue.load_source(settings).graph
     costs = (

@@ -228,7 +228,10 @@ class Coordinator:
         if point is None or not point.is_finished:
             stored_point = await self.store.call(self.store.load_point, point_id)
             point = open_problem.points.get(point_id)  # another request may have added the point
-            if stored_point is not None and (point is None or _is_better(stored_point, point)):
+            is_running = point_id in self.solves.running  # its solve updates the point
+            if stored_point is not None and (
+                point is None or (not is_running and _is_better(stored_point, point))
+            ):
                 point = open_problem.points[point_id] = _mark_cancelled(stored_point)
             elif stored_point is not None and point is not None:
                 max_bound = (

@@ -21,6 +21,8 @@ COOKIE_LIFETIME_S: Final = 31_536_000
 """Lifetime of the token's cookie in the browser [s]."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 """Host names of this machine that are accepted."""
+_DEFAULT_PORT: Final = "80"
+"""Port that browsers leave out of the Host header."""
 POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -92,7 +94,8 @@ class Guard:
     def _find_refusal(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Return status and reason to reject a request by its host or origin, or None."""
         host = headers.get("host", "")
-        name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+        has_port = ":" in host.rpartition("]")[2]
+        name, _, port = host.rpartition(":") if has_port else (host, "", _DEFAULT_PORT)
         if name not in LOOPBACK or port != str(self._port):
             return 403, "the explorer only answers to names of this machine"
         origin = headers.get("origin")

@@ -6,12 +6,14 @@ import hashlib
 import os
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
+from poetmodel.errors import WorkersLostError
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import make_application
@@ -54,12 +56,11 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; call `on_ready` with the address after the server has started.
 
-    If a worker does not start, the error is logged, and the function returns or, with recent
-    releases of uvicorn, raises `SystemExit`. In the main thread both signals raise no exceptions
-    from now on, until the end of the process. `listener` is a bound socket. `initial` has the
-    settings and sliders of a new page, and `search` the keywords of `solve`. `workers` is the
-    number of processes that solve, None for one per core. Raises `InputError` if the store cannot
-    be used; otherwise the store is closed at the end.
+    In the main thread both signals raise no exceptions from now on, until the end of the process.
+    `listener` is a bound socket. `initial` has the settings and sliders of a new page, and `search`
+    the keywords of `solve`. `workers` is the number of processes that solve, None for one per core.
+    Raises `InputError` if the store cannot be used; otherwise the store is closed at the end.
+    Raises `WorkersLostError`, after a logged error, if a worker does not start.
     """
     stop_signals = _StopSignals()
     if threading.current_thread() is threading.main_thread():
@@ -86,28 +87,32 @@ def serve(
     server = _Server(config, explorer.coordinator, lambda: on_ready(address))
     try:
         stop_signals.stop_on_request(server)
-        server.run([listener])
+        with suppress(SystemExit):  # of newer versions of uvicorn, if the start fails
+            server.run([listener])
     finally:
         explorer.store.close()
+    if not (server.started or stop_signals.is_requested):
+        raise WorkersLostError("a worker did not start: the error above has the reason")
 
 
 class _StopSignals:
     """Signal handler that stops the server, or prevents its start."""
 
     def __init__(self) -> None:
-        self._is_requested = False
+        self.is_requested = False
+        """Whether a signal has requested the stop."""
         self._server: uvicorn.Server | None = None
 
     def request_stop(self, *_: object) -> None:
         """Stop the server, also one that is set later; a running server handles signals itself."""
-        self._is_requested = True
+        self.is_requested = True
         if self._server is not None:
             self._server.should_exit = True
 
     def stop_on_request(self, server: uvicorn.Server) -> None:
         """Set the server that signals stop; stop it if a signal has arrived before."""
         self._server = server
-        if self._is_requested:
+        if self.is_requested:
             server.should_exit = True
 
 
