@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import pickle
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
@@ -443,3 +444,21 @@ def test_only_a_digraph_is_taken(other, told):
         Graph.from_networkx(other)
     with pytest.raises(GraphError, match="at least 1 node"):
         Graph.from_networkx(nx.DiGraph())
+
+
+@pytest.mark.parametrize(("tensors", "got"), [(1, "1"), ("conv", "'conv'")])
+def test_tensors_of_an_edge_are_a_list(tensors, got):
+    """A single name, or a number, is an error of the edge."""
+    digraph = nx.DiGraph()
+    digraph.add_node("a", output_bytes=4)
+    digraph.add_node("b", output_bytes=4)
+    digraph.add_edge("a", "b", tensors=tensors)
+    with pytest.raises(GraphError, match=rf"\('a', 'b'\)\.tensors: expected a list .* got {got}"):
+        Graph.from_networkx(digraph)
+
+
+def test_in_place_pairs_may_not_be_none():
+    """A graph with such a node would fail in every simulation."""
+    node = replace(operation("x", output_bytes=4), in_place=None)
+    with pytest.raises(GraphError, match="in_place: expected an object"):
+        Graph(name="g", nodes=(node,))

@@ -225,6 +225,8 @@ def test_recomputations_and_waits_for_the_bus_are_told():
     lines = listed("c0 f9 c1 c2")
     assert "not valid:" in lines
     assert "  instruction 1, free 9: the graph has no such index" in lines
+    lines = listed("c0 c7 c1 c2")
+    assert any("number 7" in line and line.rstrip().endswith("?") for line in lines)
 
 
 def test_state_and_operators_in_place_are_told():

@@ -253,6 +253,23 @@ FAULTS = {
 }
 
 
+def test_sums_beyond_floats_and_endless_stages_are_faults(faults):
+    """They are errors of the file, not of Python."""
+    large = 10**308
+    (sentence,) = faults(
+        one(f'sum = {{"page_ins:conv1" = {large}, "page_ins:*" = {large}}}{AFTER}')
+    )
+    assert "the sum of its terms is too large" in sentence
+    (sentence,) = faults(one(f'sum = {{"page_ins@{"9" * 5000}:conv1" = 1}}{AFTER}'))
+    assert "stage" in sentence
+
+
+def test_bound_is_checked_beside_another_fault_of_its_table(faults):
+    """Only a sum with faults has no unit."""
+    found = faults(one('nmae = "x"\nsum = {bytes_written = 1}\nat_most = "2foo"'))
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize("case", FAULTS)
 def test_faults_are_named_with_their_place(case, faults):
     """One fault, one sentence."""

@@ -84,8 +84,8 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
     ------
     GraphError
         If `digraph` is no `networkx.DiGraph` or is a multigraph, if it has a cycle (the message
-        names the nodes), or if the ``inputs`` of nodes contradict their edges; lists all such
-        nodes.
+        names the nodes), if ``tensors`` of an edge is no list or tuple, or if the ``inputs`` of
+        nodes contradict their edges; lists all such edges and nodes.
     """
     import networkx as nx
 
@@ -106,10 +106,17 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
             **_to_json_value(dict(digraph.nodes[key])),
         }
         item.pop("index", None)
-        incoming_edges = ((maker, digraph.edges[maker, key]) for maker in digraph.predecessors(key))
+        incoming_edges = [(maker, digraph.edges[maker, key]) for maker in digraph.predecessors(key)]
+        faults += [
+            f"digraph: edge ({quote(maker)}, {quote(key)}).tensors: expected a list of tensor "
+            f"names, got {quote(edge['tensors'])}"
+            for maker, edge in incoming_edges
+            if not isinstance(edge.get("tensors", ()), list | tuple)
+        ]
         edge_inputs = [
             name
             for maker, edge in incoming_edges
+            if isinstance(edge.get("tensors", ()), list | tuple)
             for name in _to_json_value(edge.get("tensors", _output_names(items[maker])))
         ]
         inputs = item.setdefault("inputs", edge_inputs)
@@ -122,7 +129,11 @@ def digraph_to_dict(digraph: networkx.DiGraph[Any]) -> dict[str, Any]:
             )
     if faults:
         raise GraphError(faults)
-    attributes = {key: value for key, value in digraph.graph.items() if value != ""}
+    attributes = {
+        key: value
+        for key, value in digraph.graph.items()
+        if not (isinstance(value, str) and not value)
+    }
     format_keys = {"format": FORMAT, "version": VERSIONS[-1], "name": "graph"}
     return {**format_keys, **_to_json_value(attributes), "nodes": list(items.values())}
 

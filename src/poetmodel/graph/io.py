@@ -112,7 +112,7 @@ def node_to_dict(node: object, *, defaults: bool = False) -> object:
             _tensor_to_dict(output) if isinstance(output, Tensor) else _refused_value(output)
             for output in outputs
         ]
-    if node.in_place:
+    if node.in_place != ():
         item["in_place"] = _in_place_to_dict(node.in_place)
     if node.is_state:
         return item | optional_keys(node, STATE_DEFAULTS, defaults=False)

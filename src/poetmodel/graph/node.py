@@ -95,7 +95,7 @@ class Node:
 
         It does if the node holds state, makes a replacement of state, or has in-place pairs.
         """
-        if self.is_state or self.in_place:
+        if self.is_state or self.in_place != ():
             return True
         outputs: object = self.outputs
         return isinstance(outputs, tuple) and any(

@@ -247,7 +247,7 @@ def _version_2_keys(node: Node) -> Iterator[str]:
     """Yield the keys of a node that need version 2 of the format."""
     if node.is_state:
         yield "phase"
-    if node.in_place:
+    if node.in_place != ():
         yield "in_place"
     if _replacement_pairs(node):
         yield "outputs.replaces"

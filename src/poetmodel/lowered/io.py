@@ -415,7 +415,7 @@ def _find_condition_errors(
     yield from _find_ref_errors(step, condition.counter)
     if name not in readable_names:
         yield f"where: {name!r} is not read by its node"
-    elif step.buffers[name].type is not DataType.INT32:
+    elif name in step.buffers and step.buffers[name].type is not DataType.INT32:
         yield f"where: expected integers in {name!r}"
 
 

@@ -199,11 +199,14 @@ class InstructionText:
     def format_remark(self, step: Instruction, record: InstructionRecord) -> str:
         """Return the remark on an instruction: duration, bytes, home of state, in-place outputs.
 
-        For a wait, whether the core stalls; ``?`` for a transfer or free of a tensor that the graph
-        lacks. Raises `IndexError` for a computation with an index above that of the last node.
+        For a wait, whether the core stalls; ``?`` for other instructions on a node or tensor that
+        the graph lacks.
         """
         op, index = step
         duration_text = format_seconds(record.end_s - record.start_s)
+        items = self.graph.nodes if op == Op.COMPUTE else self.graph.tensors
+        if not (op == Op.WAIT or 0 <= index < len(items)):
+            return "?"
         if op == Op.COMPUTE and index in self.first_reads:
             return f"from storage, {self._format_transfer(self.first_reads[index], record)}"
         if op == Op.COMPUTE and index in self.unmoved_state:
@@ -213,8 +216,6 @@ class InstructionText:
         if op == Op.WAIT:
             return f"STALL {duration_text}" if record.end_s > record.start_s else "done already"
         tensors = self.graph.tensors
-        if not 0 <= index < len(tensors):
-            return "?"
         state_name = tensors[index].replaces
         if op == Op.FREE:
             size = 0 if state_name is not None and self.is_mapped else tensors[index].bytes

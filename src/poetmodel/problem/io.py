@@ -170,6 +170,7 @@ class _ConstraintReader:
             self.faults.append(f"{label}.name: expected a non-empty string, got {quote(name)}")
             name = default_name
         sums: dict[str, dict[str, float]] = {}
+        n_other_faults = len(self.faults)
         if ("sum" in table) == ("each" in table):
             actual_text = "both" if "sum" in table else "neither"
             self.faults.append(
@@ -184,7 +185,9 @@ class _ConstraintReader:
                 for key in self._parse_each(table["each"], f"{label}.each")
             }
         unit = unit_of_terms(next(iter(sums.values()), {}).items())
-        limits = self._parse_limits(table, unit, label, is_unit_known=len(self.faults) == n_faults)
+        limits = self._parse_limits(
+            table, unit, label, is_unit_known=len(self.faults) == n_other_faults
+        )
         for row_name in sums:
             if row_name in self._owner_of_name:
                 self.faults.append(
@@ -227,7 +230,10 @@ class _ConstraintReader:
                 if allows_constant and key == CONSTANT
                 else self._expand_pattern(key, label)
             ):
-                weight_of_key[term] += weight
+                if is_number(weight_of_key[term] + weight):
+                    weight_of_key[term] += weight
+                else:
+                    self.faults.append(f"{label}: {quote(term)}: the sum of its terms is too large")
         return tuple(
             (key, to_int_if_whole(weight)) for key, weight in weight_of_key.items() if weight
         )

@@ -72,6 +72,9 @@ UNITS: Final[Mapping[str, str]] = {
 }
 """Unit of each total; counts have none."""
 
+_MAX_STAGE_DIGITS: Final = 18
+"""Maximum number of digits of a stage in a key."""
+
 Terms = tuple[tuple[str, float], ...]
 """A linear expression: pairs (key, coefficient) with keys such as ``page_ins:conv1``."""
 
@@ -82,7 +85,8 @@ class Key(NamedTuple):
     kind: str
     """A member of `Total` or `Count`, unless the key is `CONSTANT` or invalid."""
     stage: int | None
-    """The stage; None for the sum over all stages, -1 unless the text after @ is digits."""
+    """The stage; None for the sum over all stages, -1 if the text after @ is no number, or
+    has more than `_MAX_STAGE_DIGITS` digits."""
     name: str
     """The node or tensor; empty for a total."""
 
@@ -97,7 +101,7 @@ class Key(NamedTuple):
         """
         kind, _, name = key.partition(":")
         kind, at_sign, stage = kind.partition("@")
-        number = int(stage) if stage.isdecimal() else -1
+        number = int(stage) if stage.isdecimal() and len(stage) <= _MAX_STAGE_DIGITS else -1
         return cls(kind, number if at_sign else None, name)
 
 

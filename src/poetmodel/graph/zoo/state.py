@@ -207,6 +207,8 @@ class StateOptions:
             if fnmatchcase(weight.name, pattern)
             or fnmatchcase(weight.name.rpartition(".")[0], pattern)
         )
+        if not layers:
+            raise InputError("train: no layer of the network has weights; leave it out")
         if not names:
             raise InputError(
                 f"train: expected all, biases, last-N, or a pattern of parameters or layers such "
