@@ -17,9 +17,10 @@ from kit.own_rows import add_measured_rows
 from kit.rotation import parametrize_parts
 from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
-from poetmodel.graph import Graph, floor, operation
+from poetmodel.graph import Graph, floor, operation, zoo
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics import neighbourhood
+from poetmodel.heuristics.execution import recompute_once
 from poetmodel.heuristics.greedy import construct, refit
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.partial_schedule import PartialSchedule
@@ -419,3 +420,21 @@ def test_rows_on_homes_of_state_are_kept(wanted):
             assert not make_candidate(stated, schedule).violations
             found += 1
     assert found > (5 if wanted == "read" else 10)
+
+
+def test_both_transfers_of_a_restoration_count_in_one_row():
+    """A page-in that needs a page-out takes two of a sum of which one is permitted."""
+    problem = tight_problem().subject_to(t=lambda v: v.page_ins["a"] + v.page_outs["a"] <= 1)
+    rows = UserRows.from_problem(problem)
+    assert rows is not None
+    assert rows.permits([0.0], [(0, 1.0)])
+    assert not rows.permits([0.0], [(0, 1.0), (0, 1.0)])
+
+
+def test_state_does_not_end_the_forward_pass():
+    """A network with its updates recomputes as many nodes as the one without them."""
+    counts = [
+        sum(k < t for t, k in recompute_once(zoo.mlp(batch_size=64, **state), ()).R)
+        for state in ({}, {"state": "sgd"})
+    ]
+    assert counts[0] == counts[1] > 0

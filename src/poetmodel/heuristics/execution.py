@@ -463,9 +463,6 @@ def recompute_once(
     saved and recomputed tensors stay while a later node may need them. `groups` are sets of nodes
     that are recomputed together: if the backward pass reads a tensor of a group that is not saved,
     all missing tensors of the group that this node or a later one reads are recomputed.
-
-    Meant for graphs without state: `first_backward_node` counts a node that holds state as the
-    first of the backward pass, so no tensor that exists after it is freed before its last use.
     """
     first_backward, last_forward_use = first_backward_node(graph), last_forward_uses(graph)
     last_use = tuple(users[-1] if users else -1 for users in graph.users_of)
@@ -509,11 +506,13 @@ def last_forward_uses(graph: Graph) -> tuple[int, ...]:
 
 
 def first_backward_node(graph: Graph) -> int:
-    """Return the first node whose phase is not in `FORWARD`; the number of nodes without one.
+    """Return the first node after the forward pass; the number of nodes without one.
 
-    In a graph without state, this is the first node after the forward pass.
+    State nodes count as part of the forward pass.
     """
-    backward_nodes = (k for k, node in enumerate(graph.nodes) if node.phase not in FORWARD)
+    backward_nodes = (
+        k for k, node in enumerate(graph.nodes) if node.phase not in FORWARD and not node.is_state
+    )
     return next(backward_nodes, len(graph.nodes))
 
 

@@ -105,12 +105,11 @@ class UserRows:
     def permits(self, row_use: Sequence[float], row_amounts: RowAmounts) -> bool:
         """Return whether adding amounts exceeds no row with only positive coefficients.
 
-        Unlike in `is_exceeded`, there is no tolerance. All other rows may be exceeded. Each amount
-        is checked alone, also if `row_amounts` has several of one row.
+        Unlike in `is_exceeded`, there is no tolerance. All other rows may be exceeded.
         """
         return all(
             row_use[row] + amount <= self.slacks[row]
-            for row, amount in row_amounts
+            for row, amount in _sum_by_row(row_amounts).items()
             if self.has_only_positive[row]
         )
 
@@ -128,12 +127,17 @@ class UserRows:
         Unlike in `is_exceeded`, there is no tolerance. Negative if the excess falls.
         """
         total = 0.0
-        added_amounts: dict[int, float] = {}
-        for row, amount in row_amounts:
-            added_amounts[row] = added_amounts.get(row, 0.0) + amount
-        for row, amount in added_amounts.items():
+        for row, amount in _sum_by_row(row_amounts).items():
             excess_before = max(0.0, row_use[row] - self.slacks[row])
             total += (
                 max(0.0, row_use[row] + amount - self.slacks[row]) - excess_before
             ) / self.units[row]
         return total
+
+
+def _sum_by_row(row_amounts: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Return the sum of the amounts of each row."""
+    sums: dict[int, float] = {}
+    for row, amount in row_amounts:
+        sums[row] = sums.get(row, 0.0) + amount
+    return sums
