@@ -191,6 +191,10 @@ CHANGES = {
     "one more": (lambda m: m.append(nn.ReLU()), "modules were added to the model"),
     "gone": (lambda m: delattr(m[3], "bias"), "a parameter or a buffer is missing"),
     "no bias": (lambda m: setattr(m[3], "bias", None), r"3\.bias was .* and is None"),
+    "no mean": (
+        lambda m: setattr(m[1], "running_mean", None),
+        r"1\.running_mean was .* and is None",
+    ),
     "a rate": (lambda m: setattr(m[2], "p", 0.9), r"2\.p was 0\.5 and is 0\.9"),
     "tied": (lambda m: setattr(m[3], "weight", m[0].weight), r"3\.weight was not .* 0\.weight"),
     "frozen": (

@@ -462,6 +462,16 @@ def test_steps_on_other_numbers_are_undone(case):
     step(x, y)
 
 
+def test_failed_step_without_rollback_does_not_claim_that_nothing_changed():
+    """Gradients that were complete before the test are in ``.grad`` already."""
+    own, _ = compiled("all finite")
+    model, loss_fn, (x, y) = own
+    step = pmt.compile(model, loss_fn, (x, y), ram="100%", rollback=False)
+    with pytest.raises(pmt.CaptureError, match="finite") as caught:
+        step(x * float("nan"), y)
+    assert "nothing has changed" not in str(caught.value)
+
+
 def test_what_inputs_decide_is_read_before_a_step():
     """So PyTorch checks the numbers of classes; an optimizer's updates may be part of the step."""
 

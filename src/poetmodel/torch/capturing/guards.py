@@ -185,7 +185,8 @@ class Guards:
         ]
         indices_by_storage: dict[int, list[int]] = {}
         for index, tensor in enumerate(changed_tensors):
-            indices_by_storage.setdefault(storage_key(tensor), []).append(index)
+            if isinstance(tensor, torch.Tensor) and is_plain(tensor):  # it may have been replaced
+                indices_by_storage.setdefault(storage_key(tensor), []).append(index)
         return tuple(
             next(
                 (

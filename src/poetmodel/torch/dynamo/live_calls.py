@@ -657,6 +657,12 @@ class LiveCalls:
                 self._record_event(new_pass, other_calls, held_bytes)
                 self._passes.append(new_pass)
                 return None
+        if len(graphs) == 1 and not new_pass.is_backward:
+            return (
+                f"ram: a call of {graph.name} takes {needed_bytes:,} B beside results and "
+                f"gradients of earlier calls, and ram is {budget_bytes:,} B: "
+                f"{_DELETE_RESULTS_ADVICE}"
+            )
         if len(graphs) == 1:
             retain_text = " with retain_graph=True" if new_pass.retains_graph else ""
             advice = _ONE_BACKWARD_ADVICE if new_pass.retains_graph else _DELETE_RESULTS_ADVICE

@@ -66,7 +66,11 @@ class SlotFile(ScratchFile):
                 slots.append(self.bytes)
                 self.bytes += size
             offset = slots.pop()
-        self._write_page(offset, memory, "a page")
+        try:
+            self._write_page(offset, memory, "a page")
+        except BaseException:
+            slots.append(offset)
+            raise
         return offset
 
     def check_process(self) -> None:

@@ -115,6 +115,7 @@ class Runner:
         }
         """Number in the state file of each state tensor on storage, by the storage index of the
         tensor and by that of its replacement."""
+        self._rollback = rollback
         self.delays_gradients = rollback and (
             self.page_file is not None or bool(trace.joint.finite_check_lines)
         )
@@ -309,11 +310,16 @@ class Runner:
         """Raise `CaptureError` if a check of numbers has failed, such as one for finite numbers."""
         if not all(results[position] for position in self._check_positions):
             joint = self.trace.joint
+            store = self.state_store
+            is_rolled_back = self._rollback and (
+                self._optimizer_state is None or (store is not None and store.has_two_generations)
+            )
+            unchanged_text = "nothing has changed: " if is_rolled_back else ""
             raise CaptureError(
                 f"{joint.name}: not all numbers are finite or in range, or a matrix cannot be "
                 f"inverted. The model tests this at {join_names(joint.finite_check_lines)}, and a "
-                "step supports only passed tests; nothing has changed: leave this batch out, or "
-                "run it with eager PyTorch"
+                f"step supports only passed tests; {unchanged_text}leave this batch out, or run it "
+                "with eager PyTorch"
             )
 
     def _make_pager(self) -> Pages | None:
