@@ -310,8 +310,8 @@ def export(
 def _parse_byte_inputs(text: str | None) -> dict[str, str]:
     """Parse ``--byte-input``; return the type, scale and offset of bytes as text, by input name.
 
-    Return {} for None. Type, scale and offset are not checked; of equal names, the last one counts.
-    Raises `InputError` for an input without a type.
+    Return {} for None. Type, scale and offset are not checked. Raises `InputError` for an input
+    without a type, or with several.
     """
     pairs = [] if text is None else [pair_text.partition("=") for pair_text in text.split(";")]
     for name, _, meaning in pairs:
@@ -319,7 +319,10 @@ def _parse_byte_inputs(text: str | None) -> dict[str, str]:
             raise InputError(
                 f"--byte-input: expected NAME=TYPE, such as inputs[0]=uint8:0.0039, got {name!r}"
             )
-    return {name.strip(): meaning.strip() for name, _, meaning in pairs}
+    meanings = {name.strip(): meaning.strip() for name, _, meaning in pairs}
+    if len(meanings) < len(pairs):
+        raise InputError(f"--byte-input: expected each input once, got {text!r}")
+    return meanings
 
 
 _COMMON_GROUPS: Final = (options.OnnxOptions, options.OutputOptions)
@@ -381,10 +384,10 @@ def _write_program(
 ) -> None:
     """Capture and solve a step, write it as a program of ExecuTorch, and print its metrics.
 
-    Output of the user's code goes to stderr while the step is loaded, but not during the capture.
-    Before the capture, raises `InputError` for an invalid device or without a valid ``--ram``, and
-    `BackendUnavailableError` without PyTorch or ExecuTorch. Also raises the errors of
-    `poetmodel.torch.target.load_step` and `poetmodel.torch.to_executorch`.
+    Output of the user's code goes to stderr. Before the capture, raises `InputError` for an invalid
+    device or without a valid ``--ram``, and `BackendUnavailableError` without PyTorch or
+    ExecuTorch. Also raises the errors of `poetmodel.torch.target.load_step` and
+    `poetmodel.torch.to_executorch`.
     """
     if device_options.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
@@ -402,7 +405,10 @@ def _write_program(
     device_keywords: dict[str, Any] = (
         {"device": device_options.device} if "device" in _options_on_command_line(context) else {}
     )
-    with live_line(enabled=not output.json, activity="solving and placing") as on_progress:
+    with (
+        live_line(enabled=not output.json, activity="solving and placing") as on_progress,
+        redirect_stdout(sys.stderr),
+    ):
         program = to_executorch(
             model,
             loss_fn,
@@ -413,6 +419,7 @@ def _write_program(
             time_limit=device_options.time_limit,
             gap=device_options.gap,
             on_progress=on_progress,
+            paging=False if device_options.no_paging else None,
             **device_keywords,
         )
     if output.json:

@@ -127,12 +127,13 @@ def _export_command(
     """Return Python code that repeats the export, if the ``repr`` of each argument is code.
 
     `options` maps further parameters of `export` to their arguments. The code uses the names
-    ``model``, ``loss_fn``, ``inputs`` and, with an optimizer, ``optimizer``. Whitespace in a
-    ``repr`` becomes single spaces, and whitespace at its ends is removed.
+    ``model``, ``loss_fn``, ``inputs`` and, with an optimizer, ``optimizer``. Whitespace in the
+    ``repr`` of other values than strings becomes single spaces.
     """
     arguments = "" if optimizer is None else ", optimizer=optimizer"
     arguments += "".join(
-        f", {key}={' '.join(repr(value).split())}" for key, value in options.items()
+        f", {key}={repr(value) if isinstance(value, str) else ' '.join(repr(value).split())}"
+        for key, value in options.items()
     )
     call = f"pmt.export(model, loss_fn, inputs, folder={str(folder)!r}{arguments})"
     return f"import poetmodel.torch as pmt\n\n{call}"

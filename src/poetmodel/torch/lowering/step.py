@@ -73,7 +73,8 @@ def lower(
     ------
     CaptureError
         If the step cannot be captured or exported, for example because operators have no kernel;
-        the message names the first of these operators and its module.
+        the message names the first of these operators and its module. If `clip_grad_norm` is given
+        without an optimizer.
     InputError
         If `accumulate` is no integer from 1, or is above 1 without an `optimizer`; if state of the
         optimizer is not finite; if a module quantized by PT2E cannot be converted to an int8 front.
@@ -85,6 +86,9 @@ def lower(
         raise InputError(
             "accumulate: needs an optimizer; pass one, or sum the gradients that the step returns"
         )
+    if clip_grad_norm is not None and optimizer is None:
+        label = name or type(model).__name__
+        raise CaptureError(f"{label}: clip_grad_norm: needs an optimizer; give optimizer=")
     if isinstance(inputs, list | tuple | Mapping):
         refuse(name or type(model).__name__, empty_input_errors(inputs))
     with sdpa_kernel(SDPBackend.MATH):
