@@ -176,7 +176,7 @@ def best_rotor_schedule(problem: Problem, table: ChainTable) -> Schedule:
     best = bisect_budget(problem, table.build_schedule, table.budget_units, table.max_units)
     if best is None:
         raise MethodNotApplicableError(
-            f"no persistent schedule of its {len(table.chain.steps)} steps keeps within the "
+            f"no persistent schedule of its {len(table.chain.steps)} steps fits in the "
             f"{problem.usable_ram_bytes:,} B that tensors may use"
         )
     return best

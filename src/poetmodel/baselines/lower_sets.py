@@ -105,7 +105,7 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
         )
         if best is None:
             raise MethodNotApplicableError(
-                f"no chain of its {len(sets.sets):,} lower sets keeps within the "
+                f"no chain of its {len(sets.sets):,} lower sets fits in the "
                 f"{problem.usable_ram_bytes:,} B that tensors may use"
             )
         return require_within_budget(problem, best)

@@ -145,7 +145,7 @@ def _schedule_with_rule(problem: Problem, rule: CostRule, table: ChainTable) -> 
 
     def require_schedule(schedule: Schedule | None) -> Schedule:
         if schedule is None:
-            raise MethodNotApplicableError(f"no choice of actions keeps within {usable_bytes:,} B")
+            raise MethodNotApplicableError(f"no choice of actions fits in {usable_bytes:,} B")
         return schedule
 
     def search_narrow() -> Schedule:
@@ -405,6 +405,7 @@ def search_actions(
     `ram_bytes` is the RAM to fill. `sequence_cost_of(first, last, ram_bytes)` returns the cost of
     recomputing steps for their parts within some RAM, or inf.
     """
+    other_actions = [action for action in actions if action != Action.RECOMPUTE]
     prefixes = [ActionPrefix()]
     for layer in layers[:-1]:
         extended_prefixes: list[ActionPrefix | None] = []
@@ -425,7 +426,7 @@ def search_actions(
                 if after_forward.sequence_start is None
                 else None
             )
-            for action in set(actions) - {Action.RECOMPUTE} if extended_prefix else ():
+            for action in other_actions if extended_prefix else ():
                 extended_prefixes.append(
                     extended_prefix and extended_prefix.with_action(action, layer)
                 )
