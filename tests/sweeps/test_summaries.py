@@ -231,7 +231,7 @@ def test_runs_without_a_schedule_have_empty_figures():
 
 def test_csv_has_all_rows(tmp_path):
     """Heads first, a line per run, empty where there is nothing."""
-    found = rows([_record(10, 1.0), _record(20, None)])
+    found = rows(iter([_record(10, 1.0), _record(20, None)]))
     write_csv(tmp_path / "cells.csv", found)
     with (tmp_path / "cells.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))

@@ -34,11 +34,6 @@ _MODEL_KEYS: Final = ("model_value", "model_bound")
 def rows(records: Iterable[Record]) -> list[Row]:
     """Return one flat row per record, with the largest bound for its or a larger budget.
 
-    Parameters
-    ----------
-    records : iterable of dict
-        Records of runs; iterated twice, so no generator.
-
     Returns
     -------
     list of dict
@@ -48,6 +43,7 @@ def rows(records: Iterable[Record]) -> list[Row]:
         with less RAM. Of equal budgets only earlier records count. The bound is at least 0, and at
         most the overhead. ``axis_gap`` is the gap of the overhead to this bound.
     """
+    records = list(records)
     table = [_make_row(record) for record in records]
     rows_by_axis: dict[Run, list[Row]] = {}
     for row, record in zip(table, records, strict=True):
