@@ -32,8 +32,8 @@ KIND: Final = "int8 step"
 """Kind of the records."""
 FLOAT, INT8 = KINDS = ("float", "int8")
 """Number types of weights; frozen and trained layers have the same."""
-NETWORKS: Final = ("mobilenetv1-vww", "resnet8", "mobilenetv2-035-96")
-"""Networks of `mcu.networks`."""
+NETWORKS: Final = ("mobilenetv1-vww", "resnet8", "mobilenetv2-035-96", "mobilenetv1-vww-bytes")
+"""Networks of `mcu.networks`. The input of the last one is an image of bytes."""
 TRAINED: Final = ("all", "last-4")
 """Trained layers in the notation of `poetmodel.torch.quantized`."""
 BUDGETS: Final = ("64KiB", "128KiB", "256KiB")
@@ -106,7 +106,8 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
 def capture_step(run: Int8StepRun) -> LoweredStep:
     """Capture the step of a run, updated by plain SGD.
 
-    Batch norms are in evaluation mode and frozen. In int8 they are folded into convolutions.
+    Batch norms are in evaluation mode and frozen. In int8 they are folded into convolutions. The
+    conversion of bytes to numbers is not quantized.
     """
     import torch
 
@@ -120,7 +121,14 @@ def capture_step(run: Int8StepRun) -> LoweredStep:
     model, loss_fn, inputs = training
     if run.weights == INT8:
         batches = [torch.randn(2, *inputs[0].shape[1:]) for _ in range(2)]
-        network = quantized(model.eval(), batches, train=run.trained)
+        network: torch.nn.Module
+        if inputs[0].dtype == torch.uint8:
+            conversion, real_model = model.eval()
+            network = torch.nn.Sequential(
+                conversion, quantized(real_model, batches, train=run.trained)
+            )
+        else:
+            network = quantized(model.eval(), batches, train=run.trained)
         optimizer: torch.optim.Optimizer = QuantizedSGD(network, lr=0.01)
         return lower(network, loss_fn, inputs, name=run.network, optimizer=optimizer)
     model.requires_grad_(requires_grad=False).eval()
