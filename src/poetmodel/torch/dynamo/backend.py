@@ -1,6 +1,7 @@
-"""The functions that users call: `backend`, a RAM budget for ``torch.compile``, and `partitioner`.
+"""Functions for users: `backend`, a RAM budget for ``torch.compile``, and `partitioner`.
 
-`named` is the back end by name; `plans` and `summary` describe its graphs.
+`named` is the back end that ``torch.compile`` calls by name; `plans` and `summary` describe its
+graphs.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.inductor import Partitioner
 
 EAGER, INDUCTOR = "eager", "inductor"
-"""The kernels that a graph can use."""
+"""Values of ``kernels=``."""
 _PYTORCH_DEVICES: Final = ("cpu", "cuda", "meta", "mps", "xpu")
-"""Names of PyTorch's devices, which users may confuse with devices of this package."""
+"""Names of devices of PyTorch that users may confuse with devices of this package."""
 _NAMED_BACK_ENDS: Final[list[tuple[dict[str, Any], Backend]]] = []
 """(options, back end) of each back end that was requested by name."""
 
@@ -104,12 +105,13 @@ def backend(  # noqa: PLR0913 - its options
         A gradient that reaches a detached result raises an error.
     add_gradients : bool
         Whether the backward pass adds each gradient of a parameter to ``.grad`` as soon as it is
-        computed, and frees it, instead of returning all gradients at its end. ``.grad`` is then not
-        part of the budget. Hooks of ``register_post_accumulate_grad_hook`` run after the backward
-        pass of the function. Other hooks of parameters, hooks of saved tensors,
-        ``create_graph=True``, a sparse ``.grad``, DDP and FSDP2 are refused. So are gradients that
-        are not for ``.grad``, and parameters with gradients from elsewhere in the same backward
-        pass. Only with eager kernels.
+        computed, and frees it, instead of returning all gradients at its end. ``.grad`` is then
+        not counted in the budget. Hooks of ``register_post_accumulate_grad_hook`` run after the
+        backward pass of the function, or are refused if PyTorch calls them only for returned
+        gradients. Other hooks of parameters, hooks of saved tensors, ``create_graph=True``, a
+        sparse ``.grad``, DDP and FSDP2 are refused. So are gradients that are not for ``.grad``,
+        and parameters with gradients from elsewhere in the same backward pass. Only with eager
+        kernels.
     on_progress : callable, optional
         Called with the progress of a solve; the solve ends if it returns False.
     cache : str, Path or bool
@@ -119,7 +121,7 @@ def backend(  # noqa: PLR0913 - its options
     -------
     Backend
         For ``torch.compile(function, backend=..., fullgraph=True, dynamic=False)``, or
-        ``model.compile`` likewise. Its ``plans`` has a record of each graph.
+        ``model.compile`` likewise. Its ``plans`` has a record of each plan of a graph.
 
     Raises
     ------
@@ -212,7 +214,8 @@ def _number_errors(
 def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
     """Compile a graph: the back end ``torch.compile(..., backend="poetmodel", options={...})``.
 
-    Options are the parameters of `backend`; equal options share one back end with one budget.
+    Returns the compiled function. Options are the parameters of `backend`; `ram` is required. Equal
+    options share one back end with one budget, which the first call creates and registers.
     Raises `InputError` for invalid options, and the errors of planning, such as `BudgetError`.
     """
     options = keywords.pop("options", {})
@@ -240,21 +243,22 @@ BACK_END_FUNCTIONS.append(named)
 
 
 def plans() -> list[PlanRecord]:
-    """Return one record for each graph of the back ends that were requested by name.
+    """Return one record for each plan of the back ends that were requested by name.
 
     Returns
     -------
     list of PlanRecord
         As in ``plans`` of a `Backend`. Records with equal options are adjacent, in the order of
-        capture.
+        planning.
     """
     return [record for _, back_end in _NAMED_BACK_ENDS for record in back_end.plans]
 
 
 def summary() -> str:
-    """Return the summaries of the back ends that were requested by name, in the order of requests.
+    """Return the summaries of the back ends that were requested by name, one below the other.
 
-    Returns a hint if PyTorch has called none of them.
+    They are in the order of first requests. Back ends whose `Backend.was_called` is False are
+    omitted; if none is left, the summary is a hint.
     """
     return (
         "\n".join(back_end.summary() for _, back_end in _NAMED_BACK_ENDS if back_end.was_called)
@@ -291,8 +295,8 @@ def partitioner(
     Returns
     -------
     Partitioner
-        For ``torch._inductor.config.custom_partitioner_fn``. Its attribute ``graphs`` has the plans
-        and a summary, like a `Backend`.
+        For ``torch._inductor.config.custom_partitioner_fn``. Its attribute ``graphs`` is the
+        `Backend`, with ``plans`` and ``summary``.
 
     Raises
     ------

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.dynamo.planning import FirstCall, GraphPlan
 
 _NAME_EXPRESSION: Final = re.compile(r"^[LG]\['(?:kwargs'\]\[')?(\w+)'\]")
-"""Dynamo's expression of a local or global variable, with its name."""
+"""Start of Dynamo's expression of a local or global variable; the group is the variable's name."""
 _MODULE_TENSOR: Final = re.compile(r"\._(modules|parameters|buffers)\[")
 """Substring of Dynamo's expression of a module's parameter or buffer."""
 _MODULE_NAMES: Final = ("self", "fn", "captured")
@@ -94,6 +94,7 @@ class Backend(GraphPlanner):
     """Whether all calls of a graph have the same plan."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Start without plans; register `add_wrapper_advice` in Dynamo."""
         super().__init__(*arguments, **options)
         add_wrapper_advice(_find_refusal_recorder)
         self.names: dict[int, str] = {}
@@ -103,7 +104,7 @@ class Backend(GraphPlanner):
 
     @property
     def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
-        """The compiler of a forward or backward graph."""
+        """The compiler of a forward or backward graph; for a prediction, `fake_function`."""
         return fake_function if self._is_predicted else make_boxed_function
 
     def plan_for(
@@ -112,7 +113,8 @@ class Backend(GraphPlanner):
         """Plan the graphs that ``torch.compile`` would capture of a call, without executing them.
 
         Tensors have no memory, and their sizes are those that PyTorch predicts, so a model may
-        exceed the RAM of this machine. Workspaces of kernels are unknown and not part of the peak.
+        exceed the RAM of this machine. Workspaces of kernels are unknown, and the peak excludes
+        them. Errors of capture and planning are also recorded for `summary`.
 
         Parameters
         ----------
@@ -132,8 +134,8 @@ class Backend(GraphPlanner):
         Raises
         ------
         BudgetError
-            If the budget is too small, or no plan was found in time. Without regions, the message
-            has the smallest known sufficient budget, if any.
+            If the budget is too small, that of a region is invalid, or no plan was found in time.
+            Without regions, the message has the smallest known sufficient budget, if any.
         CaptureError
             If PyTorch cannot capture the call as one graph, or a graph cannot be planned.
         InputError
@@ -153,9 +155,10 @@ class Backend(GraphPlanner):
         return planner.plans
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        """Compile a graph; ``torch.compile`` calls this.
+        """Compile a graph, and return the compiled function; ``torch.compile`` calls this.
 
-        Records and raises the errors of `require_whole_model` and of planning.
+        Registers wrappers as `_register_wrappers`. Records and raises the errors of
+        `require_whole_model`, `_register_wrappers` and of planning.
         """
         with self.record_refusals():
             require_whole_model(has_one_plan=self._has_one_plan)
@@ -205,7 +208,7 @@ class Backend(GraphPlanner):
         is_first_shape = call.function not in self._first_keep_all_bytes
 
         def compile_again(outside: OutsideMemory, arguments: Sequence[Any]) -> Callable[..., Any]:
-            """Compile the graph again with the measured memory, and replace its first plan."""
+            """Compile the graph with the measured memory; replace its first plan, not its name."""
             if is_first_shape:  # a percentage of keep-all counts the measured memory too
                 del self._first_keep_all_bytes[call.function]
             with self.plan_call(earlier_call=call, outside=outside):
@@ -249,7 +252,8 @@ class Backend(GraphPlanner):
     ) -> CompiledVariant:
         """Compile a graph by the plan of the current `FirstCall`; if it has none, by a new plan.
 
-        Records the plan. `backward_compiler` compiles the backward pass.
+        Records the plan, and sets `_added_parameters`. `backward_compiler` compiles the backward
+        pass.
         """
         is_sharded = self._call is not None and self._call.is_sharded
         counted_graph = CountedGraph(self._live, is_sharded=is_sharded)
@@ -285,7 +289,11 @@ class Backend(GraphPlanner):
     def compile_variant(
         self, graph_calls: GraphCalls, graph_plan: GraphPlan, arguments: Sequence[Any]
     ) -> CompiledVariant:
-        """Compile the graph of `graph_calls` by another plan; add its record to `plans`."""
+        """Compile the graph of `graph_calls` by another plan; add its record to `plans`.
+
+        The record has the budget of the step, and a name with the number of the variant. Errors of
+        this package are recorded as refusals.
+        """
         call, frontier = graph_calls.frontier.graph_problem.call, self._frontier
         record = graph_plan.record
         name = f"{record.name}, plan {len(graph_calls.variants) + 1}"
@@ -303,12 +311,13 @@ class Backend(GraphPlanner):
         """Return the plan of the next call of a graph; None for the first compiled plan.
 
         With `is_pinned`, the call has the first compiled plan. Before the first call of a step, the
-        plans of its calls are chosen if the last step is complete and its calls wait together. A
-        call without a chosen plan has `tight_plan` if other calls wait or are expected to. Raises
-        the errors of `StepPlanner.begin_step` and `Frontier.tight_plan`.
+        plans and the budget of the step are chosen if `LiveCalls.last_step` has several calls with
+        a choice, or has one and this call is expected to wait with other calls. A call without a
+        chosen plan has `tight_plan` if it is not the first of the step, or is expected to wait.
+        Raises the errors of `StepPlanner.begin_step` and `Frontier.tight_plan`.
 
-        Stores in the live state whether the call `is_pinned`, and whether it has the plan chosen
-        for it in the step (`is_expected`).
+        Stores in `_live` the budget, whether the call `is_pinned`, and whether it has the plan
+        chosen for it in the step (`is_expected`).
         """
         self._live.is_pinned, self._live.is_expected = is_pinned, False
         if is_pinned:
@@ -332,7 +341,7 @@ class Backend(GraphPlanner):
         )
 
     def _make_name_suffix(self, module: fx.GraphModule, inputs: Sequence[Any]) -> str:
-        """Return a suffix of a graph's name: its function and first input shapes. Set `names`."""
+        """Return a suffix of a graph's name: its function and first input shapes; set `names`."""
         self.names, shapes = {}, []
         for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
             expression = getattr(getattr(node, "_dynamo_source", None), "name", "")
@@ -348,8 +357,9 @@ class Backend(GraphPlanner):
     def _build_joint_graph(self, graph: fx.Graph, n_forward_outputs: int | None) -> JointGraph:
         """Prepare an FX graph in place for planning; return it as a `JointGraph`.
 
-        `n_forward_outputs` is None for a graph without a backward pass. Raises `CaptureError` for
-        an LSTM of oneDNN, and as `JointGraph` does.
+        Names the arguments, removes unused nodes, splits dropout, and inserts additions to
+        ``.grad``. `n_forward_outputs` is None for a graph without a backward pass. Raises
+        `CaptureError` for an LSTM of oneDNN, and as `JointGraph` does.
         """
         if any("mkldnn_rnn" in str(node.target) for node in graph.nodes):
             raise CaptureError(
@@ -374,7 +384,7 @@ class Backend(GraphPlanner):
         num_fwd_outputs: int,
         **_options: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a joint graph; return the modules of its forward and backward passes."""
+        """Plan a joint graph, changed in place; return the modules of forward and backward pass."""
         graph, saved_nodes = self.rewrite(self._build_joint_graph(module.graph, num_fwd_outputs))
         joint = _make_graph_module(module, graph)
         forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
@@ -383,7 +393,7 @@ class Backend(GraphPlanner):
         return forward, backward
 
     def _compile_inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        """Plan and compile a graph without a backward pass."""
+        """Plan and compile a graph without a backward pass; it is changed in place."""
         graph, _ = self.rewrite(self._build_joint_graph(module.graph, None))
         return self._compiler(_make_graph_module(module, graph))
 
@@ -425,9 +435,9 @@ class GraphCalls:
         self._back_end = back_end
         self._first_variant = first_variant
         self.variants: dict[int, CompiledVariant] = {}
-        """Compiled variants of the graph, by the ``id`` of their plan.
+        """Compiled variants of the graph, by the ``id`` of their plan in `frontier`.
 
-        The first one is included only if its plan is `tight_plan`.
+        The first one is included only if its plan is a copy of `tight_plan`.
         """
         if first_variant.counted_graph.waits_with_others:
             self.variants[id(frontier.tight_plan)] = first_variant
@@ -436,7 +446,7 @@ class GraphCalls:
         """Execute a call by its plan, which is compiled if it is new; on fakes by the first one."""
         if any(isinstance(value, FakeTensor) for value in arguments):  # DDP predicts shapes
             return self._first_variant.execute(*arguments)
-        # A checkpoint that is recomputed must save the same tensors again.
+        # A checkpoint has such hooks, and must save the same tensors again when it is recomputed.
         has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # noqa: FBT003, SLF001 - no other way
         graph_plan = self._back_end.choose_plan(self.frontier, is_pinned=has_hooks)
         if graph_plan is None:
@@ -456,7 +466,7 @@ def _find_translator() -> Any:
 
 
 def _find_local_modules() -> list[torch.nn.Module]:
-    """Return the modules among the local variables of the captured function."""
+    """Return the modules among the captured function's local variables; [] without a capture."""
     translator = _find_translator()
     values = () if translator is None else translator.f_locals.values()
     return [value for value in values if isinstance(value, torch.nn.Module)]
@@ -472,7 +482,7 @@ def _find_sharded_modules() -> list[torch.nn.Module]:
 
 
 def _find_function_name() -> str:
-    """Return the class of the module that the captured function calls, else name and line.
+    """Return the class of the module that the captured function calls, else its name and line.
 
     Without a capture, returns "a function".
     """

@@ -60,6 +60,9 @@ def fake_function(module: fx.GraphModule, _: object = None) -> Callable[[list[An
 
 
 def _allocate_fake(value: torch.Tensor) -> torch.Tensor:
-    """Allocate a tensor with the layout of another one; call this in a fake mode."""
+    """Allocate a tensor with the layout of `value`, for a meta tensor on the CPU.
+
+    In a fake mode it has no memory.
+    """
     device = torch.device("cpu") if value.is_meta else value.device
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)

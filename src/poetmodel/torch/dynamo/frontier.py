@@ -32,6 +32,8 @@ _N_SOLVES: Final = 12
 class Frontier:
     """Plans of one graph, from the one with the fewest saved bytes to keep-all; solved on demand.
 
+    With DDP or FSDP2, solves raise errors as `RankExchange.share`.
+
     Parameters
     ----------
     graph_problem : GraphProblem
@@ -103,11 +105,11 @@ class Frontier:
         return any(graph_plan is plan for plan in self._plan_by_limits.values())
 
     def find_plans(self, budget_bytes: int, until_s: float) -> list[GraphPlan]:
-        """Return the found plans within a budget that no other one dominates.
+        """Solve for plans within a budget; return those that none of the rest dominates.
 
         They are compared by peaks, saved bytes and time, and in order of time; there may be none.
-        Solves for new plans. After `until_s` [s], on the monotonic clock, each takes at most about
-        a second. Raises the error of `keep_all_plan`.
+        Plans for limits of an earlier call are not solved for again. After `until_s` [s], on the
+        monotonic clock, a solve still has `MIN_SOLVE_S`. Raises the error of `keep_all_plan`.
         """
         self._until_s = until_s
         graph_problem = self.graph_problem
@@ -161,7 +163,11 @@ class Frontier:
             )
 
     def _plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
-        """Return `GraphProblem.plan_within` for two limits, cached."""
+        """Return `GraphProblem.plan_within` for two limits, cached.
+
+        The solve has the time limit of a call divided by `_N_SOLVES`, and ends at `_until_s`; it
+        has at least `MIN_SOLVE_S`.
+        """
         limits = (peak_bytes, saved_bytes)
         if limits not in self._plan_by_limits:
             graph_problem = self.graph_problem
@@ -201,7 +207,8 @@ def _min_saved_bytes(graph: Graph, first_backward_node: int) -> int:
 def _nondominated_plans(plans: list[GraphPlan], budget_bytes: int) -> Iterator[GraphPlan]:
     """Yield the plans within a budget that are not dominated, in order of time.
 
-    A plan is dominated if another one has no larger peaks, saved bytes and time.
+    A plan is dominated if another one has no larger peaks, saved bytes and time. Of plans with
+    equal peaks, saved bytes and time, the first is yielded.
     """
     yielded_sizes: list[tuple[float, ...]] = []
     for graph_plan in sorted(plans, key=lambda plan: (plan.time_s, plan.peaks.saved_bytes)):

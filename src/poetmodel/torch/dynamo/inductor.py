@@ -76,7 +76,7 @@ class InliningPredictor:
         self._reductions: set[fx.Node] = set()
         """Reductions, and operations on their results with as many elements; none is inlined.
 
-        Inductor generates such operations on results as scalar code after the reduction. In a
+        Inductor generates these operations on results as scalar code after the reduction. In a
         reader they would be vector code, whose logarithm, for example, may differ in the last bit.
         """
         for node in graph.nodes:
@@ -138,7 +138,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     graphs : GraphPlanner
         Plans joint graphs, and records the plans.
     reserved_bytes : int
-        Part of the budget for memory of Inductor that is not in the plan [B].
+        Bytes of the budget for memory of Inductor that is not in the plan [B].
     """
 
     def __init__(self, graphs: GraphPlanner, *, reserved_bytes: int = 0) -> None:
@@ -159,8 +159,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a joint graph; return the modules of its forward and backward passes.
 
-        Raises `CaptureError` without ``fullgraph=True`` and with buckets of DDP, otherwise as
-        `JointGraph` and `GraphPlanner.rewrite`. Records the refusal.
+        Raises `CaptureError` without ``fullgraph=True`` or with buckets of DDP, otherwise as
+        `JointGraph` and `GraphPlanner.rewrite`. Records the refusal. Changes `gm` as
+        `_split_graph`.
         """
         with self.graphs.record_refusals():
             return self._split_graph(gm, num_fwd_outputs, static_lifetime_input_indices)
@@ -214,11 +215,11 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         return self
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Pickle this object as its `uuid`, which is part of Inductor's cache keys."""
+        """Pickle this object as its `uuid`, which Inductor's cache keys contain."""
         return str, (self.uuid(),)
 
     def uuid(self) -> str:
-        """Return `GraphPlanner.key`, a digest of the values on which plans depend."""
+        """Return `GraphPlanner.key`, which does not depend on `reserved_bytes`."""
         return self.graphs.key
 
 
@@ -286,8 +287,9 @@ class MeasuringCompiler:
 def _make_synthetic_source(value: Any, *, is_counted: bool, integer: int) -> Callable[[], Any]:
     """Return a function that returns a synthetic tensor like `value`; without a tensor, `value`.
 
-    Floating-point elements are 1, all others `integer`. With `is_counted` each call allocates
-    a new tensor, so that a measured peak includes it.
+    The tensor has the shape, strides and type of `value`, and is on the CPU. Floating-point
+    elements are 1, all other elements `integer`. With `is_counted` each call allocates a new
+    tensor, so that a measured peak includes it; otherwise all calls return the same tensor.
     """
     if not isinstance(value, torch.Tensor):
         return lambda: value
@@ -318,7 +320,7 @@ class InductorBackend(Backend):
         super().__init__(settings, is_generated=is_generated)
 
     def plan_for(self, *_: Any, **_options: Any) -> list[PlanRecord]:
-        """Raise `InputError`: the memory of Inductor's kernels is unknown before they run."""
+        """Raise `InputError`: the memory of Inductor's kernels is unknown before execution."""
         raise InputError("kernels: those of Inductor cannot be planned without running them")
 
     def _compile_call(
@@ -326,7 +328,9 @@ class InductorBackend(Backend):
     ) -> Any:
         """Compile a graph; repeat with more bytes reserved for Inductor until the peak fits.
 
-        A call without gradients has no plan, and is compiled once.
+        The first attempt reserves the bytes that an earlier compilation cached. The last attempt's
+        plan is recorded, and its reserved bytes are cached unless the first attempt succeeded. A
+        call without gradients has no plan, and is compiled once.
 
         Raises
         ------

@@ -64,8 +64,8 @@ class JointGraph(StepGraph):
     Raises
     ------
     CaptureError
-        If a size is unknown, a tensor is not strided, an operator takes a function, or a policy is
-        ``MUST_CPU_OFFLOAD``. The message has a remedy.
+        If a size or another number is unknown, a tensor is not strided, an operator takes a
+        function, or a policy is ``MUST_CPU_OFFLOAD``. The message has a remedy.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class JointGraph(StepGraph):
         return inputs
 
     def find_storages(self, nodes: Iterable[Any]) -> tuple[int, ...]:
-        """Return the ascending indices of the storages that `nodes` are in.
+        """Return the ascending indices of the storages from which `nodes` are read.
 
         Arguments, and values that are no nodes, are ignored.
         """
@@ -174,11 +174,10 @@ class JointGraph(StepGraph):
     def checkpointed_peak_bytes(self, graph: Graph) -> int | None:
         """Return the peak RAM with the checkpoints of the model itself [B]; None without any.
 
-        `graph` is the training graph. A region has the operations of one checkpoint whose policy is
-        to recompute them.
-        Of a checkpointed region only the tensors are kept that nodes outside of the region read in
-        the forward pass. When the backward pass first needs another tensor, the region is
-        recomputed up to its last needed operation.
+        `graph` is the training graph. Of the operations that a checkpoint recomputes by its policy,
+        only the tensors are kept that nodes outside of the checkpoint read in the forward pass.
+        When the backward pass first needs another tensor of them, the checkpoint is recomputed up
+        to the last of its operations that the backward pass needs.
         """
         region_of = {
             operation.index: operation.node.meta.get("ac_graph_id")
@@ -216,7 +215,7 @@ class JointGraph(StepGraph):
             ]
             recomputed_regions |= regions
             steps.append((k, False))
-        # The key of `last_use` is (tensor, step that computed this copy).
+        # The key of `last_use` is (tensor, position in `steps` of the computation of this copy).
         last_computation: dict[int, int] = {}
         last_use: dict[tuple[int, int], int] = {}
         for step, (k, _) in enumerate(steps):
@@ -291,7 +290,8 @@ class JointGraph(StepGraph):
     def _make_node(self, operation: Operation) -> Node:
         """Return the node of an operation; results that the caller holds get 0 bytes.
 
-        The workspace of the first backward node covers `outside_bytes`.
+        If the operation has several outputs, its workspace includes these results. The workspace of
+        the first backward node covers `outside_bytes`.
         """
         caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
@@ -557,7 +557,8 @@ def _display_name(node: fx.Node) -> str:
 def _find_line(node: fx.Node) -> str:
     """Return the innermost line outside of PyTorch that created a node; else its module or name.
 
-    If the node has no stack trace, that of a reader or an input is used.
+    A line is file, line number and code as text. If the node has no stack trace, that of a reader
+    or an input is used.
     """
     traces = (
         near_node.meta.get("stack_trace")

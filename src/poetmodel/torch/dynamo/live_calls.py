@@ -1,7 +1,8 @@
 """Live calls of a back end: counts the bytes that they hold, and refuses passes over the budget.
 
 A call is live from its forward pass until a backward pass without ``retain_graph=True`` has been
-executed, or until no gradient can reach the call. Until then its saved tensors and results count.
+executed, or until its saved tensors are freed and no gradient can reach its results. Saved tensors
+count while they exist, results while they exist and a gradient can reach the call.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class _LiveCall:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of existing saved tensors, and of results if a backward pass is possible [B]."""
+        """Bytes of existing saved tensors [B], and of existing results if a backward may follow."""
         held_bytes = self.saved_bytes
         if self._has_node:
             held_bytes += sum(result.alive_bytes for result in self.results)
@@ -287,7 +288,11 @@ class CountedGraph:
         return _Pass(self, self.peaks.forward_bytes, argument_storages=storages)
 
     def _make_backward_pass(self, arguments: Sequence[Any]) -> _Pass:
-        """Return the record of a backward pass: its peak, and the call that saved `arguments`."""
+        """Return the record of a backward pass: its peak, and the call that saved `arguments`.
+
+        The peak is that with ``retain_graph=True`` if the pass has it, and excludes results of the
+        call that no longer exist.
+        """
         backward_call = self._calls.find_call(self, arguments)
         retains_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - no other
         peak_bytes = self.peaks.backward_bytes
@@ -343,6 +348,8 @@ class _Pass:
 class LiveCalls:
     """Counts live calls and running passes of all graphs of one back end; safe for threads.
 
+    Only `is_expected` and `is_pinned` assume that calls of several threads begin one at a time.
+
     Parameters
     ----------
     keep_all_fraction : float, optional
@@ -356,7 +363,7 @@ class LiveCalls:
         self.budget_bytes: int | None = None
         """Budget of calls that wait together [B]; None until it is known."""
         self.outside_bytes = 0
-        """Part of that budget for memory outside of compiled functions [B]."""
+        """Bytes of that budget for memory outside of compiled functions [B]."""
         self.wrapped_bytes: Callable[[Container[int]], int] = lambda _: 0
         """Returns the current bytes of DDP, and of FSDP2 without storages of some keys [B].
 
@@ -395,10 +402,13 @@ class LiveCalls:
         self._returned_storages: dict[int, _SizedStorage] = {}
         """Tensors that passes returned since the first live call, by storage key."""
         self._copied_bytes = 0
-        """Bytes of autograd's copies of gradients among these tensors [B]."""
+        """Bytes of autograd's copies of the gradients among these tensors [B]."""
 
     def __reduce__(self) -> tuple[type[LiveCalls], tuple[float | None]]:
-        """Return the constructor of a copy, which has no live calls."""
+        """Return the constructor of a copy.
+
+        The copy has no live calls; attributes that the back end sets have their initial values.
+        """
         return LiveCalls, (self.keep_all_fraction,)
 
     def record_refusal(self, text: str) -> str:
@@ -466,11 +476,12 @@ class LiveCalls:
         Raises
         ------
         BudgetError
-            If the pass, with live calls and other running passes, could exceed the budget. For a
-            forward pass also if the interval after it, or each possible backward pass, could,
-            unless the plan was chosen for the step or a checkpoint is recomputed. For a backward
-            pass also if a forward pass of the step took more before the budget was known. The
-            reason is recorded as `refusal`.
+            If the pass, with live calls and other running passes, could exceed the budget, also
+            after a garbage collection. For a forward pass also if each possible backward pass could
+            and the budget is final, or if the interval after it could and other calls wait or are
+            expected to; neither if the plan was chosen for the step or a checkpoint is recomputed.
+            For a backward pass also if a forward pass of the step took more before the budget was
+            known. The reason is recorded as `refusal`. Also as `Frontier.keep_all_plan`.
         """
         text = self._reserve(new_pass)
         if text is not None:
@@ -483,8 +494,9 @@ class LiveCalls:
     def end_pass(self, ended_pass: _Pass) -> None:
         """End a pass: its call becomes live after a forward pass, and ends after a backward pass.
 
-        A failed pass, and ``retain_graph=True``, leave the live calls unchanged. The step ends when
-        a last pass of a call has returned, no call is live and no pass runs.
+        A failed pass, and ``retain_graph=True``, end and add no call. Finished calls are removed.
+        The step ends when a last pass of a call has returned, no call is live and no pass runs;
+        this clears `refusal`.
         """
         with self._lock:
             self._passes.remove(ended_pass)
@@ -507,7 +519,10 @@ class LiveCalls:
                 self._end_step()
 
     def next_call_number(self) -> int:
-        """Return the number of the next call with a choice of plans; 0 for the first of a step."""
+        """Return the number of the next call with a choice of plans; 0 for the first of a step.
+
+        Removes finished calls before.
+        """
         with self._lock:
             self._remove_finished()
             return self._next_number if self._calls or self._passes else 0
@@ -579,7 +594,7 @@ class LiveCalls:
         The budget is at least the largest one of the graphs of the pass, live calls and running
         passes. A percentage refers to the calls of the first step, which are known when a backward
         pass begins; until then the budget is at least their keep-all peak so far. Updates this
-        peak.
+        peak. Raises the error of `Frontier.keep_all_plan`.
         """
         graphs = [
             new_pass.graph,
@@ -731,7 +746,10 @@ def find_compiled_node(results: Any) -> weakref.ref[Any] | None:
 
 
 def _mark_boxed(function: CompiledPass, compiled_pass: CompiledPass) -> CompiledPass:
-    """Mark a wrapper as boxed, like its `compiled_pass`, which empties its list of arguments."""
+    """Mark a wrapper as boxed, like its `compiled_pass`, which empties its list of arguments.
+
+    Returns the wrapper. Raises `AssertionError` if `compiled_pass` is not boxed.
+    """
     if not getattr(compiled_pass, "_boxed_call", False):
         raise AssertionError("a compiled pass takes its arguments as a list")
     function._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - PyTorch reads it

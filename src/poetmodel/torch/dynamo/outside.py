@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RemeasuredGraph:
-    """A compiled graph that is planned again with the outside memory measured in its first step.
+    """A compiled graph that is planned again once the outside memory of a step is measured.
 
     The measurement ends with the next call or compilation, because a profiler that ends inside a
     backward pass would be restored by autograd at the end of the pass.
@@ -43,7 +43,7 @@ class RemeasuredGraph:
         self._tangents_bytes = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        """Execute the forward pass; measure the memory after it, unless that succeeded before.
+        """Execute a call; measure the memory after its forward pass, unless that succeeded before.
 
         A call with gradients enabled and without a profiler starts a measurement, and the next call
         ends it. If a backward pass was executed in between, that call compiles the graph again with
@@ -67,7 +67,10 @@ class RemeasuredGraph:
         def compile_backward(
             module: fx.GraphModule, inputs: Sequence[Any]
         ) -> Callable[[list[Any]], Any]:
-            """Compile the backward graph; in a measurement, its execution starts a new section."""
+            """Compile the backward graph; in a measurement, its execution starts a new section.
+
+            Stores the bytes of its tangents.
+            """
             nodes = module.graph.find_nodes(op="placeholder")
             tangents = [node for node in nodes if str(node.target).startswith(TANGENTS)]
             self._tangents_bytes = sum(storage_sizes(tangents).values())
@@ -101,9 +104,9 @@ class RemeasuredGraph:
 
 
 class LossOnlyGraph:
-    """A graph whose results that are no scalars are detached, if it returns a loss.
+    """A graph whose results that need gradients are detached unless scalar, if it returns a loss.
 
-    The loss is a scalar result that needs a gradient. Without one, the graph is unchanged.
+    A loss is a scalar result that needs a gradient. Without one, the graph is unchanged.
 
     Parameters
     ----------
@@ -112,7 +115,7 @@ class LossOnlyGraph:
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        """Detach the results that are no scalars, if a scalar result needs a gradient."""
+        """Detach the results that need gradients and are no scalars, if a scalar needs one."""
         self._module = module
         self._detached_positions: list[int] = []
         """Positions of the detached results."""
@@ -137,7 +140,10 @@ class LossOnlyGraph:
         module.recompile()
 
     def compile_with(self, compiler: Callable[[fx.GraphModule], Any]) -> Callable[..., Any]:
-        """Compile the graph; a gradient that reaches a detached result raises `CaptureError`."""
+        """Compile the graph; a gradient that reaches a detached result raises `CaptureError`.
+
+        For this error, calls with gradients enabled return detached results that require gradients.
+        """
         compiled_function = compiler(self._module)
         if not self._detached_positions:
             return compiled_function  # type: ignore[no-any-return]

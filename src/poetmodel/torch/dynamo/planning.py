@@ -96,7 +96,7 @@ class PlanRecord:
     is_predicted: bool
     """Whether no graph was executed: sizes are predictions, and workspaces are not counted."""
     outside_bytes: int | None = None
-    """Part of the budget for memory between forward and backward outside of the function [B]; None
+    """Bytes of the budget for memory between forward and backward outside of the function [B]; None
     if there is none."""
     regions: tuple[str, ...] = ()
     """Bytes of each region in RAM when the backward pass begins, and its budget, as text."""
@@ -283,7 +283,7 @@ class FirstCall:
 
 
 def check_budget(ram: object) -> None:
-    """Raise `BudgetError` unless `ram` is a valid budget; numbers up to 100 need a unit."""
+    """Raise `BudgetError` unless `ram` is a budget above 0; numbers up to 100 need a unit."""
     if ram == EAGER_PEAK:
         return
     size = Budget.parse(ram).resolve(_REFERENCE_BYTES)  # type: ignore[arg-type]
@@ -305,8 +305,8 @@ def plan(
 ) -> GraphPlan:
     """Plan a graph with the profiles of its operations, within its budget.
 
-    Applies the profiles to `joint`. As `BackendOptions.budget_bytes`, may store the keep-all peak
-    of a first shape in `call`.
+    Applies the profiles and the outside memory of `call` to `joint`. As
+    `BackendOptions.budget_bytes`, may store the keep-all peak of a first shape in `call`.
     `reserved_bytes` of the budget are for memory of Inductor that is not in the plan [B].
 
     Raises
@@ -399,7 +399,10 @@ class GraphProblem:
         reserved_bytes: int = 0,
         is_predicted: bool = False,
     ) -> GraphProblem:
-        """Return the problem of `joint`; applies the profiles and outside memory to `joint`."""
+        """Return the problem of `joint`; applies the profiles and outside memory to `joint`.
+
+        Without a device and rates in `call`, loads the rates of this machine, or measures them.
+        """
         joint.apply_profiles(profiles)
         joint.outside_bytes = call.outside.peak_bytes
         graph = joint.training_graph()
@@ -512,8 +515,8 @@ class GraphProblem:
         """Return the plan of the schedule of `result`, with its check, peaks and record.
 
         `middle_node` is the node of the problem's graph between both passes, if any. Raises
-        `NoScheduleError` without a schedule, and `VerificationError` if the schedule exceeds the
-        budget of a region.
+        `NoScheduleError` without a schedule, `VerificationError` if the schedule exceeds the budget
+        of a region, and the errors of `checked_plan`.
         """
         graph, schedule = problem.graph, result.require_schedule()
         plan, check = checked_plan(
@@ -566,7 +569,7 @@ class GraphProblem:
     ) -> PassPeaks:
         """Return the peaks of both passes of a plan, with memory that is not in the plan.
 
-        Memory of DDP and FSDP2 is not included.
+        `saved_bytes` is without that memory. Memory of DDP and FSDP2 is not included.
         """
         high_bytes = [record.peak_bytes for record in check.records]
         count = self.middle_node
@@ -612,7 +615,10 @@ class GraphProblem:
 def _shared_solve(
     problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Solve a problem in the first process; return its result in all processes."""
+    """Solve a problem in the first process; return its result in all processes.
+
+    Without DDP and FSDP2 each process solves it. Raises as `RankExchange.share`.
+    """
     result: SolveResult = call.share(
         problem.graph.sha256, lambda: _solve(problem, settings, call, regions)
     )
@@ -700,7 +706,11 @@ def _regions_refusal(
 def _make_costs(
     graph: Graph, settings: BackendOptions, device: Device, times_s: Sequence[float]
 ) -> Costs:
-    """Return the costs of a graph: estimated for `device`, or from `times_s` if measured."""
+    """Return the costs of a graph: estimated for `device`, or from `times_s` if measured.
+
+    Estimated times include `CALL_S` per node. `times_s` excludes the last node, the results, whose
+    time is 0. The energy of a computation or transfer is the number of its time.
+    """
     estimated_costs = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated_costs.compute_time_s]
     if settings.costs == MEASURED:

@@ -141,7 +141,7 @@ class Region:
 def find_regions(
     joint: JointGraph, graph: Graph, module_budgets: Mapping[str, str | int] | None
 ) -> tuple[Region, ...]:
-    """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`.
+    """Return the regions of a graph: modules, ``with`` blocks, and `_POLICY`, in this order.
 
     `module_budgets` has budgets by module name or pattern. Only forward operations count. Returns
     () for a graph without a backward pass. Raises `InputError` if the operations of a region
@@ -295,10 +295,11 @@ def _recompute_excess(
 ) -> Schedule | None:
     """Return a schedule that evicts and recomputes tensors so that all budgets are met, or None.
 
-    While a region exceeds its budget, the tensor with the lowest recomputation cost per byte in all
-    such regions is evicted. The cost includes inputs that are neither saved nor already recomputed.
-    At the end, evicted tensors that fit the budgets are saved again. The RAM budget is ignored.
-    Returns None if no tensor of such regions can be recomputed.
+    While regions exceed their budgets, the tensor with the lowest recomputation cost per byte in
+    these regions is evicted. The cost includes inputs that are neither saved nor already
+    recomputed. At the end, evicted tensors that fit the budgets are saved again. The RAM budget is
+    ignored. Returns None if regions still exceed their budgets, and no saved tensor in these
+    regions can be recomputed.
     """
     graph, costs = problem.graph, problem.objective.coefficients.compute
     saved_tensors = tensors_in_ram(first_schedule, regions[0].stage)
@@ -371,7 +372,11 @@ def _search_with_less_ram(
 
 
 def _build_model(problem: Problem, regions: tuple[Region, ...]) -> pyo.ConcreteModel:
-    """Return a Pyomo model of a problem with one more row for the budget of each region."""
+    """Return a Pyomo model of a problem, for `solve`, with a row for the budget of each region.
+
+    Regions without a tensor that may be in RAM at their stage have no row. Memory rows are left to
+    `solve`.
+    """
     import pyomo.environ as pyo
 
     model = build(problem, memory_rows=False)

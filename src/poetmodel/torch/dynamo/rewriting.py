@@ -195,13 +195,13 @@ class GraphPlanner:
         )
 
     def _share(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Return the result of `compute`, with DDP or FSDP2 that of the first process."""
+        """Return the result of `compute`, with DDP or FSDP2 as `RankExchange.share`."""
         if self._replicas or self._fsdp_modules:
             return self._ranks.share(key, compute)
         return compute()
 
     def _gather(self, key: str, value: Any) -> list[Any]:
-        """Return the values of all processes if DDP or FSDP2 is used, else only `value`."""
+        """Return [value], with DDP or FSDP2 as `RankExchange.gather`."""
         if self._replicas or self._fsdp_modules:
             return self._ranks.gather(key, value)
         return [value]
@@ -372,10 +372,12 @@ class GraphPlanner:
         call: FirstCall,
         reserved_bytes: int,
     ) -> GraphPlan:
-        """Return the plan of a graph; set `_frontier`, to None unless its calls may wait together.
+        """Return the plan of a graph, and set `_frontier`.
 
-        If other calls are expected to wait at the same time, the plan is `Frontier.tight_plan`,
-        whose peak may exceed the budget. Raises as `plan`.
+        `_frontier` is None for a graph without a backward pass, a prediction, or with reserved
+        bytes. If other calls are expected to wait at the same time, the plan is
+        `Frontier.tight_plan`, whose peak may exceed the budget. Raises as `plan` and
+        `Frontier.check_budget`.
         """
         self._frontier = None
         options: dict[str, Any] = {

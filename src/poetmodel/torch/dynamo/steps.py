@@ -96,7 +96,10 @@ def gather_max_fixed_bytes(
 
 
 def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
-    """Return one frontier for each call number among events with one, by ascending number."""
+    """Return the frontier of each call with a choice of plans, by ascending number of the call.
+
+    The list begins with the frontier of the last call without a choice, number -1, if any has one.
+    """
     frontier_of = {event.number: event.frontier for event in events if event.frontier is not None}
     return [frontier_of[number] for number in sorted(frontier_of)]
 
@@ -251,7 +254,7 @@ class StepPlanner:
     def _choose(
         self, events: Sequence[Event], share: Callable[[str, Callable[[], Any]], Any]
     ) -> StepPlan | None:
-        """Choose the plans of a step; None if no choice was found.
+        """Choose and log the plans of a step; return None if no choice was found.
 
         Solves for further plans of each frontier. Sets `budget_bytes` if it is None.
         """

@@ -125,8 +125,9 @@ class OpProfile:
     def with_layouts(self, value: Any) -> Any:
         """Return `value`, an output or a sequence of outputs, with meta tensors for new outputs.
 
-        The meta tensors have the profile's layouts. Views, and outputs that are no tensors, are
-        those of `value`. The result for a sequence is a tuple.
+        The meta tensors have the profile's layouts. Outputs that the profile lacks, such as views,
+        are those of `value`. The result for a sequence is a tuple. Raises `KeyError` if `value` is
+        a single output that the profile lacks.
         """
         storages = [torch.UntypedStorage(size, device="meta") for size in self.sizes_bytes]
         outputs = {
@@ -149,7 +150,7 @@ class OpProfile:
         )
 
     def to_list(self) -> list[Any]:
-        """Return the fields in their order, as numbers, strings and sequences; see `from_list`."""
+        """Return the fields in their order, as values for JSON; see `from_list`."""
         outputs = [
             [
                 storage_index,
@@ -166,7 +167,10 @@ class OpProfile:
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> OpProfile:
-        """Return the profile of a list that `to_list` returned."""
+        """Return the profile of a list that `to_list` returned, also after storage as JSON.
+
+        Raises `TypeError`, `ValueError` or `AttributeError` for a list of another structure.
+        """
         sizes, outputs, flops, moved_bytes, workspace_bytes, time_s, gradient_fits = values
         layouts = (
             (
@@ -218,7 +222,8 @@ class OpProfiler:
     def __call__(self, node: fx.Node, arguments: Any, keywords: Any) -> tuple[Any, OpProfile]:
         """Call a node's kernel; return its outputs and its profile, which is cached by call key.
 
-        Views are neither measured nor cached, nor are calls if workspaces are not measured.
+        A key that is not cached may take two calls; the outputs are those of the last one. Views
+        are neither measured nor cached, nor are calls if workspaces are not measured.
         """
         kernel: Kernel = kernel_of(node)
         is_view = node.target is getitem or getattr(node.target, "is_view", False)
@@ -288,7 +293,8 @@ def profile_on_synthetic(
     """Profile the operations of a graph on synthetic tensors, once per call key.
 
     Returns the profile of each node in `predicted_profiles`. Nodes with effects, and collectives,
-    are not executed; they retain their predicted profiles.
+    are not executed; they retain their predicted profiles. The state of the CPU's random generator
+    is restored.
 
     Parameters
     ----------
