@@ -129,8 +129,9 @@ class WorkerProcess:
 
         The previous job must have ended; otherwise its future is never completed. Raises the error
         of pickling if `function` or `arguments` cannot be pickled. The returned future receives the
-        function's result, its exception (or one that can be pickled) with the traceback as a note,
-        or `ProcessEndedError`. `on_progress` is called with each progress message of the job, in
+        function's result, its exception with the traceback as a note (if it is no `Exception` or
+        cannot be pickled, a `PoetModelError` or `RuntimeError` in its place), or
+        `ProcessEndedError`. `on_progress` is called with each progress message of the job, in
         another thread. An exception of `on_progress`, or of unpickling a result or message, ends
         the process and is set in the future.
         """
@@ -260,6 +261,7 @@ class _Service:
     """Reads frames, executes jobs, and writes results in the worker process."""
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
+        """Store the pipes, and create empty queues of jobs and frames; starts no thread."""
         self.source, self.target = source, target
         self.calls: SimpleQueue[tuple[int, WorkerJob, bytes]] = SimpleQueue()
         """Jobs to execute: number, job, and the pickled function and arguments."""

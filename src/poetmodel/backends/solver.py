@@ -158,6 +158,11 @@ class Solver(ABC):
         INFEASIBLE, and without objective if the solver does not distinguish infeasible models from
         unbounded ones.
 
+        In the result, integers are rounded, and bounds are clipped at objective and cutoff.
+        INFEASIBLE becomes OTHER_LIMIT if the start still disproves it. With a cutoff, CUTOFF
+        replaces INFEASIBLE, and OPTIMAL with a solution beyond the cutoff. Unless the status is
+        INFEASIBLE, UNBOUNDED or CUTOFF, a feasible start replaces a missing or worse solution.
+
         Parameters
         ----------
         form : StandardForm
@@ -333,9 +338,10 @@ def _correct_result(
     Integers are rounded, bounds are clipped at objective and cutoff, and statuses take the cutoff
     into account. INFEASIBLE becomes OTHER_LIMIT if `start` disproves it. With status INFEASIBLE,
     UNBOUNDED or CUTOFF there is no solution; otherwise a feasible `start` replaces a missing or
-    worse one. With at most one node, the root bound is the bound. Raises `BackendError` if the
-    solver failed, returned an invalid solution, did not distinguish infeasible from unbounded, or
-    claims optimality without any solution.
+    worse one. The root bound is clipped at the bound, equal to it with at most one node, and None
+    without a number of nodes. Raises `BackendError` if the solver failed, returned an invalid
+    solution, did not distinguish infeasible from unbounded, or claims optimality without any
+    solution.
     """
     x = None if raw_solution.x is None else round_integers(raw_solution.x, form)
     status = _correct_status(raw_solution.status, x, form, limits.objective_cutoff)

@@ -195,7 +195,8 @@ def _import_file(name: str, path: Path, _modified_ns: int) -> ModuleType:
     So a second function of the file executes the file again. Appends the folder of the file to
     ``sys.path``, unless it is there, so that the file can import modules from the folder. Registers
     the module in ``sys.modules``, where it replaces an earlier import of the file. Raises
-    `UserMethodError` if the file raises an exception; then the module is not registered.
+    `UserMethodError` if the file raises an exception; then the module is not registered. Raises
+    `InputError` if no Python loader accepts the file.
     """
     module_name = f"{_PREFIX}{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)

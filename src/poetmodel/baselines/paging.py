@@ -143,7 +143,10 @@ class StorageSpace:
     """The tensors on storage, and the free bytes of storage."""
 
     def __init__(self, problem: Problem) -> None:
-        """Start with the tensors that are initially on storage; without paging, with none."""
+        """Start with the samples that are initially on storage; without paging, with none.
+
+        They occupy none of the storage limit, so all of it is free; inf without a limit.
+        """
         graph = problem.graph
         self.sizes = graph.tensor_bytes
         self.can_page = problem.can_page

@@ -129,7 +129,7 @@ class _Relaxation:
     def __init__(self, problem: Problem, allowance: float) -> None:
         """Solve the relaxation within the budget minus `allowance`, a fraction of the budget.
 
-        Raises as `_solve_for_fractions`.
+        Raises the errors of `_solve_for_fractions`.
         """
         self.problem, self.graph = problem, problem.graph
         usable = problem.usable_ram_bytes
@@ -145,7 +145,7 @@ class _Relaxation:
         """Return the schedule of a rounding; `rounds_up` returns whether a fraction is rounded up.
 
         Records the checkpoints. Raises `MethodNotApplicableError` if the schedule exceeds the
-        budget or the checkpoints were tried before.
+        budget or the checkpoints were tried before, `TimeLimitError` if the time limit passes.
         """
         check_time_limit()
         checkpoints = self.pinned_checkpoints.copy()
@@ -213,7 +213,8 @@ def _pin_checkpoints(problem: Problem) -> Checkpoints:
 def complete_schedule(graph: Graph, checkpoints: Checkpoints) -> Schedule:
     """Return the schedule with the fewest computations that make all checkpoints.
 
-    Then unused checkpoints, and recomputations that only these need, are dropped.
+    Then unused checkpoints, and recomputations that only these need, are dropped. Raises
+    `TimeLimitError` if the time limit passes.
     """
     checkpoints_of_stage = [set(np.flatnonzero(row).tolist()) for row in checkpoints]
     nodes_of_stage = []

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
 
 N_RATIOS, N_STEPS = 12, 40
-"""Number of thresholds of `chen_greedy` in equal ratios, and of equal steps up to all bytes."""
+"""Number of thresholds of `chen_greedy` in equal ratios, and of equal steps up to the bytes of all
+recomputable forward tensors."""
 N_SIZES: Final = 200
 """Number of equal steps in which the knapsack of `min_cut` shrinks, from all tensors to none."""
 UNCUT_CAPACITY: Final = 2**31 - 1
@@ -67,12 +68,14 @@ def chen_sqrt(problem: Problem) -> Schedule:
 def chen_greedy(problem: Problem) -> Schedule:
     """Close a segment when its tensors exceed a threshold; try several thresholds.
 
-    Algorithm 3 of Chen et al. (2016) adds up the bytes of the outputs. If the sum exceeds the
-    threshold at a candidate, the algorithm keeps the candidate and restarts from zero. Thresholds
-    are 0, equal ratios from the largest tensor to all bytes, and equal steps up to all bytes.
-    Candidates are those of `chen_sqrt`. The fastest schedule within the budget is returned. All
-    state is in RAM. The run time is proportional to the square of the number of nodes, for each
-    threshold. Raises `MethodNotApplicableError` if no schedule meets the budget.
+    Algorithm 3 of Chen et al. (2016) adds up the bytes of the outputs of forward nodes. If the sum
+    exceeds the threshold at a candidate, the algorithm keeps the candidate and restarts from zero.
+    Each threshold is tried with two sets of recomputable candidates: the articulation points of the
+    forward pass, and all its nodes. Thresholds are 0, equal ratios from the largest recomputable
+    forward tensor to the bytes of all of these tensors, and equal steps up to these bytes. The
+    tensors behind the last kept node are kept, too. The fastest schedule within the budget is
+    returned. All state is in RAM. The run time is proportional to the square of the number of
+    nodes, for each threshold. Raises `MethodNotApplicableError` if no schedule meets the budget.
     """
     graph = problem.graph
     segment_ends = (
@@ -112,7 +115,10 @@ def _list_thresholds(graph: Graph) -> Iterator[float]:
 
 
 def _find_closing_nodes(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
-    """Return the nodes of `nodes` after which a segment closes for a threshold [B]."""
+    """Return the nodes of `nodes` at which a segment closes: its outputs exceed a threshold [B].
+
+    The outputs are those of all forward nodes after the last closed segment.
+    """
     closing_nodes, ends = [], set(nodes)
     segment_bytes = 0
     for k in range(first_backward_node(graph)):

@@ -354,8 +354,9 @@ class _LayerSearch:
     def _score_density(self, layer: str) -> float:
         """Return a layer's score divided by the sum of its fractions of RAM and deadline.
 
-        Without a deadline, the time is a fraction of the pass time. The divisor is at least
-        `MIN_GAP`.
+        The bytes are the layer's state, and its `working_bytes` beyond `min_working_bytes`; the RAM
+        is `max_state_bytes` of the relaxation, at least 1 B. Without a deadline, the time is a
+        fraction of the pass time. The divisor is at least `MIN_GAP`.
         """
         relaxation = self.relaxation
         max_state_bytes = max(1, relaxation.max_state_bytes)

@@ -76,8 +76,10 @@ class JobOptions:
 def make_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult:
     """Return the result of a job from the result of one step.
 
-    If the result has a schedule, solves again without each limit in turn to find out which limits
-    bind. The limit on the minimized quantity needs no solve.
+    If the result has a schedule, solves again without RAM budget, deadline and energy budget in
+    turn to find out which of these bind. All solves share `LIMITS_TIME_RATIO` of the time limit of
+    the step's solve; a limit may stay open. A limit on the minimized quantity needs no solve. Other
+    limits are not examined.
     """
     from poetmodel.solver.sensitivity import find_used_limits
 
@@ -115,7 +117,7 @@ class JobResult:
         return None if simulation is None else self.steps * (simulation.energy_j or 0.0)
 
     def facts(self) -> Iterator[Fact]:
-        """Yield the facts about the job."""
+        """Yield samples, steps, limits, time and energy of the job, then the limits of a step."""
         batch_size = self.result.problem.graph.batch_size
         batch = "one sample each" if batch_size == 1 else f"batches of {batch_size}"
         count_text = f"{self.steps:,} steps, {batch}"

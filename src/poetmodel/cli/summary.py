@@ -104,9 +104,10 @@ def proof_facts(result: SolveResult) -> Iterator[Fact]:
 def tile_facts(
     tile_bytes: int | None, trials: Sequence[TileTrial], problem: Problem
 ) -> Iterator[Fact]:
-    """Yield the tile size, and in one fact the sizes that were tried with their objective values.
+    """Yield the tile size, and in one fact the sizes that were tried.
 
-    `tile_bytes` is None without tiles, which omits the first fact; empty `trials` omit the second.
+    Each tried size has its objective value or ``no schedule``. `tile_bytes` is None without tiles,
+    which omits the first fact; empty `trials` omit the second.
     """
     if tile_bytes is not None:
         yield text_fact("tiles", format_bytes(tile_bytes), f"--tile {tile_bytes}B")

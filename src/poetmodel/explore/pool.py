@@ -97,9 +97,12 @@ class WorkerPool:
         body: bytes,
         on_frame: OnFrame | None = None,
     ) -> Frame:
-        """Run a job like `run_job` on an acquired process, which is then released or replaced.
+        """Run a job on an acquired process, which is then released or replaced; return its reply.
 
-        If the process dies, raise `WorkerError`; the job is not repeated.
+        `on_frame` is called in the event loop with each frame before the reply. Raise
+        `RefusedError` if poetmodel refuses the job, `WorkerError` for other failures, also if the
+        process dies; the job is not repeated. If this call is cancelled, the job is cancelled in
+        the background.
         """
         try:
             return await self._run_job_on(worker, job, body, on_frame)
@@ -110,11 +113,11 @@ class WorkerPool:
     async def _run_job_on(
         self, worker: WorkerProcess, job: dict[str, Any], body: bytes, on_frame: OnFrame | None
     ) -> Frame:
-        """Run a job on a process and release the process.
+        """Run a job on a process and release the process; return the reply.
 
-        If the process dies, raise `ProcessEndedError` and replace the process. If this call is
-        cancelled, cancel the job in the background. Other errors are those of `run_job`; the
-        traceback of an unexpected one is logged.
+        If the process dies, raise `ProcessEndedError` and replace the process. Raise `RefusedError`
+        if poetmodel refuses the job, `WorkerError` for a lack of memory and for unexpected errors,
+        whose traceback is logged. If this call is cancelled, cancel the job in the background.
         """
         loop = asyncio.get_running_loop()
 

@@ -132,7 +132,7 @@ class SolveManager:
         )
 
     def make_job(self, task_name: str, open_problem: OpenProblem, point: Point) -> dict[str, Any]:
-        """Return the job of a worker for a task on the problem of a point."""
+        """Return the job of a worker: task, settings of a problem, RAM and deadline of a point."""
         return {
             "task": task_name,
             "settings": open_problem.facts["settings"],
@@ -141,9 +141,10 @@ class SolveManager:
         }
 
     def make_job_with_proof(self, open_problem: OpenProblem, point: Point) -> dict[str, Any]:
-        """Return the job of a worker on the schedule of a point, with its proof and the search.
+        """Return the job of `make_job` with the proof of a point and the keywords of a solve.
 
-        The task of the job is "", which the caller replaces.
+        The proof has status, bound, and whether the point is finished. The keywords are the
+        manager's `search`. The task of the job is "", which the caller replaces.
         """
         proof = {
             **NO_PROOF,

@@ -318,11 +318,13 @@ class ProgramSource:
     # -- computing ---------------------------------------------------------------------------------
 
     def _compute_lines(self, k: int) -> Iterator[str]:
-        """Yield the statements of node `k`: page-ins of state, or calls with checks and page-outs.
+        """Yield the statements of node `k`: page-ins, or calls with checks and page-outs.
 
-        A node of state that is in RAM or on memory-mapped storage has no statements. The loss is
-        checked and stored, and gradients are paged out, after the first computation only. Registers
-        the kernels of calls. Raises the errors of `generate_lines`.
+        State is paged in at its node; for state in RAM or on memory-mapped storage, the node has no
+        statements. Samples on storage are paged in with waits. The loss is checked and stored, and
+        gradients are paged out, after the first computation only. Registers the kernels of calls.
+        Raises `InputError` if memory-mapped storage cannot hold a new value, `BudgetError` if the
+        stack is too small for an update.
         """
         node = self.graph.nodes[k]
         self._computation_counts[k] += 1
@@ -356,10 +358,13 @@ class ProgramSource:
         call_index: int,
         replaced_names: AbstractSet[str | None],
     ) -> Iterator[str]:
-        """Yield the range checks of one call of a node, then its statements.
+        """Yield checks that the indices of one call of a node are in range, then its statements.
 
-        The driver writes new values of mapped state. `replaced_names` are the names of the state
-        that the node replaces. Raises the errors of `generate_lines`.
+        Constant and already checked indices get no check. The driver writes new values of mapped
+        state. With rotating state, an update has no statement if all its new values are already
+        written. `replaced_names` are the names of the state that the node replaces. Raises
+        `InputError` if new mapped state is part of a larger tensor, or is copied in another order
+        of elements, and `BudgetError` if the stack is too small for an update.
         """
         call = calls[call_index]
         for indices in find_index_operands(call):
@@ -841,7 +846,8 @@ class ProgramSource:
     def _begin_generation_lines(self, written_names: AbstractSet[str | None]) -> Iterator[str]:
         """Yield the write of the record before the first write of rotating state.
 
-        Then sets `writes_early`. Yields no line if `written_names` has no rotating state.
+        Sets `writes_early`. Yields no line for later writes, or if `written_names` has no rotating
+        state.
         """
         if not self.writes_early and written_names & self.deployment.rotating_state:
             self.writes_early = True

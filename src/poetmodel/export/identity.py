@@ -91,7 +91,12 @@ class _StepEncoder:
         return name
 
     def _new_name(self, buffer: str) -> str:
-        """Return a name by kind: name of replaced state, number of a tensor, hash of a constant."""
+        """Return the canonical name of a buffer that has none yet.
+
+        State that the step replaces is named by its own name. Any other buffer with values is a
+        constant, named by its type and the hash of its values. Other buffers are tensors, named by
+        number.
+        """
         if buffer in self._replaced_names:
             return f"state {buffer}"
         values, element_type = self._step.values.get(buffer), self._step.buffers[buffer].type

@@ -45,7 +45,11 @@ def require_all_finite(step_name: str, nonfinite_names: Iterable[str]) -> None:
 
 
 def _find_nonfinite(step: LoweredStep) -> Iterator[str]:
-    """Yield the names of the tensors of a step that must be finite but are not."""
+    """Yield the names of the tensors of a step that must be finite but are not.
+
+    Exceptions are tables of byte inputs, a momentum that is all NaN, because it is new, and values
+    that the step does not replace and that are finite apart from minus infinity.
+    """
     graph = step.graph
     replaced_names = {graph.tensors[old].name for old in graph.replacement_of}
     state_names = {tensor.pieces[0].buffer: tensor.name for tensor in step.states}

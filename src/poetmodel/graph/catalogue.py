@@ -176,8 +176,8 @@ def load_file(path: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
 def _build_zoo_model(name: str, shape: InputShape) -> Graph:
     """Generate the graph of a built-in network with the overrides of `shape`.
 
-    Raises `GraphError` for a published graph, for input sizes that the network does not have, and
-    for values that its function refuses.
+    Raises `GraphError` for a published graph, for a kind of size that the network lacks, such as an
+    image size of a language model, and for values that its function refuses.
     """
     subject = f"model {name!r}, {shlex.join(shape.options)}"
     if name.startswith(_PUBLISHED):

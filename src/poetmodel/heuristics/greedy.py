@@ -119,10 +119,9 @@ def page_everything(problem: Problem) -> Schedule | None:
 def keep_all_if_valid(problem: Problem) -> Schedule | None:
     """Return keep-all if it meets the limits on RAM, time and energy, and commits fit on storage.
 
-    Returns None otherwise.
-    Also returns None if some user-defined constraint evidently has no schedule; the result may
-    still violate such constraints. If keep-all is valid, a better schedule exists only if RAM is
-    minimized or the problem rewards decisions.
+    Returns None otherwise, and if some user-defined constraint evidently has no schedule; the
+    result may still violate user-defined constraints. If keep-all is valid, a better schedule
+    exists only if RAM is minimized or the problem rewards decisions.
     """
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
@@ -162,7 +161,10 @@ class _Greedy:
     def _find_min_penalty(self, limit_bytes: int) -> float:
         """Bisect for the smallest penalty with which all limits are met; return it.
 
-        Return infinity if no tried finite penalty suffices.
+        A penalty, a power of 2, multiplies the prices of the use of limits: see
+        `PenalizedObjective.prices`. Each of at most `N_PENALTIES` trials constructs a schedule
+        within `limit_bytes` of RAM, which may become `best`. Ends when time runs out. Return
+        infinity if no tried finite penalty suffices.
         """
         low, high = -MAX_PENALTY_LOG2, MAX_PENALTY_LOG2
         penalty = math.inf
@@ -179,7 +181,8 @@ class _Greedy:
     def _minimize_peak(self, penalty: float) -> None:
         """Bisect for the smallest peak by constructing schedules; the best one is stored.
 
-        The peak is the score's value.
+        The peak is the score's value. All schedules have the prices of `penalty`. Ends after
+        `N_PEAKS` trials, when both bounds meet, or when time runs out.
         """
         low = self.problem.floor.bytes
         for _ in range(N_PEAKS):

@@ -459,7 +459,7 @@ class Repair:
 
         It fits if every step then fits in RAM, the excess over user-defined constraints does not
         rise, and `fits_limits` permits it. Missing inputs of a recomputation are restored. Stages
-        in which the fewest inputs are missing are tried first; among these, stages with the
+        in which the fewest inputs are not in RAM are tried first; among these, stages with the
         smallest RAM use. At most `MAX_TRIED_STAGES` stages are tried, all after the stage of the
         node. The stage of `restoration` is ignored. A page-out or home has one stage, and only
         `fits_limits` is checked.
@@ -504,11 +504,14 @@ class Repair:
         return rows.total_excess(self.partial.row_use, self.partial.exceeded_rows)
 
     def _add_with_inputs(self, restoration: Restoration) -> bool:
-        """Add a restoration, and restorations of its missing inputs.
+        """Add a restoration and, for a recomputation, restorations of its missing inputs.
 
-        Return whether the restoration is present then. It is not added if `fits_limits` forbids it
-        or its inputs cannot be restored. Restorations of inputs that `fits_limits` forbids are left
-        out; these inputs are then kept in RAM. RAM is not checked.
+        An input is missing if it is not in RAM, and free RAM does not suffice to keep it there
+        until the recomputation (`Recoveries.is_readable`). Return whether the restoration is
+        present then. It is not added if `fits_limits` forbids it, or if an input cannot be restored
+        with at most ``MAX_CHAIN - 1`` nested recomputations. Restorations of inputs that
+        `fits_limits` forbids are left out; these inputs are then kept in RAM. The RAM use of the
+        result is not checked.
         """
         recovery: Recovery | None = Recovery(0.0, (restoration,))
         if restoration.kind == RECOMPUTE:

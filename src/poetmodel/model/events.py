@@ -435,10 +435,11 @@ class _EventFinder:
         return tuple(sorted(useful_groups))
 
     def _find_event_groups(self, i: int, recompute_groups: Sequence[int]) -> tuple[int, ...]:
-        """Return the groups in which tensor `i` may be read, recomputed or paged in.
+        """Return the groups in which tensor `i` may be read, recomputed or paged in, ascending.
 
         `recompute_groups` are those of its node. Page-ins are included if they are rewarded, or if
-        a per-stage row counts them. Groups after the last use of the tensor are omitted.
+        a per-stage row counts them. Only groups after that of the first computation, and up to the
+        last use of the tensor, are returned.
         """
         last_group = self.use_groups[i][-1] if self.use_groups[i] else -1
         page_in_groups: Iterable[int] = self.counted_page_in_groups.get(i, ())

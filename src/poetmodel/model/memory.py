@@ -359,9 +359,10 @@ def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int
     """Add the memory rows of the `steps` of each stage, and their liveness columns and rows.
 
     Registers the limits for cover cuts, and sets `Model.live_bounds`. Steps that cannot occur have
-    no row. Adds the column of the peak, `Model.peak`, if the objective is the peak RAM; otherwise,
-    omits rows that cannot bind. If the minimum RAM exceeds the limit, an infeasible row replaces
-    all rows and liveness columns.
+    no row. A row limits the RAM of a step to the budget, and is omitted if it cannot bind. If the
+    objective is the peak RAM, adds the column of the peak, `Model.peak`: it replaces the budget in
+    all rows, of which none is omitted, and has the budget as upper bound. If the minimum RAM
+    exceeds the limit, an infeasible row replaces all rows and liveness columns.
     """
     problem = m.problem
     limit_bytes = problem.usable_ram_bytes

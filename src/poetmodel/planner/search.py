@@ -296,8 +296,10 @@ class _BeamSearch:
     def _find_possible_page_ins(self, label: _Label, interval: int) -> Iterator[int]:
         """Yield the indices of the page-ins that can begin in an interval, by last interval.
 
-        The tensor must be on storage, or its page-out must have begun, and RAM must suffice. Sets
-        `is_exhaustive` to False if there are more than `max_page_ins` candidates.
+        Candidates are the page-ins that have not begun and whose window contains the interval. Of
+        the first `max_page_ins` candidates, those are yielded whose tensor starts on storage or
+        whose page-out has begun, if RAM suffices. If there are further candidates, sets
+        `is_exhaustive` to False.
         """
         for n_candidates, page_in in enumerate(
             _bit_indices(self.open_page_ins[interval] & ~label.begun_ins)

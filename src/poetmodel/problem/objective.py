@@ -451,6 +451,11 @@ def _energy_objective(problem: Problem) -> Objective:
 
 
 def _time_objective(problem: Problem) -> Objective:
+    """Return the time that the deadline counts.
+
+    The coefficients are those of `Problem.time_sum`: for a makespan only the compute time, a lower
+    bound; in a surrogate with weighted transfers. The baseline is the time of a single pass.
+    """
     return Objective(
         quantity=Quantity.TIME,
         format=format_seconds,
@@ -463,6 +468,7 @@ def _time_objective(problem: Problem) -> Objective:
 
 
 def _ram_objective(problem: Problem) -> Objective:
+    """Return the peak RAM; all coefficients are 0, and the known bound is the minimum RAM."""
     return Objective(
         quantity=Quantity.RAM,
         format=format_bytes,
@@ -476,6 +482,7 @@ def _ram_objective(problem: Problem) -> Objective:
 
 
 def _writes_objective(problem: Problem) -> Objective:
+    """Return the bytes that page-outs and commits write; the baseline is the bytes of commits."""
     sizes = problem.graph.tensor_bytes
     return Objective(
         quantity=Quantity.WRITES,

@@ -118,9 +118,9 @@ def state_metrics(graph: Graph, simulation: Simulation) -> dict[str, int] | None
 
 
 def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
-    """Yield facts about state in RAM, and state on storage with its transfers.
+    """Yield facts about state in RAM and, if there is any, state on storage with its transfers.
 
-    The first fact has the `state_metrics` for JSON. Yield no facts without state.
+    A separate first fact has the `state_metrics` for JSON. Yield no facts without state.
     """
     metrics = state_metrics(graph, simulation)
     if metrics is None:

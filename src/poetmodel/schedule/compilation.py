@@ -270,11 +270,13 @@ class _Compiler:
         *,
         is_computed: bool,
     ) -> None:
-        """Append a step: its computation if `is_computed`, then its page-outs and frees.
+        """Append a step: its computation if `is_computed`, and its page-outs and frees.
 
         Inputs and outputs of the computation are freed before the page-outs, unless they are paged
-        out. State that the node replaces gets no free, since its replacement uses the memory. Adds
-        the paged-out tensors to `on_storage`, and a fault for each that is not in RAM.
+        out. Each paged-out tensor is freed right after its page-out, all other tensors last. State
+        that the node replaces gets no free, since its replacement uses the memory. Adds the
+        paged-out tensors to `on_storage`; a tensor that is not in RAM gets a fault instead of a
+        page-out.
         """
         homes, append = self.homes, self.program.append
         if is_computed:

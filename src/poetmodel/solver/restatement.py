@@ -98,7 +98,7 @@ def _has_changed_variables(model: pyo.ConcreteModel) -> bool:
 def _counted_variables(model: pyo.ConcreteModel) -> dict[int, _CountKey]:
     """Return the count key of each variable that a `Count` counts, by the `id` of the variable.
 
-    Variables of storage homes are omitted.
+    Includes the variables of resident state; omits the variables of ``decisions.storage_homes``.
     """
     decisions = model.decisions
     key_by_id = {

@@ -209,7 +209,7 @@ def _peak_time_overhead(row: Row) -> tuple[str, str, str]:
 
 
 def _peak_and_savings(row: Row, smallest_row: Row | None) -> tuple[str, str]:
-    """Format the peak of `smallest_row`, and its savings relative to `row`.
+    """Format the peak of `smallest_row`, and its savings of RAM and time relative to `row`.
 
     Return ("none", "") if `smallest_row` is None.
     """

@@ -71,7 +71,7 @@ class Slices:
         return name if channel_range is None else name + _format_range(channel_range)
 
     def slice_buffer(self, name: str, channel_range: Range | None) -> Buffer:
-        """Return the buffer of a slice; the whole buffer for None.
+        """Return the buffer (number of elements, type) of a slice; the whole buffer for None.
 
         The bits of a mask are rounded up to whole elements.
         """
@@ -473,8 +473,9 @@ class Expansion:
 def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: int) -> Tensor:
     """Return an output of a piece: a tensor, a slice of it, or a partial result of a chain.
 
-    If `tensor` replaces state, the output replaces the slice `result_slice` of this state. A
-    replacement of a slice is named by the slice and ``+``.
+    Its name is `new_name`, unless `tensor` replaces state. Then the output replaces the slice
+    `result_slice` of this state, and is named by the slice and ``+``; if the state is not divided,
+    the output has the name of `tensor`.
     """
     if tensor.replaces is None:
         return Tensor(name=new_name, bytes=size)

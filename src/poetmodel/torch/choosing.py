@@ -351,9 +351,9 @@ def _choose_tiles(
     """Choose the tile size of a step; return (tile size with the step in tiles, limits).
 
     If `choice.is_whole`, step and limits are unchanged. Otherwise the returned limits have the RAM
-    in bytes, because a percentage of RAM refers to the step without tiles. Each candidate is solved
-    for a fraction of the time, and the smallest value decides; a single candidate is not solved.
-    Raises `InputError` without a device.
+    limit, by default the device's RAM, in bytes, because a percentage of RAM refers to the step
+    without tiles. Each candidate is solved for a fraction of the time, and the smallest value
+    decides; a single candidate is not solved. Raises `InputError` without a device.
     """
     if choice.is_whole:
         return ChosenTiles(tile_bytes=None, step=step), dict(limits)

@@ -167,7 +167,10 @@ class Step:
         inputs: Inputs,
         options: CompileOptions,
     ) -> None:
-        """Store the arguments of `compile`, and compile the step for the example inputs."""
+        """Store model, loss function and options; compile the step for the example inputs.
+
+        Raises the errors of `compile`.
+        """
         self._model = model
         self._loss_fn = loss_fn
         self._options = options

@@ -23,8 +23,8 @@ _BITS_PER_BYTE: Final = 8
 def values_with_gradient(declarations: Sequence[Declaration]) -> frozenset[str]:
     """Return the names of values that need a gradient.
 
-    These are the results of operators with trained weights, and the results of all operators that
-    read a value in the set. `declarations` are in execution order.
+    These are the first results of operators with trained weights, and of all operators that read a
+    value in the set. `declarations` are in execution order.
     """
     names: set[str] = set()
     for declaration in declarations:
@@ -37,9 +37,9 @@ def values_with_gradient(declarations: Sequence[Declaration]) -> frozenset[str]:
 def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
     """Return the operators with bit masks saved for the backward pass.
 
-    Every dropout mask is packed. An activation function with derivative 0 or 1 gets a mask, made by
-    an operator right after it, if its own gradient alone reads its result. Otherwise another
-    gradient saves the result anyway, or no gradient reads it.
+    Every dropout mask is packed. A ReLU or ReLU6 gets a mask, made by an operator right after it,
+    if its own gradient alone reads its result. Otherwise another gradient saves the result anyway,
+    or no gradient reads it.
     """
     packed_masks = {
         declaration.outputs[0].name: _make_bit_mask(
@@ -93,8 +93,8 @@ def _with_activation_mask(
 ) -> Iterator[Declaration]:
     """Yield the operator unchanged, or with gradients that read a mask, then the mask's operator.
 
-    An activation function needs a mask if `reader_names`, the operators whose backward nodes read
-    its result, contains only the function itself. None: no backward node reads the result.
+    Only a ReLU or ReLU6 gets a mask, if `reader_names`, the operators whose backward nodes read its
+    result, contains only the operator itself. None: no backward node reads the result.
     """
     if declaration.op not in _ON_OFF_ACTIVATIONS or reader_names != {declaration.name}:
         yield declaration

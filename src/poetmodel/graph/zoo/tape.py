@@ -464,7 +464,9 @@ class BackwardPass:
     ) -> dict[str, Tensor]:
         """Return the output tensors of a backward node by suffix of the part; register gradients.
 
-        Without an update node, omits the part of all weights, unless it is the only one.
+        The output of the part of all weights has 0 bytes. Without an update node, omits this part,
+        unless it is the only one. A single output is named like the node, several by the operator,
+        ``.grad_`` and the suffix.
         """
         output_parts = [
             part for part in parts if part.target is not None or self._has_update or len(parts) == 1

@@ -296,7 +296,9 @@ def _describe_conflict(problem: Problem, conflict: Conflict[StatedLimit]) -> str
 def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
     """Yield notes on the device's RAM, resident bytes, large gradients and the batch size.
 
-    Only notes that apply are yielded.
+    There is a note for each remedy that needs more RAM than the device has, and one each if
+    resident bytes are counted, if a whole gradient makes the minimum RAM exceed the budget, and if
+    the batch is larger than 1 and the problem evidently infeasible.
     """
     device = problem.costs.device
     for remedy in remedies:
@@ -330,8 +332,8 @@ def _list_notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
 def _has_gradient_at_min_ram(problem: Problem) -> bool:
     """Return whether the minimum RAM exceeds the budget at a node with a parameter's gradient.
 
-    That node updates the parameter, or its largest tensor is read by an update. The budget counts
-    without resident bytes.
+    That node updates the parameter, or an update reads the largest input or output of the node. The
+    budget excludes resident bytes. False for a graph without updates.
     """
     graph, floor = problem.graph, problem.floor
     if not graph.replacement_of or floor.bytes <= problem.usable_ram_bytes:

@@ -340,10 +340,14 @@ def _wrap_with_loss(
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return (module that computes the loss from flat inputs, tracker of its assigned buffers).
 
-    The module contains the user's modules. If `output_structures` is a list, the module returns the
-    loss and the other tensors of the model's output, detached; each forward pass replaces the
-    list's content by the structure of the output. If forward tests for finite numbers and `checks`
-    record this, the last result is that of the checks.
+    The module contains the user's modules. `spec` is the nesting of the flat inputs. With
+    `loss_fn`, the last input is only its target; without it, the model receives all inputs. With
+    `uses_keywords`, the first input is a mapping that the model receives by name. The loss is found
+    in the output of `loss_fn`, or else of the model, by `find_loss`, which may raise
+    `CaptureError`. If `output_structures` is a list, the module returns the loss and the other
+    tensors of the model's output, detached; each forward pass replaces the list's content by the
+    structure of the output. If forward tests for finite numbers and `checks` record this, the last
+    result is that of the checks.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]

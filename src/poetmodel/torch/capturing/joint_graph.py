@@ -433,7 +433,11 @@ def output_specs(
 
 
 def _unsupported_message(name: str, direction: str, descriptor: object) -> str:
-    """Return the message for a kind of AOTAutograd input or output that is not supported."""
+    """Return the message for an AOTAutograd input or output of a kind that is not supported.
+
+    It names `direction` (``input`` or ``output``) and the class of `descriptor`. For an effect
+    token, it states instead that an operation with an effect cannot be repeated.
+    """
     if "Token" in type(descriptor).__name__:
         return (
             f"{name}: the step has an operation with an effect (it prints, for example), which "

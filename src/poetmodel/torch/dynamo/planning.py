@@ -617,7 +617,7 @@ def _shared_solve(
 ) -> SolveResult:
     """Solve a problem in the first process; return its result in all processes.
 
-    Without DDP and FSDP2 each process solves it. Raises as `RankExchange.share`.
+    Without DDP and FSDP2 each process solves it. Raises the errors of `RankExchange.share`.
     """
     result: SolveResult = call.share(
         problem.graph.sha256, lambda: _solve(problem, settings, call, regions)
@@ -693,7 +693,9 @@ def _regions_refusal(
 ) -> str:
     """Return the message that no plan was found that meets the budgets of regions.
 
-    `status` is that of the solve; None if it is unknown.
+    `budget_bytes` is the whole budget, which the plan must meet, too. `status` is that of the
+    solve: for INFEASIBLE, the message adds that no plan exists; for None, which is unknown, it adds
+    no reason; for any other status, that none was found in time.
     """
     budgets = ", ".join(f"{region.name} {format_bytes(region.limit_bytes)}" for region in regions)
     reason = {None: "", Status.INFEASIBLE: ", and none exists"}.get(status, " in time")

@@ -56,9 +56,9 @@ class RankExchange:
         Raises
         ------
         CaptureError
-            If another process has another key, such as a graph of another shape, or does not
-            call in time, or if `compute` raises a `PoetModelError` in the first process, where this
-            error itself is raised.
+            In every process if keys differ, for example because shapes of graphs differ. If another
+            process does not call in time. In all processes but the first if `compute` raises a
+            `PoetModelError` in the first process, where this error itself is raised.
         RuntimeError
             If the first process returns no result in time.
         """
@@ -92,7 +92,7 @@ class RankExchange:
         Raises
         ------
         CaptureError
-            If another process has another key, or does not call in time.
+            In every process if keys differ. If another process does not call in time.
         """
         if _is_alone():
             return [value]

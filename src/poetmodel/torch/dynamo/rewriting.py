@@ -195,13 +195,13 @@ class GraphPlanner:
         )
 
     def _share(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Return the result of `compute`, with DDP or FSDP2 as `RankExchange.share`."""
+        """Return the result of `compute`; with DDP or FSDP2, that of `RankExchange.share`."""
         if self._replicas or self._fsdp_modules:
             return self._ranks.share(key, compute)
         return compute()
 
     def _gather(self, key: str, value: Any) -> list[Any]:
-        """Return [value], with DDP or FSDP2 as `RankExchange.gather`."""
+        """Return [value]; with DDP or FSDP2, the result of `RankExchange.gather`."""
         if self._replicas or self._fsdp_modules:
             return self._ranks.gather(key, value)
         return [value]
@@ -343,10 +343,11 @@ class GraphPlanner:
     ) -> tuple[Sequence[OpProfile], FirstCall]:
         """Return (profiles of a graph, `call` with rates and bytes of its wrappers).
 
-        Measurements of processes differ, by their processors or by chance. Each process uses the
-        largest workspaces, times and bytes of wrappers and the smallest rates of all processes, so
-        that all have one plan, which is valid in each. For a prediction, returns predicted profiles
-        and `call` unchanged.
+        Profiles and rates are read from the cache, or else measured; with a device in the settings,
+        rates are None. Measurements of processes differ, by their processors or by chance. Each
+        process uses the largest workspaces, times and bytes of wrappers and the smallest rates of
+        all processes, so that all have one plan, which is valid in each. For a prediction, returns
+        predicted profiles and `call` unchanged.
         """
         if self._is_predicted:
             return [operation.profile for operation in joint.operations], call
@@ -376,8 +377,8 @@ class GraphPlanner:
 
         `_frontier` is None for a graph without a backward pass, a prediction, or with reserved
         bytes. If other calls are expected to wait at the same time, the plan is
-        `Frontier.tight_plan`, whose peak may exceed the budget. Raises as `plan` and
-        `Frontier.check_budget`.
+        `Frontier.tight_plan`, whose peak may exceed the budget. Raises the errors of `plan` and, in
+        that case, of `Frontier.check_budget` for a budget in bytes.
         """
         self._frontier = None
         options: dict[str, Any] = {

@@ -122,8 +122,11 @@ def _make_loss_module(
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     """Return (module that computes the loss from the tensors in `inputs`, these tensors).
 
-    The module is a shallow copy of the model with another ``forward``, so that parameters retain
-    their names. A loss module is its submodule. Inputs that are no tensors are constants of it.
+    With `loss_fn`, the last input is its target; without it, the model receives all inputs. The
+    loss is found in the output of `loss_fn`, or else of the model, by `find_loss`, which may raise
+    `CaptureError`. The module is a shallow copy of the model with another ``forward`` and without
+    forward hooks, so that parameters retain their names. A loss module is its submodule. Inputs
+    that are no tensors are constants of it.
     """
     flat_inputs, structure = flatten(inputs)
     model_inputs = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]

@@ -291,10 +291,11 @@ class Reader:
         return len(self.wires)
 
     def _read_levels(self, node: fx.Node) -> Levels:
-        """Return the int8 levels of a quantize or dequantize node.
+        """Return the int8 levels of a quantize or dequantize node: scale, zero point and limits.
 
-        The scale is multiplied by the headroom if training changes the node's value. Refuses
-        computed scales and zero points, and types other than int8 and uint8.
+        Zero point and limits of uint8 are shifted to int8. The scale is multiplied by the headroom
+        if training changes the node's value. Refuses computed scales, zero points and limits, and
+        types other than int8 and uint8.
         """
         scale, zero, low, high, dtype = (
             self.read_number(argument) for argument in arguments_of(node)[1:6]

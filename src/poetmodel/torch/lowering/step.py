@@ -118,9 +118,13 @@ class StepLowering:
     """
 
     def __init__(self, joint: Joint) -> None:
-        """Execute the captured graph on its inputs, to find storages and the views of all results.
+        """Execute the captured graph on its inputs, to find its storages and views.
 
-        Also registers the buffers of unread inputs.
+        Results get a view if they are one tensor, arguments as in `_add_argument_views`. Also
+        registers the buffers of unread inputs, and computes the relative learning rates. Raises
+        `CaptureError` if an operation fails on the inputs or returns an input together with new
+        memory, for types that exported code does not have, and for learning rates that differ if
+        the first one is 0.
         """
         self.joint = joint
         # Workspaces of PyTorch do not count: C kernels have their own.
@@ -427,7 +431,10 @@ class StepLowering:
         """Return the graph's node of an operation.
 
         The inputs of the node are the tensors of the graph that its calls use, except its outputs.
-        PyTorch's operator may have further inputs.
+        PyTorch's operator may have further inputs. `lowering` is None for an operation without
+        calls, whose node has no inputs, workspace or in-place pair. Phase, FLOP and memory traffic
+        are those of the operation, but the traffic of state is None. All nodes except state and
+        updates are recomputable.
         """
         buffer_names = self._buffer_names(lowering)
         outputs = {self.storage_names[number] for number in operation.storages}

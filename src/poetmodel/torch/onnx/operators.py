@@ -243,8 +243,9 @@ def to_tensor(value: Any, template: torch.Tensor | None = None) -> torch.Tensor:
 def to_tensors(*values: Any) -> tuple[Any, ...]:
     """Return all values as tensors, except None and lists, which stay unchanged.
 
-    Numbers get the device and floating-point type of the first floating-point tensor, or else the
-    device of the first tensor.
+    Numbers and tuples of numbers get the device of the first floating-point tensor, or else of the
+    first tensor. Floats get the type of the first floating-point tensor, or else PyTorch's default
+    type; integers become int64, booleans bool.
     """
     tensor_values = [value for value in values if isinstance(value, torch.Tensor)]
     template = next(
@@ -304,7 +305,8 @@ def read_axis(node: OnnxNode, rank: int, default: int = 0) -> int:
 def select_positions(x: torch.Tensor, axis: int, positions: list[int]) -> torch.Tensor:
     """Return the elements at the given positions of an axis, which count from 0, like `axis`.
 
-    The result is a view if the positions are ascending without a gap, or if there are none.
+    The result is a view if the positions are consecutive and ascending, or if there are none;
+    otherwise a copy.
     """
     if not positions:
         return x.narrow(axis, 0, 0)

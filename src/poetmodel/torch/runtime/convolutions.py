@@ -58,8 +58,9 @@ class DividedOp:
 def choose_divisions(trace: Trace, *, budget_bytes: int) -> list[DividedOp]:
     """Return the operations with a large workspace, with divisions that preserve all bits.
 
-    These are convolutions, their gradients, and gradients of batch norms that exceed
-    `MAX_FRACTION`, and need less workspace in pieces.
+    These are convolutions, their gradients, and gradients of batch norms whose tensors and
+    workspace exceed `MAX_FRACTION` of the budget minus always resident bytes, and which need less
+    workspace in pieces.
 
     Parameters
     ----------

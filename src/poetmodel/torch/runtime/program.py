@@ -260,7 +260,10 @@ class TrainingWriter(StepWriter):
         super().__init__(trace, program, storage_indices, state_indices=state_indices)
 
     def _write_initial_state(self) -> None:
-        """Write the outputs that are values of state or inputs from before the step."""
+        """Write copies of outputs that are values of state or inputs from before the step.
+
+        Updates may overwrite these values later. A gradient is emitted without a copy.
+        """
         for operation in self.step_graph.operations:
             output_indices = (
                 self._outputs_of_operation.get(operation.index, ()) if operation.is_source else ()
@@ -345,7 +348,7 @@ class TrainingWriter(StepWriter):
         return freed_storages
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether an output is copied: also if it is read from state or inputs."""
+        """Return whether to copy an output: as in `StepWriter`, or if it reads state or inputs."""
         maker_indices = (self.step_graph.storages[i].operation for i in output.reads.storages)
         is_state = any(
             self.step_graph.operations[operation_index].is_source
