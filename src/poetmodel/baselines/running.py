@@ -118,8 +118,10 @@ def _solve_by_method(
 
     The default method returns the result of `solver.solve`. All other methods return the status
     ``infeasible`` only for a problem that is infeasible by inspection, which they do not solve.
-    The result of a method without a solver names no back end. Raises the errors of
-    `_solve_restricted` and `_run_heuristic`, and those of the method.
+    The result of a method without a solver names no back end. Raises `MethodNotApplicableError` if
+    the method does not apply, has no schedule within the limits or one that violates a limit;
+    `VerificationError`, or `UserMethodError` for a user-defined method, if the schedule violates a
+    rule of execution; and the errors of the method and of `solver.solve`.
     """
     if entry.name == DEFAULT:
         return solver.solve(problem, **options)

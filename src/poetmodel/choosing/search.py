@@ -290,7 +290,7 @@ class _LayerSearch:
         self._collect_layers(sorted(candidates, key=self._score_density, reverse=True))
 
     def _try_subsets(self, layers: Collection[str]) -> None:
-        """Check sets of the layers in `layers` with the highest score density."""
+        """Bisect as `_try_prefixes` over `layers`, sorted by descending score density."""
         self._try_prefixes(sorted(layers, key=self._score_density, reverse=True))
 
     def _try_prefixes(self, layers: Sequence[str]) -> None:
@@ -331,7 +331,10 @@ class _LayerSearch:
         return request.elapsed_s() < max_fraction * request.time_limit_s
 
     def _can_train(self, layers: Sequence[str]) -> bool:
-        """Return whether `layers` pass `_may_fit` and have a schedule by `_check_set`."""
+        """Return whether `layers` pass `_may_fit` and have a schedule by `_check_set`.
+
+        Has the effects of `_check_set` if they pass. Raises as `_solve`.
+        """
         return (
             self._may_fit(layers) and self._check_set(self._model_order(layers)) == Status.FEASIBLE
         )
@@ -373,8 +376,10 @@ class _LayerSearch:
     def _check_set(self, layers: tuple[str, ...], time_fraction: float = TRIAL_FRACTION) -> Status:
         """Check whether a set has a schedule, within a fraction of the remaining time.
 
-        Stores and returns the status of the set; a known status except UNKNOWN is returned without
-        a check. Stores a set with a schedule as `best` if its score exceeds that of `best`.
+        Stores and returns the status of the set: FEASIBLE with a schedule, even an optimal one,
+        else INFEASIBLE or UNKNOWN. A known status except UNKNOWN is returned without a check. If
+        the score of a set with a schedule exceeds that of `best`, stores the set as `best` and the
+        result as `result`. Counts checks in `n_checked`. Raises as `_solve`.
         """
         key = frozenset(layers)
         if self.status_of.get(key, Status.UNKNOWN) == Status.UNKNOWN:
@@ -396,7 +401,8 @@ class _LayerSearch:
     ) -> SolveResult:
         """Solve a problem within a fraction of the remaining time, at least 0.01 s.
 
-        Raises `KeyboardInterrupt` if the solver was interrupted.
+        By default, the solve ends at the first schedule. Raises `KeyboardInterrupt` if the solver
+        was interrupted.
         """
         limit_s = max(time_fraction * self.request.remaining_s(), 1e-2)
         result = solve(
@@ -420,7 +426,12 @@ class _LayerSearch:
     # -- infeasible sets ---------------------------------------------------------------------------
 
     def _make_cut(self, layers: frozenset[str]) -> SetCut:
-        """Return a cut that excludes an infeasible set, and further sets if that can be proved."""
+        """Return a cut that excludes an infeasible set, and further sets if that can be proved.
+
+        The cut is for supersets of a minimal refuted subset of `layers`, with conditions on trained
+        state and time; without such a subset, it excludes only the set itself. It is not added.
+        Raises as `_solve`.
+        """
         subset = self._minimal_refuted_subset(layers)
         if subset is None:
             return SetCut(layers=layers, is_exact=True)
@@ -447,7 +458,8 @@ class _LayerSearch:
         """Return a refuted subset of at least one layer from which no layer could be removed.
 
         The layer whose training needs the most nodes is the first subset, which doubles until it is
-        refuted; then layers are removed. Returns None if not even `layers` is refuted.
+        refuted; then layers are removed. Returns None if not even `layers` is refuted. Each test
+        is `_is_refuted`. Raises as `_solve`.
         """
         ordered_layers = sorted(layers, key=lambda layer: -len(self.relaxation.nodes_for[layer]))
         count = 1
@@ -472,7 +484,8 @@ class _LayerSearch:
         """Return a size of trained state with which every superset of `subset` is infeasible [B].
 
         With this size, trained state, common state, and a lower bound on the RAM of `subset`
-        without its state exceed the budget.
+        without its state exceed the budget. The lower bound is that of a solve for the minimum RAM
+        within `REFUTATION_FRACTION` of the remaining time. Raises as `_solve`.
         """
         relaxation = self.relaxation
         graph = self.freezable.padded_graph(self._parameters(self._model_order(subset)))
@@ -486,7 +499,9 @@ class _LayerSearch:
 
         `other_state_bytes` is the RAM of the state of layers outside `subset`, which is subtracted
         from the budget [B]; without paging, the common state is subtracted too. If `subset` is
-        proved infeasible within the rest, returns the deadline, or 0 without one.
+        proved infeasible within the rest, returns the deadline, or 0 without one. Otherwise the
+        bound is that of a solve for the minimum time within `REFUTATION_FRACTION` of the remaining
+        time. Raises as `_solve`.
         """
         ram = self.problem.ram_budget_bytes - other_state_bytes
         if not self.problem.can_page:
@@ -507,7 +522,7 @@ class _LayerSearch:
         limits: the time of their nodes and, if `with_state` and without paging, the RAM of their
         state. So are the time of buffer updates and, without paging, common state. The deadline is
         extended by `DEADLINE_TOLERANCE`. Returns True without a solve if a reduced limit is 0 or
-        less.
+        less. The solve has `REFUTATION_FRACTION` of the remaining time. Raises as `_solve`.
         """
         relaxation, problem = self.relaxation, self.problem
         ram, deadline_s = problem.ram_budget_bytes, problem.deadline_s

@@ -127,7 +127,8 @@ def _is_solved_model_proved(result: SolveResult) -> bool:
     """Return whether the solver proved its solution optimal within the gap for its model.
 
     The model may differ from the problem: it is that of ``paper``, or a restriction of the problem.
-    False if the statistics lack value or bound of the model.
+    For a restriction, its status decides; otherwise the gap of value and bound of the model, and
+    the result is False if the statistics lack one of them.
     """
     statistics = result.statistics
     value, bound = statistics.get("model_value"), statistics.get("model_bound")

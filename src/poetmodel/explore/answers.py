@@ -103,9 +103,10 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
 def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResult, Verdict]:
     """Verify the schedule of a job; return a result with the schedule, and the verdict.
 
-    The result has the status, termination, bound, times and versions of the job's ``proof``; the
-    bound is at most the value of the schedule. Raises `VerificationError` if the schedule is
-    invalid.
+    The schedule is unpacked from the body of `context`. The result has the status, termination,
+    times and versions of the job's ``proof``, and back end, options, time limit and gap of its
+    ``search``. The bound on the objective is the baseline plus the proof's bound on the overhead,
+    at most the value of the schedule. Raises `VerificationError` if the schedule is invalid.
     """
     problem, proof, search = load_job_problem(job, context), job["proof"], job["search"]
     schedule = unpack_schedule(context.body)

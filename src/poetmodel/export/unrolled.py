@@ -542,7 +542,10 @@ class _Rewriter:
     """Builds the step with divided tensors, and nodes in a new order."""
 
     def __init__(self, division: _Division) -> None:
-        """Prepare an empty step; `make_step` adds the nodes."""
+        """Start without nodes, and with the old step's buffers that remain undivided.
+
+        `make_step` adds the nodes and the buffers of pieces.
+        """
         self.division = division
         self.old_step = division.step
         self.graph = division.graph
@@ -721,7 +724,10 @@ class _Rewriter:
         return ()
 
     def _add_consumer(self, k: int) -> None:
-        """Replace node `k` by a node that reads pieces, or by a chain of nodes that sum pieces."""
+        """Replace node `k` by a node that reads pieces, or by a chain of nodes that sum pieces.
+
+        A node that reads pieces is fixed; for the chain see `_add_sum_chain`.
+        """
         node, piece_calls = self.graph.nodes[k], self.division.consumer_calls[k]
         if any(len(call.piece_calls) > 1 and call.is_sum for call in piece_calls):
             self._add_sum_chain(k, piece_calls[0].piece_calls)
@@ -754,7 +760,8 @@ class _Rewriter:
     def _add_sum_chain(self, k: int, piece_calls: Sequence[_PieceCall]) -> None:
         """Replace node `k` by a chain of nodes, each for pieces that are ready at one position.
 
-        Each node adds its pieces to the sum of the node before it.
+        Each node adds its pieces to the sum of the node before it. The nodes are early, and each
+        has a buffer for its sum.
         """
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         terms = []

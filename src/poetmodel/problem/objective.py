@@ -468,7 +468,7 @@ def _time_objective(problem: Problem) -> Objective:
 
 
 def _ram_objective(problem: Problem) -> Objective:
-    """Return the peak RAM; all coefficients are 0, and the known bound is the minimum RAM."""
+    """Return the peak RAM [B]: coefficients of 0, and the minimum RAM as the known bound."""
     return Objective(
         quantity=Quantity.RAM,
         format=format_bytes,

@@ -65,10 +65,11 @@ def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
 
 
 def _fit_answer(schedule: Facts) -> AnswerTexts:
-    """Answer whether the schedule is valid and fits budget and device.
+    """Return (word, text, mood): whether the schedule is valid and fits budget and device.
 
     The word is ``Rejected`` for an invalid schedule, ``Does not fit`` if it needs more than the
-    device's RAM, else ``Fits``, or ``Runs`` without a budget.
+    device's RAM (both with mood ``bad``), else ``Fits``, or ``Runs`` without a budget (``good``).
+    The text has the number of violations, or the peak RAM, its step and the limits that are met.
     """
     peak, budget = schedule["peak_ram_bytes"], schedule["budget_bytes"]
     if not schedule["valid"]:
@@ -119,7 +120,13 @@ def _device_remark(schedule: Facts) -> str:
 
 
 def _proof_answer(schedule: Facts) -> AnswerTexts:
-    """Answer whether the schedule is proven optimal, with its gap, by the status in the file."""
+    """Return (word, text, mood): whether the schedule is proven optimal, by its status and gap.
+
+    The word is the first that applies: ``No`` for an invalid schedule (mood ``bad``), ``Unknown``
+    without a gap, ``Not proven`` without a bound on the objective, ``Proven optimal`` for the
+    status ``optimal`` (``good``), ``Not proven`` for a gap of 1 or more, else ``Within`` with the
+    gap. The mood is otherwise ``warn``.
+    """
     if not schedule["valid"]:
         return "No", "the verifier rejects the schedule, so its bound has no meaning", "bad"
     objective = schedule["objective"]
@@ -157,7 +164,12 @@ def _proof_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _cost_answer(schedule: Facts) -> AnswerTexts:
-    """Answer how much energy and time the schedule needs beyond a single pass."""
+    """Return (word, text, mood): energy and time that the schedule needs beyond a single pass.
+
+    The word is the additional time if time is minimized or energy is not asked for, else the
+    additional energy, both in percent with an empty mood; ``Unknown`` (mood ``warn``) without
+    costs.
+    """
     energy_j, baseline_j = schedule["energy_j"], schedule["baseline_energy_j"]
     if energy_j is None or schedule["makespan_s"] is None:
         return "Unknown", "give --device or --profile for energies and times", "warn"
@@ -182,7 +194,11 @@ def _cost_answer(schedule: Facts) -> AnswerTexts:
 
 
 def _equality_answer(step: Facts) -> AnswerTexts:
-    """Answer whether the results equal those of eager PyTorch."""
+    """Return (word, text, mood): whether the results equal those of eager PyTorch.
+
+    The word is ``Not verified`` (mood ``warn``) without a certificate, ``Equal`` (``good``) or
+    ``Different`` (``bad``).
+    """
     certificate = step["certificate"]
     if certificate is None:
         return "Not verified", REMEDY, "warn"
@@ -205,9 +221,10 @@ def _equality_answer(step: Facts) -> AnswerTexts:
 
 
 def _budget_answer(step: Facts) -> AnswerTexts:
-    """Answer whether the measured heap peak meets the budget.
+    """Return (word, text, mood): whether the measured heap peak meets the budget.
 
-    Without a certificate, state the planned peak and the budget.
+    The word is ``Met`` (mood ``good``) or ``Exceeded`` (``bad``). Without a certificate, it is
+    ``Not measured`` (``warn``), and the text has the planned peak and the budget.
     """
     certificate, budget = step["certificate"], step["budget_bytes"]
     planned_bytes = step["plan"]["peak_bytes"]
@@ -223,7 +240,11 @@ def _budget_answer(step: Facts) -> AnswerTexts:
 
 
 def _speed_answer(step: Facts) -> AnswerTexts:
-    """Answer how long a step takes, compared with eager PyTorch and the plan."""
+    """Return (word, text, mood): the time of a step, compared with eager PyTorch and the plan.
+
+    The word is the time, with an empty mood. Without a certificate, it is ``Not measured`` (mood
+    ``warn``), and the text has the planned time, if any.
+    """
     certificate, planned_s = step["certificate"], step["plan"]["makespan_s"]
     device = step["plan"].get("device")
     plan_text = "" if planned_s is None else f"planned {format_seconds(planned_s)}"

@@ -174,7 +174,7 @@ class Homes:
         }
 
     def to_steps(self, program: Iterable[Instruction]) -> Program:
-        """Return a program in which first reads of state on storage are page-ins."""
+        """Return `program` with first reads of state on storage as page-ins, in the same order."""
         reads = self.first_reads
         return tuple(
             Instruction(Op.PAGE_IN, reads[step.index])
@@ -184,9 +184,10 @@ class Homes:
         )
 
     def from_steps(self, steps: Iterable[Instruction]) -> Program:
-        """Return the program of instructions in which first reads of state are page-ins.
+        """Return `steps` with first reads of state, which are page-ins in them, as computations.
 
-        The first page-in of each state tensor on storage becomes the ``compute`` of its node.
+        The first page-in of each state tensor on storage becomes the ``compute`` of its node. No
+        other instruction changes.
         """
         unread_state = {i: k for k, i in self.first_reads.items()}
         return tuple(

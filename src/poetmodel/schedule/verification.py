@@ -278,10 +278,11 @@ def _constraint_violations(problem: Problem, simulation: Simulation) -> Iterator
 def _false_claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """Yield a message for each claimed metric, bound or gap that the simulation contradicts.
+    """Yield a message for each claimed metric, bound, gap or optimality that is false.
 
-    Metrics whose key ends with ``bytes`` must be equal, all others within `RELATIVE_TOLERANCE`. The
-    claim that a schedule is optimal within a tolerance is checked by `_false_proof_claims`.
+    Metrics whose key ends with ``bytes`` must be equal, all others within `RELATIVE_TOLERANCE`.
+    Bounds must not exceed the simulated value by more than this tolerance. Also yields the messages
+    of `_false_gap_claims` and `_false_proof_claims`. Ignores claims of None and unknown keys.
     """
     device_ram = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     metrics: dict[str, Any] = simulated_metrics(Display.FILE, simulation)

@@ -206,8 +206,12 @@ def make_result(
 ) -> SolveResult:
     """Convert an outcome to a result, without a proof that the outcome's schedule refutes.
 
-    A schedule with violations has status FEASIBLE and no bound above the baseline. Without a
-    schedule, the result has no bound. A caller adds method, reduction and history.
+    With a schedule, the status is OPTIMAL and the termination PROVED if the gap is at most that of
+    the request and there are no violations; otherwise the status is FEASIBLE. Without a schedule,
+    the status is INFEASIBLE or UNKNOWN. The termination PROVED becomes STALLED unless the status is
+    OPTIMAL or INFEASIBLE. A schedule with violations has no bound above the baseline. Without a
+    schedule, the result has no bound, as for the user-defined objective of a model, whose gap is
+    `ModelObjective.gap`. A caller adds method, reduction and history.
     """
     base_result = SolveResult(
         problem=problem,

@@ -148,7 +148,9 @@ class SlicedCall:
     def make_call(self, slices: Slices, ranges_of_axes: Mapping[Axis, Range]) -> Call | None:
         """Return the call for one range of channels on each axis.
 
-        The condition of the call is unchanged. None if the kernel cannot execute the call.
+        Pointers to divided tensors become pointers to the buffers of their slices. For later ranges
+        of a summed dimension, the call continues the sum. The condition of the call is unchanged.
+        None if the kernel cannot execute the call (`ChannelLoops.slice_call`).
         """
         ranges, new_views, slice_names = {}, {}, {}
         for index, (name, d) in self.views.items():

@@ -274,9 +274,11 @@ class _Disaggregator:
     def _assign_recomputations(self, group: int, readers: dict[int, list[int]]) -> dict[int, int]:
         """Assign stages to the recomputations of a group, the last node first.
 
-        Adds the recomputations to the result, and their stages to `readers` of their inputs.
-        A recomputation is dropped unless an output is needed that is neither paged in nor kept into
-        the group. Return the stage of each recomputed output that is neither.
+        The stage is the earliest `_first_need` of an output that is neither paged in nor kept into
+        the group, at most the node's `last_stages`; without such a need, the recomputation is
+        dropped. Adds the recomputations to the result, and their stages to `readers` of their
+        inputs. Return the stage of each output that is recomputed and neither paged in nor kept
+        into the group.
         """
         graph = self.graph
         stage_of: dict[int, int] = {}

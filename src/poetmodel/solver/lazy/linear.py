@@ -232,10 +232,13 @@ def kept_spans(
 
 
 def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Estimate the bytes of every stage row for a fractional point [B], shape (stages,).
+    """Estimate the RAM at the last step of each stage for a fractional point [B], shape (stages,).
 
-    Tensors are in RAM in the spans of `kept_spans`. State counts at the fraction of its home that
-    is RAM; state without a column for its home is not counted.
+    This is `Graph.step_bytes` of the stage's node (inputs, outputs and workspace), plus the bytes
+    of other tensors in the spans of `kept_spans` across the end of the stage, times their levels.
+    An input in such a span adds only the bytes that the node saves by overwriting it, an output
+    none. State with a column for its home adds the fraction of its home that is RAM, except where
+    `Graph.step_bytes` includes the state.
     """
     graph = relaxation.problem.working_graph
     sizes = graph.tensor_bytes

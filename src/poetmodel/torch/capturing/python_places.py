@@ -249,7 +249,11 @@ class RecordedPlaces:
         )
 
     def user_classes(self) -> Iterator[type]:
-        """Yield the user's classes among those of recorded objects and modules, and their bases."""
+        """Yield each user-defined class among the recorded ones and their bases, once.
+
+        Recorded classes are `holders` that are classes, and the types of `holders` and of all
+        modules in the captured module.
+        """
         kinds = {type(holder) for holder in self.holders.values()}
         kinds.update(value for value in self.holders.values() if isinstance(value, type))
         kinds.update(type(module) for module in self._root.modules())

@@ -157,8 +157,10 @@ class Backend(GraphPlanner):
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a graph, and return the compiled function; ``torch.compile`` calls this.
 
-        Registers wrappers as `_register_wrappers`. Records and raises the errors of
-        `require_whole_model`, `_register_wrappers` and of planning.
+        Sets `names`, and registers DDP and FSDP2 modules. With ``loss_only`` the results that need
+        gradients and are no scalars are detached first, if a scalar result needs one. Records and
+        raises the errors of `require_whole_model` (`CaptureError` without ``fullgraph=True``),
+        `_register_wrappers` and of planning.
         """
         with self.record_refusals():
             require_whole_model(has_one_plan=self._has_one_plan)

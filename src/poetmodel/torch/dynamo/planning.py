@@ -316,6 +316,8 @@ def plan(
         Without regions, the message has the smallest known sufficient budget, if any.
     CaptureError
         As `RankExchange.share`, if processes share plans.
+    RuntimeError
+        If processes share plans, and the first one returns no result in time.
     InputError
         If a region has no tensor.
     """
@@ -615,9 +617,12 @@ class GraphProblem:
 def _shared_solve(
     problem: Problem, settings: BackendOptions, call: FirstCall, regions: tuple[Region, ...]
 ) -> SolveResult:
-    """Solve a problem in the first process; return its result in all processes.
+    """Solve a problem, as `_solve`, in the first process; return its result in all processes.
 
-    Without DDP and FSDP2 each process solves it. Raises the errors of `RankExchange.share`.
+    Without DDP and FSDP2 each process solves it. Otherwise raises as `RankExchange.share`:
+    `CaptureError` if a process plans another graph or does not call in time, and in the other
+    processes if the first one raises a `PoetModelError`; RuntimeError if the first one returns no
+    result in time.
     """
     result: SolveResult = call.share(
         problem.graph.sha256, lambda: _solve(problem, settings, call, regions)

@@ -376,7 +376,8 @@ _TRUTH_TABLES: Final = {
 def _lower_logical(op: Lowering) -> None:
     """Lower a logical operator of truth values by its truth table; refuse other operands.
 
-    Operands of uint8 are accepted if the result is boolean: all numbers except 0 are true.
+    Operands of uint8 are accepted if the result is boolean: all numbers except 0 are true. Marks
+    the operation as elementwise.
     """
     out = op.output()
     if out.type is not DataType.UINT8 or op.returns_bytes:
@@ -401,7 +402,10 @@ def _lower_masked_fill(op: Lowering) -> None:
 
 
 def _lower_selection(op: Lowering, condition: Any, x: Any, y: Any) -> None:
-    """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`."""
+    """Lower a selection of elements: of `x` where `condition` is true, otherwise of `y`.
+
+    Marks the operation as elementwise.
+    """
     out = op.output()
     views = [
         convert_operand(op, condition, DataType.UINT8),
@@ -426,7 +430,10 @@ def _lower_native_dropout_backward(op: Lowering) -> None:
 
 
 def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
-    """Lower an operator of a tensor, a mask and a number to one kernel call."""
+    """Lower an operator of a real tensor, a mask and a number to one kernel call.
+
+    Marks the operation as elementwise.
+    """
     out = op.output()
     views = [convert_operand(op, x), convert_operand(op, mask, DataType.UINT8)]
     views = [view.broadcast(out.shape) for view in views]
@@ -446,7 +453,10 @@ def _lower_with_mask(op: Lowering, kernel: str, x: Any, mask: Any, number: float
     aten.view_copy.default,
 )
 def _lower_clone(op: Lowering) -> None:
-    """Lower a copy; refuse a copy with another shape unless both tensors are contiguous."""
+    """Lower a copy; refuse a copy with another shape unless both tensors are contiguous.
+
+    Marks the operation as elementwise.
+    """
     out, x = op.output(), op.value(op.args[0])
     if out.shape != x.shape:
         if not (out.is_contiguous and x.is_contiguous):
@@ -472,7 +482,10 @@ def _drop_threshold(dropped_ratio: float) -> int:
 
 @lowers(aten.native_dropout.default)
 def _lower_native_dropout(op: Lowering) -> None:
-    """Lower a dropout with its mask; a copy with a mask of ones if it drops no elements."""
+    """Lower a dropout with its mask; a copy with a mask of ones if it drops no elements.
+
+    Marks the operation as elementwise.
+    """
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)
     op.is_elementwise = True
@@ -543,7 +556,7 @@ def _lower_normal(op: Lowering) -> None:
 def _lower_random_numbers(op: Lowering, kernel: str, *constants: Any) -> None:
     """Add the call that fills the output with random numbers, in the order of its memory.
 
-    Refuses outputs that are not dense.
+    The call also has the operator's `random_site`. Refuses outputs that are not dense.
     """
     out = op.output()
     if not out.is_dense:

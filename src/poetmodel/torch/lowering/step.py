@@ -537,9 +537,10 @@ class StepLowering:
 
 
 def _guard_messages(joint: Joint) -> Iterator[str]:
-    """Yield a message for each line that tests numbers, and each value that Python code has read.
+    """Yield a message for each line and each value that exported code cannot check.
 
-    Exported code cannot check either. Values that an assertion has read are skipped.
+    The lines test whether numbers are finite or in range, or a matrix is invertible. The values are
+    those of inputs and buffers that Python code has read, except in an assertion.
     """
     for line in joint.finite_check_lines:
         yield (

@@ -70,10 +70,11 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
     Also compares eager PyTorch with itself. Restores all state. Logs differences that are as small
     as the rounding of sums in another order, and another final state of the random generator.
 
-    Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch or a check of
-    the step fails, or if eager PyTorch computes other results in a second execution, even with one
-    thread. The second execution starts with the modules as the first one left them. Raises
-    `PageError` if a page or state cannot be written or read.
+    Raises `CaptureError` if results differ by more. Also raises it if eager PyTorch raises an
+    exception, if a test of `Joint.finite_check_lines` fails in the compiled step, or if eager
+    PyTorch computes other results in a second execution, even with one thread. The second execution
+    starts with the modules as the first one left them. Raises `PageError` if a page or state cannot
+    be written or read. Other exceptions of the compiled step are not converted.
 
     A capture contains the values that Python code computed during the capture, such as the time, a
     count of calls, or a number of another library's generator. The second execution of a captured

@@ -356,7 +356,8 @@ def extend_with_optimizer(
 
     Changes the graph of `joint`, in which operators that only dropped results read are erased.
     Raises `CaptureError` if the updates cannot be traced or would differ from those of the
-    optimizer, if the step checks numbers, or if `clip_grad_norm` is no positive number.
+    optimizer, if the step has `Joint.finite_check_lines`, or if `clip_grad_norm` is no positive
+    number.
     """
     combined = Optimizers.combine(optimizer)
     refuse(joint.name, (f"optimizer: {error}" for error in optimizer_errors(combined)))
@@ -463,10 +464,12 @@ def _counts_updates(optimizer: Any, layer: TrainedLayer) -> bool:
 
 
 def _shared_memory_errors(joint: Joint) -> Iterator[str]:
-    """Yield an error per argument that shares memory with another tensor among earlier arguments.
+    """Yield an error per argument that shares a storage with another tensor of an earlier argument.
 
-    An update of one of the two tensors would change the other tensor. Inputs of the user may share
-    memory with each other, because no update changes inputs. Tangents are not checked.
+    An update of one tensor may change the other; disjoint views of a storage are refused, too.
+    Arguments may be the same tensor, except an input of the user and an argument of another kind.
+    Inputs of the user may share storages with each other, because no update changes inputs.
+    Tangents are not checked.
     """
     first_arguments: dict[int, tuple[int, str]] = {}
     values = list(map(joint.value, joint.arguments))
