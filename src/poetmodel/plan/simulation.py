@@ -58,6 +58,8 @@ def check_plan(
         If the plan is for another graph; a plan without an identity is not checked.
     CostError
         If the costs do not match the graph.
+    TimeLimitError
+        If a time limit of the calling context passes.
 
     Notes
     -----

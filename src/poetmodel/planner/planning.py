@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from poetmodel.planner.timing import Timing
     from poetmodel.schedule.homes import Homes
 
-_BISECTION_STEPS: Final = 12
-"""Maximum number of bisection steps in the search for the minimum RAM of a plan."""
+_MAX_BISECTIONS: Final = 12
+"""Maximum number of iterations of the bisection for the minimum RAM of a plan."""
 _MAX_DELAY_PASSES: Final = 4
 """Maximum number of passes that delay page-ins; delaying one page-in can allow a later start of
 another one."""
@@ -88,6 +88,10 @@ def make_plan(
         If the costs do not match the graph.
     ValueError
         If `mode` is no storage mode.
+    TooLargeError
+        If spans with invalid entries of the schedule have more than `MAX_PAIRS` pairs.
+    TimeLimitError
+        If a time limit of the calling context passes.
     """
     simulation = simulate(graph, costs, schedule)
     if simulation.violations:
@@ -220,6 +224,10 @@ def checked_plan(
         If the costs do not match the graph.
     VerificationError
         If the plan is invalid; for a schedule within the limits, this is a bug of this package.
+    TooLargeError
+        If spans with invalid entries of the schedule have more than `MAX_PAIRS` pairs.
+    TimeLimitError
+        If a time limit of the calling context passes.
     """
     from poetmodel.plan import check_plan
 
@@ -274,6 +282,10 @@ def verify(
         If `schedule` is no `Schedule`, or was made for another graph.
     PlanError
         If `plan` was made for another graph.
+    TooLargeError
+        If spans with invalid entries of the schedule have more than `MAX_PAIRS` pairs.
+    TimeLimitError
+        If a time limit of the calling context passes.
     """
     if not problem.is_overlapping:
         return check_schedule(problem, schedule, stated=stated)
@@ -393,7 +405,7 @@ def _min_ram_bytes(
     peak_bytes, max_bytes = peak_if_valid(usable_bytes), usable_bytes
     if peak_bytes is None:
         return usable_bytes
-    for _ in range(_BISECTION_STEPS):
+    for _ in range(_MAX_BISECTIONS):
         middle_bytes = (min_bytes + min(max_bytes, peak_bytes)) // 2
         if middle_bytes <= min_bytes:
             break

@@ -208,7 +208,7 @@ class Joint:
     """Number by which the loss is divided for the backward pass, but not in the output."""
     finite_check_lines: tuple[str, ...] = ()
     """Lines that test whether numbers are finite or in range, or a matrix is invertible. If a test
-    fails, the step is undone, and raises `CaptureError`."""
+    fails, the step raises `CaptureError`; without ``rollback``, gradients may have been added."""
     optimizer: torch.optim.Optimizer | None = None
     """Optimizer whose updates are part of the step; None for a step that ends with the
     gradients."""

@@ -82,8 +82,8 @@ def find_sharded_parents(value: object) -> list[torch.nn.Module]:
 def gathered_bytes(modules: Iterable[torch.nn.Module], excluded_keys: Container[int]) -> int:
     """Return the current bytes of FSDP2 except sharded parameters, in the models of `modules` [B].
 
-    Counts gathered parameters, buffers of collectives and gradients, except storages whose key is
-    in `excluded_keys`.
+    FSDP2 shards all `modules`. Counts gathered parameters, buffers of collectives and gradients,
+    except storages whose `storage_key` is in `excluded_keys`.
     """
     module_states = [module._get_fsdp_state() for module in modules]
     states = {
