@@ -464,6 +464,29 @@ def test_loss_functions_are_guarded_as_models_are():
     assert [guards.hold(flat) for guards, flat in steps] == [False] * 4
 
 
+def setter(value):
+    """Return a function that scales by a value, and one that sets the value."""
+
+    def scale():
+        return value
+
+    def set_value(new_value):
+        nonlocal value
+        value = new_value
+
+    return scale, set_value
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_closures_of_one_factory_are_guarded_each(position):
+    """Functions with the same code have one variable each, and a change of any is found."""
+    scales, set_values = zip(*map(setter, (1.0, 2.0, 3.0)), strict=True)
+    model = Reading(attribute("scales", scales), lambda m: math.prod(by() for by in m.scales))
+    guards, flat = guarded(model, None, (torch.randn(3, 4), torch.randn(3, 4)))
+    set_values[position](7.0)
+    assert not guards.hold(flat)
+
+
 # -- what does not count ---------------------------------------------------------------------------
 def test_what_is_not_read_changes_nothing(monkeypatch):
     """Counters, logs and settings that forward does not read may change in each step."""
@@ -704,3 +727,41 @@ def test_what_the_first_pass_keeps_is_no_change():
     model.scale = 3.0
     with pytest.raises(pmt.CaptureError, match=r"scale was None and is 3\.0"):
         step(*own[2])
+
+
+def lazy_root(number, root=None):
+    """Return a function that sets a root unless it is set, and one that returns it."""
+
+    def find_root(_, __):
+        nonlocal root
+        if root is None:
+            root = number**0.5
+        return root
+
+    return find_root, lambda: root
+
+
+def test_functions_of_one_factory_have_first_values_of_their_own():
+    """A function that has its value, beside another one that is not called and has none."""
+    roots = [lazy_root(16.0, 4.0), lazy_root(9.0)]
+
+    def find_first_root(model, z):
+        return roots[0][0](model, z)
+
+    own = Counting(find_first_root), None, (torch.randn(3, 4), torch.randn(3, 4))
+    assert find_differences(compile_keep_all(*own), *own) == []
+    assert [stored_root() for _, stored_root in roots] == [4.0, None]
+
+
+def test_a_counter_in_the_closure_of_a_further_function_is_refused():
+    """The second function of a factory counts, the first one was called before."""
+    first, second = counter(), counter()
+    first(None, None)
+
+    def count_twice(model, z):
+        return [count_calls(model, z) for count_calls in (first, second)]
+
+    own = Counting(count_twice), None, (torch.randn(3, 4), torch.randn(3, 4))
+    with pytest.raises(pmt.CaptureError, match=r"forward changes calls of counter.* at .*\(and 1"):
+        pmt.capture(*own)
+    assert [by.__closure__[0].cell_contents for by in (first, second)] == [1, 0]

@@ -69,8 +69,9 @@ class ExecutedCode:
         self.is_library = origin is CodeOrigin.LIBRARY
         self.first_globals: dict[str, Any] = {}
         """Values of `global_names` when the function was first called, or `ABSENT`, by name."""
-        self.first_closure_values: dict[str, Any] = {}
-        """Values of `stored_closure_names` at the first call, or `ABSENT`, by name."""
+        self.first_closure_values: dict[int, Any] = {}
+        """Values of closure variables of all functions with this code at the first call, or
+        `ABSENT`, by the ``id`` of the cell. Empty if the code sets no closure variable."""
         self._lines: set[int] = set()
         if not self.is_traced:
             return

@@ -143,11 +143,11 @@ class PythonReads:
                 value = frame.f_globals.get(name, ABSENT)
                 executed_code.first_globals.setdefault(name, value)
                 self.places.register(value, f"{_module_name(frame.f_globals)}.{name}")
+            if executed_code.stored_closure_names:
+                for function in _find_functions({id(code)}):
+                    for cell in function.__closure__ or ():
+                        executed_code.first_closure_values[id(cell)] = cell_value(cell)
             for name in code.co_freevars:
-                if name in executed_code.stored_closure_names:
-                    executed_code.first_closure_values.setdefault(
-                        name, local_values.get(name, ABSENT)
-                    )
                 self.places.register(local_values.get(name), f"{name} of {code.co_qualname}")
             for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
                 self._attributes.register(type(local_values.get(name)))
@@ -285,23 +285,25 @@ class PythonReads:
     def stored_closure_variables(self) -> Iterator[tuple[str, CellType, Any]]:
         """Yield each closure variable that executed code may set or delete.
 
-        Yields (name for display, cell, value before the code was executed or `ABSENT`). Variables
-        that exist only during the forward pass are omitted. If there may be any, calls
-        `_find_functions`.
+        Yields (name for display, cell, value before the code was executed or `ABSENT`). Several
+        functions with this code have one variable each. Variables that exist only during the
+        forward pass are omitted. If there may be any, calls `_register_functions`.
         """
         if any(
             executed_code.is_traced and executed_code.stored_closure_names
             for executed_code in self._codes.values()
         ):
-            self._find_functions()
+            self._register_functions()
         for executed_code in list(self._codes.values()):
             if executed_code.is_traced and executed_code.stored_closure_names:
-                for name, cell in self._lasting_cells(executed_code).items():
+                first_values = executed_code.first_closure_values
+                for name, cells in self._lasting_cells(executed_code).items():
                     if name in executed_code.stored_closure_names:
                         display_name = f"{name} of {executed_code.code.co_qualname}"
-                        yield display_name, cell, executed_code.first_closure_values[name]
+                        for cell in cells:
+                            yield display_name, cell, first_values.get(id(cell), ABSENT)
 
-    def _find_functions(self) -> None:
+    def _register_functions(self) -> None:
         """Find the functions of executed closures that no registered object refers to.
 
         Adds them to the holders and functions of `places`.
@@ -313,10 +315,9 @@ class PythonReads:
             and executed_code.code.co_freevars
             and id(executed_code.code) not in self.places.functions
         }
-        for value in gc.get_objects() if missing_ids else ():
-            if type(value) is FunctionType and id(value.__code__) in missing_ids:
-                self.places.holders[id(value)] = value
-                self.places.functions.setdefault(id(value.__code__), set()).add(id(value))
+        for function in _find_functions(missing_ids) if missing_ids else ():
+            self.places.holders[id(function)] = function
+            self.places.functions.setdefault(id(function.__code__), set()).add(id(function))
 
     def _record_code(self) -> None:
         """Record the globals, closure variables, defaults and class attributes that code reads."""
@@ -335,14 +336,12 @@ class PythonReads:
                     self.places.add(global_values, Access.ITEM, name, value, display_name, line)
                 self.places.record_use(value, display_name, line, following_code)
             for name, following_code in executed_code.find_reads(READ_CLOSURE):
-                if name not in cells:
-                    continue
-                value = cell_value(cells[name])
                 display_name = f"{name} of {executed_code.code.co_qualname}"
-                self.places.add(
-                    cells[name], Access.CELL, name, value, display_name, following_code.line
-                )
-                self.places.record_use(value, display_name, following_code.line, following_code)
+                line = following_code.line
+                for cell in cells.get(name, ()):
+                    value = cell_value(cell)
+                    self.places.add(cell, Access.CELL, name, value, display_name, line)
+                    self.places.record_use(value, display_name, line, following_code)
             self._record_defaults(executed_code)
         self._record_classes()
 
@@ -388,10 +387,10 @@ class PythonReads:
                         FollowingCode.unknown(line_of_name[name]),
                     )
 
-    def _lasting_cells(self, executed_code: ExecutedCode) -> dict[str, CellType]:
+    def _lasting_cells(self, executed_code: ExecutedCode) -> dict[str, list[CellType]]:
         """Return the cells of a code object's closure variables that outlive the pass, by name.
 
-        Of several functions with this code, the cells of any one are returned; without a known
+        They are the cells of all known functions with this code, each once; without a known
         function, those of the functions around it.
         """
         code = executed_code.code
@@ -400,13 +399,15 @@ class PythonReads:
         function_ids = self.places.functions.get(id(code), set())
         parents = [parent for parent in self._codes.values() if code in parent.code.co_consts]
         local_names = {name for parent in parents for name in parent.code.co_cellvars}
-        cells: dict[str, CellType] = {}
+        cells: dict[str, dict[int, CellType]] = {}
         for function in (self.places.holders[key] for key in function_ids):
-            pairs = zip(code.co_freevars, function.__closure__ or (), strict=False)
-            cells.update({name: cell for name, cell in pairs if name not in local_names})
+            for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+                if name not in local_names:
+                    cells.setdefault(name, {})[id(cell)] = cell
         for parent in parents if not function_ids else ():
-            cells.update(self._lasting_cells(parent))
-        return cells
+            for name, parent_cells in self._lasting_cells(parent).items():
+                cells.setdefault(name, {}).update({id(cell): cell for cell in parent_cells})
+        return {name: list(cells_by_id.values()) for name, cells_by_id in cells.items()}
 
     def make_guards(self, name: str, alternatives: Mapping[tuple[int, Any], Any]) -> PythonGuards:
         """Return guards of all places that forward did not set; call this with all state restored.
@@ -418,7 +419,7 @@ class PythonReads:
         Also records in `places` the reads of executed code, stores the value of each place, and
         removes temporary objects.
         """
-        self._find_functions()
+        self._register_functions()
         self._record_code()
         self.places.remove_temporary_objects()
         places = list(self.places.places.values())
@@ -433,6 +434,13 @@ class PythonReads:
 
 _DEFINITION_TYPES: Final = (ModuleType, type, FunctionType, BuiltinFunctionType)
 """Types of imported and defined names; such globals of a library are not guarded."""
+
+
+def _find_functions(code_ids: set[int]) -> Iterator[FunctionType]:
+    """Yield all functions in the process whose code object has an ``id`` in `code_ids`."""
+    for value in gc.get_objects():
+        if type(value) is FunctionType and id(value.__code__) in code_ids:
+            yield value
 
 
 def _module_name(global_values: Mapping[str, Any]) -> str:
