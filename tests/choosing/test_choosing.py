@@ -405,6 +405,30 @@ def chosen(**options):
     return model, inputs, pmt.choose(model, functional.cross_entropy, inputs, **given | options)
 
 
+class ReturnedLoss(nn.Module):
+    """A model that returns its loss, in a dict."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x, labels):
+        """Return the loss by name."""
+        return {"loss": functional.cross_entropy(self.body(x), labels)}
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_gradient_norms_are_those_of_a_returned_loss(by_name):
+    """In a dict, for inputs in a tuple or by name."""
+    model, inputs = chain()
+    options = {"scores": "gradient-norm", "device": "nrf52840", "gap": 0.5, "time_limit": 5}
+    scores = pmt.choose(model, functional.cross_entropy, inputs, **options).scores
+    by_loss = ReturnedLoss(model)
+    own = dict(zip(("x", "labels"), inputs, strict=True)) if by_name else inputs
+    found = pmt.choose(by_loss, None, own, **options).scores
+    assert found == pytest.approx({f"body.{layer}": score for layer, score in scores.items()})
+
+
 @pytest.mark.slow
 def test_tiles_let_more_layers_train():
     """In RAM that is too little for the whole step; what is trained then is what PyTorch trains."""

@@ -36,7 +36,7 @@ from poetmodel.solver import solve
 from poetmodel.solver.request import Request
 from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, find_cheapest_tiles
 from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
-from poetmodel.torch.capturing.inputs import positional_inputs
+from poetmodel.torch.capturing.inputs import find_loss, positional_inputs, takes_keywords
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, convert_exceptions
 from poetmodel.torch.int8.front import QuantizedFront
@@ -414,16 +414,23 @@ def gradient_norms(
     """Return the 2-norm of the gradients of each layer, by layer; 0 for a layer without gradients.
 
     Works on a copy: the model, its buffers and its gradients do not change. The state of the random
-    generator may change. Raises `CaptureError` if the forward or backward pass fails.
+    generator may change. Raises `CaptureError` if the forward or backward pass fails, or if a
+    mapping or object that the model returns has no loss.
     """
     model_copy, loss_copy = copy.deepcopy((with_fronts(model), loss_fn))
     parameters = _captured_parameters(model_copy, loss_copy)
     model_copy.zero_grad()
     example_inputs = positional_inputs(batch)
+    arguments = example_inputs if loss_copy is None else example_inputs[:-1]
     parameter_names = [name for names in layers.values() for name in names]
     with convert_exceptions(GRADIENT_NORM):
-        output = model_copy(*(example_inputs if loss_copy is None else example_inputs[:-1]))
-        loss = output if loss_copy is None else loss_copy(output, example_inputs[-1])
+        if takes_keywords(model_copy, batch if loss_copy is None else arguments):
+            output = model_copy(**arguments[0])
+        else:
+            output = model_copy(*arguments)
+        loss = find_loss(
+            GRADIENT_NORM, output if loss_copy is None else loss_copy(output, example_inputs[-1])
+        )
         gradients = torch.autograd.grad(
             loss, [parameters[name] for name in parameter_names], allow_unused=True
         )
