@@ -194,6 +194,17 @@ def test_a_file_that_cannot_be_read_is_said(content, file, told):
         load_step("user_step.py:step")
 
 
+def test_a_package_that_lacks_another_one_is_said(file, monkeypatch):
+    """The line is that of the package which contains the module, and the module is not missing."""
+    package = file.parent / "user_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import no_such_module\n")
+    (package / "train.py").write_text(SOURCE)
+    monkeypatch.delitem(sys.modules, "user_package", raising=False)
+    with pytest.raises(InputError, match=r"__init__\.py:1 .*No module named 'no_such_module'"):
+        load_step("user_package.train:step")
+
+
 def test_targets_are_told_from_files():
     """Graph files and models that come along are no targets."""
     assert is_target("package.module:step")

@@ -212,11 +212,15 @@ def _check_returned(target: str, returned: object) -> StepArguments:
 def _load_module(name: str, format_text: str) -> ModuleType:
     """Import a module by name; raise `InputError` if it does not exist.
 
-    Also raises `InputError` if a package that contains it imports a module that does not exist.
+    Exceptions of the module, or of a package that contains it, pass unchanged.
     """
     try:
         exists = find_spec(name) is not None
-    except (ModuleNotFoundError, ValueError):
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
+            raise  # a package that contains the module imports a missing one
+        exists = False
+    except ValueError:
         exists = False
     if not exists:
         raise InputError(f"there is no module {name!r} here or installed; expected {format_text}")
