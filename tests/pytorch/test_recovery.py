@@ -255,6 +255,16 @@ def test_a_model_that_cannot_have_the_state_is_refused(tmp_path):
         pmt.recover(tmp_path, model, nothing)
 
 
+def test_a_loss_function_has_no_state_to_recover(tmp_path):
+    """It may be passed as to `compile`."""
+    left_by(tmp_path, 2)
+    model = Network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_fn = torch.nn.functional.mse_loss
+    assert pmt.recover(tmp_path, model, optimizer, loss_fn=loss_fn) == 2
+    assert model.small.unique().tolist() == [2.0]
+
+
 def test_a_file_stays_until_a_new_one_has_its_state(tmp_path, caplog):
     """Recovering twice, or being killed before the next step is compiled, loses nothing.
 

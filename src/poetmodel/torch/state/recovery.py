@@ -30,7 +30,7 @@ from poetmodel.torch.state.pages import allocate_page, bytes_of, checksum, read_
 from poetmodel.torch.step.optimizers import Optimizers, find_owner, group_rules, optimizer_members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def recover(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
-    loss_fn: torch.nn.Module | None = None,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
 ) -> int:
     """Load the state that a killed process has left, with all tensors from the same step.
 
@@ -61,8 +61,9 @@ def recover(
     optimizer : torch.optim.Optimizer or sequence of them
         Optimizers of the parameters of `model`; their moments are overwritten. Settings such as the
         learning rate, and the number of updates of a `QuantizedSGD`, are not in the file.
-    loss_fn : torch.nn.Module, optional
-        The loss, if it has its own parameters or buffers.
+    loss_fn : callable, optional
+        The loss, needed if it is a module with its own parameters or buffers. A function is
+        ignored.
 
     Returns
     -------
@@ -115,11 +116,13 @@ class _RecoveryTargets:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        loss_fn: torch.nn.Module | None,
+        loss_fn: Callable[..., torch.Tensor] | None,
     ) -> None:
         """Collect parameters and buffers by kind and path, and the moment keys of parameters."""
         self.optimizer = optimizer = Optimizers.combine(optimizer)
-        modules = {BODY: model} | ({LOSS: loss_fn} if loss_fn is not None else {})
+        modules = {BODY: model}
+        if isinstance(loss_fn, torch.nn.Module):  # a function has no state
+            modules[LOSS] = loss_fn
         self._model_tensors: dict[tuple[str, str], torch.Tensor] = {}
         for prefix, module in modules.items():
             parameters = module.named_parameters(prefix, remove_duplicate=False)
