@@ -3,6 +3,7 @@
 import argparse
 import copy
 import enum
+import itertools
 import math
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Iterator
@@ -584,6 +585,15 @@ def test_what_cannot_be_guarded_is_refused(name):
     guards, flat = guarded(model, None, inputs)
     model.numbers[3] = 2.0
     assert not guards.hold(flat)
+
+
+def test_an_iterator_is_refused_without_reading_it_to_its_end():
+    """An infinite iterator, too; only the passes of the capture take items."""
+    numbers = itertools.count()
+    model = Reading(attribute("numbers", numbers), lambda m: float(next(m.numbers)))
+    with pytest.raises(pmt.CaptureError, match=r"numbers is an iterator \(count\)"):
+        pmt.capture(model, None, (torch.randn(3, 4), torch.randn(3, 4)))
+    assert next(numbers) < 9
 
 
 # -- what forward changes --------------------------------------------------------------------------

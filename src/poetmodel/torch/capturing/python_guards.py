@@ -68,8 +68,7 @@ class GuardedPlace:
     def current_value(self) -> Any:
         """Return the current value, or a snapshot of all items.
 
-        Returns `ABSENT` if the value is missing, or reading it fails. The snapshot of an iterator
-        exhausts it.
+        Returns `ABSENT` if the value is missing, or reading it fails.
         """
         holder, key = self.holder, self.key
         try:

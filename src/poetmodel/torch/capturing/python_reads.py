@@ -414,7 +414,7 @@ class PythonReads:
 
         `name` is that of the step in messages. `alternatives` has the comparison keys of values
         that forward itself sets, by `GuardedPlace.item_id`. Raises `CaptureError` if a place cannot
-        be guarded: an iterator, which is exhausted first, or a large container.
+        be guarded: an iterator or a large container.
 
         Also records in `places` the reads of executed code, stores the value of each place, and
         removes temporary objects.
@@ -424,10 +424,10 @@ class PythonReads:
         self.places.remove_temporary_objects()
         places = list(self.places.places.values())
         for place in places:
-            place.value = place.current_value()
             error = guard_error(place)
             if error:
                 raise CaptureError(f"{name}: {error}")
+            place.value = place.current_value()
         unchanged_places = [place for place in places if is_unchanged(place)]
         return PythonGuards(unchanged_places, alternatives)
 

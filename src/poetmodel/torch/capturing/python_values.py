@@ -264,7 +264,7 @@ def snapshot_of(content: Any) -> Any:
     """Return an immutable, shallow copy of a container's content.
 
     It is for a dict a tuple of all keys, then all values; for an array (type, shape, bytes); for a
-    set a frozenset; otherwise a tuple of the items, which exhausts an iterator.
+    set a frozenset; otherwise a tuple of the items.
     """
     if isinstance(content, dict):
         return (*content, *dict.values(content))
