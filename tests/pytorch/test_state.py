@@ -459,7 +459,15 @@ ASSIGNED = {
     "nothing": lambda m, _, __: setattr(m, "mean", None),
     "a new one": lambda m, x, _: m.register_buffer("other", x),
     "one of two": averaged,
+    "a new module's": lambda m, _, y: normed(m, y),
 }
+
+
+def normed(module, y):
+    """Normalize by statistics of a module that the first pass makes."""
+    if not hasattr(module, "norm"):
+        module.norm = nn.BatchNorm1d(4, affine=False)
+    module.norm(y)
 
 
 @pytest.mark.parametrize("kind", ASSIGNED)

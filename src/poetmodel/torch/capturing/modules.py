@@ -326,8 +326,8 @@ class AssignedBuffers:
         Calls `before_forward` first. Copies the new values of registered buffers into their old
         tensors, which the modules have again at the end. Raises `CaptureError` if forward assigns a
         buffer a value of another shape or type, one that requires a gradient, or None; if it adds
-        or removes a buffer of a module that existed at construction; or if it creates, assigns or
-        removes a parameter, or changes the number of its hooks.
+        or removes a buffer, alone or with a module; or if it creates, assigns or removes a
+        parameter, or changes the number of its hooks.
         """
         if self.before_forward is not None:
             self.before_forward()
@@ -384,9 +384,10 @@ class AssignedBuffers:
                 raise CaptureError(self._format_error(path, key, error, kind="parameter"))
 
     def _current_buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
+        """Return each buffer by (path of the module, name), also of modules that forward added."""
         return {
             (path, key): buffer
-            for path, module in self._modules.items()
+            for path, module in self._model.named_modules()
             for key, buffer in module._buffers.items()  # noqa: SLF001 - shared ones count twice
             if buffer is not None
         }

@@ -420,7 +420,8 @@ def attach_known_values(
             if real_input is not None:
                 values.attach_source(fake, real_input, SourceTensor(position))
         for path, fake in captured_module.named_buffers(remove_duplicate=False):
-            values.attach_source(fake, buffers[path], SourceTensor(None, path))
+            if path in buffers:  # others are those of modules that an earlier pass created
+                values.attach_source(fake, buffers[path], SourceTensor(None, path))
 
     handle = captured_module.register_forward_pre_hook(attach_values)
     try:
