@@ -385,17 +385,18 @@ def test_modules_that_the_first_pass_makes_are_named():
     "kind",
     mark_slow_except(("random", "numpy generator", "numpy state"), ("random", "numpy generator")),
 )
-def test_draws_of_generators_that_modules_hold_are_refused(kind):
-    """Also from an object that a module holds."""
+@pytest.mark.parametrize("held", [lambda value: value, lambda value: ([], (value,))])
+def test_draws_of_generators_that_modules_hold_are_refused(kind, held):
+    """Also from an object that a module holds, or from a tuple in one."""
     own = {
         "random": lambda: random.Random(1),  # noqa: S311
         "numpy generator": lambda: numpy.random.default_rng(1),
         "numpy state": lambda: numpy.random.RandomState(1),
     }[kind]()
     model, loss_fn, inputs = row_step(
-        nn.Linear(4, 4), by=lambda p, x: p[0](x) * float(model.draws.uniform(0, 1))
+        nn.Linear(4, 4), by=lambda p, x: p[0](x) * float(own.uniform(0, 1))
     )
-    model.draws, model.others = own, random.SystemRandom()  # which has no state
+    model.draws, model.others = held(own), random.SystemRandom()  # which has no state
     first = own.uniform(0, 1)
     with pytest.raises(pmt.CaptureError, match=r"draws from a .*[rR]andom"):
         compile_keep_all(model, loss_fn, inputs)

@@ -89,12 +89,17 @@ class ModuleSnapshot:
     def instances_of(self, types: tuple[type, ...]) -> Iterator[Any]:
         """Yield the instances of `types` that are items or attributes in the snapshot.
 
-        An object in several containers is yielded several times. Items of tuples are omitted.
+        Items of tuples in these containers are included. An object in several containers is
+        yielded several times.
         """
         for container in self._containers:
-            for value in container.values():
+            pending = list(container.values())
+            while pending:
+                value = pending.pop(0)
                 if isinstance(value, types):
                     yield value
+                elif isinstance(value, tuple):
+                    pending += value
 
     def contents(self) -> Iterator[tuple[str, str, Any, Any, bool]]:
         """Yield each container of the modules, without those of PyTorch's global hooks.
