@@ -488,6 +488,16 @@ def test_closures_of_one_factory_are_guarded_each(position):
     assert not guards.hold(flat)
 
 
+def test_a_function_with_an_unset_variable_is_another_one():
+    """It has the same code as the function before."""
+    model = Reading(attribute("by", constant(1.0)), lambda m: m.by())
+    guards, flat = guarded(model, None, (torch.randn(3, 4), torch.randn(3, 4)))
+    model.by = constant(1.0)
+    del model.by.__closure__[0].cell_contents
+    assert not guards.hold(flat)
+    assert [words.split(" was ")[0] for words in guards.differences(flat)] == ["by"]
+
+
 # -- what does not count ---------------------------------------------------------------------------
 def test_what_is_not_read_changes_nothing(monkeypatch):
     """Counters, logs and settings that forward does not read may change in each step."""

@@ -28,7 +28,6 @@ from poetmodel.torch.errors import FOREIGN_ERRORS, CodeOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import CellType
 
     from poetmodel.torch.capturing.python_attributes import AttributeRecorder
     from poetmodel.torch.capturing.python_code import FollowingCode, Line
@@ -330,14 +329,6 @@ def _reachable_values(value: Any, name: str) -> Iterator[tuple[Any, str]]:
         and len(content_of(value)) <= _MAX_ITEMS
     ):
         yield from ((item, f"{name}[{key!r}]") for key, item in items_of(value))
-
-
-def cell_value(cell: CellType) -> Any:
-    """Return the value of a closure variable; `ABSENT` if it is not set."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return ABSENT
 
 
 def _root_package(module: ModuleType) -> str:

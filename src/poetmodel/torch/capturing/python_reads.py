@@ -35,12 +35,17 @@ from poetmodel.torch.capturing.python_code import (
 from poetmodel.torch.capturing.python_guards import Access, PythonGuards
 from poetmodel.torch.capturing.python_places import (
     RecordedPlaces,
-    cell_value,
     guard_error,
     is_unchanged,
     is_user_defined,
 )
-from poetmodel.torch.capturing.python_values import ABSENT, CONTAINERS, PLAIN, attributes_of
+from poetmodel.torch.capturing.python_values import (
+    ABSENT,
+    CONTAINERS,
+    PLAIN,
+    attributes_of,
+    cell_value,
+)
 from poetmodel.torch.errors import CaptureError, CodeOrigin, code_origin
 
 if TYPE_CHECKING:

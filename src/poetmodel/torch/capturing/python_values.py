@@ -23,6 +23,7 @@ from poetmodel.torch.errors import FOREIGN_ERRORS, CodeOrigin, code_origin, form
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from types import CellType
 
 
 class _Absent:
@@ -70,6 +71,14 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return attributes if type(attributes) is dict or isinstance(attributes, dict) else None
+
+
+def cell_value(cell: CellType) -> Any:
+    """Return the value of a closure variable; `ABSENT` if it is not set."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
 
 
 def is_iterator(value: Any) -> bool:
@@ -214,7 +223,7 @@ class Comparison:
             ]
         elif isinstance(old_value, FunctionType):
             closure_values = [
-                [cell.cell_contents for cell in function.__closure__ or ()]
+                [cell_value(cell) for cell in function.__closure__ or ()]
                 for function in (old_value, new_value)
             ]
             pairs = [

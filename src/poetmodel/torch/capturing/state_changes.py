@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from poetmodel.torch.capturing.joint_graph import format_path
 from poetmodel.torch.capturing.modules import OWN_ATTRIBUTES, copy_content, replace_content
-from poetmodel.torch.capturing.python_places import cell_value, is_user_defined
+from poetmodel.torch.capturing.python_places import is_user_defined
 from poetmodel.torch.capturing.python_values import (
     ABSENT,
     CONTAINERS,
     PLAIN,
     attributes_of,
+    cell_value,
     comparison_key,
     content_of,
     describe,
