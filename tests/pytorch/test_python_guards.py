@@ -679,6 +679,9 @@ CHANGES = {
     "global object": lambda _, __: setattr(CONFIG, "value", CONFIG.value + 1),
     "closure": counter(),
     "class": count_in_class,
+    "name of an attribute of modules": lambda model, _: setattr(
+        model.config, "training", getattr(model.config, "training", 0) + 1
+    ),
 }
 
 

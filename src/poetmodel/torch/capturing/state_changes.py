@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
-    import torch
-
     from poetmodel.torch.capturing.modules import ModuleSnapshot
     from poetmodel.torch.capturing.python_code import Line
     from poetmodel.torch.capturing.python_reads import PythonReads
@@ -112,16 +110,19 @@ class _WatchedHolder:
         """Yield (key, old value, new value) of each item that is no longer the same object.
 
         The value of a missing item is `ABSENT`. A changed list, set or deque is yielded as a whole,
-        with the key None. Attributes and globals whose names begin with two underscores, or are
-        those of an attribute that every module has (`OWN_ATTRIBUTES`), are omitted.
+        with the key None. Attributes and globals whose names begin with two underscores, and
+        attributes that every module has (`OWN_ATTRIBUTES`), are omitted.
         """
         old_content, new_content = self.old_content, self.copy_current()
+        is_module = issubclass(type(self.holder), torch.nn.Module)
         if not isinstance(old_content, dict):
             if list(map(id, new_content)) != list(map(id, old_content)):
                 yield None, old_content, new_content
             return
         for key in old_content.keys() | new_content.keys():
-            if self.is_namespace and (key in OWN_ATTRIBUTES or str(key)[:2] == "__"):
+            if self.is_namespace and str(key)[:2] == "__":
+                continue
+            if is_module and key in OWN_ATTRIBUTES:
                 continue
             old_value, new_value = old_content.get(key, ABSENT), new_content.get(key, ABSENT)
             if old_value is not new_value:
