@@ -282,3 +282,30 @@ def test_values_that_are_read_cannot_be_exported():
         lower(nn.Linear(3, 2), checked, inputs)
     with pytest.raises(CaptureError, match=r"value that is read at .* \(True\) would be part of"):
         lower(Branching(3, 2), functional.mse_loss, inputs)
+
+
+KINDS = {
+    "int64 as float32": lambda x: x.long().view(torch.float32),
+    "float32 as int32": lambda x: x.view(torch.int32),
+    "int64 as int32": lambda x: x.long().view(torch.int32),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_elements_cannot_be_read_as_another_type(name):
+    """An array in C has one type, and an int64 has 32 bits there."""
+    model = FunctionModule(
+        lambda own, x: own.layer(x) + KINDS[name](x).sum(), layer=nn.Linear(4, 4)
+    )
+    inputs = (torch.ones(2, 4), torch.zeros(2, 4))
+    with pytest.raises(CaptureError, match=r"is read as 2 types.*; leave view\(dtype\) out"):
+        lower(model, functional.mse_loss, inputs)
+
+
+def test_truth_values_can_be_read_as_bytes():
+    """Both have the same type in C."""
+    model = FunctionModule(
+        lambda own, x: own.layer(x * (x > 0).view(torch.uint8)), layer=nn.Linear(4, 4)
+    )
+    step = lower(model, functional.mse_loss, (torch.ones(2, 4), torch.zeros(2, 4)))
+    assert {buffer.type.name for buffer in step.buffers.values()} == {"REAL", "UINT8"}

@@ -255,16 +255,20 @@ class StepLowering:
     def _make_view(self, node: fx.Node, value: torch.Tensor, description: str) -> StridedView:
         """Return the view of the value of a node; messages call the node `description`.
 
-        A value without a storage is a view of the loss's gradient.
+        A value without a storage is a view of the loss's gradient. Raises `CaptureError` if
+        exported code does not have the type of the value, or if its storage has another type.
         """
+        kind = self._exported_type(value.dtype, description)
         storage_indices = self.training_graph.find_reads((node,)).storages
+        if storage_indices:
+            self._element_type(self.training_graph.storages[storage_indices[0]], value.dtype)
         buffer = self.storage_names[storage_indices[0]] if storage_indices else _LOSS_GRADIENT
         return StridedView(
             buffer=buffer,
             offset=value.storage_offset() if storage_indices else 0,
             shape=tuple(value.shape),
             strides=tuple(value.stride()),
-            type=self._exported_type(value.dtype, description),
+            type=kind,
         )
 
     def _exported_type(self, dtype: torch.dtype, description: str) -> DataType:
@@ -296,16 +300,25 @@ class StepLowering:
         Raises `CaptureError` if the layouts of the storage have several types, or a type that
         exported code does not have.
         """
-        types = {layout.dtype for layout in storage.layouts}
+        dtype = self._element_type(storage)
+        return Buffer(
+            elements=storage.bytes // dtype.itemsize, type=self._exported_type(dtype, storage.name)
+        )
+
+    def _element_type(self, storage: TensorStorage, *view_types: torch.dtype) -> torch.dtype:
+        """Return the type of a storage's elements; torch.uint8 for torch.bool.
+
+        Raises `CaptureError` if the layouts of the storage and `view_types`, the types of its
+        views, are several types.
+        """
+        dtypes = (*(layout.dtype for layout in storage.layouts), *view_types)
+        types = {torch.uint8 if dtype is torch.bool else dtype for dtype in dtypes}
         if len(types) > 1:
             raise CaptureError(
                 f"{self.joint.name}: {storage.name} is read as {len(types)} types, which exported "
                 "code does not support; leave view(dtype) out"
             )
-        (dtype,) = types
-        return Buffer(
-            elements=storage.bytes // dtype.itemsize, type=self._exported_type(dtype, storage.name)
-        )
+        return types.pop()
 
     def _name_tensors(
         self, arguments: Iterator[InputSpec] | Sequence[InputSpec]
