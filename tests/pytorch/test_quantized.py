@@ -124,6 +124,68 @@ def test_fronts_of_files_may_leave_zero_points_out_and_state_scales_as_numbers(t
         assert torch.equal(pmt.from_onnx(path)(images()), pmt.quantized(module)(images()))
 
 
+def write_linear(path, *, outside="", **attributes):
+    """Write a quantized linear layer without zero points as an ONNX file, and return the model.
+
+    The QuantizeLinear nodes have the `attributes`. `outside` is "layer" for a second layer, of
+    which only the weight is quantized, or "result" for a first layer whose result is not quantized.
+    """
+    onnx = pytest.importorskip("onnx")
+    make_node, make_value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    nodes = [
+        make_node("QuantizeLinear", ["x", "scale"], ["x_q"], "quantize_x", **attributes),
+        make_node("DequantizeLinear", ["x_q", "scale"], ["x_d"], "dequantize_x"),
+        make_node("DequantizeLinear", ["w", "scale"], ["w_d"], "dequantize_w"),
+        make_node("Gemm", ["x_d", "w_d"], ["h"], "first", transB=1),
+        make_node("QuantizeLinear", ["h", "scale"], ["h_q"], "quantize_h", **attributes),
+        make_node("DequantizeLinear", ["h_q", "scale"], ["h_d"], "dequantize_h"),
+        make_node("DequantizeLinear", ["w", "scale"], ["w_2"], "dequantize_w_2"),
+        make_node("Gemm", ["h_d", "w_2"], ["y"], "second", transB=1),
+    ]
+    count, result = {"": (6, "h_d"), "layer": (8, "y"), "result": (4, "h")}[outside]
+    weight = np.arange(-32, 32).reshape(8, 8).astype(np.int8)
+    constants = {"scale": np.float32(0.125), "w": weight}
+    graph = onnx.helper.make_graph(
+        nodes[:count],
+        "linear",
+        [make_value("x", onnx.TensorProto.FLOAT, ("N", 8))],
+        [make_value(result, onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.asarray(x), name) for name, x in constants.items()],
+    )
+    opsets = [onnx.helper.make_opsetid("", 21)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    onnx.save(model, path)
+    return model
+
+
+@pytest.mark.parametrize(
+    "types", [{}, {"output_dtype": 0}, {"output_dtype": 2}, {"output_dtype": 3}]
+)
+def test_fronts_of_files_have_the_type_that_they_state(types, tmp_path):
+    """By default and with UINT8 (2) what is negative becomes 0; with INT8 (3) it stays."""
+    model = write_linear(tmp_path / "linear.onnx", **types)
+    from onnx.reference import ReferenceEvaluator
+
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x.numpy()})
+    assert (expected < 0).any() == (types.get("output_dtype") == 3)
+    with torch.no_grad():
+        found = pmt.from_onnx(tmp_path / "linear.onnx")(x)
+    assert float((found - torch.from_numpy(expected)).abs().max()) <= 0.125
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"output_dtype": 5}, {"block_size": 2}, {"outside": "layer"}, {"outside": "result"}],
+    ids=["int16", "blocks", "a weight outside", "a result outside"],
+)
+def test_quantized_nodes_without_a_meaning_in_fronts_are_refused(more, tmp_path, told):
+    """Other types, blocks with their own scale, and quantized weights of layers that are float."""
+    write_linear(tmp_path / "linear.onnx", **more)
+    with told.raises(InputError):
+        pmt.from_onnx(tmp_path / "linear.onnx")
+
+
 def test_exported_c_has_the_bytes_of_the_definition():
     """Each int8 tensor of a lowered step, in C, is the layer's, as are loss and inference."""
     net, loss_fn, inputs = training(wrapped=True)

@@ -62,10 +62,10 @@ def split_front(
     ------
     InputError
         If the quantized nodes are not one front with one input, whose sizes are fixed except for
-        the first dimension, and one result. If a constant cannot be read, or a feature of a node is
-        not supported. If an operator has no int8 kernel; the message names the operator. If `train`
-        matches no int8 layer, or if `rounding` or `headroom` is invalid. If PyTorch cannot export
-        the front (`CaptureError`).
+        the first dimension, and one result; also if a layer after the front has a quantized weight.
+        If a constant cannot be read, or a feature of a node is not supported. If an operator has no
+        int8 kernel; the message names the operator. If `train` matches no int8 layer, or if
+        `rounding` or `headroom` is invalid. If PyTorch cannot export the front (`CaptureError`).
     """
     check_training(rounding, headroom)
     if not any(node.operator in QUANTIZATION_OPERATORS for node in record.nodes):
@@ -95,6 +95,13 @@ def split_front(
         )
         raise InputError(
             f"{record.path}: expected a quantized front with one input and one result; {reason}"
+        )
+    outside_node = next((n for n in other_nodes if n.operator in QUANTIZATION_OPERATORS), None)
+    if outside_node is not None:
+        raise InputError(
+            f"{record.path}: node {outside_node.name!r} ({outside_node.operator}) is outside of "
+            "the quantized front; dequantize its constant in the file, or quantize the result of "
+            "the layer that reads it"
         )
     (name,) = front_inputs
     shape = inputs[name].shape
@@ -236,18 +243,24 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def _compute_quantization(self, node: NodeRecord, values: Mapping[str, Any]) -> torch.Tensor:
         """Compute a QuantizeLinear or DequantizeLinear with PT2E's operators.
 
-        A QuantizeLinear without a zero point returns uint8; its attributes are always ignored.
-        Constants of other types than int8 and uint8, such as an int32 bias, are dequantized by
-        arithmetic. Raises `InputError` if another value has such a type, and for several scales,
-        except those of such constants and of dequantized int8 values.
+        A QuantizeLinear without a zero point returns the type of its attribute ``output_dtype``,
+        by default uint8. Constants of other types than int8 and uint8, such as an int32 bias, are
+        dequantized by arithmetic. Raises `InputError` if another value has such a type, and for
+        several scales, except those of such constants and of dequantized int8 values. Also raises
+        it for blocks with scales of their own (``block_size``).
         """
+        if node.attributes.get("block_size", 0):
+            raise InputError(
+                f"node {node.name!r} ({node.operator}): block_size is not supported; quantize with "
+                "one scale for each tensor or channel"
+            )
         x, scale, zeros = (
             self._read_operand(operand, values, is_weight=True)
             for operand in (*node.inputs, "")[:3]
         )
         dtype = x.dtype if zeros is None else zeros.dtype
         if node.operator == QUANTIZE and dtype.is_floating_point:
-            dtype = torch.uint8  # ONNX's default if no zero point sets the type
+            dtype = self._read_output_type(node)
         if scale.numel() > 1 and dtype is torch.int8 and node.operator == DEQUANTIZE:
             if zeros is None:
                 zeros = torch.zeros_like(scale, dtype=torch.int64)
@@ -280,6 +293,19 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
         converted_value: torch.Tensor = getattr(_decomposed, operator_name)(x, *arguments)
         return converted_value
 
+    def _read_output_type(self, node: NodeRecord) -> torch.dtype:
+        """Return the type of the result of a QuantizeLinear without a zero point.
+
+        Raises `InputError` unless it is int8 or uint8.
+        """
+        number = int(node.attributes.get("output_dtype", 0))
+        if number not in _OUTPUT_TYPES:
+            raise InputError(
+                f"node {node.name!r} ({node.operator}): expected the output_dtype INT8 (3) or "
+                f"UINT8 (2), got {number}"
+            )
+        return _OUTPUT_TYPES[number]
+
     def _read_zero_point(self, node: NodeRecord) -> int:
         """Return the zero point of a node; 0 if the node has none, or an empty name for it."""
         name = (*node.inputs, "")[2]
@@ -288,3 +314,5 @@ class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
 
 _LIMITS: Final = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 """Minimum and maximum of each quantized type."""
+_OUTPUT_TYPES: Final = {0: torch.uint8, 2: torch.uint8, 3: torch.int8}
+"""Quantized types by their numbers in `onnx.TensorProto.DataType`; 0 stands for the default."""
