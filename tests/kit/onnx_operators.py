@@ -362,6 +362,15 @@ _NAMED = (
     ),
     _case("AveragePool, ceil", _IMAGE, kernel_shape=(2, 2), strides=(2, 2), ceil_mode=1),
     _case(
+        "AveragePool, ceil after padding",
+        real([[[6, 12, 18, 24, 30]]]),
+        kernel_shape=(3,),
+        strides=(2,),
+        pads=(1, 0),
+        ceil_mode=1,
+        count_include_pad=1,
+    ),
+    _case(
         "AveragePool, dilations",
         _IMAGE,
         kernel_shape=(2, 2),

@@ -207,14 +207,17 @@ def _compute_mean_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     counts_padding, pads = bool(node.get("count_include_pad", 0)), window.symmetric_pads
-    fits_pytorch = pads is not None and all(
-        2 * pad <= length for pad, length in zip(pads, size, strict=True)
+    has_uncounted_pads = not counts_padding or window.pads != window.attribute_pads
+    fits_pytorch = (
+        pads is not None
+        and all(2 * pad <= length for pad, length in zip(pads, size, strict=True))
+        and not (counts_padding and has_uncounted_pads)  # PyTorch counts all or no padding
     )
     if fits_pytorch and set(window.dilations) == {1}:
         function = _MEAN_POOLS[len(size) - 1]
         return function(x, size, window.strides, pads, count_include_pad=counts_padding)
     means = window.compute_window_means(_pad_axes(x, window.pads))
-    if counts_padding and window.pads == window.attribute_pads:
+    if not has_uncounted_pads:
         return means
     counted_mask = torch.ones_like(x[:1, :1])
     if counts_padding:  # padding from ceil_mode is not counted
