@@ -174,6 +174,8 @@ _NAMED = (
     _case("Gelu, tanh", _ROWS, since=20, approximate="tanh"),
     _case("Pow", positive(3, 4), normal(4)),
     _case("Pow, square", _ROWS, held={1: real(2.0)}),
+    _case("Pow, whole", whole(7, 9, 15), held={1: real(0.5)}),
+    _case("Pow, whole to a tensor", whole(7, 9, 15), real([0.5, 1.5, -1.0])),
     _case("Div, whole", whole(7, -7, 9), whole(2, 2, -4)),
     _case("Mod", whole(7, -7, 9), whole(3, 3, -4)),
     _case("Mod, fmod", _ROWS, positive(4), fmod=1),

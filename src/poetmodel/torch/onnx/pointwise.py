@@ -77,6 +77,13 @@ def _make_tensor_function(
     return lambda x, y: function(*to_tensors(x, y))
 
 
+def _power(x: Any, y: Any) -> torch.Tensor:
+    """Return the power, truncated to integers if the base is an integer tensor."""
+    result: torch.Tensor = x**y
+    is_integer = torch.is_tensor(x) and not x.is_floating_point()
+    return result.to(x.dtype) if is_integer else result
+
+
 _BINARY_FUNCTIONS: Final[dict[str, Callable[[Any, Any], torch.Tensor]]] = {
     "Add": lambda x, y: x + y,
     "And": _make_tensor_function(torch.logical_and),
@@ -88,7 +95,7 @@ _BINARY_FUNCTIONS: Final[dict[str, Callable[[Any, Any], torch.Tensor]]] = {
     "LessOrEqual": lambda x, y: x <= y,
     "Mul": lambda x, y: x * y,
     "Or": _make_tensor_function(torch.logical_or),
-    "Pow": lambda x, y: x**y,
+    "Pow": _power,
     "Sub": lambda x, y: x - y,
     "Xor": _make_tensor_function(torch.logical_xor),
 }
