@@ -302,6 +302,13 @@ def test_elements_cannot_be_read_as_another_type(name):
         lower(model, functional.mse_loss, inputs)
 
 
+def test_parts_without_elements_are_filled():
+    """A part without columns changes nothing in a concatenation."""
+    torch.manual_seed(0)
+    model = between(lambda x: torch.cat([x.new_zeros(len(x), 0), x], 1))
+    check(model, functional.mse_loss, real(ROWS, WIDTH, seed=2), real(ROWS, WIDTH, seed=3))
+
+
 def test_truth_values_can_be_read_as_bytes():
     """Both have the same type in C."""
     model = FunctionModule(

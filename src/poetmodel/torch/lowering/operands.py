@@ -93,8 +93,10 @@ class StridedView:
     def is_dense(self) -> bool:
         """Whether the elements fill a contiguous range of memory, in any order of dimensions.
 
-        Valid only if there are elements, and they do not overlap.
+        True without elements. Valid only if elements do not overlap.
         """
+        if not self.elements:
+            return True
         return sum(
             (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
         ) == self.elements - 1 and 0 not in (
