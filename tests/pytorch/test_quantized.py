@@ -342,6 +342,11 @@ class _Broadcast(nn.Module):
         return y + self.means(y)
 
 
+class _Mean(nn.Module):
+    def forward(self, x):
+        return x.mean((-2, -1))
+
+
 REFUSED = {
     "broadcast sums": (_Broadcast(), {}),
     "strides alone": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(1, stride=2)), {}),
@@ -355,6 +360,7 @@ REFUSED = {
     "other means": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2)), {}),
     "columns": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(11, 4)), {}),
     "ceil": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2, ceil_mode=True)), {}),
+    "means of rows": (nn.Sequential(nn.Flatten(), nn.Linear(663, 4), _Mean()), {}),
     "divisor": (nn.Sequential(nn.AvgPool2d(2, padding=1, count_include_pad=False)), {}),
     "sums of more than 32 bits": (nn.Sequential(nn.Flatten(), nn.Linear(663, 2)), {}),
 }

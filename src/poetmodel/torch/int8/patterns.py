@@ -322,13 +322,21 @@ def _convert_global_mean(reader: Reader, node: fx.Node) -> PendingLayer:
 
 @_register_conversion(aten.mean.dim)
 def _convert_mean(reader: Reader, node: fx.Node) -> PendingLayer:
-    """Convert a mean over rows and columns; refuse other dimensions and unquantized operands.
+    """Convert a mean over rows and columns of images.
+
+    Refuses other dimensions, operands of another rank, and unquantized operands.
 
     Without ``keepdim``, the result has one row per sample.
     """
     x, dimensions, keeps_dimensions, _ = arguments_of(node)
-    if sorted(dimension % _IMAGE_RANK for dimension in dimensions or ()) != [2, 3]:
-        reader.refuse(node, f"expected the mean over rows and columns, got dimensions {dimensions}")
+    rank = len(reader.read_shape(node, x))
+    pixel_dimensions = sorted(dimension % _IMAGE_RANK for dimension in dimensions or ())
+    if rank != _IMAGE_RANK or pixel_dimensions != [2, 3]:
+        reader.refuse(
+            node,
+            "expected the mean over rows and columns of images, got dimensions "
+            f"{dimensions} of a tensor of rank {rank}",
+        )
     return _make_mean_layer(reader, node, x, flattens=not keeps_dimensions)
 
 
