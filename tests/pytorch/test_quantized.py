@@ -248,6 +248,24 @@ def test_a_model_with_fronts_shares_all_else():
     assert with_fronts(net.head) is net.head
 
 
+def test_layers_have_names_of_their_own():
+    """A module may have the name that a second call of another one would get."""
+
+    class Twice(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            torch.manual_seed(0)
+            self.c, self.name = nn.Conv2d(3, 3, 1), name
+            self.add_module(name, nn.Conv2d(3, 3, 1))
+
+        def forward(self, x):
+            return self.c(getattr(self, self.name)(self.c(x)))
+
+    names = ("another", "c_pointwise2")
+    fronts = [pmt.quantized(convert_front(Twice(name), images(8))) for name in names]
+    assert torch.equal(*(front(images()) for front in fronts))
+
+
 def test_limits_of_the_input_are_kept():
     """A quantizer that takes a part of the bytes of the input has it so, as for x86."""
     module = convert_front(nn.Sequential(nn.AvgPool2d(1)), images(8), dtype=torch.uint8)

@@ -281,13 +281,16 @@ class Reader:
     def _add_layer(self, name: str, layer: QuantizedLayer, inputs: tuple[int, ...]) -> int:
         """Add a layer and its wire; return its number, counted from 1.
 
-        Its name is `name`, with a suffix if another layer already has this name.
+        Its name is `name`, with a suffix if another layer already has this name. The suffix ends in
+        the first number, from the count of layers with this name, that makes the name unique.
         """
         self.layer_counts[name] += 1
-        if self.layer_counts[name] > 1 or name in self.layers:
-            name = f"{name}_{layer.operator}{self.layer_counts[name]}"
-        self.layers[name] = layer
-        self.wires.append(Wire(layer=name, inputs=inputs))
+        layer_name, number = name, self.layer_counts[name]
+        while layer_name in self.layers:
+            layer_name = f"{name}_{layer.operator}{number}"
+            number += 1
+        self.layers[layer_name] = layer
+        self.wires.append(Wire(layer=layer_name, inputs=inputs))
         return len(self.wires)
 
     def _read_levels(self, node: fx.Node) -> Levels:
