@@ -247,8 +247,7 @@ class ProgramSource:
         self._missing_outputs -= set(names)
         if not self._missing_outputs and not self._front_is_stored:
             self._front_is_stored = True
-            waits = "".join(f"(void)pm_page_wait({slot}); " for slot in self._transfers)
-            yield f"if (PM_KEEPS) {{ {waits}return PM_OK; }}"
+            yield f"if (PM_KEEPS) {{ {self._pending_waits()}return PM_OK; }}"
 
     def _sample_arguments(self, name: str) -> str:
         """Return the C arguments for an output of the front in a sample: index, address, size."""
@@ -311,7 +310,7 @@ class ProgramSource:
 
         After the first update, the statement returns PM_TORN instead.
         """
-        waits = "".join(f"(void)pm_page_wait({slot}); " for slot in self._transfers)
+        waits = self._pending_waits()
         end = f"return {'PM_TORN' if self._has_updated else error};"
         return f"if ({condition}) {{ {waits}{end} }}" if waits else f"if ({condition}) {end}"
 
@@ -894,8 +893,22 @@ class ProgramSource:
                 yield self._try_call(f"pm_page_wait({slot})")
 
     def _try_call(self, call: str) -> str:
-        """Return the statement of a call that returns its error; PM_TORN after the first update."""
-        return f"PM_TRY_{'TORN' if self._has_updated else 'PAGE'}({call});"
+        """Return the statement of a call that returns its error; PM_TORN after the first update.
+
+        Before it returns an error, the statement waits for pending transfers.
+        """
+        macro = f"PM_TRY_{'TORN' if self._has_updated else 'PAGE'}"
+        waits = self._pending_waits()
+        if not waits:
+            return f"{macro}({call});"
+        return f"{{ PM_ASIDE(const int error = {call}); if (error) {{ {waits}}} {macro}(error); }}"
+
+    def _pending_waits(self) -> str:
+        """Return the C statements that wait for pending transfers, and ignore their errors.
+
+        Each statement ends with a space. The text is empty if no transfer is pending.
+        """
+        return "".join(f"(void)pm_page_wait({slot}); " for slot in self._transfers)
 
 
 def _wrap_in_if(condition: str, lines: Sequence[str]) -> Iterator[str]:
