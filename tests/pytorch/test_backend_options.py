@@ -335,6 +335,22 @@ def test_what_is_outside_is_measured_in_the_first_step_that_is_gone_back_through
     assert [record.outside_bytes is None for record in back.plans] == [False, True]
 
 
+def test_the_peak_of_eager_includes_measured_memory_outside():
+    """The second step plans the graph again, with a budget that includes this memory."""
+    model, x = network(), torch.randn(256, 64)
+    torch._dynamo.reset()
+    back = pmt.backend("eager", cache=False, outside="auto")
+    run = torch.compile(model, backend=back, fullgraph=True, dynamic=False)
+    budgets = []
+    for _ in range(2):
+        run(x).square().mean().backward()
+        budgets.append(back.plans[0].ram_budget_bytes)
+    (record,) = back.plans
+    assert record.outside_bytes > 0
+    assert record.predicted_peak_bytes <= record.ram_budget_bytes == record.keep_all_bytes
+    assert budgets[0] <= budgets[1]
+
+
 class Checkpointed(nn.Module):
     """Blocks that checkpoint themselves."""
 

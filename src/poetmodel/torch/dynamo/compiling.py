@@ -212,7 +212,7 @@ class Backend(GraphPlanner):
         def compile_again(outside: OutsideMemory, arguments: Sequence[Any]) -> Callable[..., Any]:
             """Compile the graph with the measured memory; replace its first plan, not its name."""
             if is_first_shape:  # a percentage of keep-all counts the measured memory too
-                del self._first_keep_all_bytes[call.function]
+                self._first_keep_all_bytes.pop(call.function, None)  # absent for ram="eager"
             with self.plan_call(earlier_call=call, outside=outside):
                 compiled_function = self._compile_graph(module, arguments, self._compiler)
             graph_plan = self._graph_plans.pop()
