@@ -97,6 +97,49 @@ def test_homes_are_said(tmp_path):
         assert (said or "").replace("-v", "v").replace("<= -1", ">= 1") == words
 
 
+def test_page_ins_of_state_are_counted_in_stages():
+    """Totals also count first reads, which no variable of a model does."""
+    graph = Graph.from_dict(training_step())
+    problem = Problem(graph, Costs.estimate(graph, bench_device()), ram="75%")
+    state = [graph.tensor_index[name] for name in ("w1", "w2")]
+    model = extended(problem, lambda m: sum(m.M_in[t, i] for t, i in m.M_in if i in state) <= 1)
+    restated = restate_as_call(model) or ""
+    assert restated.startswith('problem.subject_to(mine=lambda v: v.page_ins[2, "w1"] + ')
+    stated = problem.subject_to(
+        mine=lambda v: sum(v.page_ins[t, i] for t, i in model.M_in if i in state) <= 1
+    )
+    direct, whole = solve(stated, gap=0.0), solve(model, gap=0.0)
+    assert (direct.status, direct.value) == (whole.status, whole.value)
+    # Lower limits and objectives cannot count in stages.
+    assert restate_as_call(extended(problem, lambda m: sum(m.M_in.values()) >= 1)) is None
+    model.mine.deactivate()
+    model.objective.set_value(sum(model.M_in.values()))
+    assert restate_as_call(model) is None
+
+
+def test_sums_of_all_transfers_are_not_those_of_activations():
+    """In a graph with state, they would include first reads and write-backs."""
+    graph = Graph.from_dict(training_step())
+    problem = Problem(graph, Costs.estimate(graph, bench_device()), ram="75%")
+    state = {*graph.state_tensors, *graph.state_of}
+    for name in ("M_in", "M_out"):
+        model = build(problem, reductions=False)
+        transfers = model.component(name)
+        terms = [transfers[t, i] for t, i in transfers if i not in state]
+        model.mine = pyo.Constraint(expr=sum(terms) <= 0)
+        restated = restate_as_call(model) or ""
+        assert '["x"] + ' in restated
+        assert "values()" not in restated
+
+
+def test_a_maximized_objective_is_minimized_with_other_signs():
+    """The objective of the problem counts as changed if its sense is."""
+    problem = skip_problem()
+    model = extended(problem, lambda m: sum(m.M_in.values()) <= 3)
+    model.objective.sense = pyo.maximize
+    assert ").minimizing(lambda v: -100 * v.recomputations" in (restate_as_call(model) or "")
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -39,7 +39,7 @@ from poetmodel.solver.outcome import (
     Outcome,
 )
 from poetmodel.solver.request import GRACE_S, Request
-from poetmodel.solver.restatement import restate_as_call
+from poetmodel.solver.restatement import has_problem_objective, restate_as_call
 from poetmodel.solver.task import Task
 
 if TYPE_CHECKING:
@@ -248,16 +248,6 @@ class ExtendedProof(ModelProof):
             value=value * self.unit,
             bound=proven_bound,
         )
-
-
-def has_problem_objective(model: pyo.ConcreteModel) -> bool:
-    """Return whether the active objective of a model is the one that `build` made, unchanged."""
-    objective = model.component("objective")
-    return (
-        getattr(objective, "active", False)
-        and getattr(objective, "sense", None) == pyo.minimize
-        and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
-    )
 
 
 def has_added_page_outs(model: pyo.ConcreteModel) -> bool:

@@ -56,12 +56,22 @@ def restate_as_call(model: pyo.ConcreteModel) -> str | None:
     method_calls: list[str | None] = []
     if added_rows:
         method_calls.append(writer.subject_to_call(added_rows))
-    if objective.expr is not getattr(model, "stated_objective", None):
+    if not has_problem_objective(model):
         method_calls.append(writer.minimizing_call(objective))
     return (
         f"problem.{'.'.join(map(str, method_calls))}"
         if method_calls and all(method_calls)
         else None
+    )
+
+
+def has_problem_objective(model: pyo.ConcreteModel) -> bool:
+    """Return whether the active objective of a model is the one that `build` made, unchanged."""
+    objective = model.component("objective")
+    return (
+        getattr(objective, "active", False)
+        and getattr(objective, "sense", None) == pyo.minimize
+        and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
     )
 
 
@@ -219,12 +229,15 @@ class _TotalsWriter:
         """Return a sum over items as Python code, shortened if it is long.
 
         Return None if the coefficients of an item differ between stages, or the sum omits an
-        unfixed variable of an item.
+        unfixed variable of an item. Also return None for page-ins of state, because totals include
+        first reads, which these variables do not count.
         """
         items: dict[Count, dict[int, list[float]]] = {}
         for key, value in terms.items():
             items.setdefault(key.kind, {}).setdefault(key.item, []).append(value)
         terms_of_counts: list[tuple[float, str]] = []
+        if not items.get(Count.PAGE_INS, {}).keys().isdisjoint(self.graph.state_tensors):
+            return None
         for count, values in items.items():
             n_variables = self.n_variables[count]
             if any(
@@ -243,17 +256,19 @@ class _TotalsWriter:
         """Yield (coefficient, Python expression) terms of one count.
 
         `values` has the coefficient of each item, a node or tensor. Yields one term if the values
-        of all counted items, two or more, are equal. For transfers in a graph without state, also
-        if the values are proportional to the sizes of all counted tensors. Otherwise, yields one
-        term for each item.
+        of all counted items, two or more, are equal, or if the values of transfers are proportional
+        to the sizes of all counted tensors. Otherwise, and for transfers in a graph with state,
+        whose sums include first reads and write-backs, yields one term for each item.
         """
+        byte_totals = {Count.PAGE_OUTS: Total.BYTES_WRITTEN, Count.PAGE_INS: Total.BYTES_READ}
+        has_sum = count not in byte_totals or not self.graph.state_tensors
         counted_items, sizes = self.n_variables[count].keys(), self.graph.tensor_bytes
         distinct_values = set(values.values())
-        if len(values) > 1 and values.keys() == counted_items and len(distinct_values) == 1:
+        is_sum = values.keys() == counted_items and len(distinct_values) == 1
+        if has_sum and len(values) > 1 and is_sum:
             yield distinct_values.pop(), f"sum(v.{count}.values())"
             return
-        byte_totals = {Count.PAGE_OUTS: Total.BYTES_WRITTEN, Count.PAGE_INS: Total.BYTES_READ}
-        if count in byte_totals and not self.graph.state_tensors:
+        if has_sum and count in byte_totals:
             prices = {value / sizes[i] for i, value in values.items() if sizes[i]}
             if len(prices) == 1 and values.keys() == {i for i in counted_items if sizes[i]}:
                 yield prices.pop(), f"v.{byte_totals[count]}"
