@@ -144,6 +144,31 @@ def twice():
     return Twice(), functional.cross_entropy, (torch.randn(2, 2, 8, 8), LABELS)
 
 
+class Scaled(nn.Module):
+    """A convolution, a parameter that divides its results in another way, a layer, a head."""
+
+    def __init__(self, parameter_shape, images_shape, layer):
+        super().__init__()
+        self.first, self.shift = nn.Conv2d(3, 16, 3, padding=1), torch.randn(parameter_shape)
+        self.shift, self.images_shape = nn.Parameter(self.shift), images_shape
+        self.layer, self.head = layer, nn.Linear(16, 4)
+
+    def forward(self, x):
+        """Return four numbers for each image."""
+        x = self.first(x)
+        x = functional.relu(x.view(self.images_shape) + self.shift).view(x.shape)
+        return self.head(self.layer(x).mean((2, 3)))
+
+
+def scaled(parameter_shape, images_shape, *, batch, layer=None):
+    """Return a network whose parameter has that shape, and images another shape in its sum."""
+    return (
+        Scaled(parameter_shape, images_shape, layer or nn.Identity()),
+        functional.cross_entropy,
+        (torch.randn(batch, 3, 8, 8), torch.arange(batch) % 4),
+    )
+
+
 class Recurrent(nn.Module):
     """An LSTM over the rows of a sequence."""
 
@@ -302,6 +327,44 @@ def check_same(step, tile_bytes):
 def test_tiles_have_the_bits_of_the_whole_step(network, optimizer, tile_bytes):
     """Loss, state, gradients: every sum has the order that it has without tiles."""
     check_same(lowered(network, optimizer), tile_bytes)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_parameter_for_groups_of_channels_changes_no_numbers(batch):
+    """A convolution reads all of its input channels, however its output channels are grouped."""
+    step = lowered(lambda: scaled((8, 1, 1), (batch, 2, 8, 8, 8), batch=batch))
+    assert pieces(check_same(step, 2048))["shift"] == 2
+
+
+def scaled_int8(batch):
+    """Return a network with an int8 front, whose results have a parameter for each image."""
+    front = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.MaxPool2d(2), nn.AvgPool2d(2))
+    model, loss, (x, labels) = scaled((batch, 1, 1, 1), (batch, 16, 2, 2), batch=batch)
+    model.first = pmt.quantized(convert_front(front, torch.randn(4, 3, 8, 8)))
+    return model, loss, (x, labels)
+
+
+IMAGE_LAYERS = {
+    "none": nn.Identity,
+    "convolution": lambda: nn.Conv2d(16, 16, 3, padding=1),
+    "depthwise convolution": lambda: nn.Conv2d(16, 16, 3, padding=1, groups=16),
+    "transposed convolution": lambda: nn.ConvTranspose2d(16, 16, 2, 2),
+    "pool": lambda: nn.MaxPool2d(2),
+    "batch norm": lambda: nn.BatchNorm2d(16),
+    "int8": None,
+}
+
+
+@pytest.mark.parametrize("layer", mark_seeds_except(IMAGE_LAYERS, {"convolution", "pool", "int8"}))
+def test_a_parameter_for_each_image_changes_no_numbers(layer):
+    """Where slices are of images, kernels compute the images of their slice."""
+    make = IMAGE_LAYERS[layer]
+    step = lowered(
+        lambda: (
+            scaled((8, 1, 1, 1), (8, 16, 8, 8), batch=8, layer=make()) if make else scaled_int8(8)
+        )
+    )
+    assert pieces(check_same(step, 800))["shift"] == 2
 
 
 @pytest.mark.parametrize("network", [residual, *mark_seeds_except((pools, autoencoder), ())])

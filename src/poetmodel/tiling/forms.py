@@ -49,9 +49,15 @@ def call_to_channel_loops(call: Call) -> Loops | None:
 
 
 def channel_loops_to_call(loops: Loops) -> Call | None:
-    """Return the call that executes loops; None if the kernel cannot execute them."""
+    """Return the call that executes loops; None if the kernel cannot execute them.
+
+    In loops of a kernel with an argument ``batch``, the first loop is over the batch.
+    """
     loop_format = _loop_format(loops.call)
-    return _LOOP_FORMATS[loop_format][1](loops) if loop_format else loops.to_call()
+    call = _LOOP_FORMATS[loop_format][1](loops) if loop_format else loops.to_call()
+    if call is None or "batch" not in parameter_names(call.kernel):
+        return call
+    return with_arguments(replace(loops, call=call), {"batch": loops.sizes[0]})
 
 
 def is_weight_name(parameter: str) -> bool:
@@ -173,7 +179,9 @@ def _read_bias_gradient(call: Call) -> Loops:
 
 
 def _write_bias_gradient(loops: Loops) -> Call | None:
-    """Convert loops to the gradient of a bias."""
+    """Convert loops to the gradient of a bias; None unless there are four loops."""
+    if len(loops.sizes) != len(_BIAS_GRADIENT_DIMENSIONS):
+        return None
     names = ("dy_step", "channel_step", "row_step", "column_step")
     return with_arguments(
         loops, {"count": loops.sizes[1], **dict(zip(names, loops.strides[1], strict=True))}
@@ -231,16 +239,20 @@ def _read_convolution(call: Call) -> Loops | None:
 
 
 def _write_convolution(loops: Loops) -> Call | None:
-    """Convert loops to a convolution; None if a batch of input images would not be contiguous.
+    """Convert loops to a convolution.
 
-    This also holds for the gradient of the input; kernels with an argument ``strides`` accept all.
+    None unless there are five loops, or if a batch of input images would not be contiguous. This
+    also holds for the gradient of the input; kernels with an argument ``strides`` accept all
+    strides.
     """
+    if len(loops.sizes) != len(_CONVOLUTION_DIMENSIONS):
+        return None
     call, arguments = loops.call, named_arguments(loops.call)
     old_sizes, is_depthwise = (
         ConvolutionSizes(*arguments["shape"]),
         "depthwise" in loops.call.kernel,
     )
-    batch, results, channels, *_ = loops.sizes
+    batch, results, channels, _, _ = loops.sizes
     strides = {
         _ROLES[name]: tensor_strides
         for name, tensor_strides in zip(pointer_names(call), loops.strides, strict=True)
@@ -284,6 +296,9 @@ def _convolution_strides(strides: Numbers, role: str) -> Numbers:
     )
 
 
+_BIAS_GRADIENT_DIMENSIONS: Final = ("batch", "channels", "rows", "columns")
+_CONVOLUTION_DIMENSIONS: Final = ("batch", "results", "channels", "rows", "columns")
+"""Dimensions of the loops of, in order, bias gradients and convolutions."""
 _ROLES: Final = {"out": "y", "dy": "y", "x": "x", "dx": "x", "w": "w", "dw": "w"}
 """Roles of parameters of convolutions: ``x`` input, ``y`` output, ``w`` weights, or gradients of
 these."""
