@@ -562,6 +562,13 @@ def test_auto_is_the_cheapest_of_sizes_that_fit(tmp_path):
         export_step(step, tmp_path / "less", ram="8KiB")
 
 
+def test_channels_with_several_groupings_have_a_bound_on_ram_too():
+    """Buffers that no kernel can divide stay undivided in the bound, as in tiles."""
+    step = lowered(lambda: scaled((8, 1, 1), (2, 2, 8, 8, 8), batch=2))
+    bound = min_tiled_bytes(step, alignment=1, reads_in_place=False, is_resident=False)
+    assert 0 < bound <= floor(tile_step(step, 16).graph).bytes
+
+
 @pytest.mark.parametrize("paging", [True, False])
 @pytest.mark.parametrize("make", [autoencoder, residual])
 def test_no_tiles_need_less_than_their_bound(make, paging):

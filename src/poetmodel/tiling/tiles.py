@@ -67,7 +67,7 @@ def make_distinct_tilings(
         undivided_buffers = set(step.returned_buffers)
         while True:
             try:
-                tiling = _Tiling(split_step, tile_bytes, undivided_buffers)
+                tiling = _make_tiling(split_step, tile_bytes, undivided_buffers)
                 if tiling.identity in identities:
                     break
                 identities.append(tiling.identity)
@@ -88,7 +88,7 @@ def min_tiled_bytes(
     State needs no RAM if the core reads it in place on storage (`reads_in_place`); all state is in
     RAM if it `is_resident`. Sizes of slices are rounded up to the alignment.
     """
-    tiling = _Tiling(split_fused_updates(step), 0, set(step.returned_buffers))
+    tiling = _make_tiling(split_fused_updates(step), 0, set(step.returned_buffers))
     graph = tiling.graph
     state_names = {graph.tensors[i].name for i in graph.state_tensors}
     excluded_state = state_names if reads_in_place or is_resident else set()
@@ -102,6 +102,18 @@ def min_tiled_bytes(
             sizes = (round_up(tiling.min_slice_bytes(name), alignment) for name in names)
             bound = max(bound, sum(sizes))
     return bound + (graph.state_bytes if is_resident else 0)
+
+
+def _make_tiling(step: LoweredStep, tile_bytes: int, undivided_names: set[str]) -> _Tiling:
+    """Return the tiling of a training step, with as few undivided buffers as possible.
+
+    Adds the buffers that must also stay undivided to `undivided_names`.
+    """
+    while True:
+        try:
+            return _Tiling(step, tile_bytes, undivided_names)
+        except UnsliceableError as error:
+            undivided_names |= error.buffers
 
 
 class _BufferGroups:
