@@ -141,10 +141,19 @@ def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[B
             BOARD: TIGHT_PLACES,
             KEEP_ALL: product(larger_networks, (("rp2350-psram", LARGE),)),
         }
-        places = PLACES if part == BOARD else (("nrf52840", ROOMY),)
-        for name, (board, ram) in (*product(ON_BOARDS, places), *further.get(part, ())):
+        pairs = (
+            (name, place)
+            for name in ON_BOARDS
+            for place in (PLACES if part == BOARD else ((_roomy_board(name), ROOMY),))
+        )
+        for name, (board, ram) in (*pairs, *further.get(part, ())):
             run = BoardRun(part=part, network=name, board=board, ram=ram, solve_s=solve_s)
             yield replace(run, limit_s=run.limit_s + extra_s)
+
+
+def _roomy_board(network: str) -> str:
+    """Return the board whose flash holds the weights of a network, for runs with `ROOMY` RAM."""
+    return "rp2350-psram" if network in ("autoencoder", "mobilenetv2-035") else "nrf52840"
 
 
 def smoke_runs() -> Iterator[BoardRun]:
