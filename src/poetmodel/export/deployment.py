@@ -440,7 +440,10 @@ class Deployment:
 
     @cached_property
     def resident_bytes(self) -> int:
-        """End of the state in RAM, which is at the beginning of the arena, aligned [B]."""
+        """Offset of the end of the resident state, aligned; 0 without resident state [B].
+
+        The resident state is at the beginning of the arena.
+        """
         sizes, alignment = self.step.graph.tensor_bytes, self.arena.alignment
         resident_entries = [entry for entry in self.arena.offsets if entry.position == BEFORE]
         return max(

@@ -105,6 +105,9 @@ def improve_schedule(
     Return None if no schedule was found that meets all limits; per-stage constraints are not
     checked. The search ends after `max_s` [s], or after `MAX_IDLE_ITERATIONS` iterations without a
     better schedule. It does not begin if no first repair fits in RAM.
+
+    Raises `TimeLimitError` if a time limit of the calling context passes; its best schedule is then
+    lost.
     """
     search, n_idle = LargeNeighbourhoodSearch(problem, seed=seed), 0
     search.until_s = now_s() + max_s
@@ -138,7 +141,8 @@ class LargeNeighbourhoodSearch:
     def __init__(self, problem: Problem, *, seed: int = 0) -> None:
         """Create the trajectories from keep-all: three if paging and recomputing are possible.
 
-        Otherwise there is one trajectory.
+        Otherwise there is one trajectory. Raises `TimeLimitError` if a time limit of the calling
+        context passes.
         """
         self.problem = problem
         self.objective = PenalizedObjective(problem)
@@ -163,7 +167,8 @@ class LargeNeighbourhoodSearch:
     def schedule(self) -> Schedule | None:
         """Return the best schedule that meets all limits; None without one.
 
-        Per-stage constraints are not checked.
+        Per-stage constraints are not checked. Raises `TimeLimitError` if a time limit of the
+        calling context passes.
         """
         if self.best_score.excess > 0:
             return None
@@ -175,6 +180,8 @@ class LargeNeighbourhoodSearch:
         Return whether a result is the best so far. The result belongs to the first trajectory.
         Until this trajectory has accepted a result, a call also sets the penalty if limits have a
         price, and repairs the further trajectories, which begin with keep-all.
+
+        Raises `TimeLimitError` if a time limit of the calling context passes.
         """
         first_trajectory, *other_trajectories = self._trajectories
         partial_before, score_before = first_trajectory.partial, first_trajectory.current_score
@@ -207,7 +214,7 @@ class LargeNeighbourhoodSearch:
 
         Return whether the result is the best partial schedule so far. Trajectories take turns. If
         limits have a price and a restoration was destroyed, the penalty then rises or falls by
-        `PENALTY_FACTOR`.
+        `PENALTY_FACTOR`. Raises `TimeLimitError` if a time limit of the calling context passes.
         """
         trajectory = self._select_trajectory()
         has_destroyed = self._destroy(trajectory.partial)
@@ -222,6 +229,7 @@ class LargeNeighbourhoodSearch:
         """Return the trajectory of the next iteration, and count the iteration.
 
         Restart it from the overall best if it is behind after `RESTART_ITERATIONS` idle iterations.
+        Raises `TimeLimitError` if a time limit of the calling context passes.
         """
         trajectory = self._trajectories[self._n_iterations % len(self._trajectories)]
         self._n_iterations += 1
@@ -269,6 +277,8 @@ class LargeNeighbourhoodSearch:
         The score is `WORST` if the schedule does not fit in RAM or time runs out before it fits,
         which adds half of `RESTART_ITERATIONS` idle iterations. `rng` adds noise to prices. If the
         result fits, stores whether it exceeds limits.
+
+        Raises `TimeLimitError` if a time limit of the calling context passes.
         """
         partial = trajectory.partial
         repair = Repair(

@@ -251,7 +251,11 @@ class Homes:
     # -- schedules ---------------------------------------------------------------------------
 
     def schedule_faults(self, schedule: Schedule) -> Iterator[tuple[Entry, str]]:
-        """Yield each entry that state forbids, and each missing write-back, with a message."""
+        """Yield each entry that state forbids, and each missing write-back, with a message.
+
+        Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
+        `TimeLimitError` if a time limit of the calling context passes.
+        """
         graph = self.graph
         if not graph.state_tensors:
             return
@@ -287,6 +291,9 @@ class Homes:
         """Return the pairs of all spans of state, or of replacements, whose last pair is invalid.
 
         The caller checks each pair.
+
+        Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
+        `TimeLimitError` if a time limit of the calling context passes.
         """
         return pairs_of_spans(
             [

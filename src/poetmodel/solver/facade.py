@@ -70,8 +70,8 @@ def solve(
         Called with a `SolveProgress` at irregular intervals; returning False stops the solve.
     solver_options : mapping of str to bool, int, float or str, optional
         Options of the solver by its own names, for each of its solves, such as
-        ``{"mip_heuristic_effort": 0.2}`` for HiGHS. Time limit, threads, seed, gap and log are
-        parameters of this function and are refused here.
+        ``{"mip_heuristic_effort": 0.2}`` for HiGHS. Time limit, threads, seed and gap are
+        parameters of this function; options for these and for the log are refused.
 
     Returns
     -------
@@ -90,6 +90,9 @@ def solve(
         If the solver fails, has no such option or refuses its value.
     VerificationError
         If the verifier rejects a solution of an exact or user-defined formulation.
+    TooLargeError
+        If the deadline of a problem counts ``overlap``, and spans with invalid entries of the start
+        have more than `MAX_PAIRS` pairs.
 
     Notes
     -----

@@ -70,9 +70,15 @@ class TransferWeightSearch:
     def find_schedule(self) -> Outcome:
         """Try transfer weights; return the best schedule whose plan meets all limits, and a bound.
 
-        The schedule `start` is verified first. Ends when the gap is closed, no weight is left to
-        try, the time limit passes or a solve is interrupted. Tries only weight 0 if the makespan
-        does not matter. Returns the outcome of the relaxation if that is infeasible.
+        The schedule `start` is verified first, unless the task has a user's model: then only solves
+        start from it. Ends when the gap is closed, no weight is left to try, the time limit passes
+        or a solve is interrupted. Tries only weight 0 if the makespan does not matter. Otherwise,
+        if another quantity than time is minimized and no transfer weight yields a plan within all
+        limits, surrogates that minimize time follow, except for a user's model. Returns the outcome
+        of the relaxation if that is infeasible.
+
+        Raises `TooLargeError` if spans with invalid entries of `start` have more than `MAX_PAIRS`
+        pairs, and the errors of `Task.solve_problem`.
         """
         relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
         try:
@@ -115,7 +121,7 @@ class TransferWeightSearch:
         A plan may meet a deadline that the surrogate's sum misses. If the task cannot restate its
         problem, objective and deadline stay. If another quantity is minimized, the first schedule
         whose plan meets all limits ends the loop; if one is known, no surrogate is solved. The loop
-        also ends if the search is done (`_is_done`).
+        also ends if the search is done (`_is_done`). Raises the errors of `_try_weight`.
         """
         problem, minimizes_time = self.problem, self.problem.minimize == Quantity.TIME
         if self.task.can_restate:
@@ -132,6 +138,7 @@ class TransferWeightSearch:
 
         If a surrogate has no schedule, its limit is too strict, so smaller weights follow. They
         follow 1 in any case. Ends at a difference of `MIN_WEIGHT_STEP`, or if the search is done.
+        Raises the errors of `_try_weight`.
         """
         small_weight, sufficient_weight = 0.0, None
         while not self._is_done() and (
@@ -153,6 +160,9 @@ class TransferWeightSearch:
         fraction `time_ratio` of the remaining time, by default `SURROGATE_RATIO`. Return the
         outcome, and whether the plan of its schedule meets all limits. Raises the bound, stores the
         outcome, and stores the schedule if it is the best.
+
+        Raises `TimeLimitError` if a time limit of the calling context passes while the schedule is
+        verified, and the errors of `Task.solve_problem`.
         """
         request = self.request
         time_ratio = SURROGATE_RATIO if time_ratio is None else time_ratio
@@ -198,7 +208,8 @@ class TransferWeightSearch:
         Return whether schedule and plan are valid within all limits. Reports a new best schedule if
         the makespan matters, and registers the makespan of a plan that violates limits. The bound
         of the relaxation on `model_objective`, a user-defined objective, is stored, and replaces
-        the bounds of other surrogates on it, because it holds for every plan.
+        the bounds of other surrogates on it, because it holds for every plan. Raises the errors of
+        `_make_candidate`.
         """
         if model_objective is not None:
             self.model_bound = model_objective.bound if weight == 0 else self.model_bound
@@ -229,7 +240,8 @@ class TransferWeightSearch:
         """Verify a schedule with its plan.
 
         The plan has no overlapping transfers if the remaining time plus `GRACE_S` does not suffice
-        to plan.
+        to plan. Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS`
+        pairs, and the errors of `make_candidate`.
         """
         planning_s = self.request.remaining_s() + GRACE_S
         return make_candidate(self.problem, schedule, planning_s=planning_s)

@@ -138,7 +138,16 @@ def write_library(
     Raises
     ------
     InputError
-        If the folder is not empty or cannot be written, or `mps` has unknown names.
+        If the folder is not empty or cannot be written, a device is not a shipped one, or `mps` has
+        unknown names.
+    TooLargeError
+        If the memory rows of a problem with an MPS file have more than five million terms.
+    OSError
+        If the folder cannot be listed, or an MPS file cannot be written.
+
+    Notes
+    -----
+    Files written before an error remain.
     """
     instance_list = list(instances)
     names = [instance.name for instance in instance_list]
@@ -171,7 +180,7 @@ class _LibraryWriter:
         """Write the files of a problem, except files written before; return its line of the index.
 
         Raises `InputError` if a graph, costs or a device cannot be written, or if the device is not
-        a shipped one.
+        a shipped one, and the errors of `_write_mps`.
         """
         problem = instance.problem
         costs, graph, device = problem.costs, problem.graph, problem.costs.device
@@ -226,7 +235,9 @@ class _LibraryWriter:
     def _write_mps(self, instance: Instance) -> dict[str, Any] | None:
         """Write the MPS file of a small or requested problem; return its path and objective unit.
 
-        The path is relative to the library. Return None for all other problems.
+        The path is relative to the library. Return None for all other problems. Raises
+        `TooLargeError` if the memory rows have more than five million terms, and `OSError` if the
+        file cannot be written.
         """
         name = instance.name
         is_small = len(instance.problem.graph.nodes) < MAX_MPS_NODES

@@ -264,6 +264,9 @@ class Relaxation:
 
         Violations up to `MAX_START_VIOLATION` are permitted, and cuts are not checked. None also if
         the schedule does not decide all columns.
+
+        If RAM is minimized, raises `TimeLimitError` if the time limit passes, and `TooLargeError`
+        if spans with invalid entries of the schedule have more than `MAX_PAIRS` pairs.
         """
         events, grouping = self.events, self.grouping
         group_of = grouping.group_of

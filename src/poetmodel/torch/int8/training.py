@@ -182,8 +182,8 @@ def broadcast_per_output(values: Tensor, weight: Tensor) -> Tensor:
 class QuantizedNetwork(QuantizedFront):
     """An int8 network, or the first part of a network, in which some layers train.
 
-    Create it with `poetmodel.torch.quantized` and `train`. Its input and output are real; gradients
-    end at its first trained layer. `QuantizedSGD` is its optimizer.
+    Create it with `poetmodel.torch.quantized(front, ..., train=...)`. Its input and output are
+    real; gradients end at its first trained layer. `QuantizedSGD` is its optimizer.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -288,8 +288,9 @@ class StateFile:
 
     Between steps, the memory passed to `map` is a private mapping of a tensor's current generation:
     writes to the memory do not change the file. Before the next step, `write_mapped_changes` writes
-    these changes to the file as a new generation. So the content of the file matches `record`
-    between steps, and each read checks a tensor against its checksum in the record.
+    these changes to the file for the next generation, and `commit` makes it current. So the content
+    of the file matches `record` between steps, and each read checks a tensor against its checksum
+    in the record.
 
     Creating the object creates `folder` if it is missing, removes unfinished files of killed
     processes from it, and creates the file. The file is locked and has its full size for the slots
@@ -389,7 +390,8 @@ class StateFile:
     def _publish(self) -> None:
         """Rename the file to its final name, under which `recover` finds it, and flush the folder.
 
-        Called when the file has its first intact state.
+        Called when the file has its first intact state. Raises `OSError` if the system refuses.
+        After a failed rename, neither `close` nor the deletion of this object removes the file.
         """
         self._remove.detach()
         path = self.path.rename(self.path.with_suffix(""))
@@ -422,7 +424,8 @@ class StateFile:
         """Move all mapped memory to RAM, at the same addresses, and remove the file.
 
         A process that did not create the file only stops using it. Further calls have no effect.
-        Raises `PageError` if a tensor cannot be read; the file then remains.
+        Raises `PageError` if a tensor cannot be read, and `OSError` if the system refuses memory;
+        the file then remains.
         """
         if self._is_closed or self._process != os.getpid():
             self._is_closed = True
@@ -512,7 +515,11 @@ class StateFile:
 
         The record also contains the current state of PyTorch's random generator. With two
         generations, the medium has stored the generation on return, and the first commit renames
-        the file, so that `recover` finds it. Raises `PageError` if the record cannot be written.
+        the file, so that `recover` finds it.
+
+        Raises `PageError` if the record cannot be written. Raises `OSError` if the system refuses a
+        mapping, or if the file cannot be renamed or its folder cannot be flushed; the generation is
+        then committed already.
 
         Parameters
         ----------
@@ -558,7 +565,10 @@ class StateFile:
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def show_uncommitted(self) -> None:
-        """Map memories to the tensors written since the last commit, until `rollback`."""
+        """Map memories to the tensors written since the last commit, until `rollback`.
+
+        Raises `OSError` if the system refuses a mapping.
+        """
         self._shows_uncommitted = True
         self._remap(self._next_entries)
 
@@ -571,7 +581,8 @@ class StateFile:
         """Discard the tensors written since the last commit, and end `show_uncommitted`.
 
         The memories of these tensors are mapped to the current generation. With one generation, the
-        written tensors remain, because they overwrote the old values.
+        written tensors remain, because they overwrote the old values. Raises `OSError` if the
+        system refuses a mapping; the tensors are then discarded already.
         """
         discarded_entries = self._next_entries
         self.discard_written()
@@ -617,7 +628,8 @@ class StateFile:
         """Move a tensor's memory to RAM with the tensor's current value, at the same address.
 
         The memory gets zeros if the tensor is absent, and is no longer tracked. Raises `PageError`
-        if the value cannot be read; the memory then remains mapped and tracked.
+        if the value cannot be read, and `OSError` if the system refuses memory; the memory then
+        remains mapped and tracked.
         """
         memory = self._memories[index]
         memory.move_to_ram(partial(self.read, index))
@@ -644,7 +656,10 @@ class StateFile:
         return list(self._memories.items())
 
     def _remap(self, positions: Collection[int]) -> None:
-        """Map the memories of tensors at `positions` again, and all whose slot has changed."""
+        """Map the memories of tensors at `positions` again, and all whose slot has changed.
+
+        Raises `OSError` if the system refuses a mapping.
+        """
         for index, memory in self._live_memories():
             position = self._positions[index]
             if position in positions or self._mapped_slots[index] != self._slot_to_map(position):
@@ -667,7 +682,7 @@ class StateFile:
 
         The changes belong to the next generation, which a `commit` makes current. Tensors that were
         already written since the last commit are skipped. Raises `PageError` if a tensor cannot be
-        read or written.
+        read or written, and `OSError` if the system refuses a mapping.
         """
         with Pagemap() as pages:
             for index, memory in self._live_memories():
