@@ -242,6 +242,53 @@ def test_settings_of_all_kinds(kind, tmp_path):
     assert not all(map(torch.equal, found.values(), model.state_dict().values()))
 
 
+class Averaging(torch.optim.SGD):
+    """Plain SGD that, like schedule-free optimizers, has other weights for evaluation."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+        self.training = False
+
+    def _move(self, *, train_mode):
+        """Set the mode, and move all weights if it was the other one."""
+        for group in self.param_groups:
+            if group.setdefault("train_mode", False) != train_mode:
+                group["train_mode"] = self.training = train_mode
+                for parameter in group["params"]:
+                    parameter.data.mul_(2.0 if train_mode else 0.5)
+
+    def train(self):
+        """Set the mode of training."""
+        self._move(train_mode=True)
+
+    def eval(self):
+        """Set the mode of evaluation."""
+        self._move(train_mode=False)
+
+    def step(self, closure=None):
+        """Update as plain SGD does, in the mode of training."""
+        assert self.training
+        assert all(group["train_mode"] for group in self.param_groups)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"settings": {"torch_empty_cache_steps": 2}},
+        {"optimizer_cls_and_kwargs": (Averaging, {"lr": 0.1})},
+    ],
+    ids=["emptied cache", "optimizer with modes"],
+)
+def test_what_the_plain_trainer_does_around_the_loss(options, tmp_path):
+    """It empties a cache and sets the mode of the optimizer."""
+    model, rows = bert(), Rows(4)
+    expected, plain = trained(transformers.Trainer, model, rows, tmp_path, **copy.deepcopy(options))
+    found, ours = trained(Trainer, model, rows, tmp_path, **options, **QUICK)
+    assert all(map(torch.equal, found.values(), expected.values()))
+    assert history(ours) == history(plain)
+
+
 def test_what_a_trainer_cannot_take_is_told(tmp_path):
     """A budget that is too small where training begins; updates are the trainer's own."""
     with pytest.raises(BudgetError, match="is too small"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
@@ -50,9 +51,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     ------
     CaptureError, BudgetError, NoScheduleError, InputError, PageError
         In ``train()``, as by `poetmodel.torch.compile` and its steps. `CaptureError` also if
-        ``compute_loss`` reads the epoch or the step count, if ``torch_empty_cache_steps`` is set,
-        or if ``train()`` of the optimizer changes attributes or tensors. In the constructor,
-        `InputError` if several processes train, or gradients accumulate with `whole_step`.
+        ``compute_loss`` reads the epoch or the step count. In the constructor, `InputError` if
+        several processes train, or gradients accumulate with `whole_step`.
     """
 
     def __init__(
@@ -96,13 +96,17 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         inputs: Mapping[str, Any],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Set `model` to training mode, execute one step on a batch, and return the loss.
+        """Execute one step on a batch, and return the loss.
 
+        Sets `model`, and an optimizer that has modes, to training mode before the step.
         Adds to the gradients in ``.grad``; with `whole_step`, updates parameters instead. Compiles
         the step on the first batch, and again for another model, or after `train` has closed the
         step. Closes the previous step before it compiles a new one.
         """
         model.train()
+        train_optimizer = getattr(self.optimizer, "train", None)
+        if callable(train_optimizer):
+            train_optimizer()
         if num_items_in_batch is not None:
             num_items_in_batch = torch.as_tensor(num_items_in_batch)
         # Counts as tensors are inputs: other values need no new compilation.
@@ -147,10 +151,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     ) -> torch.Tensor:
         """Return the loss that ``transformers.Trainer.training_step`` differentiates.
 
-        Replaces the backward pass of that method, so that no gradients are computed.
-        `accumulated_batches` is the number of batches whose gradients are accumulated. Raises
-        `CaptureError` if ``compute_loss`` reads the epoch or the step count, and if
-        ``torch_empty_cache_steps`` is set, because ``training_step`` then reads the step count.
+        Replaces the backward pass of that method, so that no gradients are computed. Prevents
+        its call of ``train()`` of the optimizer, and its emptying of the cache of an accelerator,
+        which would read the step count. `accumulated_batches` is the number of batches whose
+        gradients are accumulated. Raises `CaptureError` if ``compute_loss`` reads the epoch or the
+        step count.
         """
         losses: list[torch.Tensor] = []
 
@@ -158,10 +163,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
             losses.append(loss)
 
         method = f"{type(model).__name__}: compute_loss"
+        has_modes = hasattr(self.optimizer, "train")
         with (
             forbid_reads(self.state, "epoch", "global_step", method=method),
             patch.object(self.accelerator, "backward", record_loss),
             patch.object(self, "current_gradient_accumulation_steps", accumulated_batches),
+            patch.object(self.args, "torch_empty_cache_steps", None),
+            patch.object(self.optimizer, "train", None) if has_modes else nullcontext(),
         ):
             super().training_step(model, inputs, num_items_in_batch)
         (loss,) = losses
