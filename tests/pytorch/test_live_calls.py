@@ -1,5 +1,6 @@
 """The budget of a back end over all of its calls that wait for their backward pass."""
 
+import copy
 import gc
 import random
 import re
@@ -124,6 +125,34 @@ def of_eager(tower, x):
     eager.load_state_dict(tower.state_dict())
     eager(x).backward()
     return gradients(eager)
+
+
+def test_a_copy_of_a_compiled_module_has_the_budget_of_the_module():
+    """It counts its own calls, and computes the same bits."""
+    run, _ = compiled(Projection(), "900KiB", outside="300KiB")
+    x = batch()
+    run(x).sum().backward()
+    run_copy = copy.deepcopy(run)
+    run_copy.zero_grad()
+    waiting_counts = [len(fill(function, x)) for function in (run, run_copy)]
+    assert waiting_counts[0] == waiting_counts[1] > 0
+    gc.collect()
+    run_copy(x).sum().backward()
+    assert same(gradients(run_copy), gradients(run))
+
+
+def test_a_copy_of_a_back_end_has_its_settings(tmp_path):
+    """Its plans are its own."""
+    options = {"outside": "300KiB", "storage": tmp_path}
+    back, x = pmt.backend("80%", cache=False, gap=0.5, **options), batch()
+    records = []
+    for back_end in (back, copy.deepcopy(back)):
+        torch._dynamo.reset()
+        torch.compile(Tower(2), backend=back_end, fullgraph=True, dynamic=False)(x).backward()
+        (record,) = back_end.plans
+        records.append(record)
+    assert records[0].outside_bytes == records[1].outside_bytes == 300 * 1024
+    assert records[0].ram_budget_bytes == records[1].ram_budget_bytes
 
 
 @pytest.mark.parametrize(

@@ -404,13 +404,6 @@ class LiveCalls:
         self._copied_bytes = 0
         """Bytes of autograd's copies of the gradients among these tensors [B]."""
 
-    def __reduce__(self) -> tuple[type[LiveCalls], tuple[float | None]]:
-        """Return the constructor of a copy.
-
-        The copy has no live calls; attributes that the back end sets have their initial values.
-        """
-        return LiveCalls, (self.keep_all_fraction,)
-
     def record_refusal(self, text: str) -> str:
         """Record the reason of a refusal for the summary; return `text`."""
         self.refusal = text

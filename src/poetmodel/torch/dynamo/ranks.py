@@ -39,10 +39,6 @@ class RankExchange:
         """Number of the instance; None before the first exchange."""
         self._value_numbers = count()
 
-    def __reduce__(self) -> tuple[type[RankExchange], tuple[float]]:
-        """Return the constructor of a copy, which has exchanged no values."""
-        return RankExchange, (self._max_wait.total_seconds() - _WAIT_S,)
-
     def share(self, key: str, compute: Callable[[], Any]) -> Any:
         """Return the result of `compute` in the first process; without a group, in this process.
 

@@ -44,6 +44,7 @@ from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+    from typing import Self
 
     from torch import fx
     from torch.nn.parallel import DistributedDataParallel
@@ -140,6 +141,17 @@ class GraphPlanner:
 
     @contextmanager
     def plan_call(
+    def __deepcopy__(self, _: object) -> Self:
+        """Return a planner with the same settings, without plans and live calls.
+
+        The copy of a compiled module has such a planner, and compiles its graphs itself. The copy
+        shares the file for pages and the profiles of operations with the original.
+        """
+        planner = type(self)(self._settings)
+        shared_names = ("_is_predicted", "_file", "_profiles")
+        vars(planner).update((name, vars(self)[name]) for name in shared_names)
+        return planner
+
         self, inputs: Sequence[Any] = (), *, earlier_call: FirstCall | None = None, **changes: Any
     ) -> Iterator[FirstCall]:
         """Context manager around the planning of one call's graphs, with a common time limit.
