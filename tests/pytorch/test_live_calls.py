@@ -268,6 +268,27 @@ def test_other_calls_than_in_the_step_before_keep_the_budget():
     assert "refused" not in back.summary()
 
 
+def test_a_call_without_a_choice_of_plans_may_be_dropped_beside_others():
+    """A call under hooks of saved tensors, whose result is deleted without a backward pass."""
+    torch._dynamo.reset()
+    back = pmt.backend("95%", cache=False)
+
+    def compile_layers(width):
+        layers = (layer for _ in range(6) for layer in (nn.Linear(width, width), nn.ReLU()))
+        return torch.compile(nn.Sequential(*layers), backend=back, fullgraph=True, dynamic=False)
+
+    wide, narrow = compile_layers(64), compile_layers(32)
+    inputs = batch(), batch()[:, :32].contiguous()
+    wide(inputs[0]).sum().backward()
+    narrow(inputs[1]).sum().backward()
+    for _ in range(2):
+        results = wide(inputs[0])
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
+            narrow(inputs[1])
+        results.sum().backward()
+    assert "refused" not in back.summary()
+
+
 def drop_in_a_cycle(run, x):
     """Leave a result in a reference cycle that nothing reaches."""
     cycle = [run(x)]

@@ -328,7 +328,7 @@ class Backend(GraphPlanner):
         if number == 0:
             self._steps.step_plan = None
             last_step = self._live.last_step
-            if last_step is not None and any(event.frontier is not None for event in last_step):
+            if last_step is not None:
                 has_many_calls = len(find_frontiers(last_step)) > 1
                 if has_many_calls or frontier.graph_problem.call.waits_with_others:
                     with self.record_refusals():

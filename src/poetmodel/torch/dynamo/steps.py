@@ -96,11 +96,12 @@ def gather_max_fixed_bytes(
 
 
 def find_frontiers(events: Sequence[Event]) -> list[Frontier]:
-    """Return the frontier of each call with a choice of plans, by ascending number of the call.
-
-    The list begins with the frontier of the last call without a choice, number -1, if any has one.
-    """
-    frontier_of = {event.number: event.frontier for event in events if event.frontier is not None}
+    """Return the frontier of each call with a choice of plans, by ascending number of the call."""
+    frontier_of = {
+        event.number: event.frontier
+        for event in events
+        if event.number >= 0 and event.frontier is not None
+    }
     return [frontier_of[number] for number in sorted(frontier_of)]
 
 
