@@ -590,6 +590,9 @@ def test_kernels_of_inductor_are_counted_too():
         run(x)
         gc.collect()
         assert heap_peak_bytes(lambda: run(x)) <= int(enough)
+    line = r"a call without gradients, Tower of .* 256x64: peak (.*) of \1, without a plan"
+    assert re.fullmatch(line, back.summary())
+    assert back.was_called
 
 
 @inductor

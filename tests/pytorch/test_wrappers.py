@@ -1,6 +1,7 @@
 """Models inside of DDP and FSDP2: refusals with advice, and the advice when it is followed."""
 
 import copy
+import shutil
 from datetime import timedelta
 
 import pytest
@@ -121,6 +122,34 @@ def test_a_whole_model_in_ddp_has_the_bits_of_eager(in_place, tmp_path):
     torch.compile(twin, backend=alone, **OPTIONS)(xs[0])
     buckets_bytes = sum(parameter.nbytes for parameter in model.parameters())
     assert record.keep_all_bytes == alone.plans[0].keep_all_bytes + buckets_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="Inductor: no g++ on PATH")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch
+@pytest.mark.usefixtures("alone")
+def test_peaks_of_inductor_include_buckets_of_ddp():
+    """So that a budget that a plan meets permits its steps, and an evaluation."""
+    x = batches(1)[0]
+    model = Tower()
+    buckets_bytes = sum(parameter.nbytes for parameter in model.parameters())
+
+    def train(wrap, ram):
+        torch._dynamo.reset()
+        back = pmt.backend(ram, kernels="inductor", cache=False, gap=0.5)
+        step = wrap(torch.compile(model, backend=back, **OPTIONS))
+        with torch._dynamo.config.patch(optimize_ddp=False):
+            for _ in range(2):
+                step(x).backward()
+            with torch.no_grad():
+                step(x)
+        (record,) = back.plans
+        assert record.predicted_peak_bytes <= record.ram_budget_bytes
+        return record.predicted_peak_bytes
+
+    peaks_bytes = [train(wrap, "100%") for wrap in (lambda step: step, DistributedDataParallel)]
+    assert peaks_bytes[1] == peaks_bytes[0] + buckets_bytes
+    train(DistributedDataParallel, peaks_bytes[1])
 
 
 @pytest.mark.usefixtures("alone")

@@ -31,6 +31,7 @@ from poetmodel.torch.dynamo.planning import PassPeaks
 from poetmodel.torch.graph.operators import operator_name
 from poetmodel.torch.graph.profiles import execute_on_synthetic
 from poetmodel.torch.graph.tensors import fake_storage_key, fake_value, heap_peak_bytes, tensors_in
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -367,22 +368,24 @@ class InductorBackend(Backend):
             if len(self._graph_plans) == n_plans:  # a call without gradients has no plan
                 counted_graph.name = f"a call without gradients{call.title}"
                 counted_graph.peaks = PassPeaks(compiler.forward_bytes)
-                counted_graph.budget_bytes = self._inference_budget_bytes(counted_graph)
+                peak_bytes = compiler.forward_bytes + call.wrapped_bytes
+                budget_bytes = self._inference_budget_bytes(counted_graph.name, peak_bytes)
+                counted_graph.budget_bytes = budget_bytes
+                self._unplanned_lines.append(
+                    f"{counted_graph.name}: peak {format_bytes(peak_bytes)} of "
+                    f"{format_bytes(budget_bytes)}, without a plan"
+                )
                 return compiled_function
             record = self._graph_plans[n_plans].record
             # During the backward pass the results and their gradients are in RAM too.
-            peak_bytes = max(
-                compiler.forward_bytes,
+            backward_bytes = max(
                 compiler.backward_bytes + 2 * partitioner.results_bytes,
                 partitioner.final_bytes + partitioner.results_bytes,
             )
+            peak_bytes = max(compiler.forward_bytes, backward_bytes) + call.wrapped_bytes
             excess_bytes = peak_bytes - record.ram_budget_bytes
             if excess_bytes <= 0:
                 record = replace(record, predicted_peak_bytes=peak_bytes)
-                backward_bytes = max(
-                    compiler.backward_bytes + 2 * partitioner.results_bytes,
-                    partitioner.final_bytes + partitioner.results_bytes,
-                )
                 self._graph_plans[n_plans] = graph_plan = replace(
                     self._graph_plans[n_plans],
                     record=record,
@@ -406,23 +409,23 @@ class InductorBackend(Backend):
             f"{n_plans}: ram={min(peaks)} is enough"
         )
 
-    def _inference_budget_bytes(self, counted_graph: CountedGraph) -> int:
-        """Return the budget of a call without gradients [B].
+    def _inference_budget_bytes(self, name: str, peak_bytes: int) -> int:
+        """Return the budget of a call without gradients, given its name and its peak [B].
 
-        It is the call's peak, unless the budget is stated in bytes.
+        It is the peak, unless the budget is stated in bytes.
 
         Raises
         ------
         BudgetError
             If the peak exceeds the budget.
         """
-        budget, peak_bytes = self._settings.budget, counted_graph.peaks.forward_bytes
+        budget = self._settings.budget
         budget_bytes = None if budget is None else budget.size_bytes
         if budget_bytes is None:
             return peak_bytes
         if peak_bytes > budget_bytes:
             raise BudgetError(
-                f"ram: kernels of Inductor take {peak_bytes:,} B for {counted_graph.name}, and "
+                f"ram: kernels of Inductor take {peak_bytes:,} B for {name}, and "
                 f"cannot be planned without gradients: ram={peak_bytes} is enough, or use "
                 "kernels='eager'"
             )

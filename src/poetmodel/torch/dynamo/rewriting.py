@@ -75,7 +75,7 @@ NO_GRAPH_TEXT: Final = (
     "no graph was compiled, and the functions ran without a budget: pass fullgraph=True to "
     "torch.compile"
 )
-"""Summary without a plan or a refusal, for example if PyTorch never called the back end."""
+"""Summary without any other line, for example if PyTorch never called the back end."""
 REFUSED_ONLY_LINE: Final = "nothing ran, because the step was refused: "
 """Start of the summary after a refusal if no step was completed."""
 CONCURRENT_LINE: Final = "calls that waited for their backward pass together: at most "
@@ -116,6 +116,8 @@ class GraphPlanner:
         """Create the file for pages, if any, and the counter of live calls."""
         self._is_predicted = is_predicted
         self._graph_plans: list[GraphPlan] = []
+        self._unplanned_lines: list[str] = []
+        """Lines of the summary about calls without a plan."""
         self._settings = settings
         self._profiles = Profiles(
             settings.cache, measures_times=settings.costs == MEASURED, is_generated=is_generated
@@ -139,8 +141,6 @@ class GraphPlanner:
         self._fsdp_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         """Modules sharded by FSDP2 with compiled functions."""
 
-    @contextmanager
-    def plan_call(
     def __deepcopy__(self, _: object) -> Self:
         """Return a planner with the same settings, without plans and live calls.
 
@@ -152,6 +152,8 @@ class GraphPlanner:
         vars(planner).update((name, vars(self)[name]) for name in shared_names)
         return planner
 
+    @contextmanager
+    def plan_call(
         self, inputs: Sequence[Any] = (), *, earlier_call: FirstCall | None = None, **changes: Any
     ) -> Iterator[FirstCall]:
         """Context manager around the planning of one call's graphs, with a common time limit.
@@ -252,17 +254,17 @@ class GraphPlanner:
 
     @property
     def was_called(self) -> bool:
-        """Whether a graph was planned, or a call was refused since the last completed step."""
-        return bool(self._graph_plans) or self._live.refusal is not None
+        """Whether a graph was compiled, or a call was refused since the last completed step."""
+        return bool(self._graph_plans or self._unplanned_lines) or self._live.refusal is not None
 
     def summary(self) -> str:
         """Return one line for each plan: peak, budget, recomputed and paged tensors, overhead.
 
-        Further lines describe chosen plans of steps, and calls that waited together. After a
-        refusal, until the next completed step, its reason is the last line, or the only line if no
-        step was ever completed. Without any line, returns `NO_GRAPH_TEXT`.
+        Further lines describe calls without a plan, chosen plans of steps, and calls that waited
+        together. After a refusal, until the next completed step, its reason is the last line, or
+        the only line if no step was ever completed. Without any line, returns `NO_GRAPH_TEXT`.
         """
-        refusal, lines = self._live.refusal, [*map(str, self.plans)]
+        refusal, lines = self._live.refusal, [*map(str, self.plans), *self._unplanned_lines]
         lines += map(str, self._steps.choices)
         if self._live.concurrent_bytes:
             lines.append(CONCURRENT_LINE + format_bytes(self._live.concurrent_bytes))
