@@ -200,13 +200,20 @@ def pair_with_peers() -> list[tuple[Any, Any]]:
     return pairs
 
 
+SHOWN_MEMORY_BUDGET: Final = 0.5
+"""Value of ``activation_memory_budget`` with rows in the tables of networks of libraries."""
+
+
 def tabulate_library(reference: str = "eager") -> str:
     """Return a row for each peer on networks of libraries, with the back end at the peer's peak.
 
-    The reference is eager for PyTorch's kernels, and stock ``torch.compile`` for Inductor's.
+    The reference is eager for PyTorch's kernels, and stock ``torch.compile`` for Inductor's. Of the
+    values of ``activation_memory_budget`` only `SHOWN_MEMORY_BUDGET` has rows.
     """
     lines = []
     for peer, compiled in (pair for pair in pair_with_peers() if pair[0].reference == reference):
+        if not pd.isna(peer.share) and peer.share != SHOWN_MEMORY_BUDGET:
+            continue
         share_text = "" if pd.isna(peer.share) else f" {peer.share:g}"
         cells = ("-",) * 4
         if compiled is not None:

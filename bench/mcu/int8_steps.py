@@ -32,8 +32,8 @@ KIND: Final = "int8 step"
 """Kind of the records."""
 FLOAT, INT8 = KINDS = ("float", "int8")
 """Number types of weights; frozen and trained layers have the same."""
-NETWORKS: Final = ("mobilenetv1-vww", "resnet8", "mobilenetv2-035-96", "mobilenetv1-vww-bytes")
-"""Networks of `mcu.networks`. The input of the last one is an image of bytes."""
+NETWORKS: Final = ("mobilenetv1-vww", "resnet8", "mobilenetv2-035-96")
+"""Networks of `mcu.networks`. The setting ``networks`` may also name ``mobilenetv1-vww-bytes``."""
 TRAINED: Final = ("all", "last-4")
 """Trained layers in the notation of `poetmodel.torch.quantized`."""
 BUDGETS: Final = ("64KiB", "128KiB", "256KiB")
@@ -48,7 +48,7 @@ class Int8StepRun(RecordedRun):
     """One network with float or int8 weights within a budget."""
 
     network: str
-    """One of `NETWORKS`."""
+    """A network of `mcu.networks`."""
     trained: str
     """One of `TRAINED`."""
     weights: str
