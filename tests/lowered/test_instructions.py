@@ -86,6 +86,43 @@ def test_convolutions_are_counted_in_windows():
     assert back == {**found, "line": 2 * 6, "4x4 sliding": 2 * 6 * 2, "4x1 sliding": 2 * 6 * 2}
 
 
+def test_taps_beside_the_input_have_no_rows():
+    """Of windows over one column, those of its middle multiply rows: others see padding alone."""
+    shape = (4, 6, 1, 4, 6, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1)
+    found = counts("pm_conv2d_dw", Ref("w"), Ref("x"), Ref("y"), shape, 1, 0, 4, 24)
+    assert (found["tap"], found["4x4"]) == (9, 9)
+    assert (found["4x4 row"], found["4x4 place"]) == (3, 5 + 6 + 5)
+    shape = (4, 6, 1, 4, 6, 1, 1, 3, 1, 1, 0, 1, 1, 1, 4)
+    found = counts("pm_depthwise", Ref("y"), Ref("x"), Ref("w"), 0, shape, 1, 0, 4, 24)
+    assert (found["tap"], found["row"], found["element"]) == (4 * 3, 4 * 6, 4 * 6)
+
+
+def test_windows_of_one_pixel_may_leave_pixels_out():
+    """A transposed convolution with output padding: no window reaches its last row and column.
+
+    Rows then stay rows. In its gradient, 9 places are two blocks of four and a single one; to
+    the outputs, the last of 10 places sees no window, nor does the last of 6 rows.
+    """
+    shape = (8, 6, 10, 16, 5, 9, 1, 1, 1, 1, 0, 0, 2, 2, 1)
+    found = counts("pm_conv2d", Ref("y"), Ref("x"), Ref("w"), 0, shape, 1, 0, 16, 720, 0)
+    assert found == {
+        "call": 1,
+        "line": 4 * 5,
+        "4x4 by 1": 4 * 5 * 2, "4x4 by 1 row": 4 * 5 * 2, "4x4 by 1 tap": 4 * 5 * 2 * 8,
+        "4x1": 4 * 5, "4x1 row": 4 * 5, "4x1 tap": 4 * 5 * 8,
+    }  # fmt: skip
+    back = counts("pm_conv2d_dx", Ref("x"), Ref("y"), Ref("w"), shape, 1, 0, 16, 720, 0)
+    assert back["line"] == 2 * 6
+    assert back["4x4 by 1 row"] == back["4x4 by 1 tap"] == 2 * 5 * 16 * 2
+    assert back["4x1 tap"] == 2 * 5 * 16
+
+
+def test_gradients_of_a_bias_are_counted_in_rows():
+    """The steps of such a call are strides of a tensor: it has no windows."""
+    found = counts("pm_conv2d_db", Ref("b"), Ref("y"), 2, 3, 4, 5, 60, 20, 5, 1)
+    assert found == {"call": 1, "plane": 6, "row": 6 * 4, "element": 6 * 4 * 5}
+
+
 def test_table_is_about_kernels():
     """Each row is one of a kernel, and costs something; what is not there as others, decay more."""
     names = {name.removesuffix(", decay") for name in load_table()} - {OTHER_KERNELS}

@@ -169,7 +169,7 @@ def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     )
     if "x_height" in arguments:
         counts.update(x=planes * arguments["x_height"] * arguments["x_width"])
-    if "row_step" in arguments or "divisor" in arguments:
+    if "rows" in arguments and ("row_step" in arguments or "divisor" in arguments):
         n_visited = [_sum_window_sizes(arguments, axis) for axis in ("row", "column")]
         counts.update(
             window_row=planes * arguments["width"] * n_visited[0],
@@ -315,7 +315,7 @@ def _count_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> No
         # A pointwise convolution is a correlation whose taps are the channels.
         plane, n_summed = height * width, 1
         across_axis = _Axis(columns, 0, stride_w, channels * plane, channels, plane)
-        if stride_h == stride_w == 1:
+        if stride_h == stride_w == 1 and plane == sizes.out_plane:
             down_axis = _Axis(1, 0, 1, 1, 1, 1)
             across_axis = _Axis(plane, 0, 1, channels * plane, channels, plane)
     for results in _list_group_sizes(arguments["first"], arguments["count"], sizes.group_results):
@@ -343,7 +343,11 @@ def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
     """Count an input gradient as correlations, one per sample, group and phase of the strides."""
     sizes = ConvolutionSizes(*arguments["shape"])
     channels, axes = sizes.group_channels, sizes.directions
-    is_pointwise = all(axis[2] == 1 and axis[4] == 0 for axis in axes)
+    # The output padding of a transposed convolution can exceed the positions that windows reach.
+    is_pointwise = all(
+        window == 1 and padding == 0 and size <= n_positions * stride
+        for size, n_positions, window, stride, padding, _ in axes
+    )
     plane, out_plane = sizes.plane, sizes.out_plane
     for n_summed in _list_group_sizes(arguments["first"], arguments["count"], sizes.group_results):
         for _ in range(arguments["batch"]):
@@ -409,7 +413,8 @@ def _list_tap_counts(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
 def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count the blocks of 4x4, 1x4 and 1x1 weights per tap, with their rows and elements.
 
-    A tap that multiplies a single element of each channel counts single weights (``point``).
+    A tap that multiplies a single element of each channel counts single weights (``point``). A tap
+    whose columns are all outside the input has no rows.
     """
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     channels = sizes.group_channels
@@ -433,7 +438,7 @@ def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -
             }
             for name, n_blocks in blocks_by_name.items():
                 counts[name] += n_blocks
-                counts[f"{name} row"] += n_blocks * batch * rows
+                counts[f"{name} row"] += n_blocks * batch * (rows if columns else 0)
                 counts[f"{name} place"] += n_blocks * batch * rows * columns
 
 
@@ -441,7 +446,7 @@ def _count_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, A
     """Count output elements (``cleared``), and the rows and elements that each tap visits.
 
     For windows of 3x3 with stride, padding and dilation 1, count rows and elements of whole planes
-    in place of those of taps.
+    in place of those of taps. A tap whose columns are all outside the input visits no rows.
     """
     sizes, planes = ConvolutionSizes(*arguments["shape"]), arguments["batch"] * arguments["count"]
     counts.update(cleared=planes * sizes.out_plane)
@@ -449,7 +454,8 @@ def _count_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, A
         counts.update({"3x3 row": planes * sizes.height, "3x3": planes * sizes.plane})
         return
     for rows, columns in _list_tap_counts(sizes):
-        counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
+        n_rows = planes * rows if columns else 0
+        counts.update(tap=planes, row=n_rows, element=n_rows * columns)
 
 
 def _count_strided_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
