@@ -38,16 +38,18 @@ def test_the_cheapest_size_is_taken_with_its_schedule():
 
 
 def test_sizes_whose_program_does_not_fit_come_last():
-    """The cheapest that fits is taken, and the cheapest of all if none fits."""
+    """The cheapest that fits is taken, and the one that exceeds its limit least if none fits."""
     wide, narrow = comb_problem(8, 13), comb_problem(8, 11)
-    for fitting, best in (((1, 2), 1), ((0, 1), 0), ((), 0)):
+    for excess, best in (((9, 0, 0), 1), ((0, 0, 9), 0), ((3, 2, 1), 2)):
         problems = [replace(wide), replace(narrow), replace(narrow)]
         chosen = find_cheapest_tiles(
             list(zip(SIZES, problems, strict=True)),
             lambda problem: problem,
             Request(gap=0.0, time_limit_s=60.0),
-            fits=lambda problem, result: (
-                result.schedule is not None and any(problem is problems[k] for k in fitting)  # noqa: B023
+            excess_bytes=lambda problem, _result: next(
+                size
+                for size, candidate in zip(excess, problems, strict=True)  # noqa: B023
+                if candidate is problem
             ),
         )
         assert chosen.tile_bytes == SIZES[best]

@@ -66,6 +66,9 @@ STEP_RATIO: Final = 0.9
 """Maximum fraction of the remaining time for the solve of the step.
 
 The rest is for checks and forward passes."""
+TRIAL_FLASH_RATIO: Final = 0.95
+"""Maximum fraction of the flash for the program of a trial's schedule, because the program of the
+final schedule may need more code."""
 INTERRUPTED_RATIO: Final = 0.1
 """Maximum fraction of the remaining time for the solve after Ctrl-C or the progress callback ended
 the trials of tiles: this solve only has to plan the schedule that the trials found."""
@@ -318,7 +321,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         _drop_oversized_steps(candidates, deploy_tiles),
         make_problem,
         request,
-        fits=partial(_schedule_fits_flash, board, deploy_tiles),
+        excess_bytes=partial(_excess_flash_bytes, board, deploy_tiles),
     )
     tile_bytes, step = chosen_tiles.tile_bytes, chosen_tiles.step
     if tile_bytes is not None:
@@ -483,21 +486,28 @@ def _drop_oversized_steps(
     ]
 
 
-def _schedule_fits_flash(
+def _excess_flash_bytes(
     device: Device,
     deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
     step: LoweredStep,
     result: SolveResult,
-) -> bool:
-    """Return whether the program of a schedule, without copy statements, fits the flash."""
+) -> int:
+    """Return the bytes by which a schedule's program exceeds `TRIAL_FLASH_RATIO` of the flash [B].
+
+    Copy statements are not counted. 0 without a stated flash.
+    """
+    if device.flash is None:
+        return 0
     mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
     plan = make_plan(step.graph, result.problem.costs, result.require_schedule(), mode=mode)
     arena = make_zero_arena(step, plan)
-    return _fits_flash(replace(deploy_tiles(None, step), plan=plan, arena=arena, result=result))
+    deployment = replace(deploy_tiles(None, step), plan=plan, arena=arena, result=result)
+    free_bytes = _with_program_bytes(deployment, Weights.from_step(step)).flash_map()["free"]
+    return max(0, int((1 - TRIAL_FLASH_RATIO) * device.flash.size_bytes) - free_bytes)
 
 
 def _fits_flash(deployment: Deployment) -> bool:
-    """Return whether the program of a step fits the flash of the device."""
+    """Return whether the smallest program of a step fits the flash of the device."""
     try:
         check_flash(
             _with_program_bytes(deployment, Weights.from_step(deployment.step)),

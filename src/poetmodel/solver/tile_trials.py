@@ -61,14 +61,15 @@ def find_cheapest_tiles(
     make_problem: Callable[[LoweredStep], Problem],
     request: Request,
     *,
-    fits: Callable[[LoweredStep, SolveResult], bool] = lambda _step, _result: True,
+    excess_bytes: Callable[[LoweredStep, SolveResult], int] = lambda _step, _result: 0,
     solve: Callable[..., SolveResult] = solve_by_default,
     time_ratio: float = TRIAL_RATIO,
 ) -> ChosenTiles:
     """Solve each tile size for a fraction of the time, and return the size with the smallest value.
 
-    Sizes whose schedule does not fit are returned only if none fits. Of sizes with equal values the
-    first one is returned, without any schedule the first candidate. A single size is not solved.
+    If no schedule fits the device, the size with the smallest excess is returned. Of sizes with
+    equal values the first one is returned, without any schedule the first candidate. A single size
+    is not solved.
     The trials end after Ctrl-C, or if the progress callback returns False.
 
     Parameters
@@ -80,8 +81,9 @@ def find_cheapest_tiles(
         Returns the problem of a step.
     request : Request
         The time limit, gap, back end, threads, seed, solver options and progress callback.
-    fits : callable
-        Returns whether the program of a trial's schedule fits the device, such as its flash.
+    excess_bytes : callable
+        Returns the bytes by which the program of a trial's schedule exceeds a limit of the device,
+        such as its flash [B]; 0 if it fits.
     solve : callable
         The function that solves a problem, with keyword arguments of `poetmodel.solve`.
     time_ratio : float
@@ -89,9 +91,9 @@ def find_cheapest_tiles(
         early if its bound proves that its size cannot be the cheapest.
     """
     trials: list[TileTrial] = []
-    best: tuple[bool, float, int, SolveResult | None] = (True, math.inf, 0, None)
-    """Whether the schedule does not fit, its value, the position of its candidate and the result of
-    its trial: the first two are the smallest so far."""
+    best: tuple[float, float, int, SolveResult | None] = (math.inf, math.inf, 0, None)
+    """Excess of the schedule [B], its value, the position of its candidate and the result of its
+    trial: the first two are the smallest so far."""
     was_interrupted = False
     reserved_s = request.remaining_s() * (1 - time_ratio)
     for position, (tile_bytes, step) in enumerate(candidates if len(candidates) > 1 else ()):
@@ -113,9 +115,9 @@ def find_cheapest_tiles(
         known_bound = bound if math.isfinite(bound) else None
         trials.append(TileTrial(tile_bytes=tile_bytes, value=value, bound=known_bound))
         if value is not None:
-            is_oversized = not fits(step, result)
-            if (is_oversized, value) < best[:2]:
-                best = is_oversized, value, position, result
+            excess = excess_bytes(step, result)
+            if (excess, value) < best[:2]:
+                best = excess, value, position, result
         was_interrupted = result.termination == Termination.INTERRUPTED and not cutoff.is_reached
     *_, best_position, best_result = best
     tile_bytes, step = candidates[best_position]
