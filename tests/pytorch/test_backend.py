@@ -716,7 +716,10 @@ FOUND = {
     # PyTorch predicts other strides of norms, and a gradient that nobody wants.
     **{
         f"norms in {kind}": (
-            lambda kind=kind: alone(Normed(kind), torch.randn(8, 8, 16, dtype=kind)), "90%", {}, "",
+            lambda kind=kind: alone(Normed(kind), torch.randn(8, 8, 16, dtype=kind)),
+            "90%" if kind is torch.float32 else "96%",  # some processors take more RAM in bfloat16
+            {},
+            "",
         )
         for kind in (torch.float32, torch.bfloat16)
     },
