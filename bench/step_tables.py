@@ -408,7 +408,7 @@ def format_verdict(run: Mapping[str, Any] | None) -> str:
         return "-" if run is None else FAILED
     if run["fault"]:
         return "open" if "commit" in run["fault"] else "no: flash"
-    if str(run["reason"]).startswith("flash:"):
+    if str(run.get("reason", "")).startswith("flash:"):
         return "no: flash"
     return f"yes, {run['tile']}" if run["trains"] and run["tile"] else str(run["status"])
 

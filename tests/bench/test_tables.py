@@ -291,6 +291,8 @@ def test_flash_of_the_board_has_the_last_word():
         "tile": None,
     }
     assert steps.format_verdict(fault) == "no: flash"
+    refused_export = {"status": "no", "fault": "", "trains": False, "reason": "flash: code 1 B"}
+    assert steps.format_verdict(refused_export) == "no: flash"
     assert (
         steps.format_verdict(fault | {"fault": "", "trains": True, "tile": "8KiB"}) == "yes, 8KiB"
     )
