@@ -106,8 +106,7 @@ def fit_arena(
         Result, plan and arena. The bound of the result is that of the stated problem, so its gap
         includes the cost of the arena. Without a valid schedule, plan and arena are None. A result
         without a schedule has the reason; its status is ``infeasible`` if it is proved that there
-        is no schedule, or that no arena fits. In the latter case, the problem of the result has
-        sizes rounded up.
+        is no schedule, or that no arena fits.
 
     Raises
     ------
@@ -326,7 +325,9 @@ class _FittingSearch:
                 continue
             peak_bytes = 0 if result.simulation is None else result.simulation.peak_ram_bytes
             too_large_bytes = min(budget_bytes, peak_bytes)
-            budget_bytes = too_large_bytes - self._min_excess_bytes() - margin_bytes
+            # An arena that fits, but whose plan violates a limit, leaves no excess: bisect then.
+            excess_bytes = self._min_excess_bytes()
+            budget_bytes = too_large_bytes - excess_bytes - margin_bytes if excess_bytes > 0 else 0
         return Fitted(self._no_fit_result(first_result), None, None)
 
     def _improve_fitting(self, first_result: SolveResult, plan: Plan, arena: Arena) -> Fitted:
@@ -498,8 +499,8 @@ class _FittingSearch:
     def _infeasible_result(self, result: SolveResult) -> SolveResult:
         """Return the infeasible result for rounded sizes, with a reason that refers to addresses.
 
-        The problem of the result has the rounded sizes. The status becomes ``unknown`` if the
-        problem has user-defined constraints.
+        The problem of the result is the stated one. The status becomes ``unknown`` if it has
+        user-defined constraints.
         """
         reason = (
             f"no addresses fit {self._usable_ram_text()}: tensors at multiples of "
@@ -507,7 +508,7 @@ class _FittingSearch:
         )
         # User-defined constraints on bytes change when sizes are rounded up: this is no proof.
         status = Status.UNKNOWN if self.problem.constraints else Status.INFEASIBLE
-        return replace(result, status=status, reason=reason)
+        return replace(result, problem=self.problem, status=status, reason=reason)
 
     def _min_excess_bytes(self) -> int:
         """Return the excess of the smallest arena so far over the usable RAM [B], maybe below 0."""
