@@ -192,7 +192,7 @@ CHANGES = {
     "gone": (lambda m: delattr(m[3], "bias"), "a parameter or a buffer is missing"),
     "no bias": (lambda m: setattr(m[3], "bias", None), r"3\.bias was .* and is None"),
     "no mean": (
-        lambda m: setattr(m[1], "running_mean", None),
+        lambda m: [setattr(m[1], f"running_{name}", None) for name in ("mean", "var")],
         r"1\.running_mean was .* and is None",
     ),
     "a rate": (lambda m: setattr(m[2], "p", 0.9), r"2\.p was 0\.5 and is 0\.9"),
