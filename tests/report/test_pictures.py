@@ -8,6 +8,7 @@ import pytest
 
 from kit.pages import read_page
 from kit.worked import even_costs, skip_problem
+from poetmodel.device import Costs
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation
 from poetmodel.plan import check_plan
@@ -93,6 +94,18 @@ def test_still_timeline_shows_budget_and_keep_all(tmp_path):
     chart = plan_chart(problem.graph, made, check)
     tops = [top for _, runs in stack_bands(problem.graph, chart) for *_, top in runs]
     assert max(tops) * chart["scale"] == check.peak_ram_bytes
+
+
+def test_still_timeline_needs_times(tmp_path):
+    """With costs of 0 only a page can be drawn, over the instructions."""
+    graph = chain()
+    costs = Costs.from_arrays(graph, compute_time_s=[0] * 7, compute_energy_j=[0] * 7)
+    made = make_plan(graph, costs, checkpoint_all(graph), mode="blocking")
+    check = check_plan(graph, costs, made)
+    with pytest.raises(InputError, match="takes no time"):
+        draw_plan(graph, made, check, tmp_path / "plan.png")
+    draw_plan(graph, made, check, tmp_path / "plan.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.html"]
 
 
 def test_large_maps_name_some_nodes(tmp_path):

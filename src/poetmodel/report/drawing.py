@@ -61,14 +61,16 @@ def check_installed(path: str | Path, purpose: str, *libraries: str) -> None:
 def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> None:
     """Draw the RAM of a plan over time, with the activity of core and bus, and write the picture.
 
-    The suffix of the path selects a self-contained page (.html) or a still image, which requires a
-    makespan above 0. Raises the errors of `check_picture`, `PlanError` if the plan is for another
-    graph, and `InputError` if the file cannot be written.
+    The suffix of the path selects a self-contained page (.html) or a still image. Raises the errors
+    of `check_picture`, `PlanError` if the plan is for another graph, and `InputError` if the file
+    cannot be written, or for a still image if the plan takes no time.
     """
     check_picture(path)
     title, chart = plan_title(graph, plan, check), plan_chart(graph, plan, check)
     suffix = Path(path).suffix.lower()
     if suffix in still.PICTURE_LIBRARIES:
+        if not check.makespan_s:
+            raise InputError(f"{path}: the plan takes no time, which only a page shows; use .html")
         write_bytes(path, still.draw_timeline(graph, chart, title, suffix[1:]))
     else:
         _draw_page(title, graph, "timeline", chart, path)
