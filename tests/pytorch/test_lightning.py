@@ -129,7 +129,7 @@ def test_a_back_end_needs_no_strategy(tmp_path):
     """With accumulation, clipping, logs and validation; the last batch is another graph."""
     model = Classifier()
     expected, plain = fitted(model, tmp_path, accumulate_grad_batches=2)
-    back = pmt.backend("97%", cache=False)
+    back = pmt.backend("100%", cache=False)  # the minimum is 99.4 % on some processors
     found, ours = fitted(model, tmp_path, accumulate_grad_batches=2, back=back)
     assert same(found, expected)
     assert ours.callback_metrics == plain.callback_metrics
