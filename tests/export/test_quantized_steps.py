@@ -75,6 +75,20 @@ def test_boards_have_the_bits_of_the_host(target, tmp_path):
     assert exported.outcome(batches(), STEPS, target=target).has_same_bits(host)
 
 
+def infer(folder, inputs):
+    """Return what ``pm_infer`` of the program in a folder says of a batch."""
+    run_program(
+        build(folder, Target.HOST),
+        Target.HOST,
+        folder,
+        inputs=inputs,
+        steps=1,
+        learning_rate=0.0,
+        words=("infer=outputs.bin",),
+    ).require_success()
+    return np.fromfile(folder / "outputs.bin", "<f4").reshape(2, 3)
+
+
 def test_inference_has_the_front_too(tmp_path):
     """``pm_infer`` of the whole, in int8 and float, is what PyTorch says."""
     require_programs(Target.HOST)
@@ -82,12 +96,7 @@ def test_inference_has_the_front_too(tmp_path):
     step = with_inference(lower_training((net, loss_fn, inputs), "sgd"), net, loss_fn, inputs)
     export_step(step, tmp_path, ram="1MiB", infer=True)
     raw = b"".join(x.numpy().tobytes() for x in inputs)
-    words = ("infer=outputs.bin",)
-    program = build(tmp_path, Target.HOST)
-    run_program(
-        program, Target.HOST, tmp_path, inputs=raw, steps=1, learning_rate=0.0, words=words
-    ).require_success()
-    found = np.fromfile(tmp_path / "outputs.bin", "<f4").reshape(2, 3)
+    found = infer(tmp_path, raw)
     with torch.no_grad():
         np.testing.assert_allclose(found, net(inputs[0]).numpy(), rtol=1e-5)
 
@@ -110,12 +119,7 @@ def test_inference_on_bytes_maps_them_to_int8_as_the_step_does(tmp_path):
     random = torch.Generator().manual_seed(2)
     x = torch.randint(256, inputs[0].shape, generator=random, dtype=torch.uint8)
     raw = x.numpy().tobytes() + inputs[1].numpy().tobytes()
-    words = ("infer=outputs.bin",)
-    program = build(tmp_path, Target.HOST)
-    run_program(
-        program, Target.HOST, tmp_path, inputs=raw, steps=1, learning_rate=0.0, words=words
-    ).require_success()
-    found = np.fromfile(tmp_path / "outputs.bin", "<f4").reshape(2, 3)
+    found = infer(tmp_path, raw)
     with torch.no_grad():
         np.testing.assert_allclose(found, net(x * scale).numpy(), rtol=1e-5)
 
