@@ -40,6 +40,10 @@ class RamUse:
         """Sum of all kinds [B]."""
         return self.state_bytes + self.activation_bytes + self.gradient_bytes + self.workspace_bytes
 
+    def add_reserved_bytes(self, reserved_bytes: int) -> RamUse:
+        """Return the RAM use plus bytes that a compiled step reserves, counted as activations."""
+        return replace(self, activation_bytes=self.activation_bytes + reserved_bytes)
+
     def add_resident_bytes(self, graph: Graph) -> RamUse:
         """Return the RAM use plus a graph's resident bytes, counted under their kinds."""
         bytes_of_kind = dict(graph.resident_bytes)

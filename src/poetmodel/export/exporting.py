@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
-from poetmodel.errors import BudgetError, FlashError, InputError, VerificationError, join_names
+from poetmodel.errors import BudgetError, InputError, VerificationError, join_names
 from poetmodel.export.checks import check_options, check_ram, make_ram_error, min_weight_bytes
 from poetmodel.export.codes import fuse_byte_quantization
 from poetmodel.export.deployment import (
@@ -482,7 +482,11 @@ def _drop_oversized_steps(
     first_candidate, *later_candidates = candidates
     return [
         first_candidate,
-        *(candidate for candidate in later_candidates if _fits_flash(deploy_tiles(*candidate))),
+        *(
+            candidate
+            for candidate in later_candidates
+            if _free_flash_bytes(deploy_tiles(*candidate)) >= 0
+        ),
     ]
 
 
@@ -498,24 +502,23 @@ def _excess_flash_bytes(
     """
     if device.flash is None:
         return 0
-    mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
-    plan = make_plan(step.graph, result.problem.costs, result.require_schedule(), mode=mode)
+    mode, schedule = _transfer_mode(device), result.require_schedule()
+    plan = make_plan(step.graph, result.problem.costs, schedule, mode=mode)
     arena = make_zero_arena(step, plan)
     deployment = replace(deploy_tiles(None, step), plan=plan, arena=arena, result=result)
-    free_bytes = _with_program_bytes(deployment, Weights.from_step(step)).flash_map()["free"]
-    return max(0, int((1 - TRIAL_FLASH_RATIO) * device.flash.size_bytes) - free_bytes)
+    min_free_bytes = int((1 - TRIAL_FLASH_RATIO) * device.flash.size_bytes)
+    return max(0, min_free_bytes - _free_flash_bytes(deployment))
 
 
-def _fits_flash(deployment: Deployment) -> bool:
-    """Return whether the smallest program of a step fits the flash of the device."""
-    try:
-        check_flash(
-            _with_program_bytes(deployment, Weights.from_step(deployment.step)),
-            are_lower_bounds=True,
-        )
-    except FlashError:
-        return False
-    return True
+def _free_flash_bytes(deployment: Deployment) -> int:
+    """Return the flash that a program leaves [B]: negative if it does not fit, 0 if unknown."""
+    weights = Weights.from_step(deployment.step)
+    return _with_program_bytes(deployment, weights).flash_map().get("free", 0)
+
+
+def _transfer_mode(device: Device) -> StorageMode:
+    """Return the mode of transfers; blocking without storage."""
+    return StorageMode.BLOCKING if device.storage is None else device.storage.mode
 
 
 def _with_program_bytes(deployment: Deployment, weights: Weights) -> Deployment:
@@ -540,11 +543,10 @@ def _solve_and_place(
     begins from the schedule `start`, if any. Raises `NoScheduleError` if no schedule is found,
     `VerificationError` if a result is invalid or has no plan.
     """
-    mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
     limit_s = max(ratio * request.remaining_s(), 1e-3)
     result, plan, arena = fit_arena(
         problem,
-        mode=mode,
+        mode=_transfer_mode(device),
         alignment=device_alignment(device),
         time_limit=limit_s,
         gap=request.gap,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.ram import (
@@ -228,10 +228,7 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
     keep_all_rows: dict[str, dict[str, Any]] = {}
     for subject in gauged_subjects:
         device, graph = subject.problem.costs.device, subject.graph
-        ram_use = keep_all_ram_use(graph)
-        ram_use = replace(
-            ram_use, activation_bytes=ram_use.activation_bytes + subject.reserved_bytes
-        )
+        ram_use = keep_all_ram_use(graph).add_reserved_bytes(subject.reserved_bytes)
         device_ram = DeviceRam.compare(device, graph, ram_use)
         if device_ram is not None:
             keep_all_rows[device_ram.device] = _gauge_row("keep-all", device_ram)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.device import Costs
@@ -112,10 +112,7 @@ class VerifiedSchedule:
 
         Reserved bytes count as activations.
         """
-        peak_use = self.simulation.peak_use
-        peak_use = replace(
-            peak_use, activation_bytes=peak_use.activation_bytes + self.reserved_bytes
-        )
+        peak_use = self.simulation.peak_use.add_reserved_bytes(self.reserved_bytes)
         return DeviceRam.compare(self.problem.costs.device, self.problem.graph, peak_use)
 
     @property

@@ -114,7 +114,7 @@ def find_cheapest_tiles(
         value, bound = result.value, result.proven_bound
         known_bound = bound if math.isfinite(bound) else None
         trials.append(TileTrial(tile_bytes=tile_bytes, value=value, bound=known_bound))
-        if value is not None:
+        if value is not None and (best[0] or value < best[1]):
             excess = excess_bytes(step, result)
             if (excess, value) < best[:2]:
                 best = excess, value, position, result

@@ -189,6 +189,8 @@ class StateOptions:
         layers = [declaration for declaration in declarations if declaration.weights]
         if self.rule is None:
             return frozenset()
+        if not layers:
+            raise InputError("train: no layer of the network has weights; leave it out")
         prefix, _, n_layers = self.train.partition("-")
         if prefix == "last" and n_layers.isdecimal():
             # A norm does not count: it belongs to the layer before it.
@@ -207,8 +209,6 @@ class StateOptions:
             if fnmatchcase(weight.name, pattern)
             or fnmatchcase(weight.name.rpartition(".")[0], pattern)
         )
-        if not layers:
-            raise InputError("train: no layer of the network has weights; leave it out")
         if not names:
             raise InputError(
                 f"train: expected all, biases, last-N, or a pattern of parameters or layers such "

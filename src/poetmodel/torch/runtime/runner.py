@@ -269,10 +269,15 @@ class Runner:
         """
         if self.state_store is not None:
             self.state_store.rollback()
-        if self._optimizer_state is not None and not (
-            self.state_store is not None and self.state_store.has_two_generations
-        ):
+        if not self._can_restore_state:
             error.add_note(TORN_NOTE)
+
+    @property
+    def _can_restore_state(self) -> bool:
+        """Whether a failed step leaves parameters and moments as before it."""
+        return self._optimizer_state is None or (
+            self.state_store is not None and self.state_store.has_two_generations
+        )
 
     def _argument_values(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the values of all arguments for a step on `inputs`; None for moments and rates."""
@@ -310,10 +315,7 @@ class Runner:
         """Raise `CaptureError` if a check of numbers has failed, such as one for finite numbers."""
         if not all(results[position] for position in self._check_positions):
             joint = self.trace.joint
-            store = self.state_store
-            is_rolled_back = self._rollback and (
-                self._optimizer_state is None or (store is not None and store.has_two_generations)
-            )
+            is_rolled_back = self._rollback and self._can_restore_state
             unchanged_text = "nothing has changed: " if is_rolled_back else ""
             raise CaptureError(
                 f"{joint.name}: not all numbers are finite or in range, or a matrix cannot be "
