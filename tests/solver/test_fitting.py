@@ -71,7 +71,6 @@ def test_that_no_addresses_fit_is_proved(ram, mode, words):
     found = fit_arena(skip_problem(ram=ram), mode=mode, alignment=4)
     assert (found.plan, found.arena, found.result.schedule) == (None, None, None)
     assert found.result.status == Status.INFEASIBLE
-    assert found.result.problem.graph == skip_problem(ram=ram).graph
     assert found.result.reason.startswith(words)
 
 

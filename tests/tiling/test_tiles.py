@@ -450,14 +450,17 @@ def test_int8_layers_that_train_are_in_tiles(case):
     """Gradients, weights and residuals are in slices, with the bits of the whole step.
 
     The largest node whole: the gradient of 20 channels of 6 x 6 float32 numbers and that of their
-    means, 5 x 5. In slices of four channels all nodes need less than a third. The sums of input
-    gradients go over slices of results. Weights of depthwise convolutions stay whole.
+    means, 5 x 5. In slices of four channels all nodes need less than a third. With sums of
+    gradients or one sample, an update of 9 channels needs more: less than half, four of nine. The
+    sums of input gradients go over slices of results. Weights of depthwise convolutions stay whole.
     """
     step = trained_int8(**INT8_TRAINING[case])
     found = check_same(step, 300)
     if case == "clipped":
         return
-    assert floor(found.graph).bytes * 3 < floor(step.graph).bytes
+    has_large_update = "summed" in case or case == "one sample"
+    parts = 2 if has_large_update else 3
+    assert floor(found.graph).bytes * parts < floor(step.graph).bytes
     tiles = pieces(found)
     layers = ("first", "inner", "point", "last")
     kinds = ("weight",) if "stochastic" in case else ("weight", "residual")

@@ -106,7 +106,9 @@ def fit_arena(
         Result, plan and arena. The bound of the result is that of the stated problem, so its gap
         includes the cost of the arena. Without a valid schedule, plan and arena are None. A result
         without a schedule has the reason; its status is ``infeasible`` if it is proved that there
-        is no schedule, or that no arena fits.
+        is no schedule, or that no arena fits. In the latter case, the problem of the result has
+        sizes rounded up to multiples of the alignment, so that its explanation suggests RAM that
+        is enough for these.
 
     Raises
     ------
@@ -499,8 +501,8 @@ class _FittingSearch:
     def _infeasible_result(self, result: SolveResult) -> SolveResult:
         """Return the infeasible result for rounded sizes, with a reason that refers to addresses.
 
-        The problem of the result is the stated one. The status becomes ``unknown`` if it has
-        user-defined constraints.
+        The problem of the result has the rounded sizes, for which changes are suggested. The
+        status becomes ``unknown`` if the problem has user-defined constraints.
         """
         reason = (
             f"no addresses fit {self._usable_ram_text()}: tensors at multiples of "
@@ -508,7 +510,7 @@ class _FittingSearch:
         )
         # User-defined constraints on bytes change when sizes are rounded up: this is no proof.
         status = Status.UNKNOWN if self.problem.constraints else Status.INFEASIBLE
-        return replace(result, problem=self.problem, status=status, reason=reason)
+        return replace(result, status=status, reason=reason)
 
     def _min_excess_bytes(self) -> int:
         """Return the excess of the smallest arena so far over the usable RAM [B], maybe below 0."""
