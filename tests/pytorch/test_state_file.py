@@ -272,6 +272,20 @@ def test_a_commit_that_fails_leaves_the_state(file, monkeypatch):
     assert values(file) == {2: 1.0, 5: 1.0, 9: 1.0}
 
 
+def test_a_first_state_that_cannot_be_renamed_leaves_no_file(tmp_path, monkeypatch):
+    """The file with its unfinished name is removed when it is closed."""
+    state_file = StateFile(tmp_path, tensors(), name="step")
+    for index in SIZES:
+        put(state_file, index, 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", make_system_fault(errno.EIO))
+        with pytest.raises(OSError, match="Input/output error"):
+            state_file.commit()
+    assert list(tmp_path.iterdir()) == [state_file.path]
+    state_file.close()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("make", "kind"),
     [

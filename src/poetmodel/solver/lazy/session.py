@@ -313,11 +313,10 @@ class Session:
         remains or the session was stopped. May set `stop_reason`, as `is_done` does. Raises the
         errors of the solver and of the callbacks.
         """
-        remaining_s = self.request.remaining_s()
-        if remaining_s <= 0 or self.stop_reason is not None:
+        wall_s = self.request.remaining_wall_s()
+        if wall_s <= 0 or self.request.remaining_s() <= 0 or self.stop_reason is not None:
             self.is_done()
             return None
-        wall_s = self.request.remaining_wall_s()
         limits = Limits(
             time_s=wall_s if max_s is None else min(max_s, wall_s),
             rel_gap=self.request.gap / 2,

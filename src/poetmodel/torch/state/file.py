@@ -391,10 +391,9 @@ class StateFile:
         """Rename the file to its final name, under which `recover` finds it, and flush the folder.
 
         Called when the file has its first intact state. Raises `OSError` if the system refuses.
-        After a failed rename, neither `close` nor the deletion of this object removes the file.
         """
-        self._remove.detach()
         path = self.path.rename(self.path.with_suffix(""))
+        self._remove.detach()
         self._set_path(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
