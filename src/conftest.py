@@ -1,4 +1,4 @@
-"""Ignores modules whose examples in docstrings need a library that is not installed."""
+"""Make pytest ignore modules whose docstring examples need a library that is not installed."""
 
 from __future__ import annotations
 

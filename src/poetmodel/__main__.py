@@ -7,5 +7,5 @@ if __name__ == "__main__":
         main()
     finally:
         # After Ctrl-C in code compiled from a string, such as a dataclass method, Python exits by
-        # the signal instead of with the status, unless such code is executed again.
+        # the signal instead of with the exit status, unless such code is executed again.
         exec("")  # noqa: S102

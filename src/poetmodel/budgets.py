@@ -41,8 +41,8 @@ class Budget:
         Raises
         ------
         BudgetError
-            If `value` is no size or percentage, such as ``256KiB``, 262144 or ``50%``, or is above
-            2^53 bytes.
+            If `value` is negative, is no size or percentage, such as ``256KiB``, 262144 or ``50%``,
+            or is above 2^53 bytes.
         """
         if isinstance(value, Budget):
             return value

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHUNK: Final = 65_536
-"""Number of items between two checks of the time limit."""
+"""Number of items of `iterate_in_time` between two checks of the time limit."""
 _END_S: Final[ContextVar[float | None]] = ContextVar("end_s", default=None)
 """End of the time limit, on the clock of `now_s` [s]; None without a limit."""
 _WALL_END_S: Final[ContextVar[float | None]] = ContextVar("wall_end_s", default=None)
@@ -37,10 +37,10 @@ _WALL_END_S: Final[ContextVar[float | None]] = ContextVar("wall_end_s", default=
 def processor_clock(wall_s: float) -> Iterator[None]:
     """Context manager: time limits inside count processor time, for at most `wall_s` of wall time.
 
-    Within that wall time, the result of a solve does not depend on the load of the machine. Once
-    `wall_s` or the rest of an outer time limit has passed on the wall clock, `check_time_limit`
-    raises, also without a limit inside. The wall time of an outer `processor_clock` has no effect
-    inside.
+    The result of a solve inside then does not depend on the load of the machine, unless the wall
+    time ends. It ends `wall_s` [s] after entry, or earlier, when the rest of an outer time limit
+    has passed on the wall clock. From then on `check_time_limit` raises, also without a limit
+    inside. The wall time of an outer `processor_clock` has no effect inside.
     """
     end_s = time.monotonic() + min(wall_s, time_left_s())
     tokens = _WALL_END_S.set(end_s), _END_S.set(None)
@@ -125,7 +125,8 @@ def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
 def block_ctrl_c() -> Iterator[None]:
     """Context manager: block Ctrl-C in this thread, and permanently in processes started inside.
 
-    Has no effect on Windows, where worker processes have no console.
+    If no other thread accepts it, a Ctrl-C takes effect at the end. The function has no effect on
+    Windows, where worker processes have no console.
     """
     if sys.platform == "win32":
         yield

@@ -228,7 +228,10 @@ class TooLargeError(PoetModelError):
 
 
 class WorkersLostError(PoetModelError, RuntimeError):
-    """The workers of a sweep cannot execute more runs; recorded runs are retained."""
+    """The workers of a sweep cannot execute more runs, or a worker of the explorer did not start.
+
+    Recorded runs of a sweep are retained.
+    """
 
 
 class VerificationError(PoetModelError):

@@ -64,7 +64,8 @@ def licence(package: str) -> str:
 def processor_line(*keys: str) -> str:
     """Return the first line of ``/proc/cpuinfo`` that starts with one of the keys.
 
-    Falls back to the processor name of the `platform` module, which may be empty. Cached.
+    The line includes the key. Falls back to the processor name of the `platform` module, which may
+    be empty. Cached.
     """
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
@@ -126,9 +127,9 @@ def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> 
     """Parse JSON; NaN and infinities become floats, which the validation of each key refuses.
 
     `expected` names the format in messages. Adds an error to `faults` for each key that occurs
-    repeatedly in one object, whose last value is returned; without `faults`, raises `InputError`
-    with these errors. Also raises `InputError` for an empty or blank text, for a text that is not
-    JSON, and for too deep nesting or too many digits.
+    repeatedly in one object; without `faults`, raises `InputError` with these errors. The last
+    value of a repeated key is returned. Also raises `InputError` for an empty or blank text, for a
+    text that is not JSON, and for too deep nesting or too many digits.
     """
     if not text.strip():
         raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
@@ -240,7 +241,8 @@ def write_text(path: str | Path, text: str) -> None:
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write bytes to a file atomically; see `write_text` for links, devices and permissions.
 
-    Raises `InputError` if the file cannot be written.
+    The content is flushed to the disk before it replaces that of an existing file. Raises
+    `InputError` if the file cannot be written.
     """
     path = _resolve_target(path)
     with raise_write_errors(path):

@@ -21,7 +21,7 @@ _MIN_REPORT_INTERVAL_S: Final = 0.1
 """Minimum time between a progress report without a new solution and the report before it, or the
 start of the call [s]."""
 _INFINITE: Final = 1e20
-"""Absolute value from which on solvers mean "no bound"."""
+"""Magnitude from which on a bound of a solver means "no bound"."""
 
 
 def finite_or_none(value: float) -> float | None:
@@ -109,11 +109,11 @@ class SolverCall:
         return self.should_stop
 
     def report_progress(self, bound: float | None = None, nodes: float | None = None) -> bool:
-        """Record bound and node count, report them to `on_progress`, and return `should_stop`.
+        """Record bound and latest node count, call `on_progress`, and return `should_stop`.
 
-        There is no report within 0.1 s of the last one or of the start of the call, and none after
-        a callback has requested a stop or raised an exception. The bound is also stored as
-        `root_bound` if `nodes` is at most 1.
+        None leaves the recorded value unchanged. `on_progress` is not called within 0.1 s of its
+        last call or of the start of this call, nor after a callback has requested a stop or raised
+        an exception. The bound is also stored as `root_bound` if `nodes` is at most 1.
         """
         self._record_bound(bound)
         self._n_nodes = self._n_nodes if nodes is None else int(nodes)
@@ -148,9 +148,9 @@ class SolverCall:
             raise self._failure
 
     def _report(self, x: NDArray[np.float64] | None) -> None:
-        """Call `on_progress` with the current progress, unless it or an exception requested a stop.
+        """Call `on_progress`, unless an earlier call of it or an exception requested a stop.
 
-        A False result requests a stop.
+        Restarts the interval between reports. A result of False requests a stop.
         """
         if self._stop_requested:
             return
@@ -162,7 +162,7 @@ class SolverCall:
             self._stop_requested = True
 
     def _record_bound(self, bound: float | None) -> None:
-        """Store a bound, clipped at the cutoff, if it is the tightest so far.
+        """Store a bound, clipped at the cutoff, if it is the tightest so far; ignore None.
 
         A bound beyond the cutoff is not proven.
         """

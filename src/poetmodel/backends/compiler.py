@@ -60,8 +60,8 @@ def compile_model(model: Any) -> StandardForm:
     Raises `ModelError` unless there is exactly one active objective, for nonlinear expressions,
     unsupported components, fixed variables and used parameters without a value, and numbers that
     are not finite. Also raises it for variables with a column that belong to another model, or
-    whose domain is neither an interval nor all whole numbers of one. It names up to 11 of each
-    kind. Raises `TimeLimitError` once the time limit has passed.
+    whose domain is neither an interval nor all whole numbers of one. An error names up to 11 items
+    of each kind. Raises `TimeLimitError` once the time limit has passed.
 
     A violated constraint without unfixed variables makes the model infeasible, not malformed: the
     form then has no columns and one infeasible row, with the name of the first such constraint.
@@ -207,7 +207,8 @@ class _RowCollector:
     def _add_unchanged_row(self, source: _UnchangedRows, row: int) -> bool:
         """Append a row from the arrays of `build`; return False if it is constant and violated.
 
-        A constant row, one without unfixed variables, is not appended.
+        Fixed columns are moved to the bounds of the row. A constant row, one without unfixed
+        variables, is not appended.
         """
         columns, values = source.terms(row)
         constants = source.fixed_values[columns]
@@ -290,6 +291,7 @@ class _UnchangedRows:
 
 
 def _iterate_variables(model: Any) -> Iterable[Any]:
+    """Return the variables of all active blocks, fixed or not."""
     variables: Iterable[Any] = model.component_data_objects(pyo.Var, active=True)
     return variables
 
@@ -347,7 +349,10 @@ def _check_components(model: Any) -> None:
 
 
 def _check_columns(variables: Iterable[Any], model: Any) -> None:
-    """Raise `ModelError` for variables of another model or none, or without `_has_unit_steps`."""
+    """Raise `ModelError` for variables of another model or none, or with an unsupported domain.
+
+    `_has_unit_steps` decides whether a domain is supported.
+    """
     root = model.model()
     is_in_model: dict[int, bool] = {}
     has_unit_steps: dict[int, bool] = {}

@@ -98,7 +98,8 @@ class Gurobi(Solver):
         """Build the model, solve it within the remaining time, and return the result.
 
         If the time is over once the model is built, the status is TIME_LIMIT. Raises
-        ``GurobiError`` if Gurobi fails, and `UnknownOptionError` as `_set_option`.
+        ``GurobiError`` if Gurobi fails, `UnknownOptionError` if it rejects an option, and
+        `BackendError` for an unknown status.
         """
         start = call.start
         columns = _add_columns_and_rows(gurobipy, model, call.form)
@@ -136,7 +137,10 @@ def _open_model(gurobipy: Any, *, is_quiet: bool) -> Iterator[Any]:
 
 
 def _set_options(gurobipy: Any, model: Any, call: SolverCall) -> None:
-    """Set tolerances and limits, without the time limit; then set the options of the call."""
+    """Set threads, seed, tolerances, presolve and objective limits, but not the time limit.
+
+    Then set the options of the call, which override these settings.
+    """
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "Threads": int(limits.threads),
@@ -169,7 +173,7 @@ def _set_option(gurobipy: Any, model: Any, name: str, value: OptionValue) -> Non
 
 
 def _add_columns_and_rows(gurobipy: Any, model: Any, form: StandardForm) -> Any:
-    """Add columns and rows to the model; return the columns.
+    """Add columns, rows, costs, sense and offset of a form to the model; return the columns.
 
     A row with two different finite bounds becomes two constraints, a row without bounds none.
     """

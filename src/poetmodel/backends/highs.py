@@ -167,10 +167,11 @@ class Highs(Solver):
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction.
 
-        If presolve or the start caused a wrong result, the model is solved again without it. The
-        option ``presolve`` prevents this for presolve. Before another solve, the option or the
-        start of `call` is changed, and the progress of `call` is discarded. If the confirmation of
-        a proof fails, is stopped or has too little time, the status is OTHER_LIMIT.
+        If presolve or the start caused a wrong result, the model is solved again without it. It is
+        not solved again because of presolve if `call` has the option ``presolve``. Before another
+        solve, the option or the start of `call` is changed, and the progress of `call` is
+        discarded. If the confirmation of a proof fails, is stopped or has too little time, the
+        status is OTHER_LIMIT. If `Limits.presolve` is False, the option is set to "off" first.
         """
         solved_again = False
         if not call.limits.presolve:
@@ -298,8 +299,9 @@ class Highs(Solver):
     ) -> RawSolution:
         """Search without presolve for one solution whose objective is at least as good as `target`.
 
-        Without a target, solve to optimality. The start, the basis and the log of the call are not
-        used. If HiGHS reports an error, the status is TIME_LIMIT.
+        Without a target, solve to optimality. The search stops if `call` should stop. It does not
+        use the start, the basis and the log of the call. If HiGHS reports an error, the status is
+        TIME_LIMIT.
         """
         limits = replace(
             call.limits,
@@ -331,7 +333,7 @@ class _ReducedModel:
 
     @classmethod
     def from_form(cls, form: StandardForm) -> _ReducedModel:
-        """Return `form` with all tiny costs of columns with finite bounds set to 0.
+        """Return the reduced model of `form`: tiny costs of columns with finite bounds are 0.
 
         HiGHS returns wrong results for costs below `_MIN_COST` in magnitude.
         """
@@ -401,11 +403,12 @@ def _outer_thread_count() -> int | None:
 
 
 def _set_options(highspy: Any, highs: Any, call: SolverCall, reduced_model: _ReducedModel) -> None:
-    """Set tolerances and limits, without the time limit; then set the options of the call.
+    """Set threads, seed, tolerances and objective limits, but not the time limit.
 
-    Objective limits are shifted for the removed costs. A solve inside of a callback gets the thread
-    count of the outer solve. The presolve rule "enumeration" is turned off. Raises
-    `UnknownOptionError` as `_set_option`.
+    Then set the options of the call, which override these settings. Objective limits are shifted
+    for the removed costs. A solve inside of a callback gets the thread count of the outer solve.
+    The presolve rule "enumeration" is turned off, and models without integers get a smaller cost
+    perturbation. Raises `UnknownOptionError` if HiGHS rejects an option.
     """
     limits = call.limits
     settings: dict[str, OptionValue] = {
@@ -538,6 +541,7 @@ def _to_highs_basis(highspy: Any, basis: Basis) -> Any:
 
 
 def _read_basis(highspy: Any, highs: Any) -> Basis | None:
+    """Return the basis of the last solve; None if HiGHS has no valid basis."""
     basis = highs.getBasis()
     if not basis.valid:
         return None
@@ -572,7 +576,8 @@ def _has_returned_start(
 ) -> bool:
     """Return whether a solve with a start lost its best solution and returned the start.
 
-    Its reported objective is then better than the objective of the returned solution.
+    Its reported objective is then better than the objective of the returned solution. Only results
+    with the status OPTIMAL or OBJECTIVE_STOP are examined; otherwise returns False.
     """
     is_finished = outcome.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
     if call.start is None or outcome.x is None or not is_finished:

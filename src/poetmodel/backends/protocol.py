@@ -56,7 +56,7 @@ class Limits:
     """Search only for solutions whose objective is at least as good as this value; see
     `SolverStatus.CUTOFF`."""
     presolve: bool = True
-    """Whether the solver may presolve; most bugs of solvers that we met are in presolve."""
+    """Whether the solver may presolve. Most solver bugs that we have found are in presolve."""
     tolerance: float = 1e-7
     """Absolute feasibility and integrality tolerance of rows, bounds and integer columns."""
     log: Callable[[str], None] | None = None
@@ -66,7 +66,7 @@ class Limits:
     above."""
 
     def __post_init__(self) -> None:
-        """Check all numbers; raise `InputError` with all errors."""
+        """Check all numbers but those in `options`; raise `InputError` with all errors."""
         is_time_valid = self.time_s is None or 0 < self.time_s < math.inf
         is_tolerance_valid = _MIN_TOLERANCE <= self.tolerance <= _MAX_TOLERANCE
         checks = (
@@ -101,6 +101,7 @@ class Limits:
 
 
 def _is_integer_in_range(value: object, min_value: int, max_value: int) -> bool:
+    """Return whether a value is an integer, but no bool, in a range that includes its ends."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return False
     return min_value <= int(value) <= max_value
@@ -108,7 +109,7 @@ def _is_integer_in_range(value: object, min_value: int, max_value: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BackendProgress:
-    """Progress of a running solve; objective and bound are in the model's sense."""
+    """Progress of a running solve; incumbent and bound are in the model's sense."""
 
     incumbent: float | None
     """Objective of the best solution so far; None without one."""

@@ -41,7 +41,7 @@ def register(solver: type[Solver]) -> type[Solver]:
     Raises
     ------
     InputError
-        If a declaration is missing, or another back end has the same name.
+        If a declaration is missing or empty, or another back end has the same name.
     """
     missing_names = [
         name

@@ -148,9 +148,10 @@ def _optimize(model: Any) -> None:
 
 
 def _set_options(model: Any, call: SolverCall) -> None:
-    """Set the tolerance and limits, without the time limit; then set the options of the call.
+    """Set seed, gaps, tolerance, presolve and objective limits, but not the time limit.
 
-    Turns SCIP's own handling of Ctrl-C off.
+    Then set the options of the call, which override these settings. Turns SCIP's own handling of
+    Ctrl-C off.
     """
     limits = call.limits
     settings: dict[str, OptionValue] = {
@@ -182,7 +183,7 @@ def _set_option(model: Any, name: str, value: OptionValue) -> None:
 
 
 def _add_columns_and_rows(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
-    """Add columns, rows, sense and offset of a form to the model; return a variable per column.
+    """Add columns, rows, costs, sense and offset of a form; return the variable of each column.
 
     Rows without terms and rows without bounds are omitted. The other rows are built coefficient by
     coefficient, the fastest option in PySCIPOpt.

@@ -59,8 +59,8 @@ class Solver(ABC):
     statuses: ClassVar[Mapping[Any, SolverStatus]] = MappingProxyType({})
     """`SolverStatus` of each status of the solver; unlisted statuses are errors."""
     managed_options: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Options of the solver that `poetmodel.solve` sets itself, each with its parameter that sets
-    the option."""
+    """Options of the solver that `poetmodel.solve` sets itself, each with the parameter of
+    `poetmodel.solve` that determines it."""
     node_limit_option: ClassVar[str] = ""
     """Solver option that limits branch-and-bound nodes; empty if there is none."""
     gap_option: ClassVar[str] = ""
@@ -190,7 +190,8 @@ class Solver(ABC):
         UnknownOptionError
             If the solver lacks one of `Limits.options`, or refuses its value.
         BackendError
-            If the solver fails, or returns an invalid solution.
+            If the solver fails, or returns a solution of a wrong size, with values that are not
+            finite, or with integers that are not whole. Rows and bounds are not checked.
         """
         call = SolverCall(form, limits, on_progress, stop)
         self.import_package()
@@ -289,11 +290,11 @@ class Solver(ABC):
 def _round_and_check_start(
     start: NDArray[np.float64] | None, form: StandardForm, limits: Limits
 ) -> tuple[NDArray[np.float64] | None, bool | None]:
-    """Return the start, and whether it is feasible.
+    """Return a copy of the start, and whether it is feasible within `Limits.tolerance`.
 
-    Values of integer columns are rounded if they are whole within the tolerance. Both results are
-    None without a start or values; feasibility is None for a partial start. Raises `InputError` for
-    a wrong shape or an infinite value.
+    Values of integer columns are rounded if they are whole within the same tolerance. Both results
+    are None without a start or values; feasibility is None for a partial start. Raises `InputError`
+    for a wrong shape or an infinite value.
     """
     if start is None:
         return None, None
@@ -318,7 +319,8 @@ def _round_and_check_start(
 def _solve_trivially(call: SolverCall) -> RawSolution | None:
     """Return the result of a model that is infeasible by inspection or has no columns.
 
-    For all other models return None, or the status INTERRUPTED if the call must already stop.
+    For all other models return None, or a result with the status INTERRUPTED if the call should
+    already stop. The cutoff is not applied.
     """
     form = call.form
     if form.describe_contradiction() is not None:
@@ -339,9 +341,9 @@ def _correct_result(
     into account. INFEASIBLE becomes OTHER_LIMIT if `start` disproves it. With status INFEASIBLE,
     UNBOUNDED or CUTOFF there is no solution; otherwise a feasible `start` replaces a missing or
     worse one. The root bound is clipped at the bound, equal to it with at most one node, and None
-    without a number of nodes. Raises `BackendError` if the solver failed, returned an invalid
-    solution, did not distinguish infeasible from unbounded, or claims optimality without any
-    solution.
+    without a number of nodes. Raises `BackendError` if the solver failed, returned a solution that
+    `round_integers` rejects, did not distinguish infeasible from unbounded, or claims optimality
+    without any solution. Rows and bounds of the solution are not checked.
     """
     x = None if raw_solution.x is None else round_integers(raw_solution.x, form)
     status = _correct_status(raw_solution.status, x, form, limits.objective_cutoff)

@@ -29,7 +29,7 @@ ROUNDING_TOLERANCE: Final = 1e-9
 """Rounding error up to which crossed bounds of a row become equal (relative above 1), bounds of
 integer columns count as whole numbers, and rows without coefficients count as satisfied."""
 _MAX_NAMED: Final = 10
-"""Maximum number of errors of one kind in a message."""
+"""Maximum number of errors of one kind in a `ModelError`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ class Layout:
     def model_values(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Convert a solution of the form to the value of each column of the model.
 
-        The value is 0 for unfixed columns that the form does not have.
+        The value is 0 for unfixed columns that the form does not have. Values are not rounded.
         """
         values = np.where(np.isnan(self.fixed_values), 0.0, self.fixed_values)
         has_column = self.positions >= 0
@@ -73,7 +73,7 @@ class Layout:
         return x
 
     def form_columns(self, family: Family) -> Family:
-        """Return the form's columns of a family of variables, by key; omit keys without one."""
+        """Return the form's columns of a family, by key; omit keys whose variable has no column."""
         columns = self.positions[list(family.values())].tolist() if family else []
         return {key: j for key, j in zip(family, columns, strict=True) if j >= 0}
 
@@ -137,7 +137,7 @@ class StandardForm:
     origin."""
 
     def __post_init__(self) -> None:
-        """Check sizes and sense, make arrays read-only, then check all numbers.
+        """Check sizes and sense, make the given arrays read-only, then check all numbers.
 
         Raise `ModelError` with the errors of the first failed check, up to ten of each kind.
         Crossed bounds are no error: see `describe_contradiction`.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _POLL_S: Final = 0.1
-"""Maximum time until Ctrl-C is noticed [s]."""
+"""Maximum time until Ctrl-C is handled [s]."""
 _MAX_EXIT_WAIT_S: Final = 60.0
 """Maximum time for which an exiting program waits for a late solver [s]. HiGHS has returned
 43 s after its limit, and in some cases never."""
@@ -77,7 +77,7 @@ def run_interruptibly(
     thread = threading.Thread(target=run_solve, name="poetmodel-solve", daemon=True)
     deadline_s = math.inf if max_s is None else time.monotonic() + max_s
     try:
-        with block_ctrl_c():  # `start` also waits
+        with block_ctrl_c():  # `start` waits for the thread
             thread.start()
         wait_for_thread()
     except KeyboardInterrupt:

@@ -40,9 +40,9 @@ MAX_ROUNDS: Final = 6
 def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Schedule:
     """Swap tensors whose transfers are hidden; then swap or recompute by memory saved per second.
 
-    Candidates are the intervals between two accesses of a tensor that cross a peak: a stage that
-    does not fit in RAM. The *free time* of an interval on the timeline of keep-all is the time
-    between the two accesses, minus the times of page-out and page-in. If it is not negative,
+    Candidates are the intervals between two accesses of a tensor that contain a peak, which is a
+    stage above the RAM budget. The *free time* of an interval on the timeline of keep-all is the
+    time between the two accesses, minus the times of page-out and page-in. If it is not negative,
     computations hide both transfers.
 
     1. Tensors are swapped in intervals of free time 0 or more, in descending order of free time,
@@ -64,8 +64,9 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
       its transfers.
 
     The last two rules charge no page-out if the plan has written the tensor before. If `refined`,
-    each of them is applied twice, and the better schedule is returned: the saving of an interval is
-    all bytes of the tensor, or at most the largest excess of its stages over the budget.
+    each of them is applied twice, and the better schedule is returned. First, the saving of an
+    interval is all bytes of the tensor; then, it is at most the largest excess of the interval's
+    stages over the budget.
 
     Interpretations. The paper has one amount of memory to save; here every stage must fit. The
     paper triggers page-ins early and adjusts them by feedback; here a schedule pages in at the
@@ -115,7 +116,8 @@ class _EvictionPlanner:
         graph = problem.graph
         self.problem = problem
         self.caps_savings = caps_savings
-        """Whether the saving of an interval is at most the largest excess of its stages."""
+        """Whether the saving of an interval, otherwise all bytes of its tensor, is at most the
+        largest excess of its stages."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.intervals = [
@@ -230,6 +232,7 @@ class _EvictionPlanner:
             self._add_eviction(best[1], is_swap=best[2])
 
     def _count_saved_bytes(self, interval: IdleInterval) -> int:
+        """Return the saving of an interval, as `caps_savings` defines it [B]."""
         size = self.sizes[interval.tensor]
         if not self.caps_savings:
             return size
@@ -334,8 +337,10 @@ class _EvictionPlanner:
     def _keep_recomputed_tensors(self, schedule: Schedule) -> Schedule:
         """Return the schedule with recomputed tensors kept until their next use if RAM is free.
 
-        A kept tensor avoids recomputations. This frees RAM in which the next round keeps tensors.
-        Returns `schedule` itself if no round keeps tensors within the budget.
+        A kept tensor avoids recomputations. This frees RAM in which the next of up to `MAX_ROUNDS`
+        rounds keeps tensors. If a schedule exceeds the budget, it is discarded, and later rounds
+        keep fewer tensors that its exceeded stages recompute. Returns `schedule` itself if no round
+        keeps tensors within the budget.
         """
         kept_tensors, full_stages = frozenset[tuple[int, int]](), set[int]()
         for _ in range(MAX_ROUNDS):
@@ -366,8 +371,9 @@ class _EvictionPlanner:
     def _repair(self, schedule: Schedule) -> bool:
         """Change the plan for each stage above the budget; return whether any stage was above it.
 
-        One recomputation for the stage becomes a swap if storage has space; otherwise the bytes
-        above the budget are added to the excess of the stage.
+        The first recomputation whose interval ends at the stage, and for whose tensor storage has
+        space, becomes a swap. Without one, the bytes above the budget are added to the excess of
+        the stage.
         """
         excess = self._peaks(schedule) - self.problem.usable_ram_bytes
         excess_bytes = {int(t): int(excess[t]) for t in np.flatnonzero(excess > 0)}
@@ -403,9 +409,10 @@ class _KeepingExecution(EvictionExecution):
         free_bytes: NDArray[np.int64],
         full_stages: Collection[int],
     ) -> None:
-        """Start an execution of evictions; `kept_tensors` stay in RAM until their next use.
+        """Start an execution of evictions, in which recomputed `kept_tensors` stay in RAM.
 
-        The execution changes `free_bytes`.
+        `kept_tensors` are (stage, tensor) pairs. The execution subtracts the bytes of the tensors
+        that it keeps additionally from `free_bytes`.
         """
         super().__init__(problem, evictions)
         self.kept_tensors = frozenset(kept_tensors)
@@ -422,8 +429,8 @@ class _KeepingExecution(EvictionExecution):
     def _find_missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes that the stage computes, and the tensors that it pages in.
 
-        Adds recomputed tensors, by next use, to `kept_tensors` if RAM is free until that use, and
-        subtracts their sizes from `free_bytes`.
+        Adds recomputed tensors that a later stage reads to `kept_tensors`, in the order of their
+        next uses, if RAM is free until that use, and subtracts their sizes from `free_bytes`.
         """
         computed_nodes, page_ins = super()._find_missing()
         t = self.stage

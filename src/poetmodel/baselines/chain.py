@@ -110,10 +110,10 @@ class Chain:
         Steps count from 0. The forward pass keeps the tensors that the last part begins with.
         Tensors of `freed_steps` are freed before the part of their step begins, and recomputed for
         the part. All other recomputable tensors stay from one part to the next if `tensors_of_part`
-        has them for both. Within the forward pass, a tensor stays until its last use in this pass;
-        within a part, until its last use. The last part then includes the last forward stage.
-        `stored_tensors` are paged out, and paged in instead of recomputed. `tensors_of_part` needs
-        an entry for the last part, and for each part with nodes.
+        has them for both. Within the forward pass, a tensor stays until its last use in this pass.
+        Within a part, it stays until its last use; here the last forward stage belongs to the last
+        part. `stored_tensors` are paged out, and paged in instead of recomputed. `tensors_of_part`
+        needs an entry for the last part, and for each part with nodes.
         """
         graph, steps, last_forward_use = self.graph, self.steps, last_forward_uses(self.graph)
         first_backward = first_backward_node(graph)
@@ -157,7 +157,7 @@ def _split_backward(
     states: Sequence[frozenset[int]],
     recomputable: frozenset[int],
 ) -> list[list[int]]:
-    """Return the nodes of each step's part: a node belongs to the latest possible step.
+    """Return the backward nodes of each step; a node belongs to the latest possible step.
 
     The steps of consecutive nodes do not ascend. A part may read the recomputable tensors of its
     step and the state before the step, and all tensors that are not recomputable. Raises
@@ -245,8 +245,8 @@ class ChainMemory(Chain):
     def tape_completion_bytes(self, s: int) -> int:
         """Return the peak of computing the tape of step `s` if its state is in RAM [B].
 
-        Other tensors count; of the step's state, only tensors of the tape; the state before the
-        step does not count.
+        The other tensors in RAM when part `s` of the backward pass begins count. Of the step's
+        state, only tensors of the tape count; the state before the step does not count.
         """
         step, nodes = self.steps[s], self.tape_completion_nodes(s)
         return self._peak(
@@ -256,7 +256,8 @@ class ChainMemory(Chain):
     def peaks(self, s: int, t: int) -> StepPeaks:
         """Return the peaks of step `s` if it is executed before part `t` of the backward pass.
 
-        Before the last part it is executed in the forward pass, otherwise recomputed.
+        Before the last part, the step is executed in the forward pass. Before any other part, it is
+        recomputed, and the other tensors in RAM when part `t` begins are added to the peaks.
         """
         if t == len(self.steps) - 1:
             return self.forward_peaks[s]
@@ -275,15 +276,19 @@ class ChainMemory(Chain):
         return self.graph.nodes[k].output_bytes + self.graph.nodes[k].workspace_bytes
 
     def _count_other_tensor_bytes(self) -> list[int]:
-        """Return the bytes of other tensors in RAM when each stage begins [B]."""
+        """Return the bytes of other tensors in RAM when each stage begins [B].
+
+        A tensor counts from its computation to its last reader, and if a step reads it, at least
+        until the step's part of the backward pass begins. A tensor without readers does not count.
+        """
         graph, steps = self.graph, self.steps
         byte_changes = [0] * (len(graph.nodes) + 2)
         first_stage = {k: step.backward[0] for step in steps if step.backward for k in step.nodes}
         for i, size in enumerate(graph.tensor_bytes):
             if i in self.recomputable or not graph.users_of[i]:
                 continue
-            # Samples and labels that a step reads are needed until its part of the backward pass
-            # begins.
+            # A step may be recomputed until its part of the backward pass begins, and then reads
+            # its samples and labels again.
             last_stage = max(max(k, first_stage.get(k, k)) for k in graph.users_of[i])
             byte_changes[graph.node_of[i] + 1] += size
             byte_changes[last_stage + 1] -= size
@@ -313,7 +318,7 @@ class ChainMemory(Chain):
     def _step_peaks(self, s: int, input_state: frozenset[int], *, is_recomputed: bool) -> StepPeaks:
         """Return the peaks of step `s`; `input_state` is the state that it reads.
 
-        Those of a recomputation exclude other tensors.
+        A recomputation computes only `recomputed_nodes`, and its peaks exclude other tensors.
         """
         step = self.steps[s]
         nodes = self.recomputed_nodes(s) if is_recomputed else step.nodes

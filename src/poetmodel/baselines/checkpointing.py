@@ -121,7 +121,10 @@ def min_forward_steps(length: int, slots: int) -> int:
 
 
 def _steps_to_next_checkpoint(length: int, slots: int) -> int:
-    """Return the optimal number of steps up to the next checkpoint; the smallest one in ties."""
+    """Return the optimal number of steps up to the next checkpoint; the smallest one in ties.
+
+    `length` and `slots` must be at least 2. The slots include that of the first state.
+    """
     return min(
         range(1, length),
         key=lambda step: (
@@ -148,20 +151,21 @@ def rotor(problem: Problem) -> Schedule:
 
     State tensors of the graph are in RAM. The dynamic program ignores energy, deadline and storage.
 
-    It is that of Beaumont et al.: ``C(s, t, m)`` is the minimum time to execute steps ``s..t`` and
-    their parts of the backward pass with memory `m` beside the state before `s`. Either step `s` is
-    computed and taped once (``F_all``), followed by ``s+1..t``; or steps are computed without a
-    tape up to a state that is stored (``F_ck``), followed by the steps after the state and then
-    the steps before the state. The paper frees the stored state after the step that reads it and
-    recomputes it for its own step. If the part of that step reads the state, a second table has the
-    times with the state left in memory, and the better option is taken. Peaks of steps, tapes and
-    parts are computed from the nodes of the graph: inputs, outputs and workspaces, including
-    gradients and samples. Sizes are rounded up to a 500th of the budget (budgets up to 500 bytes
-    are exact), and a state counts until the end of the next step's part. So the simulator may count
-    less than the program. Bisection finds the largest memory, up to a fourth above the budget,
-    whose schedule meets the budget in the simulator. Of all schedules seen that meet it, the best
-    by the problem's objective is returned. The run time is proportional to ``L**3 * 500`` for `L`
-    steps.
+    The program is that of Beaumont et al.: ``C(s, t, m)`` is the minimum time to execute steps
+    ``s..t`` and their parts of the backward pass with memory `m` beside the state before `s`. There
+    are two options. With ``F_all``, step `s` is computed and taped once; steps ``s+1..t`` follow.
+    With ``F_ck``, steps are computed without a tape up to a state that is stored; the steps after
+    the state follow, then those before it. The paper frees the stored state after the step that
+    reads it and recomputes it for its own step. If the part of that step reads the state, a second
+    table has the times with the state left in memory, and the better option is taken.
+
+    Peaks of steps, tapes and parts are computed from the nodes of the graph: inputs, outputs and
+    workspaces, including gradients and samples. Sizes are rounded up to a 500th of the budget
+    (budgets up to 500 bytes are exact), and a state counts until the end of the next step's part.
+    So the simulator may count less than the dynamic program. Bisection finds the largest memory, up
+    to a fourth above the budget, whose schedule meets the budget in the simulator. Of all schedules
+    in the bisection that meet it, the best by the problem's objective is returned. The run time is
+    proportional to ``L**3 * 500`` for `L` steps.
 
     Raises `MethodNotApplicableError` if the graph is no chain, or if no schedule meets the budget.
     """
@@ -201,8 +205,9 @@ class ChainTable:
     def __init__(self, problem: Problem, times: Sequence[float] = ()) -> None:
         """Fill the tables of minimum times; `times` replaces the compute times of the nodes [s].
 
-        Raises `MethodNotApplicableError` if the graph is no chain, and `TimeLimitError` once the
-        time limit has passed.
+        `times` may be another cost [J], which all methods then return in place of times. Raises
+        `MethodNotApplicableError` if the graph is no chain, and `TimeLimitError` once the time
+        limit has passed.
         """
         self.chain = chain = ChainMemory(problem.graph)
         times = times or problem.table.compute_time_s
@@ -231,7 +236,10 @@ class ChainTable:
                 self.fill_span(s, s + span)
 
     def fill_span(self, s: int, t: int) -> None:
-        """Compute the minimum times of steps ``s..t`` from those of all shorter spans."""
+        """Set `min_time_s` and `min_time_after_part_s` of ``s..t`` from those of shorter spans.
+
+        Without a step after `t`, only `min_time_s` is set.
+        """
         check_time_limit()
         for keeps_state in (False, True):
             min_times = np.full(self.max_units + 1, np.inf)
@@ -271,8 +279,9 @@ class ChainTable:
     ) -> NDArray[np.float64]:
         """Return the minimum times of steps ``s..t`` with a given first decision [s].
 
-        They are for memories from `min_units` to `max_units`, both included. With `keeps_state`,
-        the state of step `t` is in memory, and counted.
+        They are for memories from `min_units`, which is at least `decision.min_units`, to
+        `max_units`, both included. With `keeps_state`, the state of step `t` is in memory, and
+        counted.
         """
         held_units, checkpoint_step = decision.held_units, decision.checkpoint_step
         later_times = self.min_time_s[
@@ -296,9 +305,10 @@ class ChainTable:
         return times
 
     def decisions(self, s: int, t: int, *, keeps_state: bool) -> Iterator[_Decision]:
-        """Yield the first decisions for steps ``s..t``, also if they need more than `max_units`.
+        """Yield the first decisions for two or more steps ``s..t``: to tape `s`, then checkpoints.
 
-        With `keeps_state`, the state of step `t` is in memory, and counted.
+        The checkpoints ascend. Decisions that need more than `max_units` are included. With
+        `keeps_state`, the state of step `t` is in memory, and counted.
         """
         kept_state_bytes = self.part_state_bytes(t) if keeps_state else 0
         chain, step = self.chain, self.chain.steps[s]
@@ -392,8 +402,8 @@ class ChainTable:
     def sequence_time_s(self, first: int, last: int, free_bytes: int) -> float:
         """Return the minimum time to recompute steps `first` to `last` for their parts [s].
 
-        The part of the step after `last` was executed before. Returns inf if `free_bytes` do not
-        suffice.
+        The part of the step after `last` was executed before. `free_bytes` are rounded down to
+        units. Returns inf if they do not suffice.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         return math.inf if units < 0 else min(self._min_times_freed_and_kept(first, last, units))
@@ -403,7 +413,9 @@ class ChainTable:
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
         """Return the tensors in RAM when each part of a recompute sequence begins, and freed steps.
 
-        The state of a freed step is freed before the part of the step, and recomputed for it.
+        The state of a freed step is freed before the part of the step, and recomputed for it. That
+        of step `last` is freed only if this is faster. `free_bytes` must suffice: `sequence_time_s`
+        is finite.
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         freed_s, kept_s = self._min_times_freed_and_kept(first, last, units)
@@ -422,8 +434,8 @@ class ChainTable:
     def best_decision(self, s: int, t: int, max_units: int, *, keeps_state: bool) -> _Decision:
         """Return the fastest first decision for steps ``s..t`` with a memory of `max_units`.
 
-        The memory must suffice for one of them. With `keeps_state`, the state of step `t` is in
-        memory, and counted.
+        The memory must suffice for one of them. In ties, the first one of `decisions` is returned.
+        With `keeps_state`, the state of step `t` is in memory, and counted.
         """
         possible_decisions = (
             decision

@@ -96,7 +96,7 @@ def dtr_paging(problem: Problem) -> Schedule:
     The score is ``full`` or ``msps``. The cost of a tensor is the smaller of its recomputation
     (with its neighbourhood, for ``full``) and its transfers: page-in, and page-out unless it is on
     storage. The smaller cost decides how it is evicted. Costs are energy; if the problem minimizes
-    time, they are time in the sense of the deadline. Staleness is always time. Tensors that cannot
+    time, they are times as the deadline counts them. Staleness is always time. Tensors that cannot
     be recomputed are evicted to storage while it has space. Tensors that were evicted to storage
     are paged in on use and belong to no neighbourhood.
 
@@ -121,6 +121,7 @@ def dtr_paging(problem: Problem) -> Schedule:
 def _schedule_with_paging(
     problem: Problem, *, score: str, free_transfers: bool, recompute: bool
 ) -> Schedule:
+    """Execute the step with a score; without `recompute`, evict only to storage."""
     restricted_problem = problem if recompute else replace(problem, recompute=False)
     return _PagingExecution(
         restricted_problem, score, free_transfers=free_transfers
@@ -180,7 +181,8 @@ class Runtime(Execution):
     def compute(self, k: int) -> None:
         """Evict tensors until node `k` fits in RAM, compute it, and unlock its inputs.
 
-        Advances the clock of the scores, and appends to `program`. Raises
+        All inputs must be in RAM and locked. Advances the clock of the scores, records that the
+        outputs are not evicted any more, and appends to `program`. Frees no input. Raises
         `MethodNotApplicableError` if the node does not fit and no tensor may be evicted, or if the
         compute time exceeds `MAX_PASSES` single passes.
         """
@@ -236,7 +238,7 @@ class Runtime(Execution):
     def _lock_inputs(self, k: int) -> tuple[int, list[int]]:
         """Lock the inputs of node `k` that are in RAM; record a use of all inputs.
 
-        Returns the node and its inputs that are not in RAM.
+        Returns the node and its inputs that are not in RAM. The caller restores and locks these.
         """
         inputs = self.graph.inputs_of[k]
         for i in inputs:
@@ -266,10 +268,10 @@ class _LivenessExecution(StagedExecution):
         return min(recomputable_tensors, key=self.scores.score, default=None)
 
     def retains(self, i: int) -> bool:
-        """Return whether tensor `i` stays in RAM after its last reader in the stage.
+        """Return whether tensor `i` stays in RAM after its last reader in the stage; may pin it.
 
-        Pins a tensor that no later stage's node reads if it cannot be recomputed and the
-        recomputation of an evicted tensor needs it.
+        It stays if the node of a later stage reads it. It also stays, and is pinned, if it cannot
+        be recomputed and the recomputation of an evicted tensor needs it.
         """
         if self.is_awaited(i):
             return True
@@ -281,9 +283,9 @@ class _LivenessExecution(StagedExecution):
         return is_needed
 
     def compute(self, k: int) -> None:
-        """Compute node `k`, update scores and clock, and evict pinned tensors.
+        """Compute node `k`, update scores and clock, and evict pinned tensors that are not needed.
 
-        Tensors that the stage reads, or that recomputations need, stay pinned.
+        Tensors that any step of the stage reads, or that recomputations need, stay pinned.
         """
         super().compute(k)
         for i in self.graph.inputs_of[k]:
@@ -314,7 +316,7 @@ class _LivenessExecution(StagedExecution):
         graph, known_recomputable = self.graph, set[int]()
 
         def is_recomputable(i: int) -> bool:
-            """Return whether `i` can be recomputed, with all unavailable inputs that this needs."""
+            """Return whether `i` and all unavailable tensors that it needs can be recomputed."""
             check_time_limit()
             required_nodes, pending_nodes = set[int](), [graph.node_of[i]]
             while pending_nodes:
@@ -363,7 +365,9 @@ class _PagingExecution(_LivenessExecution):
     def choose_victim(self, k: int) -> int | None:
         """Return the tensor with the lowest score; None without a candidate.
 
-        If paging is cheaper than recomputation, records that the tensor is written to storage.
+        Candidates can be recomputed, are on storage, or fit there. If paging is cheaper than
+        recomputation, records the write to storage, and that the tensor is paged in on its next
+        use.
         """
         is_recomputable = self._make_recomputability_test()
         best: tuple[float, int, bool] | None = None
@@ -417,9 +421,10 @@ class _PagingExecution(_LivenessExecution):
         return p in self.ram or p in self.paged_out
 
     def _recomputation_cost(self, i: int) -> float:
-        """Return the cost of recomputing tensor `i` and its evicted ancestors, with page-ins.
+        """Return the cost of recomputing tensor `i` and its evicted ancestors.
 
-        If `counts_neighbourhood`, adds the cost of recomputing its evicted descendants.
+        Includes the page-ins of inputs that were evicted to storage. If `counts_neighbourhood`,
+        adds the cost of recomputing its evicted descendants.
         """
         ancestors = self.scores.evicted_ancestors(i)
         paged_inputs = {

@@ -53,12 +53,12 @@ def watch_rules() -> Iterator[RuleWatch]:
 def fit_budget(problem: Problem, schedule_within: Callable[[int], Schedule]) -> Schedule:
     """Repeat a method with less RAM until its schedule meets the RAM budget.
 
-    `schedule_within(ram_bytes)` returns a schedule. The simulator may count more RAM than the
-    method does, because the stages of a schedule are coarser than the steps of a method. Each
-    further attempt has less RAM, by the excess of the previous schedule. Raises
-    `MethodNotApplicableError` if none of up to `MAX_ATTEMPTS` attempts meets the budget; attempts
-    end early if no RAM is left, or if one raises this error. An error of the first attempt is
-    raised unchanged.
+    `schedule_within(ram_bytes)` returns a schedule. The first attempt has the usable RAM. Each
+    further attempt has less RAM, by the bytes of the previous schedule above the budget: the
+    simulator may count more RAM than the method does, because the stages of a schedule are coarser
+    than the steps of a method. Raises `MethodNotApplicableError` if none of up to `MAX_ATTEMPTS`
+    attempts meets the budget; attempts end early if no RAM is left, or if one raises this error. An
+    error of the first attempt is raised unchanged.
     """
     usable_bytes = ram_bytes = problem.usable_ram_bytes
     peak = 0
@@ -89,11 +89,11 @@ def bisect_budget(
 ) -> Schedule | None:
     """Bisect for the largest memory at which a method meets the budget; return the best schedule.
 
-    Best is the smallest value of the objective, among the schedules found that meet the RAM budget.
-    A method may count more RAM than the simulator does, so the memory may exceed the budget.
-    `schedule_with(units)` returns a schedule within a memory of 0 to `max_units` units, or None if
-    the memory is too small. Units are any scale on which memory grows. The first call is with
-    `first_units`. Returns None if no schedule meets the budget.
+    The best schedule has the smallest value of the objective, among those found that meet the RAM
+    budget. A method may count more RAM than the simulator does, so the memory may exceed the
+    budget. `schedule_with(units)` returns a schedule within a memory of 0 to `max_units` units, or
+    None if the memory is too small. More units must mean more memory, not necessarily in
+    proportion. The first call is with `first_units`. Returns None if no schedule meets the budget.
     """
     best: Candidate | None = None
     low, high, units = 0, max_units, first_units

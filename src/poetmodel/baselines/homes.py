@@ -77,7 +77,10 @@ def put_state_on_storage(method: Scheduler[P]) -> Scheduler[P]:
 def _bind_options(
     method: Scheduler[P], *options: P.args, **keywords: P.kwargs
 ) -> Callable[[Problem], Schedule]:
-    """Return a function of the problem alone, with the method's options bound."""
+    """Return a function of the problem alone, with the method's options bound.
+
+    It has the method's attributes, such as that of `mark_forward_only`.
+    """
 
     @wraps(method)
     def rule(problem: Problem) -> Schedule:
@@ -102,11 +105,11 @@ def schedule_with_best_homes(
     """Return the best schedule of `rules`, over several assignments of homes to state.
 
     `rules` are called with problems without state. Each rule is tried with all state in RAM and
-    with all state on storage. If a rule has a schedule only for storage, bisection finds the
-    maximum number of state tensors in RAM; those with the highest transfer energy per byte are
-    first. Without a schedule, all attempts may be repeated: see `retry_with_overwrites`. Raises the
-    first `MethodNotApplicableError` if no attempt has a schedule. The time limit has the effect
-    that `select_best_schedule` describes.
+    with all state on storage. If a rule has a schedule only with all state on storage, bisection
+    finds the maximum number of state tensors in RAM, in the order of `_sort_by_transfer_energy`. If
+    no attempt has a schedule, all attempts may be repeated: see `retry_with_overwrites`. If none
+    has a schedule then either, the first `MethodNotApplicableError` is raised. The time limit has
+    the effect that `select_best_schedule` describes.
     """
     state_tensors = _sort_by_transfer_energy(problem)
     extreme_numbers = dict.fromkeys((len(state_tensors), 0))
@@ -147,7 +150,11 @@ def schedule_with_best_homes(
 
 
 def _sort_by_transfer_energy(problem: Problem) -> tuple[int, ...]:
-    """Return the state tensors by descending transfer energy per byte."""
+    """Return the state tensors by descending energy of their transfers per byte, then by index.
+
+    The transfers are those of a state tensor on storage: a page-in for each reader, unless it is
+    read in place, and a page-out if it has a replacement.
+    """
     graph, coefficients = problem.graph, problem.energy.coefficients
 
     def energy_per_byte(i: int) -> float:
@@ -210,8 +217,9 @@ def _schedule_with_homes(
 ) -> Schedule:
     """Schedule a problem without state, and return the schedule for the graph with state.
 
-    Page-outs become immediate. Raises `MethodNotApplicableError` as `method` and
-    `_check_update_order`.
+    `resident` state has its home in RAM. Each tensor that is paged in is paged out right after its
+    first computation, and each replacement of state on storage where it is made. Raises
+    `MethodNotApplicableError` as `method` and `_check_update_order`.
     """
     stateless_schedule = method(stateless_problem)
     _check_update_order(problem, stateless_schedule)
@@ -230,12 +238,13 @@ def remove_state(
 ) -> Problem:
     """Return the problem without state; `resident` state is in RAM, the rest on storage.
 
-    The bytes of state are subtracted from usable RAM or from the storage limit. User-defined
-    constraints are dropped, and energy replaces a user-defined objective, because both may depend
-    on homes. Updates before the backward pass become forward nodes. With `before_updates`, a node
-    is not recomputable if a schedule could compute it again after an update of state that the node,
-    or the recomputation of its inputs, reads. Raises `MethodNotApplicableError` if RAM or storage
-    is too small for the state, or if some state is on storage but tensors cannot be paged.
+    The bytes of state are subtracted from usable RAM or from the storage limit. Limits in percent
+    become numbers, so that they still refer to the graph with state. User-defined constraints are
+    dropped, and energy replaces a user-defined objective, because both may depend on homes. Updates
+    before the backward pass become forward nodes. With `before_updates`, a node is not recomputable
+    if a schedule could compute it again after an update of state that the node, or the
+    recomputation of its inputs, reads. Raises `MethodNotApplicableError` if RAM or storage is too
+    small for the state, or if some state is on storage but tensors cannot be paged.
     """
     graph = problem.graph
     in_ram_bytes = sum(graph.tensor_bytes[i] for i in resident)
@@ -279,10 +288,10 @@ def remove_state(
 
 
 def _restrict_recomputation(graph: Graph, last_stages: Sequence[int]) -> Graph:
-    """Return a graph in which no schedule can recompute a node after its last stage.
+    """Return a graph in which no schedule can recompute a node after its stage in `last_stages`.
 
-    A node stays recomputable if its outputs are read no later than its last stage and the last
-    stages of its recomputable ancestors, which a recomputation may need. If only one of two nodes
+    A node stays recomputable if its outputs are read no later than this stage and the stages of its
+    recomputable ancestors, which a recomputation may need. If only one of two nodes
     can stay recomputable, the earlier one does.
     """
     last_stage_of: list[int] = []

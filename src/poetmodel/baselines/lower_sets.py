@@ -58,12 +58,12 @@ def lower_sets(problem: Problem, family: str = "") -> Schedule:
     Among the chains whose estimates meet a limit, the dynamic program finds those that no other
     chain dominates in cost and saved bytes. The paper selects one of two: the chain of minimum cost
     (time-centric), or that of maximum cost, because more recomputation usually saves fewer bytes
-    (memory-centric). Here, the undominated chains replace the latter. Estimates are not the
-    simulator's peaks, in which tensors leave after their last use. So `N_LIMITS` limits are tried;
-    of the undominated chains of each limit, bisection finds the one that meets the budget with the
-    maximum saved bytes. Of all schedules seen that meet the budget, the best by the problem's
-    objective is returned. If keep-all meets the budget, it is returned without a search. All state
-    is in RAM.
+    (memory-centric). Here, all undominated chains replace the memory-centric one. Estimates are not
+    the simulator's peaks, in which tensors leave after their last use. So `N_LIMITS` limits are
+    tried; of the undominated chains of each limit, bisection finds the one that meets the budget
+    with the maximum saved bytes. Of all schedules seen that meet the budget, the best by the
+    problem's objective is returned. If keep-all meets the budget, it is returned without a search.
+    All state is in RAM.
 
     The `family` selects the lower sets: ``exact`` all of them, up to `MAX_SETS`; ``pruned`` for
     each node the set of the node and its ancestors, also the empty set and the whole forward pass.
@@ -140,6 +140,7 @@ class LowerSets:
     def __init__(self, graph: Graph, times_s: Sequence[float], family: str = "") -> None:
         """List the lower sets of a family, and compute costs and peaks between each pair.
 
+        Only pairs in `is_subset` have a segment; costs and peaks of other pairs are meaningless.
         Without `family`, the lower sets are all if there are at most `MAX_SETS`, else the pruned
         ones. Raises as `_list_masks`.
         """
@@ -191,11 +192,15 @@ class LowerSets:
         self.cost_s = np.maximum(
             0.0, set_time_s[None, :] - set_time_s[:, None] - added_by_boundary(times)
         )
-        """Time to recompute the segment between two sets; 0 for the last segment [s]."""
+        """Time to recompute the segment between two sets, shape (sets, sets) [s].
+
+        0 if the second set is the whole forward pass."""
         self.cost_s[:, -1] = 0.0
         set_bytes = is_member @ sizes
         self.peak_bytes = 2 * (set_bytes[None, :] - set_bytes[:, None])
-        """Estimated peak of the segment's backward pass, without tensors saved before it [B]."""
+        """Estimated peak of the segment's backward pass, without tensors saved before it [B].
+
+        Shape (sets, sets)."""
         self.peak_bytes += (is_reader @ sizes + is_other_input @ sizes)[None, :]
         self.total_bytes = max(1, 2 * int(sizes.sum()))
         """Estimated peak of the chain of one segment, which recomputes no node [B]; at least 1."""

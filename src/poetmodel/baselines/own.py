@@ -132,8 +132,9 @@ def is_found_by_other_processes(name: str) -> bool:
 def list_method_files(entry: Method) -> tuple[Path, ...]:
     """Return the paths of a method's file and of the imported modules in its folder, sorted.
 
-    Return () for shipped methods, and for functions without a file. Files of other methods are
-    excluded unless they are imported as modules.
+    These are all modules in the folder, but not in its subfolders, that this process has imported.
+    Files of other methods are excluded unless they are imported as modules. Returns () for shipped
+    methods, and for functions without a file.
     """
     file = "" if entry.user_function is None else _find_file(entry.user_function)
     if not Path(file).is_file():  # such as a function typed in an interactive session
@@ -152,7 +153,7 @@ def list_method_files(entry: Method) -> tuple[Path, ...]:
 def hash_method_files(entry: Method) -> str:
     """Return 16 hex digits of a SHA-256 hash of the contents of `list_method_files`.
 
-    Return "" if there are no files.
+    The names of the files are not hashed. Returns "" if there are no files.
     """
     files = list_method_files(entry)
     digest = hashlib.sha256()
@@ -215,9 +216,10 @@ def _import_file(name: str, path: Path, _modified_ns: int) -> ModuleType:
 
 
 def _make_method(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:
-    """Return the method of a user's function; the default summary is its docstring's first line.
+    """Return the method of a user's function, which is wrapped by `_add_checks`.
 
-    Raises `InputError` if the function is not callable.
+    The default summary is the first line of the function's docstring. Without one, and for a
+    callable object, it is a fixed text. Raises `InputError` if the function is not callable.
     """
     if not callable(function):
         raise InputError(f"method {name!r}: expected a function of a problem, got {function!r}")
@@ -236,13 +238,13 @@ def _make_method(name: str, function: Any, *, summary: str = "", source: str = "
 
 
 def _add_checks(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
-    """Wrap a user's function: check its result, and convert errors that methods must not raise."""
+    """Return a user's function with checks of its result and its exceptions: `call_function`."""
 
     @wraps(function)
     def call_function(problem: Problem) -> Schedule:
         """Call the user's function with its output on stderr; check the type of its result.
 
-        Raise `UserMethodError` for a result that is no `Schedule`, and for exceptions other than
+        Raises `UserMethodError` for a result that is no `Schedule`, and for exceptions other than
         `MethodNotApplicableError`, `TimeLimitError`, `TooLargeError` and `KeyboardInterrupt`.
         """
         try:
@@ -270,10 +272,11 @@ def _raise_method_error(
 ) -> NoReturn:
     """Raise `UserMethodError` for an exception of a file or function, with file name and line.
 
-    `origin` is the path of the file, or the function. The line is that of the last frame in the
-    file. If no frame is in it, for example after a call with wrong arguments, the line is that of
-    the function's definition, and a callable object has neither file nor line; for a path, file and
-    line are those of the last frame. For a `SyntaxError`, they are those that the error states.
+    `origin` is the path of the file, or the function. For a `SyntaxError`, the error states file
+    and line. For other exceptions, they are those of the traceback's last frame in the file of
+    `origin`. If the file has no frame, for example after a call with wrong arguments, they are
+    those of the last frame for a path, and those of the definition for a function; for a callable
+    object, they are omitted. The message begins with `context`.
     """
     file = origin if isinstance(origin, str) else _find_file(origin)
     if isinstance(error, SyntaxError):

@@ -46,8 +46,8 @@ def offload_all(problem: Problem) -> Schedule:
     """Page out every tensor that is saved for the backward pass, and page it in there.
 
     A saved tensor is computed by an input, forward or loss node and read by a backward or update
-    node. It stays in RAM until its last use before the backward pass, and longer while the next
-    node reads it. The better of two rules is taken. In the first rule, as in vDNN, the tensor is
+    node. It stays in RAM until its last use before the backward pass, and longer if the next node
+    reads it, too. The better of two rules is taken. In the first rule, as in vDNN, the tensor is
     paged in once, for its next reader, and stays until its last use. In the second rule, as with
     ``torch.autograd.graph.save_on_cpu``, the tensor is paged in for each node that reads it, and
     stays longer only if the next node also reads it: more transfers, less RAM. The rules ignore the
@@ -130,7 +130,10 @@ def zero_offload(problem: Problem) -> Schedule:
 
 
 def _make_state_evictions(problem: Problem, graph: Graph) -> dict[IdleInterval, bool]:
-    """Return evictions, with page-ins, of state in all idle intervals after its first reader."""
+    """Return evictions, with page-ins, of state in all idle intervals after its first reader.
+
+    `graph` is the graph of `problem` without state. The result is for `execute_evictions`.
+    """
     state_tensors = frozenset(problem.graph.state_tensors)
     return {
         interval: True
@@ -260,8 +263,9 @@ class IdleInterval:
 def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> list[IdleInterval]:
     """Return all intervals between uses in stages that are not adjacent, by tensor and stage.
 
-    With `includes_overwritten`, intervals between adjacent stages are included if the first node
-    may overwrite the tensor and overwriting is allowed. This also requests the permission
+    The first use of a tensor is its computation. Tensors of 0 bytes are included. With
+    `includes_overwritten`, intervals between adjacent stages are included if the first node may
+    overwrite the tensor and overwriting is allowed. This also requests the permission
     (`may_overwrite_inputs`).
     """
     includes_overwritten = includes_overwritten and may_overwrite_inputs()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     J]; inf if the RAM does not suffice."""
 
 UNITS: Final = 32
-"""Number of units of the RAM budget in the bisection for the RAM to fill."""
+"""Number of units of the RAM budget in the bisection for the RAM of the dynamic program."""
 
 
 class Beam(NamedTuple):
@@ -49,7 +49,8 @@ class Beam(NamedTuple):
 
 
 NARROW, WIDE = Beam(60, 30), Beam(240, 60)
-"""Beam of the bisection for the RAM to fill, and beam of the search with the budget."""
+"""Beam of the bisection for the RAM of the dynamic program, and beam of the search within the
+budget."""
 
 
 class Action(StrEnum):
@@ -93,11 +94,12 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     free at that time; the final state of the sequence stays in RAM until the next part ends. The
     state of a prefix consists of its kept bytes, its pending transfers in both passes and its cost
     so far. A prefix dominates another with the same last action, needed page-in and start of its
-    sequence if it is no worse in all of these. A `Beam` limits the undominated prefixes that are
-    extended to the cheapest ones of each class of kept bytes, so that the method is a beam search
-    for long chains. Bisection with the narrow beam finds the maximum RAM to fill; the wide beam
-    fills the budget; the better schedule is returned. The run time is proportional to ``L *
-    width**2 + L**3 * 500`` for `L` steps.
+    sequence if it is no worse in all of these. If there are more undominated prefixes than the
+    width of the `Beam`, only the cheapest ones of each class of kept bytes are extended: for long
+    chains, the method is a beam search. The dynamic program may count more RAM than the simulator
+    does. So bisection with the narrow beam finds the largest RAM of the dynamic program whose
+    schedule meets the budget. The wide beam searches once, within the budget. The better schedule
+    is returned. The run time is proportional to ``L * width**2 + L**3 * 500`` for `L` steps.
 
     Raises `ValueError` for an unknown rule, and `MethodNotApplicableError` if the graph is no chain
     or no schedule meets the budget.
@@ -261,7 +263,8 @@ class ActionPrefix:
         """Return the prefix with the cost of the forward pass of `layer`, its next step.
 
         The action of the step is not yet appended. The pass waits until pending page-outs leave it
-        enough of `ram_bytes`; returns None if it does not fit even after all of them.
+        enough of `ram_bytes`; the wait is added to the cost. Page-outs that end by then, or during
+        the step, are dropped. Returns None if the step does not fit even after all page-outs.
         """
         last_action = self.actions[-1] if self.actions else Action.KEEP
         needed_bytes = self.kept_bytes + layer.forward_bytes
@@ -290,8 +293,9 @@ class ActionPrefix:
         """Return the prefix with the cost of the backward part of `layer`, its next step.
 
         Time is reversed: the part runs before the parts of the earlier steps in the prefix, and
-        waits until pending page-ins leave it enough of `ram_bytes`. The needed page-in is appended
-        to the pending ones. Returns None if the part does not fit even after all of them.
+        waits until pending page-ins leave it enough of `ram_bytes`; the wait is added to the cost.
+        The needed page-in is appended to the pending ones. Returns None if the part does not fit
+        even after all of them.
         """
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
         wait = self.page_ins.wait_s(ram_bytes - held_bytes - layer.backward_bytes)
@@ -314,7 +318,8 @@ class ActionPrefix:
     ) -> ActionPrefix | None:
         """Return the prefix with RECOMPUTE for `layer`, in a new or the current sequence.
 
-        Returns None if the sequence does not fit in RAM.
+        `total_cost` is unchanged: `end_sequence` adds the costs of the sequence. Returns None if
+        the sequence does not fit in `ram_bytes`.
         """
         step = len(self.actions)
         first = step if self.sequence_start is None else self.sequence_start
@@ -335,9 +340,10 @@ class ActionPrefix:
     ) -> ActionPrefix | None:
         """Return the prefix with its recompute sequence finished and the final state kept.
 
-        `layer` is the last step of the sequence. Recomputation may wait for pending page-ins, after
-        which more RAM is free: the sum of wait and cost is minimized. Returns None if the sequence
-        does not fit in RAM.
+        `layer` is the last step of the sequence. Adds the costs of recomputation and of the
+        backward parts. Recomputation may wait for pending page-ins, after which more RAM is free:
+        the sum of wait and cost is minimized. Returns None if the sequence does not fit in
+        `ram_bytes`.
         """
         first, last = self.sequence_start or 0, len(self.actions) - 1
         held_bytes = self.kept_bytes + (self.needed_page_in[1] if self.needed_page_in else 0)
@@ -361,8 +367,8 @@ class ActionPrefix:
     def with_action(self, action: Action, layer: Layer) -> ActionPrefix:
         """Return the prefix with `action`, KEEP or OFFLOAD, for `layer`, its next step.
 
-        OFFLOAD appends a page-out if transfers are hidden, otherwise adds the transfer cost, and
-        sets the needed page-in.
+        KEEP adds the bytes of the activation to the kept bytes. OFFLOAD sets the needed page-in; it
+        also appends a page-out if transfers are hidden, otherwise it adds the transfer cost.
         """
         actions = (*self.actions, action)
         if action == Action.KEEP:
@@ -402,8 +408,8 @@ def search_actions(
     """Return the cheapest complete prefix that the beam search finds; None if it finds none.
 
     Each layer has one of `actions`, except the last one, which contains the loss and is kept.
-    `ram_bytes` is the RAM to fill. `sequence_cost_of(first, last, ram_bytes)` returns the cost of
-    recomputing steps for their parts within some RAM, or inf.
+    `ram_bytes` limits the RAM that the search counts. `sequence_cost_of(first, last, ram_bytes)`
+    returns the cost of recomputing steps for their parts within some RAM, or inf.
     """
     other_actions = [action for action in actions if action != Action.RECOMPUTE]
     prefixes = [ActionPrefix()]
@@ -479,6 +485,7 @@ def _prune(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
 
 
 def _expected_total_cost(prefix: ActionPrefix) -> float:
+    """Return the cost so far plus pending transfers and the unfinished sequence [s or J]."""
     waiting_s = prefix.page_outs.drain_s + prefix.page_ins.drain_s
     return prefix.total_cost + waiting_s + prefix.sequence_cost + prefix.sequence_backward_cost
 

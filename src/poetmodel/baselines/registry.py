@@ -1,6 +1,6 @@
 """Registry of the shipped methods.
 
-A new method is a function and a `Method` here, which cites its source.
+To add a method, write its function, and add a `Method` here that cites its source.
 """
 
 from __future__ import annotations

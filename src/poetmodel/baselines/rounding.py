@@ -162,9 +162,10 @@ class _Relaxation:
 def _solve_for_fractions(problem: Problem, ram_bytes: int) -> list[tuple[int, int, int, float]]:
     """Solve the relaxation within `ram_bytes`; return (tensor, first stage, last stage, fraction).
 
-    Stages are inclusive. If time runs out, the tuples are those of the last point found. Raises
-    `MethodNotApplicableError` if the relaxation is infeasible, `TimeLimitError` if no point is
-    found in time, and `KeyboardInterrupt` if the solve is interrupted.
+    A tensor has a tuple for each span of stages in which a fraction of it, more than 0, is in RAM
+    when each stage begins. Stages are inclusive. If time runs out, the tuples are those of the last
+    point found. Raises `MethodNotApplicableError` if the relaxation is infeasible, `TimeLimitError`
+    if no point is found in time, and `KeyboardInterrupt` if the solve is interrupted.
     """
     relaxed_problem = replace(
         checkmate(replace(problem, constraints=(), user_objective=(), minimize=Quantity.TIME)),

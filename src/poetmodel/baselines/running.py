@@ -87,8 +87,9 @@ def run(problem: Problem, name: str, **options: Unpack[SolveKeywords]) -> SolveR
 def _make_request(entry: Method, options: SolveKeywords) -> Request:
     """Make a request from keywords of `poetmodel.solve`; it omits the formulation and the start.
 
-    Raises TypeError for unknown keywords, and `InputError` for invalid values, or if a formulation,
-    a start or solver options are passed to a method without a solver.
+    The default time limit is 60 s. Raises TypeError for unknown keywords, and `InputError` for
+    invalid values, or if a formulation, a start or solver options are passed to a method without a
+    solver.
     """
     keywords = SolveKeywords.__annotations__
     for unknown_name in sorted(options.keys() - set(keywords)):
@@ -142,9 +143,9 @@ def _solve_restricted(
     """Solve a restricted problem, and verify its schedule with the original problem.
 
     Returns the outcome and the name of the formulation. Bounds of the restricted problem are not
-    valid for the original one, so the outcome has the trivial lower bound on every schedule. Raises
-    `MethodNotApplicableError` if the restricted problem is infeasible or the schedule violates a
-    limit.
+    valid for the original one, so the outcome has the trivial lower bound on every schedule. If the
+    solve found no schedule, the outcome has its reason. Raises `MethodNotApplicableError` if the
+    restricted problem is infeasible or the schedule violates a limit.
     """
     restricted_result = solver.solve(restricted_problem, **options)
     if restricted_result.status == Status.INFEASIBLE:
@@ -209,9 +210,10 @@ def _run_heuristic(problem: Problem, entry: Method, request: Request) -> Outcome
 
 
 def _run_and_verify(problem: Problem, entry: Method) -> Candidate:
-    """Run a method and verify its schedule; raise an error for a malformed one.
+    """Run a method without a solver; return its schedule with all violations.
 
-    The error is `UserMethodError` for user-defined methods, otherwise `InputError`.
+    For a malformed schedule, such as that of another graph, raises `UserMethodError` if the method
+    is user-defined, otherwise `InputError`. Errors of the method are raised unchanged.
     """
     schedule = entry.function()(problem)
     try:
@@ -233,6 +235,7 @@ def _invalid_schedule_error(entry: Method, reasons: Sequence[str]) -> UserMethod
 
 
 def _require_within_limits(candidate: Candidate) -> Candidate:
+    """Return the candidate; raise `MethodNotApplicableError` if it has a violation."""
     if candidate.violations:
         raise MethodNotApplicableError(
             f"its schedule breaks a limit: {'; '.join(candidate.violations)}"

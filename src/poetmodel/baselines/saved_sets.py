@@ -51,8 +51,8 @@ def chen_sqrt(problem: Problem) -> Schedule:
     """Keep about ``sqrt(m)`` of ``m`` layers, and recompute each segment between them once.
 
     Of ``m`` candidates (nodes at which a segment may end), each ``ceil(sqrt(m))``-th is kept, with
-    all its outputs that are read later. The tensors behind the last kept node are kept, too,
-    because the backward pass begins with them. Two sets of recomputable candidates are tried: the
+    all its outputs that are read later. The tensors after the last kept node are kept, too, because
+    the backward pass begins with them. Two sets of recomputable candidates are tried: the
     articulation points of the forward pass (Chen et al., 2016), and all nodes of the forward pass
     in order, as if they were a chain (the linearized variant of Jain et al., 2020). The fastest
     schedule within the budget is returned. Samples, labels and tensors that cannot be recomputed
@@ -73,7 +73,7 @@ def chen_greedy(problem: Problem) -> Schedule:
     Each threshold is tried with two sets of recomputable candidates: the articulation points of the
     forward pass, and all its nodes. Thresholds are 0, equal ratios from the largest recomputable
     forward tensor to the bytes of all of these tensors, and equal steps up to these bytes. The
-    tensors behind the last kept node are kept, too. The fastest schedule within the budget is
+    tensors after the last kept node are kept, too. The fastest schedule within the budget is
     returned. All state is in RAM. The run time is proportional to the square of the number of
     nodes, for each threshold. Raises `MethodNotApplicableError` if no schedule meets the budget.
     """
@@ -115,9 +115,10 @@ def _list_thresholds(graph: Graph) -> Iterator[float]:
 
 
 def _find_closing_nodes(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
-    """Return the nodes of `nodes` at which a segment closes: its outputs exceed a threshold [B].
+    """Return the nodes of `nodes` at which a segment closes: its bytes exceed a threshold [B].
 
-    The outputs are those of all forward nodes after the last closed segment.
+    These are the bytes of the outputs of all forward nodes, in `nodes` or not, since the previous
+    closing node.
     """
     closing_nodes, ends = [], set(nodes)
     segment_bytes = 0
@@ -186,7 +187,7 @@ def min_cut(problem: Problem) -> Schedule:
 
 
 def find_saved_tensors(graph: Graph, single_run_nodes: Collection[int]) -> frozenset[int]:
-    """Return the tensors of fewest bytes to save so that some forward nodes are computed only once.
+    """Return the tensors of fewest bytes to save so that `single_run_nodes` are computed only once.
 
     All reads of the backward pass can be computed from this set, from samples and from tensors that
     cannot be recomputed, without computing a node of `single_run_nodes`. Sizes may be rounded: see
@@ -225,9 +226,10 @@ class _Cuts:
         self.edges = edges
 
     def find_saved_tensors(self, single_run_nodes: Collection[int]) -> frozenset[int]:
-        """Return the tensors of the minimum cut that spares `single_run_nodes` a recomputation.
+        """Return the tensors of the minimum cut with which `single_run_nodes` are not recomputed.
 
-        Of several minimum cuts, returns the one next to the backward pass.
+        Of several minimum cuts, returns the one next to the backward pass. Returns an empty set if
+        no tensor is evictable. Does not change the network.
         """
         if not self.recomputable:
             return frozenset()
@@ -256,10 +258,10 @@ class _Cuts:
 
 
 def _pack_knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
-    """Return the nodes of maximum total compute time whose outputs fit in `size_bytes`, descending.
+    """Return the nodes of maximum total compute time whose outputs fit in `size_bytes` together.
 
-    They are recomputable forward nodes of more than 0 s. Output bytes are rounded up to whole
-    units; `size_bytes` has at most `UNITS` units.
+    They are recomputable forward nodes of more than 0 s, by descending index. Output bytes are
+    rounded up to whole units; `size_bytes` has at most `UNITS` units.
     """
     graph, first_backward = problem.graph, first_backward_node(problem.graph)
     recomputable = evictable_tensors(graph)

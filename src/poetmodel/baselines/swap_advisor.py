@@ -89,8 +89,9 @@ class _GeneticSearch:
     def __init__(self, problem: Problem, seed: int, *, hides_transfers: bool = False) -> None:
         """Compute the bytes that an eviction in each idle interval frees, and its cost.
 
-        Only intervals of more than 0 bytes that relieve a stage in which keep-all exceeds the
-        budget are searched.
+        Only intervals of tensors of more than 0 bytes that relieve a stage in which keep-all
+        exceeds the budget are searched. Requests the permission to overwrite inputs
+        (`may_overwrite_inputs`).
         """
         graph = problem.graph
         self.problem = problem
@@ -197,7 +198,10 @@ class _GeneticSearch:
         ]
 
     def _make_child(self, population: list[Mask], fitness: list[Fitness]) -> Mask:
-        """Cross two parents, selected by tournament, at a random stage; mutate the result."""
+        """Cross two parents, selected by tournament, at a random stage; flip a few random bits.
+
+        The child is not repaired.
+        """
         first_parent, second_parent = (
             self._select_by_tournament(population, fitness) for _ in range(2)
         )
@@ -233,10 +237,10 @@ class _GeneticSearch:
     def _repair(self, mask: Mask) -> Mask:
         """Return a copy of `mask` with evictions added until all stages fit, then some removed.
 
-        An eviction is removed if all of its stages fit without it.
-
-        If no further eviction relieves the stage with the largest excess, no more evictions are
-        added, and stages may still exceed the budget.
+        The stage with the largest excess is relieved first, by the eviction whose interval ends
+        last. If no further eviction relieves this stage, no more are added, and stages may still
+        exceed the budget. Then an eviction is removed if all of its stages fit without it, in the
+        order of `order_by_cost`.
         """
         mask = mask.copy()
         excess = self.excess - self.freed_bytes[mask].sum(axis=0)

@@ -92,10 +92,10 @@ class Freezable:
     def padded_graph(self, names: Collection[str]) -> Graph:
         """Return the graph that trains only `names`, with an empty node for each removed node.
 
-        A padded graph has a schedule within the limits if the padded graph of any superset of
-        `names` has one, because all such graphs have the same stages. Updates of buffers, and the
-        state nodes of these buffers, are removed, because updates come earlier if fewer nodes
-        follow: there is an empty node at each possible position of an update.
+        If the padded graph of a superset of `names` has a schedule within the limits, this graph
+        has one, too, because both have the same stages. The position of a buffer's update depends
+        on the nodes that remain. So updates of buffers and the state nodes of these buffers are
+        removed, and there are empty nodes at each possible position of an update.
 
         Notes
         -----
@@ -213,13 +213,13 @@ class Freezable:
         return {graph.node_of[graph.state_of[i]] for i in outputs if i in graph.state_of}
 
     def _restrict_to(self, retained_nodes: Collection[int]) -> dict[int, Node]:
-        """Return `retained_nodes` by index, without unread gradients and omitted inputs.
+        """Return `retained_nodes` by index, without outputs and inputs that are not needed.
 
-        Unread gradients are outputs of backward nodes that no retained node reads. Inputs that only
-        these outputs need, or that no retained node makes, are omitted, also in-place pairs of the
-        removed outputs. For a node that loses outputs, their size is subtracted from its bytes
-        moved, and its instructions are estimated for the remaining outputs. FLOP and workspace are
-        unchanged.
+        Outputs of backward nodes that no retained node reads are removed, except the loss, and with
+        them their in-place pairs and the inputs that only they need. Inputs that no retained node
+        makes are removed, too. For a node that loses outputs, their size is subtracted from its
+        bytes moved, and its instructions are estimated for the remaining outputs. FLOP and
+        workspace are unchanged.
         """
         graph = self.graph
         nodes = {k: graph.nodes[k] for k in sorted(retained_nodes)}
@@ -261,9 +261,9 @@ class Freezable:
         return tuple(name for name in self.graph.nodes[k].inputs if name in read_names)
 
     def _calls_for(self, k: int, output_names: AbstractSet[str]) -> list[Call]:
-        """Return the calls of node `k` without those that only compute outputs with other names.
+        """Return the calls of node `k` that access an output in `output_names`, or no output.
 
-        Calls that access no output are included.
+        `output_names` are names of outputs of the node.
         """
         other_names = {tensor.name for tensor in self.graph.nodes[k].outputs}.difference(
             output_names
@@ -283,9 +283,9 @@ def _empty_node(name: str) -> Node:
 def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
     """Yield nodes in the order of a capture.
 
-    A buffer is updated after its new value is computed and after the last use of the outputs of its
-    readers. State precedes its first reader; state that no node reads is left out. All other nodes
-    stay in order.
+    The update of a buffer comes directly after the computation of its new value or, if that is
+    later, after the last use of the outputs of the buffer's readers. State comes directly before
+    its first reader; state that no node reads is left out. All other nodes stay in order.
     """
     buffer_updates = [
         node for node in nodes if node.phase == Phase.UPDATE and node.op == BUFFER_UPDATE
@@ -328,7 +328,11 @@ def _capture_order(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def graph_signature(graph: Graph) -> list[tuple[Any, ...]]:
-    """Return the properties of each node that affect schedules and costs; names are left out."""
+    """Return the properties of each node that affect schedules and costs, one tuple per node.
+
+    Names of nodes and `Node.on_aux` are left out, and tensors are indices. So graphs that differ
+    only in names have equal signatures.
+    """
     index = graph.tensor_index
     return [
         (

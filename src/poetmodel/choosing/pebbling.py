@@ -76,9 +76,13 @@ class PebbleGame:
     ) -> tuple[int, int | None]:
         """Search backwards for an order that computes `final_tensors` within `max_bytes` of RAM.
 
-        Returns the number of sets visited, and None on success, otherwise the next limit to try,
-        which is `max_bytes` again if more than `max_sets` sets were visited. On success, records
-        that `max_bytes` suffice for the sets on the path.
+        The search is depth first. It starts at `final_tensors` and ends at the empty set or at a
+        set for which `max_bytes` are known to suffice.
+
+        Returns the number of sets visited, and None on success, otherwise the next limit to try:
+        the smallest RAM above `max_bytes` that a visited set needs for its last computation, or
+        `max_bytes` again if more than `max_sets` sets were visited. On success, records that
+        `max_bytes` suffice for the sets on the path.
         """
         next_max_bytes: int | None = None
         path = [(final_tensors, self._predecessors(final_tensors))]

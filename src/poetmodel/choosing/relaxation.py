@@ -92,10 +92,10 @@ class ChoiceRelaxation:
         seed: int = 0,
         solver_options: Mapping[str, OptionValue] | None = None,
     ) -> RawSolution:
-        """Solve the relaxation; return the best solution found, and a bound on all scores.
+        """Solve the relaxation; return the best solution found, with an upper bound on scores.
 
-        The bound is valid for all sets that no row or cut excludes. Score and bound are divided by
-        `unit`; each is None if the solver returns none.
+        The bound is valid for all sets that no row or cut excludes. `objective` and `bound` of the
+        solution are divided by `unit`; each is None if the solver returns none.
         """
         from poetmodel.backends.protocol import Limits
         from poetmodel.backends.registry import backend as find_backend
@@ -144,7 +144,8 @@ class ChoiceRelaxation:
         """Lower bounds on the times [s] and the energies [J] of all nodes, by index.
 
         They are valid in all graphs that train some parameters of `layers`, in which nodes may have
-        fewer outputs.
+        fewer outputs: estimates for a device are the minimum over `single_graphs`. All other costs
+        are the problem's.
         """
         table, index = self.problem.table, self.freezable.graph.node_index
         times, energies = list(table.compute_time_s), list(table.compute_energy_j)
@@ -159,7 +160,10 @@ class ChoiceRelaxation:
 
     @cached_property
     def min_inputs(self) -> Sequence[frozenset[int]]:
-        """For each node, the inputs that it reads in every step that has the node, as indices."""
+        """For each node, the inputs that it reads in every step that has the node, as indices.
+
+        All inputs if no step that trains parameters of `layers` has the node.
+        """
         full_graph = self.freezable.graph
         inputs_of = [frozenset(inputs) for inputs in full_graph.inputs_of]
         for graph in self.single_graphs:
@@ -219,7 +223,8 @@ class ChoiceRelaxation:
     def working_bytes(self) -> Mapping[str, int]:
         """For each layer, a lower bound on the RAM besides state of steps that train it [B].
 
-        Without paging, the bound is the result of `PebbleGame`; otherwise the largest working set.
+        With paging, it is the largest working set of the step that trains only the layer; without
+        paging, `PebbleGame` raises this bound.
         """
         min_bytes_of_layer = {
             layer: self._max_working_set_bytes(names) for layer, names in self.layers.items()
@@ -249,8 +254,8 @@ class ChoiceRelaxation:
     def min_ram_bytes(self, layer: str) -> int:
         """Return a lower bound on the RAM of a step that trains only `layer`, with state [B].
 
-        With paging, it counts only the state in the largest working set, or none if state is read
-        in place.
+        Without paging, all state counts. With paging, only the state in the largest working set
+        counts, or none if state is read in place.
         """
         if self.problem.can_page:
             names, excludes_state = self.layers[layer], self.problem.reads_in_place
@@ -262,7 +267,7 @@ class ChoiceRelaxation:
     def max_state_bytes(self) -> int:
         """Maximum size of trained state in RAM beside `min_working_bytes` [B]; may be negative.
 
-        Without paging, `common_state_bytes` are in RAM, too.
+        Without paging, `common_state_bytes` are subtracted from the RAM, too.
         """
         common_state_bytes = 0 if self.problem.can_page else self.common_state_bytes
         return self.problem.usable_ram_bytes - common_state_bytes - self.min_working_bytes
@@ -277,7 +282,7 @@ class ChoiceRelaxation:
         return floor(self._restricted_graph(parameters), memory_mapped=exclude_state).bytes
 
     def _restricted_graph(self, parameters: Collection[str]) -> Graph:
-        """Return the graph of the step that trains only `parameters`, without a name."""
+        """Return the graph of the step that trains only `parameters`, without metadata."""
         return Graph.from_valid(
             name="", nodes=self.freezable.restricted_nodes(parameters), batch_size=1, dtype="",
             resident_bytes={}, parameters=None, forward_macs=None, kernels=None,
@@ -293,6 +298,7 @@ class _Program:
         self.problem = relaxation.problem
         self.graph = relaxation.freezable.graph
         self.upper: list[float] = []
+        """The upper bound of each column; all lower bounds are 0."""
         self.is_integer: list[bool] = []
         self.rows: list[tuple[Mapping[int, float], float]] = []
         """Coefficients by column, and the upper bound of each row."""
@@ -304,8 +310,8 @@ class _Program:
         self.compute_column_of = self._add_computed_columns()
         self.resident_column_of = self._add_resident_columns()
         self.state_column = self._add_column(float("inf"))
-        """Column: at least the size of resident trained state, in units of `max_state_bytes`, but
-        of at least 1 B."""
+        """Column that is at least the size of resident trained state. Its unit is
+        `max_state_bytes`, at least 1 B."""
         self.recompute_column_of: dict[int, int] = {}
         """For each node, the column that states whether it is recomputed after a limited node."""
         self.page_in_column_of: dict[int, int] = {}
@@ -318,7 +324,7 @@ class _Program:
             self._add_cut(cut)
 
     def to_standard_form(self) -> StandardForm:
-        """Return the program in standard form for a solver."""
+        """Return the program in standard form: maximize the sum of scores, divided by `unit`."""
         from poetmodel.backends.sparse import coo_array
         from poetmodel.backends.standard_form import MAXIMIZE, StandardForm
 
@@ -352,8 +358,8 @@ class _Program:
         """Add columns that state whether nodes are computed; return the columns by node.
 
         Nodes of every step, and nodes that no layer needs, have no column. Nodes needed by the same
-        layers share a column: that of the layer if it is only one, else a column that is at least
-        that of each of these layers.
+        layers share a column: that of the layer if only one needs them, otherwise a new continuous
+        column that is at least the column of each of these layers.
         """
         layers_for: dict[int, set[str]] = {}
         for layer, nodes in self.relaxation.nodes_for.items():
@@ -375,9 +381,10 @@ class _Program:
         return {k: column_of[frozenset(layers)] for k, layers in layers_for.items()}
 
     def _add_resident_columns(self) -> dict[int, int]:
-        """Return, by state tensor, the column that states whether its home is in RAM.
+        """Return, by trained state tensor, the column that states whether its home is in RAM.
 
-        With paging, add a column for each tensor; without paging, use the column of its layer.
+        With paging, add a continuous column for each tensor, at most the column of its layer.
+        Without paging, use the column of its layer.
         """
         columns: dict[int, int] = {}
         for layer, state in self.relaxation.state_of.items():
@@ -401,8 +408,10 @@ class _Program:
         self.rows.append((row, upper))
 
     def _limit_ram(self) -> None:
-        """Add rows that limit resident state beside `working_bytes`, and state on storage.
+        """Add rows that limit resident state and trained state on storage.
 
+        One row sets `state_column` to at least the resident trained state. For each layer, a row
+        requires that this state and, if the layer is trained, its `working_bytes` fit in the RAM.
         State on storage is limited only with paging, and if the problem limits storage.
         """
         relaxation, sizes = self.relaxation, self.graph.tensor_bytes
@@ -425,7 +434,12 @@ class _Program:
             self._add_row(row, storage_bytes, max(1.0, storage_bytes))
 
     def _limit_time_and_energy(self) -> None:
-        """Add rows for the deadline and the energy budget, for each that is set."""
+        """Add rows for the deadline and the energy budget, for each that is set.
+
+        A deadline on the makespan has two rows: one for computations, one for transfers. A serial
+        deadline has one row for both. The row of the energy includes the idle power during
+        computations.
+        """
         problem, table = self.problem, self.problem.table
         if problem.deadline_s is not None:
             row, upper = self._time_row()
@@ -451,13 +465,13 @@ class _Program:
             self._add_row(row, upper, problem.energy_budget_j or 1.0)
 
     def _add_recomputation_costs(self, row: dict[int, float], costs: Sequence[float]) -> None:
-        """Add the costs of recomputations to a row."""
+        """Add the cost of each node in `recompute_column_of` to `row`, by column."""
         row |= {column: costs[k] for k, column in self.recompute_column_of.items()}
 
     def _add_paging_costs(
         self, row: dict[int, float], page_in_costs: Sequence[float], page_out_costs: Sequence[float]
     ) -> None:
-        """Add the costs of a page-out and a page-in of each tensor with a column to a row."""
+        """Add the costs to page out and page in each tensor in `page_in_column_of` to `row`."""
         row |= {
             column: page_in_costs[i] + page_out_costs[i]
             for i, column in self.page_in_column_of.items()
@@ -481,7 +495,7 @@ class _Program:
     def _compute_row(
         self, costs: Sequence[float], transfers: Mapping[int, float], limit: float
     ) -> tuple[dict[int, float], float]:
-        """Return `transfers` plus the costs of one computation of each node, and the upper bound.
+        """Return `transfers` plus the cost of each node with a column, and the upper bound.
 
         The bound is `limit` minus the costs of the nodes of every step, which have no column.
         """
@@ -554,7 +568,8 @@ class _Program:
         """Add the row of a cut, and a column and a row for `state_bytes` if the cut has it.
 
         The sum of ``active_row`` minus ``active_bound`` is 1 if the cut applies; otherwise it
-        can be 0 or less.
+        can be 0 or less. Without `extra_s`, the row limits this difference to 0. With `extra_s`,
+        the row is that of the time, plus this difference times `extra_s`.
         """
         active_row = {self.train_column_of[layer]: 1.0 for layer in cut.layers}
         active_bound = len(active_row) - 1.0
@@ -587,7 +602,9 @@ class _Program:
     def _limited_nodes(self) -> Iterator[int]:
         """Yield up to `MAX_LIMITED_NODES` nodes of the backward pass at which rows limit the RAM.
 
-        Yields no node if tensors can be restored, with neither a deadline nor an energy budget.
+        They divide the backward nodes that not every step has into equal segments, and are the
+        first node of each. Yields no node if tensors can be restored, with neither a deadline nor
+        an energy budget.
         """
         problem = self.problem
         has_limit = problem.deadline_s is not None or problem.energy_budget_j is not None
@@ -603,9 +620,11 @@ class _Program:
     def _limit_ram_at(self, limited_node: int) -> None:
         """Limit the RAM at the first computation of `limited_node`.
 
-        If the node is not computed, its position in execution order counts. Each tensor that was
-        computed by then and is read later must be in RAM then, or be restored later; state and its
-        replacements are excluded.
+        Resident trained state, the working set of the node, and tensors kept for later nodes must
+        fit in the RAM. Each tensor that was computed by then, and that a later node or a later
+        recomputation reads, must be kept, or be restored later; state and its replacements are
+        excluded. If the node is not computed, the same holds at its position in execution order,
+        without the working set.
         """
         graph, sizes = self.graph, self.graph.tensor_bytes
         earlier_tensors = [
@@ -689,10 +708,10 @@ class _Program:
 
 
 def costs_for(graph: Graph, problem: Problem) -> Costs:
-    """Return the costs of `graph`, whose tensors are tensors of a problem's graph.
+    """Return the costs of `graph`, whose tensors have names of tensors of the problem's graph.
 
-    Costs that are estimates for a device are estimated again. All other costs are the problem's;
-    then a node without a cost in the problem is free.
+    If the problem's costs are the estimates for a device, they are estimated again for `graph`.
+    Otherwise they are the problem's costs by name; a node without a cost in the problem is free.
     """
     costs, device = problem.costs, _find_estimate_device(problem)
     if device is not None:
@@ -708,7 +727,7 @@ def costs_for(graph: Graph, problem: Problem) -> Costs:
 
 
 def _find_estimate_device(problem: Problem) -> Device | None:
-    """Return the device if a problem has one and its costs equal the estimates, otherwise None."""
+    """Return the device of the problem's costs if they equal its estimates, otherwise None."""
     device = problem.costs.device
     if device is None:
         return None

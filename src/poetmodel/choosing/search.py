@@ -227,6 +227,7 @@ class _LayerSearch:
         )
 
     def _score(self, layers: Iterable[str]) -> float:
+        """Return the sum of the scores of `layers`, added in the order of the model."""
         return float(sum(self.scores[layer] for layer in self._model_order(layers)))
 
     def _model_order(self, layers: Iterable[str]) -> tuple[str, ...]:
@@ -235,7 +236,7 @@ class _LayerSearch:
         return tuple(layer for layer in self.relaxation.layers if layer in layer_set)
 
     def _is_gap_closed(self) -> bool:
-        """Return whether a set was found, with a gap of at most the requested gap or `MIN_GAP`."""
+        """Return whether a set was found, with at most the requested gap, or at most `MIN_GAP`."""
         score_gap = self.bound - self._score(self.best)
         return bool(self.best) and score_gap <= max(self.request.gap, MIN_GAP) * self.bound
 
@@ -260,7 +261,8 @@ class _LayerSearch:
     def _no_set_reason(self, *, is_proved: bool) -> str:
         """Return a message that states why no set was found.
 
-        If the RAM excludes every layer, the message names the lowest `min_ram_bytes` of a layer.
+        With `is_proved`, if the RAM excludes every layer, the message names the lowest
+        `min_ram_bytes` of a layer.
         """
         limits = describe_limits(self.problem)
         if not is_proved:
@@ -419,7 +421,7 @@ class _LayerSearch:
         return result
 
     def _problem_for(self, graph: Graph, **changes: Any) -> Problem:
-        """Return the problem of `graph` with changed fields; energy is minimized by default."""
+        """Return the problem for `graph`, with `changes` of fields; minimizes energy by default."""
         costs = costs_for(graph, self.problem)
         return replace(self.problem, graph=graph, costs=costs, **{"minimize": "energy", **changes})
 
@@ -499,9 +501,9 @@ class _LayerSearch:
 
         `other_state_bytes` is the RAM of the state of layers outside `subset`, which is subtracted
         from the budget [B]; without paging, the common state is subtracted too. If `subset` is
-        proved infeasible within the rest, returns the deadline, or 0 without one. Otherwise the
-        bound is that of a solve for the minimum time within `REFUTATION_FRACTION` of the remaining
-        time. Raises as `_solve`.
+        proved infeasible within the reduced budget, returns the deadline, or 0 without one.
+        Otherwise the bound is that of a solve for the minimum time, without a deadline, within
+        `REFUTATION_FRACTION` of the remaining time. Raises as `_solve`.
         """
         ram = self.problem.ram_budget_bytes - other_state_bytes
         if not self.problem.can_page:

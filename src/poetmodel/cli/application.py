@@ -51,9 +51,9 @@ Then try:
 
 
 def _hide_flag_metavars(params: list[Any]) -> list[Any]:
-    """Remove the value placeholder of options without a value, such as ``--json``, from help.
+    """Remove the value placeholder of flags, such as ``--json``, from help; return `params`.
 
-    Returns `params`, which are changed.
+    Sets `metavar` of each flag without one to "".
     """
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
@@ -65,7 +65,7 @@ class Subcommand(TyperCommand):
     """A command whose help shows flags without a placeholder."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options and arguments of the command."""
+        """Return the options and arguments of the command; flags have no placeholder."""
         return _hide_flag_metavars(super().get_params(ctx))
 
 
@@ -73,15 +73,15 @@ class Application(TyperGroup):
     """The command group; prints a message for each expected failure and exits with its status."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options of the application itself."""
+        """Return the options of the application itself; flags have no placeholder."""
         return _hide_flag_metavars(super().get_params(ctx))
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command and exit with its status; raise unexpected exceptions.
 
-        Resets ``--quiet``, and makes the standard streams escape characters that their encoding
-        lacks. Discards output that a closed pipe or a full disk does not accept; a full disk is an
-        error, which is printed.
+        Resets ``--quiet``, and makes stdout and stderr escape characters that their encoding lacks.
+        Discards output that a closed pipe or a full disk does not accept. A closed pipe gives
+        CLOSED_PIPE without a message; a full disk is an error, which is printed.
         """
         options["standalone_mode"] = False
         set_quiet(False)
@@ -104,9 +104,10 @@ class Application(TyperGroup):
     def _run_command(self, *args: Any, **options: Any) -> int | None:
         """Run the command line; return its exit status, 0 or None for success.
 
-        Prints an error for a usage error, a `PoetModelError` or an `OSError`, but not for Ctrl-C. A
-        `SystemExit` gives its code, or FAILURE if that is no number. Raises all other exceptions,
-        and `BrokenPipeError` if the reader of the output closed the pipe.
+        Prints an error for a usage error (BAD_INPUT), a `PoetModelError` or an `OSError`, but not
+        for Ctrl-C (INTERRUPTED). A `SystemExit` gives its code, or FAILURE if that is no number.
+        Raises all other exceptions, and `BrokenPipeError` if the reader of the output closed the
+        pipe.
         """
         try:
             status: int | None = super().main(*args, **options)

@@ -217,7 +217,7 @@ def _choose_layers(
 
 
 def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) -> None:
-    """Print the choice with its warnings, and write the files of `ChoiceFiles`.
+    """Print the choice with its warnings; write the files of `ChoiceFiles` and print their paths.
 
     Without a schedule, JSON and warnings are printed, but no tables.
     """
@@ -241,7 +241,7 @@ def _save_and_print(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: 
 
 
 def _choice_facts(choice: Choice) -> Iterator[Fact]:
-    """Yield status, score, bound, gap, the trained layers, the tiles, and the frozen layers."""
+    """Yield status, score, bound, gap, the trained layers, any tiles, and the frozen layers."""
     from poetmodel.cli.summary import tile_facts
 
     total_score = sum(choice.scores.values())
@@ -266,7 +266,7 @@ def _choice_facts(choice: Choice) -> Iterator[Fact]:
 
 
 def _print_reason(choice: Choice) -> None:
-    """Print on stderr the reason why the choice has no schedule; print no line if it has one."""
+    """Print the reason on stderr if the choice has no schedule."""
     from poetmodel.result import Status
 
     if choice.result.schedule is None:

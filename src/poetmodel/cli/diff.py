@@ -108,13 +108,18 @@ def diff(
 
 
 def _decision_values(decision: Decision, graph: Graph) -> dict[str, Any]:
+    """Return the treatment, stages and costs of a decision, for JSON."""
     values = decision.to_dict(graph)
     keys = ("fate", "recomputed", "paged_out", "paged_in", "energy_j", "time_s")
     return {key: values[key] for key in keys}
 
 
 def _compared_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
-    """Yield the facts about one schedule, for a column of the table and for JSON."""
+    """Yield the facts about one schedule: device, method, status, limits and metrics.
+
+    Facts without a name are only in JSON, facts without a key only in the table. Schedules of one
+    graph have equally many facts, in the same order.
+    """
     simulation, problem = verified.verdict.simulation, verified.problem
     stated_problem = verified.document.problem
     yield Fact("device", verified.document.device, "device")
@@ -204,8 +209,9 @@ def _print_changed_decisions(
 def _decision_texts(*decisions: Decision) -> tuple[str, ...]:
     """Return the decision of each schedule on a tensor as text, such as ``recomputed x2``.
 
-    The number counts recomputations and page-ins. If the texts are equal, the stages of these
-    follow, or if these are equal, those of page-outs, or of recomputations.
+    The number counts recomputations and page-ins together. If the texts are equal, each is followed
+    by stages that differ: of recomputations and page-ins together, else of page-outs, else of
+    recomputations.
     """
     restoration_stages = [
         sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions

@@ -17,7 +17,8 @@ SOLVER_THREAD: Final = "poetmodel-solve"
 def main() -> None:
     """Run the command line and exit with the status of the command.
 
-    First opens closed standard streams and, if Python has the option ``-OO``, restarts with ``-O``.
+    First opens the null device for closed standard streams. If Python has the option ``-OO``,
+    restarts as with ``-O``.
     If Ctrl-C arrives during imports, exits with `INTERRUPTED` and without a traceback. The exit
     does not wait for a solver thread that has been abandoned.
     """
@@ -58,7 +59,7 @@ def _open_closed_streams() -> None:
 
 
 def _restart_with_docstrings() -> None:
-    """Replace the process by one with ``-O``, not ``-OO``, which removes docstrings.
+    """Replace the process by one with ``PYTHONOPTIMIZE=1``, because ``-OO`` removes docstrings.
 
     Help texts and Pyomo need docstrings.
     """

@@ -101,8 +101,9 @@ def _print_tensor(summary: DecisionSummary) -> None:
 def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact:
     """Return the extra cost of a schedule without a decision, with its proof status.
 
-    A found schedule adds the new treatment of the tensor and, unless time is minimized, the extra
-    time.
+    The cost is a value, a range, an upper or a lower bound, or ``unknown``; it is ``impossible`` if
+    every schedule has the decision. If a schedule was found, the note also has the new treatment of
+    the tensor and, unless time is minimized, the extra time.
     """
     name = f"without {alternative.forbidden}"
     if alternative.status == "infeasible":
@@ -180,9 +181,9 @@ def _format_change(summary: DecisionSummary, amount: float) -> str:
 
 
 def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
-    """Yield size, decision and costs of a tensor, and its stages in RAM and on storage.
+    """Yield the facts about a tensor: size, decision, energy and time, and stages in RAM.
 
-    Then yield its in-place uses and its bytes at the RAM limit.
+    Then yield any stages on storage, any in-place uses, and the bytes at the RAM limit.
     """
     graph = summary.verified.graph
     size = graph.tensor_bytes[decision.tensor]
@@ -207,8 +208,8 @@ def _decision_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
 def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fact]:
     """Yield the tensors whose memory a tensor overwrites, and those that overwrite its memory.
 
-    Each fact has the stages, except the first one for a replacement: it overwrites its state
-    tensor in all of them.
+    For a replacement, the first fact is the state tensor that it overwrites, ``always``. All other
+    facts have the stages.
     """
     graph, i = summary.verified.graph, decision.tensor
     if i in graph.state_of:
@@ -230,7 +231,10 @@ def _in_place_facts(summary: DecisionSummary, decision: Decision) -> Iterator[Fa
 
 
 def _action_text(decision: Decision) -> str:
-    """Return the stages in which a tensor is recomputed and paged, as text; "" for none."""
+    """Return the stages in which a tensor is recomputed, paged out and paged in; "" for none.
+
+    For state on storage, reads come before write-backs.
+    """
     is_on_storage = decision.treatment == "on storage"
     transfer_verbs = ("written back", "read") if is_on_storage else ("paged out", "paged in")
     actions = (
@@ -247,6 +251,7 @@ def _stages_text(stages: Sequence[int]) -> str:
 
 
 def _spans_text(spans: Sequence[tuple[int, int]]) -> str:
+    """Format ranges of stages, such as ``2-5, 7``; ``never`` if there are none."""
     return (
         ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
         or "never"
@@ -268,7 +273,10 @@ def _print_schedule(summary: DecisionSummary) -> None:
 
 
 def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
-    """Yield the facts about the schedule; facts about single tensors are only in JSON."""
+    """Yield the facts about the schedule, for the table and for JSON.
+
+    Identity of the graph, status, full steps as a list, and decisions are only in JSON.
+    """
     verified = summary.verified
     graph, simulation = verified.graph, verified.simulation
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
@@ -314,7 +322,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
 
 
 def _in_place_totals(summary: DecisionSummary) -> Iterator[Fact]:
-    """Yield the number of outputs written in place, and the bytes that they save at the peak.
+    """Yield one fact: the number of outputs written in place, and the bytes saved at the peak.
 
     Yield no fact if the graph has no in-place operators.
     """
@@ -333,7 +341,7 @@ def _in_place_totals(summary: DecisionSummary) -> Iterator[Fact]:
 
 
 def _full_steps_fact(summary: DecisionSummary) -> Fact:
-    """Return the number of full steps, and up to three of them with the most RAM."""
+    """Return the number of steps with RAM at its limit, and up to three with the most RAM."""
     graph, points = summary.verified.graph, summary.full_steps
     points_with_most_ram = sorted(points, key=lambda point: -point.ram_bytes)[:3]
     names = ", ".join(
@@ -348,7 +356,7 @@ def _full_steps_fact(summary: DecisionSummary) -> Fact:
 
 
 def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
-    """Yield one table row for each group of the most expensive decisions."""
+    """Yield the row (tensors, decision, energy, time) of each group of `summary.groups`."""
     for group in summary.groups:
         n_members, choice = len(group.members), group.members[0].treatment
         yield (
@@ -405,8 +413,8 @@ class DecisionSummary:
     def tolerance(self) -> float:
         """Largest change of the minimized quantity that counts as 0.
 
-        It is the gap tolerance of alternatives times the overhead, or a small fraction of the value
-        if that is larger.
+        It is `GAP` of alternatives times the overhead, or `MIN_GAIN_RATIO` times the value of the
+        schedule if that is larger.
         """
         from poetmodel.solver.sensitivity.alternatives import GAP, MIN_GAIN_RATIO
 
@@ -416,7 +424,7 @@ class DecisionSummary:
 
 
 def summarize_decisions(verified: VerifiedSchedule, tensor: str | None) -> DecisionSummary:
-    """Return the decisions of a schedule, without alternatives.
+    """Return decisions, full steps and in-place uses of a schedule, without alternatives.
 
     The main decisions are the one on `tensor`, or the most expensive ones if `tensor` is None.
     Raises `InputError` if the graph has no tensor of this name.
@@ -476,7 +484,7 @@ def _solve_for_alternatives(
 
 
 def _sort_by_cost(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
-    """Return the decisions with a cost, highest energy first, then largest tensor.
+    """Return the decisions with a cost (`has_cost`), highest energy first, then largest tensor.
 
     Of the tensors of a node that are not paged, only the first in this order is listed, because all
     have the full cost of the node's recomputations. Each paged tensor is listed itself.

@@ -105,10 +105,11 @@ def explore(
 def initial_state(
     source: options.GraphOptions, costing: options.CostOptions, limits: options.LimitOptions
 ) -> tuple[Catalogue, ExplorerSettings, dict[str, Any]]:
-    """Return the catalogue, the initial settings, and the initial positions of the sliders.
+    """Return the catalogue with the given files, the initial settings and slider positions.
 
-    The positions are ``ram_bytes`` and ``deadline_s``, None without the option. For a step file and
-    a device, prints the size that ``--tile auto`` chooses. Raises `InputError` for invalid options.
+    The positions are ``ram_bytes`` [B] and ``deadline_s`` [s], None without the option; percentages
+    are resolved. For a step file and a device, prints the size that ``--tile auto`` chooses. Raises
+    `InputError` for invalid options.
     """
     from poetmodel.explore.settings import ExplorerSettings, catalogue_with_files
     from poetmodel.schedule.io import validate_model
@@ -147,9 +148,8 @@ def initial_state(
     costs = (
         read_costs(graph, costing) if costing.is_given else catalogue.load_costs(graph, settings)
     )
-    problem = limits.build_problem(
-        graph, costs
-    )  # raises for invalid options before the server starts
+    # Raise for invalid limits before the server starts.
+    problem = limits.build_problem(graph, costs)
     settings = settings.model_copy(
         update={"aux_bytes": problem.aux_limit_bytes if limits.aux else None}
     )
@@ -161,7 +161,10 @@ def initial_state(
 
 
 def _is_built_in(source: options.GraphOptions) -> bool:
-    """Return whether the graph is built-in or not given; raise `InputError` for an unknown name."""
+    """Return whether the graph is built-in or not given; raise `InputError` for an unknown name.
+
+    A path that exists or ends in ``.json``, and any ``--graph``, is a file.
+    """
     from poetmodel.graph.catalogue import check_model_name, model_names
 
     if source.graph is not None:
@@ -175,7 +178,7 @@ def _is_built_in(source: options.GraphOptions) -> bool:
 
 
 def _bind_socket(port: int | None) -> socket.socket:
-    """Return a socket bound to the given port of this machine, or to the first free default port.
+    """Return a TCP socket bound to `port` of `LOOPBACK`, or to the first free default port if None.
 
     Raises `InputError` if no such port can be bound.
     """

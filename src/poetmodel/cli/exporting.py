@@ -308,10 +308,10 @@ def export(
 
 
 def _parse_byte_inputs(text: str | None) -> dict[str, str]:
-    """Parse ``--byte-input``; return the type, scale and offset of bytes as text, by input name.
+    """Parse ``--byte-input``; return ``TYPE[:SCALE[:OFFSET]]`` as text, by input name.
 
-    Return {} for None. Type, scale and offset are not checked. Raises `InputError` for an input
-    without a type, or with several.
+    Return {} for None. Names, types, scales and offsets are not checked. Raises `InputError` for an
+    input without a type, or one that is named twice.
     """
     pairs = [] if text is None else [pair_text.partition("=") for pair_text in text.split(";")]
     for name, _, meaning in pairs:
@@ -341,9 +341,9 @@ All targets also have the source, ``--target``, ``--out``, ``--optimizer`` and t
 
 
 def _options_on_command_line(context: typer.Context) -> dict[str, str]:
-    """Return the first spelling of each option on the command line, by parameter name.
+    """Return the options and arguments on the command line: first spelling by parameter name.
 
-    An argument is spelled as its parameter.
+    The spelling of an argument is its parameter name.
     """
     return {
         str(parameter.name): parameter.opts[0]
@@ -444,8 +444,8 @@ def read_or_capture_step(
 ) -> LoweredStep:
     """Read a step file, or capture the step of ``module:function`` or of an ONNX file.
 
-    Output of the user's code goes to stderr. `infer`, `evaluate` and `device` have no effect on a
-    step file.
+    Output of the user's code goes to stderr. `infer` and `evaluate` add the passes of ``--infer``
+    and ``--evaluate`` to a captured step; like `device`, they have no effect on a step file.
 
     Raises `InputError` for an invalid source, for options that a step file does not support, and
     for a step that cannot be captured. For a capture, also raises `FlashError` before it if the

@@ -72,7 +72,7 @@ def result_exit_status(result: SolveResult) -> ExitStatus:
 
 
 def report_error(error: PoetModelError | OSError) -> ExitStatus:
-    """Print an error on stderr and return its exit status."""
+    """Print the message of an error, or its faults, on stderr; return its exit status."""
     if isinstance(error, InputError):
         print_errors(error.faults)
         is_flash_full = isinstance(error, FlashError)
@@ -112,6 +112,7 @@ def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
 
 
 def _prefixed_lines(prefix: str, sentences: Iterable[str]) -> list[str]:
+    """Return at most `MAX_FAULTS` sentences with a prefix, then the number of further sentences."""
     messages = list(sentences)
     lines = [
         f"{prefix}: {printable(' '.join(message.split()))}" for message in messages[:MAX_FAULTS]

@@ -73,9 +73,9 @@ def read_graph_by_name(name: str, shape: Variant) -> Graph:
 def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     """Return the step of a step file, in tiles of the size in `shape`.
 
-    Return None without a name, for a name of another file, and if `shape` has settings besides
-    tiles, which a step file does not support. Raises `InputError` for an invalid file, an invalid
-    tile size, and the tile size ``auto``.
+    Return None without a name, for a name without the suffix of step files, and if `shape` has
+    settings besides tiles, which a step file does not support. Raises `InputError` for an invalid
+    file, an invalid tile size, and the tile size ``auto``.
     """
     if name is None or not is_step_file(name) or shape.overrides.keys() - {"tile"}:
         return None
@@ -125,9 +125,9 @@ def find_auto_tiles(
 ) -> AutoTiles | None:
     """Return the tile sizes for ``--tile auto`` of a step file.
 
-    Return None for other graphs and tile sizes, and without ``--device``. The budget is ``--ram``,
-    by default the RAM of the device; a percentage refers to the keep-all peak of the step without
-    tiles. Raises `InputError` for an invalid file, device, budget or tile size.
+    Return None for other graphs or values of ``--tile``, and without ``--device``. The budget is
+    ``--ram``, by default the RAM of the device; a percentage refers to the keep-all peak of the
+    step without tiles. Raises `InputError` for an invalid file, device, budget or tile size.
     """
     from poetmodel.budgets import Budget, TileChoice
     from poetmodel.graph import checkpoint_all_peak_bytes
@@ -163,8 +163,8 @@ def resolve_sizes(
     """Return the options with ``--tile auto`` and a percentage of RAM replaced by sizes.
 
     For a step file and a device, ``auto`` becomes the size of the first candidate of
-    `find_auto_tiles`, or ``none``, and is printed. A percentage of RAM is replaced only with
-    ``--tile``; it refers to the keep-all peak of the graph without tiles. Raises the errors of
+    `find_auto_tiles`, or ``none``; a hint on stderr states it. A percentage of RAM is replaced only
+    with ``--tile``; it refers to the keep-all peak of the graph without tiles. Raises the errors of
     `find_auto_tiles` and `read_graph_by_name`.
     """
     tiles = find_auto_tiles(source, costing, limits)
@@ -186,8 +186,8 @@ def resolve_ram(limits: LimitOptions, name: str, shape: Variant) -> LimitOptions
     """Return the limits with a percentage of RAM replaced by a size, if `shape` has a tile size.
 
     The percentage refers to the keep-all peak of the graph without tiles. Without a percentage or
-    a tile size, `limits` itself is returned. Raises `BudgetError` for an invalid ``--ram``, and the
-    errors of `read_graph_by_name`.
+    a tile size, `limits` itself is returned. With a tile size, raises `BudgetError` for an invalid
+    ``--ram``, and the errors of `read_graph_by_name`.
     """
     from poetmodel.budgets import Budget
     from poetmodel.graph import checkpoint_all_peak_bytes
@@ -361,7 +361,10 @@ def device_warnings(device: Device) -> tuple[str, ...]:
 
 
 def warn_about_kernels(graph: Graph, device: Device | None) -> None:
-    """Print a warning if a graph has PyTorch's kernels but a device is too small for PyTorch."""
+    """Print a warning if a graph has PyTorch's kernels, for which the device has too little RAM.
+
+    PyTorch needs `MIN_PYTORCH_BYTES`. Without a device, there is no warning.
+    """
     if device is None or graph.kernels != "pytorch" or device.ram_bytes >= MIN_PYTORCH_BYTES:
         return
     print_warnings(
@@ -379,8 +382,8 @@ def read_costs(
     """Return the measured costs of ``--profile``, else the estimates for ``--device``.
 
     `default_device` is used without ``--device``, also as the device of a profile. Raises
-    `InputError` if there are no costs, or if device or profile are invalid. Prints a warning if the
-    device cannot run the kernels of the graph.
+    `InputError` if there are no costs, or if device or profile are invalid; whether a profile has
+    the nodes of `graph` is not checked. Prints the warning of `warn_about_kernels`.
     """
     from poetmodel.device import Costs
 
@@ -449,9 +452,9 @@ def verify_document(
     estimates for the device that the file states. If this device is unknown, too, times and
     energies have no limits, and only RAM metrics are compared.
 
-    Raises `ScheduleError` for another graph, and `InputError` for such `limits` without costs, and
-    for invalid costs or limits. Violations are returned in the verdict; then pairs that the graph
-    lacks are dropped from the returned schedule.
+    Raises `ScheduleError` for another graph, and `InputError` for changed `limits` without costs,
+    and for invalid costs or limits. Violations are returned in the verdict; then pairs that the
+    graph lacks are dropped from the returned schedule.
     """
     from poetmodel.planner import verify
     from poetmodel.report.subject import VerifiedSchedule, drop_unknown_pairs
@@ -504,8 +507,8 @@ def _memory_metrics(stated: Mapping[str, float | None]) -> dict[str, float | Non
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
     """Return the problem stated in a file, or one without limits if the file states none.
 
-    Without costs, all times and energies are 0, and limits and constraints that need costs are
-    dropped.
+    Without limits, RAM and storage are `MAX_BYTES`. Without costs, all times and energies are 0,
+    and limits and constraints that need costs are dropped.
     """
     from poetmodel.problem import Problem
     from poetmodel.report.subject import free_costs
@@ -527,9 +530,9 @@ def read_valid_schedule(
 ) -> VerifiedSchedule:
     """Read a schedule file, and verify the schedule with its problem and costs.
 
-    Stated metrics are not compared. If the file states no problem, only the device limits the
-    schedule. Raises `ScheduleError` if the schedule is invalid, and `InputError` without a valid
-    file, graph or costs.
+    Stated metrics are not compared. If the file states no problem, only the RAM and storage of the
+    device are limits, or the RAM is `MAX_BYTES` without a device. Raises `ScheduleError` if the
+    schedule is invalid, and `InputError` without a valid file, graph or costs.
     """
     from poetmodel.planner import verify
     from poetmodel.problem import Problem

@@ -158,7 +158,8 @@ def graph_values(graph: Graph, device: Device | None = None) -> dict[str, Any]:
 
     The peak of inference is None unless phases mark the forward pass (`inference_profile`). With a
     device, the minimum RAM is that with state read in place if the device can do so, and the values
-    include the device's name and two gauges: its RAM that keep-all and the minimum RAM use.
+    include the device's name, and its gauges for keep-all and for the minimum RAM.
+    ``state_bytes`` is present only for a graph with state or in-place operators.
     """
     from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 
@@ -212,7 +213,7 @@ def compare_device_ram(graph: Graph, device: Device) -> tuple[DeviceRam | None, 
 
 
 def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
-    """Return the name of a device and its gauges: its RAM that keep-all and the minimum RAM use.
+    """Return the name of a device, and its gauges for keep-all and for the minimum RAM.
 
     Return {} without a device. The key ``trains`` of the minimum is None if it fits, because no
     schedule is known.
@@ -230,7 +231,7 @@ def _gauge_values(graph: Graph, device: Device | None) -> dict[str, Any]:
 def graph_tables(graph: Graph, device: Device | None = None) -> tuple[RenderableType, ...]:
     """Return the tables of a graph with a blank line between: its facts, its largest tensors.
 
-    Without tensors, return only the facts. With a device, these include the use of its RAM.
+    Without tensors, return only the facts. With a device, the facts include the use of its RAM.
     """
     facts = [*_graph_facts(graph, graph_values(graph, device), device)]
     facts_table = fact_table(graph.name, facts)
@@ -319,7 +320,7 @@ def _mapped_remark(graph: Graph, i: int, device: Device | None) -> str:
 
 
 def _shared_memory_remark(graph: Graph, i: int) -> str:
-    """Return a remark on an output that overwrites another tensor, else ""."""
+    """Return a remark on an output that can overwrite an input or replaces state, else ""."""
     in_place_pairs = graph.in_place_of[graph.node_of[i]]
     overwritten_tensor = {**dict(in_place_pairs), **graph.state_of}.get(i)
     return (
@@ -432,7 +433,7 @@ def device_dict(device: Device) -> dict[str, Any]:
 
 
 def _device_row(device: Device) -> tuple[str, ...]:
-    """Return the row of a device in the list of devices."""
+    """Return key, core, RAM, FLOP/s and mode of transfers of a device, for the list of devices."""
     storage = device.storage
     return (
         device.key,
@@ -444,7 +445,7 @@ def _device_row(device: Device) -> tuple[str, ...]:
 
 
 def _device_facts(device: Device) -> Iterator[Fact]:
-    """Yield the facts about a device."""
+    """Yield key, core, cycle model, stated quantities and transfers of a device."""
     yield text_fact("key", device.key, "the name for --device")
     yield text_fact("core", device.core)
     model = device.cycle_model

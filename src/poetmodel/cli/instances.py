@@ -110,6 +110,7 @@ def _checked_values(checked: CheckedSolution) -> dict[str, Any]:
 
 
 def _format_overhead(value: float | None, unit: str) -> str:
+    """Format an overhead in s if that is the `unit`, else in J; "-" for None."""
     if value is None:
         return "-"
     return format_seconds(value) if unit == "s" else format_joules(value)

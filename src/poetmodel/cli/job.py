@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LIMITS_TIME_RATIO: Final = 0.25
-"""Time for finding out which limits bind, as a fraction of the time limit of the solve."""
+"""Time to decide which limits bind, as a fraction of the time limit of the step's solve."""
 
 _job_option = partial(option, rich_help_panel="The whole job")
 
@@ -76,10 +76,11 @@ class JobOptions:
 def make_job_result(job: Job, result: SolveResult, *, threads: int) -> JobResult:
     """Return the result of a job from the result of one step.
 
-    If the result has a schedule, solves again without RAM budget, deadline and energy budget in
-    turn to find out which of these bind. All solves share `LIMITS_TIME_RATIO` of the time limit of
-    the step's solve; a limit may stay open. A limit on the minimized quantity needs no solve. Other
-    limits are not examined.
+    If the result has a schedule, solves again without the RAM budget, then without the deadline,
+    then without the energy budget, to decide whether each of them binds. A limit on the minimized
+    quantity never binds and needs no solve. Other limits are not examined. These solves together
+    may take `LIMITS_TIME_RATIO` of the time limit of the step's solve. A limit that is not decided
+    in this time has the state OPEN.
     """
     from poetmodel.solver.sensitivity import find_used_limits
 
@@ -96,7 +97,7 @@ class JobResult:
     result: SolveResult
     """Result of one step."""
     limits: tuple[UsedLimit, ...] = ()
-    """States of the RAM budget, and of deadline and energy budget of a step if these are stated.
+    """The RAM budget and, if stated, deadline and energy budget of a step, each with its state.
     Empty without a schedule."""
 
     @property
@@ -117,7 +118,10 @@ class JobResult:
         return None if simulation is None else self.steps * (simulation.energy_j or 0.0)
 
     def facts(self) -> Iterator[Fact]:
-        """Yield samples, steps, limits, time and energy of the job, then the limits of a step."""
+        """Yield samples, steps, limits, time and energy of the job, then the limits of a step.
+
+        Time and energy are None without a schedule.
+        """
         batch_size = self.result.problem.graph.batch_size
         batch = "one sample each" if batch_size == 1 else f"batches of {batch_size}"
         count_text = f"{self.steps:,} steps, {batch}"
@@ -136,9 +140,10 @@ class JobResult:
             )
 
     def _saving_text(self, limit: UsedLimit) -> str:
-        """Return the saving without a limit, as text; "" if the limit does not bind, or if unknown.
+        """Return the saving of the minimized quantity without a limit, as text.
 
-        An energy or a time is that of the whole job, another quantity that of a step.
+        An energy or a time is that of the whole job, another quantity that of a step. Return "" if
+        the limit does not bind, or is not decided.
         """
         if limit.state != "binds" or limit.saved is None:
             return ""
@@ -179,7 +184,10 @@ def _format_fraction(
     quantity: str,
     format_value: ValueFormatter,
 ) -> str:
-    """Format a total as a percentage of its limit; ``the whole job`` without a total or limit."""
+    """Format a total as a percentage of its limit; ``the whole job`` if one of them is None.
+
+    `quantity` names the limit in the text, for example ``battery``.
+    """
     if total_value is None or limit_value is None:
         return "the whole job"
     fraction_text = format_percent(total_value / limit_value, digits=3)

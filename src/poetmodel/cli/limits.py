@@ -90,7 +90,7 @@ def limits(
     device_rams = [
         limit.result.device_ram for limit in found_limits if limit.result.device_ram is not None
     ]
-    if device_rams:  # warn if even the schedule with minimum RAM exceeds the device
+    if device_rams:  # warn if even the schedule that needs the least RAM exceeds the device
         print_device_ram_warnings(min(device_rams, key=lambda device_ram: device_ram.needed_bytes))
     if output.json:
         print_json(
@@ -111,7 +111,7 @@ def limits(
 
 
 def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | None:
-    """Return the size of ``--tile auto`` with the smallest minimum RAM, and this RAM [B].
+    """Return the tile size of ``--tile auto`` with the smallest minimum RAM, and this minimum [B].
 
     Return None without a device, or if whole tensors need no more RAM than tiles.
     """
@@ -128,9 +128,8 @@ def _min_ram_tiles(step: LoweredStep, problem: Problem) -> tuple[int, int] | Non
 def _evaluation_bytes(step: LoweredStep, problem: Problem) -> int | None:
     """Return the minimum RAM of a step's evaluation, the forward pass without updates [B].
 
-    Return None if the step has no evaluation, or the device is unknown. State is on storage if
-    tensors can be paged, else it is resident and counted. State on memory-mapped
-    storage needs no RAM.
+    Return None if the step has no evaluation, or without a device. State is on storage if tensors
+    can be paged, else it is resident and counted. State on memory-mapped storage needs no RAM.
     """
     from poetmodel.lowered.step import with_stored_state
     from poetmodel.tiling.choice import needed_bytes
@@ -153,12 +152,13 @@ def limit_values(
     min_ram_tile: tuple[int, int] | None = None,
     evaluation_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Return graph, problem, minimum RAM and limits by name as plain values in SI units.
+    """Return graph, problem, minimum RAM and limits by name as JSON values in SI units.
 
-    Limits on RAM are under ``ram``. The keys of arguments that are None are omitted.
+    The limits on RAM are in an object of their own, ``ram``. The keys of arguments that are None
+    are omitted.
 
     `extra_bytes` is the RAM of exported C in addition to its tensors [B]; None for other graphs.
-    `min_ram_tile` is the tile size with the smallest minimum RAM, and this RAM [B];
+    `min_ram_tile` is the tile size with the smallest minimum RAM, and this minimum [B];
     `evaluation_bytes` is the minimum RAM of ``pm_evaluate`` [B].
     """
     graph = problem.graph
@@ -189,9 +189,10 @@ def _limit_facts(
 ) -> Iterator[Fact]:
     """Yield each limit with its proof and, except for exported C, its conditions and its peak.
 
-    The label of int8 results comes first, if the graph has one, then limits on RAM. The limit of
-    exported C is followed by its minimum RAM with ``pm_evaluate`` if `evaluation_bytes` is given,
-    and in tiles if `min_ram_tile` is given.
+    The label of int8 results comes first, if the graph has one, then the limits on RAM, then the
+    deadline and the energy. The limit of exported C is followed by the minimum RAM with
+    ``pm_evaluate`` if the limit has a value and `evaluation_bytes` is given, and by the minimum RAM
+    in tiles if `min_ram_tile` is given.
     """
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)
@@ -267,7 +268,7 @@ def _proof_text(limit: Limit, format_value: ValueFormatter) -> str:
 def _conditions_text(problem: Problem, limit: Limit) -> str:
     """Return the RAM, deadline, energy budget and constraints of the solve for a limit, as text.
 
-    Return "" for none, and for a limit without a value.
+    Return "" if the solve had none of them, and for a limit without a value.
     """
     if limit.value is None:
         return ""
@@ -286,9 +287,9 @@ def _conditions_text(problem: Problem, limit: Limit) -> str:
 
 
 def _peak_text(limit: Limit) -> str:
-    """Return the step with the peak RAM of the schedule, as text with the largest tensors there.
+    """Return node and stage of the schedule's peak RAM as text, with the largest tensors there.
 
-    Return "" without a schedule.
+    `MAX_NAMED_TENSORS` of them are named, the rest are counted. Return "" without a schedule.
     """
     simulation, graph = limit.result.simulation, limit.result.problem.graph
     if simulation is None:

@@ -48,7 +48,7 @@ REQUIRED: Final = MISSING
 MAX_THREADS: Final = 1024
 """Largest number of threads that can be requested."""
 MAX_SIZE: Final = 1_000_000
-"""Largest input size of a network that can be requested."""
+"""Largest input size or dimension of a network that can be requested."""
 
 
 class Command(NamedTuple):
@@ -104,9 +104,10 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
 def group(cls: type[_Group]) -> type[_Group]:
     """Decorate a class as a group of options.
 
-    Each start of the program creates all groups. Compiling the methods of a dataclass would take
-    milliseconds, so `__init__` is generic: it takes the fields as keywords, and raises `TypeError`
-    for an unknown one. A field that is omitted gets its default, `REQUIRED` if it is required.
+    The class becomes a dataclass without generated methods: each start of the program creates all
+    these classes, and compiling their methods would take milliseconds. Its `__init__` takes the
+    fields as keywords, and raises `TypeError` for an unknown one. A field that is omitted gets its
+    default, `REQUIRED` if it is required.
     """
 
     def init(self: object, **values: object) -> None:
@@ -137,7 +138,7 @@ def _parameter(name: str, default: object, hint: object) -> inspect.Parameter:
 
 
 def without(*names: str) -> frozenset[str]:
-    """Return the fields that a command excludes from a group, for the group's `Annotated` type."""
+    """Return the names of fields to exclude from a group, for the group's `Annotated` type."""
     return frozenset(names)
 
 
@@ -236,6 +237,7 @@ parse_input_size = integer_parser(MAX_SIZE)
 
 
 def _parse_method(text: str) -> str:
+    """Return the name of a method; raise `typer.BadParameter` if there is no such method."""
     try:
         return method(text).name
     except (InputError, UserMethodError) as error:
@@ -252,7 +254,7 @@ def parse_backend_name(text: str) -> str:
 
 
 def _parse_option_value(text: str) -> bool | int | float | str:
-    """Parse the value of a solver option: true or false, a number, or else text."""
+    """Parse the value of a solver option: true or false in any case, a number, or else text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for number_type in (int, float):
@@ -305,9 +307,9 @@ class OptimizerName(StrEnum):
 
 @group
 class FileGraphOptions:
-    """Options of a graph: its name, sizes, state, tiles and trained weights.
+    """Options of a graph: name, input sizes, state, in-place operators, tiles, layers to train.
 
-    A schedule or plan needs none if its file identifies a built-in network.
+    For a schedule or a plan, none is needed if its file identifies a built-in network.
     """
 
     graph: str | None = graph_option(
@@ -359,7 +361,7 @@ class FileGraphOptions:
 
     @property
     def variant(self) -> Variant:
-        """Input sizes, state, in-place operators, tiles and trained weights of the graph."""
+        """Input sizes, state, in-place operators, tile size and layers to train."""
         return Variant(
             batch=self.batch,
             image=self.image,
@@ -387,6 +389,7 @@ class GraphOptions(FileGraphOptions):
 
 
 def _parse_dimension(text: str) -> tuple[str, int]:
+    """Parse a value of ``--dim``, NAME=N; raise `InputError` unless N is from 1 to `MAX_SIZE`."""
     name, _, size = text.rpartition("=")
     if not name or not size.isdecimal() or not 0 < int(size) <= MAX_SIZE:
         raise InputError(f"--dim: expected NAME=N, such as sequence=32, got {text!r}")
@@ -447,7 +450,7 @@ class CostOptions:
 
 @group
 class CommitOptions:
-    """Options of the writes of state to storage."""
+    """Options of commits, which write replaced state to storage."""
 
     commit: bool = limit_option(
         False,
@@ -533,7 +536,7 @@ class LimitOptions(CommitOptions):
         deadline: float | None = None,
         energy_budget: float | None = None,
     ) -> Problem:
-        """Return the problem with these limits, and with the user-defined constraints.
+        """Return the problem with these limits, and with user-defined constraints and objective.
 
         `ram` [B, or text], `deadline` [s] and `energy_budget` [J] override the options. Raises
         `InputError` for invalid limits, files or costs, and for two objectives (``--minimize`` is

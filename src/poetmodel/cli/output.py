@@ -49,7 +49,10 @@ class _Verbosity:
 
 
 def set_quiet(quiet: bool) -> bool:
-    """Set ``--quiet``: print only errors, and JSON or a log if requested. Returns `quiet`."""
+    """Set ``--quiet`` for the process; return `quiet`, as typer requires of a callback.
+
+    If True, only errors are printed, and JSON or a log if requested.
+    """
     _Verbosity.quiet = quiet
     return quiet
 
@@ -71,10 +74,10 @@ def print_written(path: Path) -> None:
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console that prints names unchanged, without markup, highlighting and emoji.
+    """Return a console of rich that prints texts unchanged: no markup, highlighting and emoji.
 
-    Its default width is that of the terminal or of the environment variable ``COLUMNS``. Without
-    the variable, a pipe or file has `UNLIMITED_WIDTH`.
+    `width` [columns] is by default the environment variable ``COLUMNS``. Without the variable, it
+    is that of the terminal, or `UNLIMITED_WIDTH` for a pipe or file.
     """
     from rich.console import Console
 
@@ -178,7 +181,7 @@ def _max_width(texts: Iterable[str]) -> int:
 def _wrap_long_words(text: str, width: int) -> str:
     """Return a text, with line breaks if one of its words is wider than `width`.
 
-    Lines break after blanks and at `_NAME_BREAK`.
+    Lines break only after blanks and at `_NAME_BREAK`.
     """
     if _max_width(text.split()) <= width:
         return text
@@ -265,6 +268,7 @@ energies are estimates."""
 
 
 def _titled_table(title: str, texts: Iterable[str], **style: Any) -> Table:
+    """Return an empty table; if one of its `texts` has an energy, the title has `ESTIMATES`."""
     from rich.table import Table
 
     if any(map(_ENERGY.search, texts)):
@@ -316,7 +320,7 @@ class LiveLine:
         self._latest = progress
 
     def text(self) -> str:
-        """Return the text of the line."""
+        """Return activity or progress, and the elapsed seconds, as one line."""
         seconds = f"{time.monotonic() - self._start_s:.0f} s"
         latest = self._latest
         gap = "" if latest is None or latest.gap is None else f"gap {latest.gap:.2%}  "

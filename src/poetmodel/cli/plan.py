@@ -157,10 +157,11 @@ def plan(
 def _tensor_ram_bytes(
     document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None
 ) -> int | None:
-    """Return the RAM budget of tensors [B]: by the option, else the file, else the device.
+    """Return the RAM budget of tensors [B]: of the option, else of the file, else of the device.
 
-    Return None if no budget is stated. Raises `BudgetError` if the budget is invalid, or if
-    resident bytes leave no RAM for tensors.
+    Resident bytes are subtracted if the problem of the file counts them. Return None if none of the
+    three states a budget. Raises `BudgetError` if the budget is invalid, or if resident bytes leave
+    no RAM for tensors.
     """
     stated_problem = document.problem
     if ram is None and stated_problem is None and costs.device is None:
@@ -182,8 +183,8 @@ def _tensor_ram_bytes(
 def _save_and_print(plan_result: PlanResult, request: PlanOptions, *, json: bool) -> None:
     """Write the plan and its picture to the given files; print JSON, text or a table.
 
-    With `json` prints JSON, else a listing or trace events if they are the format and the plan has
-    no file, else a table. Warns if the plan does not fit the device.
+    With `json` prints JSON. Otherwise prints the listing or the trace events if one of them is the
+    format and no file is written, else a table. Warns if the plan does not fit the device.
     """
     if request.out is not None:
         plan_result.save(request.out, request.plan_format)
@@ -204,7 +205,7 @@ def _save_and_print(plan_result: PlanResult, request: PlanOptions, *, json: bool
 
 
 def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
-    """Yield the facts about a plan."""
+    """Yield instructions, transfer mode, metrics, addresses, state and binary size of a plan."""
     from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import describe_homes
 
@@ -245,7 +246,10 @@ def _plan_facts(plan_result: PlanResult) -> Iterator[Fact]:
 
 
 def arena_facts(arena: Arena) -> Iterator[Fact]:
-    """Yield the facts about the addresses of a plan."""
+    """Yield size, lower bound on the size, fragmentation and alignment of an arena.
+
+    Tables list the size alone, with a note on fragmentation.
+    """
     from poetmodel.plan.listing import describe_fragmentation
 
     bound = describe_fragmentation(arena)
@@ -292,9 +296,11 @@ class PlanResult:
     ) -> PlanResult:
         """Plan a schedule, with addresses if an alignment is given; verify plan and addresses.
 
-        `alignment` and `aux_bytes` are in bytes. With `may_delay_transfers`, transfers that overlap
-        computation may start later if the addresses exceed the budget otherwise. Raises `PlanError`
-        if the schedule violates a rule of execution, or the alignment is no power of two.
+        The result contains the violations of limits. `ram_budget_bytes` is for tensors, None for no
+        limit; `aux_bytes` limits the storage, None for that of the device. With
+        `may_delay_transfers`, transfers that overlap computation may start later if the addresses
+        exceed the budget otherwise. Raises `PlanError` if the schedule violates a rule of
+        execution, or the alignment [B] is no power of two.
         """
         from poetmodel.planner import make_plan
 
@@ -337,7 +343,10 @@ class PlanResult:
         )
 
     def with_addresses(self) -> PlanResult:
-        """Return the plan with addresses and their check; return an invalid plan unchanged."""
+        """Return the plan with addresses, aligned to `ALIGNMENT`, and their check.
+
+        A plan with violations is returned unchanged.
+        """
         if self.check.violations:
             return self
         from poetmodel.placement import place
@@ -378,7 +387,10 @@ class PlanResult:
         return plan_listing(self.graph, self.plan, self.check, self.arena).splitlines()
 
     def save(self, path: Path, plan_format: PlanFormat) -> None:
-        """Write the plan in a format; JSON and listings include its addresses, if it has any."""
+        """Write the plan in a format; JSON and listings include its addresses, if it has any.
+
+        Raises `InputError` if the file cannot be written.
+        """
         from poetmodel.files import write_bytes, write_text
         from poetmodel.plan import encode
 
@@ -422,10 +434,11 @@ def save_plan_and_map(
 ) -> Iterator[Path]:
     """Write the plan and the map of a solve; yield each file after it was written.
 
-    The files are written while the caller iterates. `fitted` has the plan with addresses, if
-    requested. Without a schedule no file is written, and for a schedule with violations no plan,
-    with a warning. The warnings of `default_mode` are printed, too. Raises `VerificationError` if
-    the plan has violations, and `InputError` if a file cannot be written.
+    The files are written while the caller iterates. The plan is that of `fitted`, with addresses;
+    if there is none, the schedule is planned without addresses. Without a schedule no file is
+    written. If the schedule has violations, a warning is printed in place of the plan, and the map
+    is written. If a plan is made, the warnings of `default_mode` are printed. Raises
+    `VerificationError` if the plan has violations, and `InputError` if a file cannot be written.
     """
     problem = result.problem
     if result.schedule is None:

@@ -74,7 +74,7 @@ def report(
 
 
 def _answer_facts(report_values: dict[str, Any]) -> Iterator[Fact]:
-    """Yield the answers to the questions of a report, for each schedule."""
+    """Yield the answers to the questions of a report, one fact for each schedule and question."""
     from poetmodel.report.wording import answers
 
     for entry in report_values["schedules"]:
@@ -89,7 +89,7 @@ def read_subjects(
 
     Files beyond the number of `LABELS` are ignored. Without ``--graph`` the first file names the
     graph. Raises `ScheduleError` for a malformed file and one of another graph, and `InputError` if
-    the graph is not found.
+    the graph is not found or the costs are invalid.
     """
     from poetmodel.schedule.document import load_document
 
@@ -110,7 +110,8 @@ def _read_subject(
 ) -> Subject:
     """Read and verify a schedule file, and plan its schedule as `_plan_schedule` does.
 
-    Raises `ScheduleError` for a malformed file and one of another graph.
+    Raises `ScheduleError` for a malformed file and one of another graph, and `InputError` for
+    invalid costs.
     """
     from poetmodel.files import read_text
     from poetmodel.report.subject import Sources, Subject, VerifiedSchedule
@@ -142,10 +143,11 @@ def _read_subject(
 
 
 def _plan_schedule(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
-    """Plan a schedule, with addresses; return the plan and notes about it.
+    """Plan a schedule, with addresses; return the plan and the warnings of `default_mode`.
 
-    The plan is None without costs, for a schedule that violates a rule of execution, and if there
-    is no plan, which a note then states.
+    Return (None, []) without costs, and for a schedule that violates a rule of execution. If no
+    plan can be made, return None and a note with the reason. If resident bytes use up the budget,
+    the plan has no RAM budget.
     """
     costs, stated_problem = verified.costs, verified.document.problem
     if costs is None or verified.simulation.violations:

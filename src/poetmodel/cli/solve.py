@@ -183,6 +183,7 @@ def solve(
 
 
 def _check_nodes(graph: Graph) -> None:
+    """Raise `InputError` for a graph with fewer than `MIN_NODES` nodes."""
     if len(graph.nodes) < MIN_NODES:
         raise InputError(
             f"graph {graph.name!r} has 1 node: nothing to keep, recompute or page; "
@@ -199,9 +200,9 @@ def _choose_tiles(
 ) -> tuple[ChosenTiles, float]:
     """Solve several tile sizes; return the size of smallest value, and the remaining time [s].
 
-    A single size is not solved. If no schedule is found, return the first size. The time is 0 if
-    the schedule in the returned tiles is proved optimal, or after Ctrl-C; otherwise it is at least
-    `MIN_TIME_LIMIT_S`.
+    The trials together may take `TRIAL_RATIO` of the time limit. A single size is not solved. If no
+    schedule is found, return the first size. The remaining time is 0 if the schedule in the
+    returned tiles is proved optimal, or after Ctrl-C; otherwise it is at least `MIN_TIME_LIMIT_S`.
     """
     from poetmodel.result import Termination
     from poetmodel.solver.request import Request
@@ -259,8 +260,9 @@ def _fit_hints(
 ) -> Iterator[str]:
     """Yield hints for an infeasible step file, and for a built-in network that exceeds its device.
 
-    They state the tiles of the proof, with ``--tile auto`` unless that is requested; or ``--state
-    ... --in-place`` if parameters and gradients in the graph may fit the device.
+    For the step file, the hint states for which tile size it is infeasible, and suggests ``--tile
+    auto`` unless that was requested. For the network, it suggests ``--state sgd --in-place`` if the
+    minimum RAM with these options is at most the RAM of the device.
     """
     from poetmodel.device.ram import find_whole_step
     from poetmodel.result import Status
@@ -303,8 +305,8 @@ def _fit_arena(
 ) -> Fitted:
     """Solve by the method, if necessary with less RAM, until the addresses of the plan fit.
 
-    Without a schedule whose addresses fit in time, there is no plan and no arena. Raises
-    `InputError` if the deadline counts overlapping transfers, but the device's transfers block.
+    Plan and arena are None if no schedule is found whose addresses fit. Raises `InputError` if the
+    deadline counts overlapping transfers, but the device's transfers block.
     """
     from poetmodel.solver import fit_arena
 
@@ -383,7 +385,8 @@ def _run_method(
 def _explain_result(result: SolveResult, *, threads: int) -> Explanation | None:
     """Return the explanation of an infeasible result of the default method, with remedies.
 
-    Return None for other results and methods, and after Ctrl-C.
+    It may take `EXPLANATION_FRACTION` of the time limit of the solve. Return None for other results
+    and methods, and after Ctrl-C.
     """
     from poetmodel.result import Status
 
@@ -413,9 +416,9 @@ def _save_and_print(
     """Write the schedule file and print the result.
 
     The command began at `start_s` on the monotonic clock, and read its inputs for `read_s` [s].
-    Without a schedule, no file is written; instead of tables, notes on a job are printed. Warns if
-    the step does not fit the device. If the file cannot be written, raises `InputError` after the
-    result is printed.
+    Without a schedule, no file is written, and the notes on a job are printed in place of tables.
+    Warns if the step does not fit the device. If the file cannot be written, raises `InputError`
+    after the result is printed.
     """
     write_error: InputError | None = None
     if out is not None and result.schedule is not None:
@@ -474,7 +477,11 @@ def _extra_tables(
 
 
 def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:
-    """Print on stderr the reason and hints if there is no valid schedule."""
+    """Print on stderr the reason if there is no valid schedule.
+
+    The reason is the violations of the schedule, the infeasibility with the hints of its
+    explanation, or the event that ended the solve before a schedule was found.
+    """
     from poetmodel.result import Status, Termination
 
     if result.violations:

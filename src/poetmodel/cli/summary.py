@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MIN_SHOWN_S: Final = 1e-3
-"""Durations below this are not listed [s]."""
+"""Minimum duration that is listed [s]."""
 
 DEADLINE_TEXTS: Final = {
     DeadlineCounts.COMPUTE: "compute time alone",
@@ -127,8 +127,8 @@ def _is_solved_model_proved(result: SolveResult) -> bool:
     """Return whether the solver proved its solution optimal within the gap for its model.
 
     The model may differ from the problem: it is that of ``paper``, or a restriction of the problem.
-    For a restriction, its status decides; otherwise the gap of value and bound of the model, and
-    the result is False if the statistics lack one of them.
+    A restriction is proved if its status is OPTIMAL. Otherwise, the gap between value and bound of
+    the model is compared with the tolerance; return False if the statistics lack one of them.
     """
     statistics = result.statistics
     value, bound = statistics.get("model_value"), statistics.get("model_bound")
@@ -186,9 +186,10 @@ def _tolerance_text(result: SolveResult) -> str:
 
 
 def _conditions_text(problem: Problem) -> str:
-    """Return the end of a sentence about the proven least RAM: whether other limits restrict it.
+    """Return " within the other limits", or " at all" if there is no limit but RAM.
 
-    Forbidden decisions, constraints and storage smaller than all tensors count as limits.
+    Missing storage, storage smaller than the sum of all tensors, forbidden decisions and
+    user-defined constraints count as limits. The text follows the proven minimum RAM.
     """
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
     storage_bytes, tensor_bytes = problem.aux_limit_bytes, sum(problem.graph.tensor_bytes)
@@ -230,9 +231,9 @@ def _memory_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
 def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
     """Yield facts about homes of state, recomputations, page-outs, page-ins and kept tensors.
 
-    They are numbers and bytes. Page-ins include the first reads of state on storage. Kept tensors
-    have readers, are computed once, never paged, and not state: they stay in RAM until their last
-    use.
+    The facts are counts and bytes. Page-ins include the first reads of state on storage. Kept
+    tensors have readers, are computed once, never paged, and not state: they stay in RAM until
+    their last use.
     """
     recomputations = [k for t, k in schedule.R if k < t]
     recomputed = set(recomputations)
@@ -262,8 +263,8 @@ def decision_facts(graph: Graph, schedule: Schedule, simulation: Simulation) -> 
 def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     """Yield the times of a step, and cost of commits, deadline and energy budget if there are any.
 
-    The cycle model follows the compute time if the costs have one. The makespan is listed only for
-    a plan.
+    The cycle model follows the compute time if the costs have one. Tables list the makespan only if
+    time is counted as ``overlap``.
     """
     compute_note = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     makespan_note = "of the plan, where transfers overlap computation"

@@ -217,10 +217,11 @@ def _write_and_show_records(
     request: RunOptions | MergeOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Write tables and pictures of records, print tables or JSON, and exit with 1 if a run failed.
+    """Write and print tables of records, draw pictures, and exit with 1 if a run failed.
 
-    ``cells`` is the name of runs in files and JSON. Warns about runs whose step does not fit the
-    device. Raises `typer.Exit` for a failed run.
+    The tables in `folder` are ``cells.csv`` with all runs and, with ``--pareto``, ``pareto.csv``;
+    JSON has the same names. Pictures are drawn at ``--plot``, and of a Pareto front in `folder`.
+    Warns about runs whose step does not fit the device. Raises `typer.Exit` for a failed run.
     """
     from poetmodel.sweeps import panels, tables
 
@@ -253,7 +254,7 @@ def _grid_runs(
     seed: int,
     commit: int | None,
 ) -> Sequence[Run]:
-    """Return the runs of all combinations of the values.
+    """Return the runs of all combinations of the options' values, as `sweeps.grid` orders them.
 
     Raises `InputError` for invalid options and for an invalid constraints file.
     """
@@ -308,7 +309,7 @@ def exit_if_failed(rows: Sequence[Row]) -> None:
 
 
 def _warn_about_device_ram(rows: Sequence[Row]) -> None:
-    """Warn about runs whose peak and resident bytes exceed the RAM of their device."""
+    """Print one warning about all runs whose peak and resident bytes exceed their device's RAM."""
     oversized_rows = [row for row in rows if row["fits_device"] is False]
     if oversized_rows:
         models_on_devices = dict.fromkeys(
@@ -324,6 +325,10 @@ def _warn_about_device_ram(rows: Sequence[Row]) -> None:
 
 
 def _split_values(text: str, option: str) -> list[str]:
+    """Split a text at commas, without blanks and empty values; raise `InputError` if none is left.
+
+    `option` is the prefix of the error.
+    """
     values = [value.strip() for value in text.split(",") if value.strip()]
     if not values:
         raise InputError(f"{option}: expected names with commas between them, got {text!r}")
@@ -331,7 +336,10 @@ def _split_values(text: str, option: str) -> list[str]:
 
 
 def _parse_sizes(text: str | None, option: str) -> list[int | None]:
-    """Return the input sizes of an option; [None], the network's default, without the option."""
+    """Return the input sizes of an option; [None], the network's default, without the option.
+
+    Raises `InputError` for an invalid size.
+    """
     if text is None:
         return [None]
     try:
@@ -386,7 +394,7 @@ def _format_value(value: float | None, format_number: ValueFormatter) -> str:
 DEFAULT_FOLDER: Final = Path("poetmodel-bench")
 """Parent of the default output folders of figures."""
 PICTURE_SUFFIXES: Final = (".svg", ".png")
-"""Suffixes of the pictures that are drawn of each figure."""
+"""Suffixes of the pictures that are drawn of each figure and each Pareto front."""
 
 
 @options.group
@@ -506,7 +514,7 @@ def _draw_pictures(
 ) -> tuple[list[Path], list[str]]:
     """Draw panels as SVG and PNG at `stem`; return the paths, and notes.
 
-    If a library is missing, draw no picture, and return no path and one note.
+    If a library is missing, draw no picture, and return no path and one note; else no note.
     """
     from poetmodel.sweeps.pictures import check_suffix, draw
 

@@ -91,9 +91,10 @@ class CostingOptions:
             return trace(model, loss_fn, inputs, name=name, optimizer=user_optimizer)
 
     def check_power(self, *, is_emulated: bool = False) -> None:
-        """Raise `InputError` for two power options, or for one if this host measures no times.
+        """Raise `InputError` for two power options, or for one where this host measures no times.
 
-        Also raises `InputError` for an unknown device of ``--power-from``.
+        No times are measured with ``--device``, or if the step `is_emulated`. Also raises
+        `InputError` for an unknown device of ``--power-from``.
         """
         power_options = [
             option
@@ -310,7 +311,7 @@ _emulating_option = partial(options.option, rich_help_panel="How to emulate")
 
 @options.group
 class EmulationOptions:
-    """Emulated board, and the rates that convert its instructions to time."""
+    """Options of the emulated board: its core, instructions per cycle, and the step's optimizer."""
 
     target: ProfileTarget = _emulating_option(
         ProfileTarget.HOST,
@@ -349,8 +350,9 @@ class EmulationOptions:
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
         """Export a step in tiles, execute it on the emulated board; return graph, costs and notes.
 
-        `step_source` is a step file, or a step to capture. Raises `InputError` if `tile` is
-        ``auto``, and the errors of `read_or_capture_step` and `measure_emulated`.
+        `step_source` is a step file, or a step to capture. `tile` is the tile size; None for whole
+        tensors. The graph is that of the step in tiles. Raises `InputError` if `tile` is ``auto``,
+        and the errors of `read_or_capture_step` and `measure_emulated`.
         """
         from poetmodel.export.exporting import DEFAULT_DEVICE
         from poetmodel.export.measuring import measure_emulated, parse_emulation

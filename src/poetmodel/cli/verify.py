@@ -103,7 +103,7 @@ def verify(
 def _print_verdict(
     document_kind: str, violations: Sequence[str], limit_options: Sequence[str]
 ) -> None:
-    """Print whether the file is valid; if not, also the first violations and the number of all.
+    """Print whether the file is valid; if not, also the number of violations and the first ones.
 
     `limit_options` are the names of the limit options on the command line. If there are any and the
     file is valid, prints that an infeasible result of ``poetmodel solve`` with them is a bug.
@@ -226,7 +226,8 @@ def _verify_plan(
     """Verify a plan; return its facts, the title of their table, and its use of device RAM.
 
     The use of RAM is None without a device. The RAM budget is ``--ram``, else that of the plan;
-    with neither, the peak is not checked, which a note states. Raises `InputError` for a malformed
+    with neither, the peak is not checked, which a note states. The storage limit is ``--aux``, else
+    that of the device. ``--deadline`` limits the makespan. Raises `InputError` for a malformed
     file, for a missing or another graph, and as `_plan_problem`.
     """
     from poetmodel.plan import check_arena, check_plan

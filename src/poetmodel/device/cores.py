@@ -64,7 +64,7 @@ class CycleModel(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Source of the instructions per cycle, for display: user, core or an assumption."""
+        """Source of the instructions per cycle: ``given``, the core's name, or ``assumed: ...``."""
         if self.measured_instructions_per_cycle is not None:
             return "given"
         if self.core is None or self.core.instructions_per_cycle is None:
@@ -85,7 +85,10 @@ class CycleModel(NamedTuple):
         return f"{self.rate} ({self.origin}); {self.label}"
 
     def to_dict(self) -> dict[str, str | float | None]:
-        """Return the model as JSON values."""
+        """Return core, clock, instructions per cycle, memory factor and label as JSON values.
+
+        The instructions per cycle are those of the property, with its defaults.
+        """
         return {
             "core": None if self.core is None else self.core.name,
             "clock_hz": self.clock_hz,

@@ -39,7 +39,8 @@ class Commit:
     """
 
     replacements: tuple[int, ...]
-    """The replacements whose page-outs are writes of the commit."""
+    """The replacements whose page-outs are writes of the commit; none if commits copy state from
+    volatile storage to flash."""
     other_cost: Cost
     """Cost of commits except writes of `replacements`: erases of flash, the record and the seal. If
     commits copy state from volatile storage to flash, also the writes of all replaced state."""
@@ -182,6 +183,7 @@ class Costs:
             The file.
         device : Device, optional
             The device that was measured. If it has no storage, the page columns are ignored.
+            Otherwise, and without `device`, `table` requires the page costs of every tensor.
 
         Raises
         ------
@@ -228,9 +230,10 @@ class Costs:
         states it, else time times power. A transfer takes its latency plus bytes divided by rate,
         and the energy of that time times its power.
 
-        For exported C on a Cortex-M with an FPU whose clock and power are known, a node instead
-        takes its instructions divided by instructions per cycle and clock, times the memory factor.
-        Its energy is that time times power. `cycles` contains these parameters.
+        A node that states `instructions` (exported C) instead takes these divided by instructions
+        per cycle and clock, times the memory factor, if the device is a Cortex-M with an FPU whose
+        clock and power are known. Its energy is that time times power. `cycles` contains these
+        parameters.
         """
         if not hasattr(graph, "nodes"):
             raise CostError(f"graph: expected a Graph, got {quote(graph)}; Graph.load reads one")
@@ -361,10 +364,10 @@ def _commit_cost(
 ) -> tuple[Commit, dict[int, Cost]]:
     """Return the cost per step of a commit every `interval` steps, and of each write.
 
-    The second result maps each replacement whose page-out is a write of the commit to the cost per
-    step of that write. In flash, bytes are written at the flash's rate, and a commit erases all
-    blocks of its generation. On other storage, a write costs a page-out, which includes erases, and
-    the time of checksum and padding.
+    The second result maps each of `Commit.replacements` to the cost per step of its write. In
+    flash, bytes are written at the flash's rate, and each commit erases all blocks of its
+    generation, even if generations share blocks. On other storage, a write costs a page-out, which
+    includes erases, and the transfer of checksum and padding.
     """
     layout, fraction = GenerationLayout.for_device(device), 1 / interval
     sizes = {i: graph.tensor_bytes[i] for i in sorted(graph.state_of)}
@@ -476,7 +479,10 @@ def _cost_fault(prefix: str, cost: Cost) -> Iterator[str]:
 
 
 def _graph_mismatch_faults(costs: Costs, graph: Graph) -> Iterator[str]:
-    """Yield errors for missing costs, costs of unknown names, and compute costs of state nodes."""
+    """Yield errors for missing costs, costs of unknown names, and compute costs of state nodes.
+
+    Yields at most one error of each kind. Page costs are not checked if `pages` is None.
+    """
     state_names = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
     computed_names = [name for name in graph.node_index if name not in state_names]
     cost_tables: list[tuple[str, str, Mapping[str, object], Collection[str]]] = [

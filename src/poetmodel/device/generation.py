@@ -41,7 +41,8 @@ class GenerationLayout:
     write_unit_bytes: int = 1
     """Write unit of the storage [B]; at least `MIN_WRITE_UNIT_BYTES` are used."""
     erase_block_bytes: int = DEFAULT_ERASE_BLOCK_BYTES
-    """Erase block; a generation begins at a multiple of it, unless several share a block [B]."""
+    """Size of an erase block [B]; a generation begins at a multiple of it, unless several share a
+    block."""
     checksums: bool = True
     """Whether a checksum follows each tensor."""
 
@@ -50,8 +51,8 @@ class GenerationLayout:
         """Return the layout of generations on a device.
 
         Generations are in the device's flash if it commits there, else on its storage. Storage
-        states no write unit; its erase block is `DEFAULT_ERASE_BLOCK_BYTES` if it states none, and
-        also without a device or storage.
+        states no write unit. If it states no erase block, or there is no storage, the erase block
+        is `DEFAULT_ERASE_BLOCK_BYTES`.
         """
         flash = None if device is None or not device.commits_to_flash else device.flash
         if flash is not None:
@@ -75,20 +76,22 @@ class GenerationLayout:
         return sum(self.record_and_seal_bytes) + sum(map(self.stored_bytes, sizes))
 
     def n_blocks(self, sizes: Iterable[int]) -> int:
-        """Return the number of erase blocks of a generation.
+        """Return the number of erase blocks of a generation with tensors of `sizes` [B].
 
         A commit erases all of them, unless generations share a block.
         """
         return -(-self.size_bytes(sizes) // self.erase_block_bytes)
 
     def generations_per_block(self, sizes: Sequence[int]) -> int:
-        """Return the number of generations that can share an erase block.
+        """Return the number of generations that can share an erase block: 1 or an even number.
 
-        A block is erased only before its first generation is written. With two such blocks, the
-        newest generation is then in the block that is not erased. The number is 1 or even, as a
-        double-precision build stores half as many generations in a block.
-        ``PM_BLOCK_GENERATIONS`` of an exported folder has the same value. If that exceeds half of
-        ``PM_GENERATIONS``, it is the largest even number up to this half, at least 1.
+        `sizes` are the sizes of the tensors of a generation [B]. A block is erased only before its
+        first generation is written. With two such blocks, the newest generation is then in the
+        block that is not erased. The number is even because a double-precision build stores half
+        as many generations in a block.
+
+        ``PM_BLOCK_GENERATIONS`` of an exported folder is this number, but at most half of
+        ``PM_GENERATIONS``, rounded down to an even number, or 1.
         """
         write_unit_bytes = max(MIN_WRITE_UNIT_BYTES, self.write_unit_bytes)
         aligned_page_bytes = (

@@ -183,7 +183,7 @@ class Device:
     """
 
     name: str
-    """Name for users."""
+    """Display name."""
     ram_bytes: int = quantity_field("RAM", "B", typical_range=_BYTES_RANGE)
     """RAM that a step may use [B]; exported C also has its stack, inputs and runtime in it."""
     compute: Compute
@@ -296,11 +296,12 @@ class Device:
         Returns
         -------
         float or None
-            Size of the storage times its endurance, divided by the bytes of all erase blocks
-            written per step; for storage in flash, endurance and blocks are those of the flash. If
-            storage is volatile and there is flash, commits are written to flash, and the smaller
-            known result of both is returned. None if the device has no storage or states no
-            endurance or size, or if no bytes are written.
+            Size of the storage (`aux_bytes`) times its endurance, divided by the bytes written per
+            step; each write is rounded up to whole erase blocks. For storage in flash, endurance
+            and blocks are those of the flash. If the storage is volatile and there is flash,
+            commits are written to the `storage_bytes` of the flash instead, and the smaller known
+            number of steps is returned. None if the device has no storage or states no endurance or
+            size, or if no bytes are written.
         """
         storage, flash = self.storage, self.flash
         if storage is None:
@@ -352,7 +353,8 @@ _TABLES_BY_PATH: Final[Mapping[str, tuple[type, str]]] = {
 def device_quantities() -> Iterator[tuple[str, DeviceQuantity]]:
     """Yield (path, quantity) for each quantity of device files.
 
-    A path is, for example, ``storage.page_in.latency_s``.
+    A path is, for example, ``storage.page_in.latency_s``. The display name of the quantity has the
+    prefix of its table.
     """
     for table_path, (table_class, prefix) in _TABLES_BY_PATH.items():
         for entry in fields(table_class):
@@ -475,7 +477,7 @@ def _unknown_key_faults(
 def quantity_values(device: Device) -> Iterator[tuple[str, DeviceQuantity, Any]]:
     """Yield (label, quantity, value) for each quantity of a device; skips absent tables.
 
-    A label is a key after its table, such as ``[compute] power_w``.
+    A label is a key, such as ``ram_bytes``, or a table and a key: ``[compute] power_w``.
     """
     for path, quantity in device_quantities():
         table_path, _, key = path.rpartition(".")
@@ -508,7 +510,7 @@ def _faults(device: Device) -> Iterator[str]:
 
 
 def _storage_faults(storage: Storage) -> Iterator[str]:
-    """Yield an error for each invalid value of the storage that is no quantity."""
+    """Yield an error for each invalid value of `mode`, `memory_mapped` and `volatile`."""
     if storage.mode not in tuple(StorageMode):
         yield f"[storage] mode: expected {' or '.join(StorageMode)}, got {quote(storage.mode)}"
     for key in ("memory_mapped", "volatile"):
@@ -520,8 +522,9 @@ def _storage_faults(storage: Storage) -> Iterator[str]:
 def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
     """Yield an error for each contradiction between sizes of the flash and of storage in it.
 
-    Yields no error if a size of the flash has the wrong type or the write unit is below 1, which
-    `_quantity_fault` reports.
+    The erase block must be a multiple of the write unit, `storage_bytes` at most `size_bytes` and,
+    for storage in flash, `aux_bytes` at most `storage_bytes`. Yields no error if a size of the
+    flash has the wrong type or the write unit is below 1, which `_quantity_fault` reports.
     """
     sizes = (flash.size_bytes, flash.erase_block_bytes, flash.write_unit_bytes, flash.storage_bytes)
     if not all(isinstance(size, int) for size in sizes) or flash.write_unit_bytes < 1:

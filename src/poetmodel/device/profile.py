@@ -68,7 +68,8 @@ def write_profile(
 ) -> None:
     """Write a profile: the file from which `read_profile` returns `compute` and `pages`.
 
-    Raises `InputError` if the file cannot be written.
+    Rows are in the order of `compute`, then of the other names in `pages`. Raises `InputError` if
+    the file cannot be written.
     """
     lines = [",".join(COLUMNS)]
     for name in dict.fromkeys((*compute, *pages)):
@@ -166,7 +167,8 @@ class _ProfileParser:
     ) -> list[float]:
         """Return the numbers in a group of cells; [] if a cell is empty or invalid.
 
-        Adds a fault for invalid numbers and for partly empty groups.
+        Adds a fault for each number that is negative, infinite or malformed, and for a partly empty
+        group.
         """
         filled_columns = [column for column in columns if row[column].strip()]
         empty_columns = [column for column in columns if column not in filled_columns]
@@ -185,7 +187,7 @@ class _ProfileParser:
 
 
 def _header_faults(columns: list[str], line: int) -> Iterator[str]:
-    """Yield a fault for each unknown or duplicate column, and one for all missing columns."""
+    """Yield a fault for each unknown or duplicate column, and one for all missing `COLUMNS`."""
     for column in dict.fromkeys(columns):
         if column not in COLUMNS:
             yield f"line {line}: unknown column {quote(column)}; expected {', '.join(COLUMNS)}"

@@ -24,7 +24,10 @@ GAUGE_KEY: Final = "device_ram"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RamUse:
-    """RAM in use at one step of a schedule, by kind."""
+    """RAM in use at one step of a schedule, by kind.
+
+    Resident bytes are included only after `add_resident_bytes`.
+    """
 
     state_bytes: int = 0
     """State tensors in RAM, and resident parameters and optimizer state [B]."""
@@ -63,7 +66,7 @@ def ram_use(
     step: int | None = None,
     dying_tensors: Collection[int] = (),
 ) -> RamUse:
-    """Return the RAM in use at a step, by kind.
+    """Return the RAM in use at a step, by kind, without resident bytes.
 
     Parameters
     ----------
@@ -109,7 +112,8 @@ def kind_index(graph: Graph, i: int | None) -> int:
 def keep_all_ram_use(graph: Graph) -> RamUse:
     """Return the RAM use at the keep-all peak, at the first node that reaches it.
 
-    Tensors are kept until their last use, state tensors during the whole step.
+    Tensors are kept until their last use, state tensors during the whole training step. Resident
+    bytes are not included.
     """
     profile = checkpoint_all_profile(graph)
     peak_node = profile.index(max(profile))
@@ -155,9 +159,10 @@ def find_whole_step(
 ) -> WholeStep | None:
     """Return settings with which a built-in network's step, state included, may fit a device.
 
-    They are SGD and in-place operators, with which the minimum RAM is at most the device's RAM.
-    Without `paging` or storage, all state is resident. None if the minimum is higher, if the graph
-    has state already, is published or not built-in, or refuses `shape`, and without a device.
+    They are SGD and in-place operators. None if the minimum RAM of that step exceeds the device's
+    RAM; without `paging` or storage, the minimum includes all state. None also without a device, if
+    `shape` states `state` already, if the network refuses `shape`, and if the graph is published or
+    not built-in.
     """
     if device is None or name not in model_names() or shape.overrides.get("state"):
         return None
@@ -192,7 +197,8 @@ class DeviceRam:
     def compare(cls, device: Device | None, graph: Graph, peak: int | RamUse) -> DeviceRam | None:
         """Compare the peak of a graph's training step with a device's RAM; None without a device.
 
-        `peak` is the RAM use at the peak or, if its kinds are unknown, its size [B].
+        `peak` is the RAM use at the peak, without resident bytes, or its size [B] if its kinds are
+        unknown.
         """
         if device is None:
             return None
@@ -301,7 +307,7 @@ def gauge_by_json_path(values: Mapping[str, Any] | None) -> dict[str, Any]:
 def format_gauge(values: Mapping[str, Any]) -> tuple[str, str]:
     """Return two phrases: the RAM that is free or missing, and the RAM in use by kind.
 
-    Kinds of 0 bytes are omitted.
+    `values` is a gauge of `make_gauge`. Kinds of 0 bytes are omitted.
     """
     used_bytes = {
         name: values[entry.name] for name, entry in zip(KIND_NAMES, fields(RamUse), strict=True)

@@ -40,8 +40,9 @@ LABEL: Final = "A"
 def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: draw the schedule of a point; return the drawing as gzipped JSON.
 
-    The drawing has charts, answers, facts and commands. Addresses are drawn if the solve of the
-    point has finished and the plan is valid. Raises `VerificationError` if the schedule is invalid.
+    The drawing has charts, answers, facts and commands, under the keys of the API
+    (`poetmodel.explore.server`). It includes a chart of addresses if the solve of the point has
+    finished and the plan is valid. Raises `VerificationError` if the schedule is invalid.
     """
     subject = make_subject(job, context)
     report_facts = schedule_facts(subject)
@@ -66,8 +67,8 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Subject) -
     """Return the shell commands that reproduce a point, or the one that exports its step as C.
 
     A point is exported if its graph is that of a step file, its objective is energy and its device
-    is known; otherwise the commands solve and verify the point. The RAM of the point is that of the
-    tensors; stack, inputs and runtime are added for the export.
+    is known; otherwise the commands solve and verify the point. ``--ram`` of an export is the RAM
+    of the point plus stack, inputs and runtime.
     """
     from poetmodel.export.deployment import parse_stack, reserved_bytes
 
@@ -106,7 +107,8 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
     The schedule is unpacked from the body of `context`. The result has the status, termination,
     times and versions of the job's ``proof``, and back end, options, time limit and gap of its
     ``search``. The bound on the objective is the baseline plus the proof's bound on the overhead,
-    at most the value of the schedule. Raises `VerificationError` if the schedule is invalid.
+    at most the value of the schedule; the bound on the energy overhead is 0 unless energy is
+    minimized. Raises `VerificationError` if the schedule is invalid.
     """
     problem, proof, search = load_job_problem(job, context), job["proof"], job["search"]
     schedule = unpack_schedule(context.body)
@@ -138,9 +140,9 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
 def make_subject(job: dict[str, Any], context: JobContext) -> Subject:
     """Return the subject of a report: the schedule, and its plan if there is one.
 
-    Without a plan a note states the reason. For a plan without violations, addresses are chosen and
-    checked if the solve of the point has finished. Raises `VerificationError` if the schedule is
-    invalid.
+    Without a plan, a note states the reason. A plan with violations has them in its check. If it
+    has none and the solve of the point has finished, addresses are chosen and checked. Raises
+    `VerificationError` if the schedule is invalid.
     """
     from poetmodel.placement import place
     from poetmodel.plan import check_arena, check_plan
@@ -204,8 +206,10 @@ def file_stem(name: str) -> str:
 def explain_infeasibility(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: return each limit that no schedule meets even alone, and tensors of the minimum RAM.
 
-    The keys are those of the API (`poetmodel.explore.server`). The largest tensors are first. The
-    task does not solve. If it finds no such limit, ``reasons`` is empty and ``text`` states this.
+    The keys are those of the API (`poetmodel.explore.server`). The tensors are inputs and outputs
+    of the node with the largest working set, the largest first. Omitted are replacements, and state
+    that is read in place or counted as a whole. The task does not solve. If it finds no such limit,
+    ``reasons`` is empty and ``text`` states this.
     """
     problem = load_job_problem(job, context)
     graph, min_ram = problem.graph, problem.floor

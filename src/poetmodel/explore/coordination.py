@@ -34,10 +34,10 @@ REQUEST_LIFETIME_S: Final = 10.0
 
 
 class Listener:
-    """The events of a stream to a browser that are not yet sent, each (kind, id of a point) once.
+    """The unsent events of a stream to a browser: pairs (kind, id of a point), each queued once.
 
     The kinds are ``point``, a change of the requested point, and ``front``, a new schedule or the
-    end of a solve.
+    end of a solve of any point of the problem.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,8 @@ class Listener:
     async def wait_for_events(self, max_s: float) -> list[tuple[str, str]]:
         """Wait for events, and return them as (kind, id of the point), oldest first.
 
-        The list is empty after `max_s` without events, and may be empty if the stream is closed.
+        The list is empty after `max_s` [s] without events, and may be empty if the stream is
+        closed.
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._signal.wait(), max_s)
@@ -72,6 +73,7 @@ class PageSession:
     """A page in a browser, and the point that it requests."""
 
     name: str
+    """Id of the session."""
     requested_point: str | None = None
     """Id of the requested point; None before the first request, and after it has expired."""
     problem: str | None = None
@@ -214,11 +216,13 @@ class Coordinator:
     ) -> dict[str, Any]:
         """Set the requested point of a session, start its solve if needed, and return its values.
 
-        An unfinished point is solved, unless its solve is running. With `solve_again`, a point that
-        ended without a proof is solved again. A finished or better record in the store replaces an
-        unfinished point; another record may raise its bound. The point replaces the session's
-        previous one, whose solve is cancelled unless another session requests it. Raise `GoneError`
-        if the problem is not open.
+        The session is created if it is unknown. A finished or better record in the store replaces
+        an unfinished point whose solve is not running; other records may raise its bound. An
+        unfinished point without a running solve first gets bound and schedule of its neighbours
+        (`SolveManager.use_neighbour`), and is solved unless these finish it. With `solve_again`, a
+        point that ended without a proof is solved again. The solve of the session's previous point
+        is cancelled unless another session requests that point. Raise `GoneError` if the problem is
+        not open.
         """
         open_problem, point_id = (
             self.find_problem(problem_id),
@@ -289,8 +293,8 @@ class Coordinator:
         """Return the drawing of a point as gzipped JSON.
 
         Return None if the point has no schedule, or if no session requests the point any more when
-        a worker is free. Raise `GoneError` for an unknown point, and for another revision than the
-        newest.
+        a worker is free. `revision` None stands for the newest; raise `GoneError` for any other,
+        and for an unknown point. Calls for one revision share one drawing.
         """
         open_problem, point = self.find_point(point_id)
         if point.value is None:
@@ -315,8 +319,9 @@ class Coordinator:
     async def _load_or_draw(self, open_problem: OpenProblem, point: Point) -> bytes | None:
         """Return the stored drawing of a point, or make it in a worker and store it.
 
-        The stored drawing of a provisional point is that of its lender. Return None if no session
-        requests the point any more when a worker is free.
+        The stored drawing of a provisional point is that of its lender; a new drawing is stored
+        under the point itself. Return None if no session requests the point any more when a worker
+        is free.
         """
         digest = point.digest
         stored_id, stored_digest = point.id, digest
@@ -412,9 +417,10 @@ class Coordinator:
     async def _clean_up(self) -> None:
         """Each second, end expired requests of closed pages, and discard idle points.
 
-        Requests expire after `REQUEST_LIFETIME_S`. Solves that no session requests any more are
-        cancelled. Above `MAX_CACHED_PROBLEMS` and `MAX_CACHED_SESSIONS`, also discard unused
-        problems, and sessions of these pages.
+        Requests of sessions without listeners expire after `REQUEST_LIFETIME_S`; solves that no
+        session requests any more are cancelled. Above `MAX_CACHED_SESSIONS`, also discard the
+        sessions of expired requests. Above `MAX_CACHED_PROBLEMS`, also discard problems without
+        sessions and solves.
         """
         while True:
             await asyncio.sleep(1)

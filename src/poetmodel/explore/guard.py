@@ -58,10 +58,10 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an accepted request to the application; answer a rejected one with an error.
 
-        Errors have status 403, or 413 for a stated body above `MAX_BODY_BYTES`. A visit of ``/``
-        with the token sets the cookie and redirects to ``/``. Every response gets the security
-        headers. Lifespan events are passed on; connections other than HTTP, such as WebSockets, are
-        ignored.
+        A request needs the cookie with the token. Errors have status 403, or 413 for a stated body
+        above `MAX_BODY_BYTES`. A visit of ``/`` with the token in its query sets the cookie and
+        redirects to ``/``. Every response gets the security headers. Lifespan events are passed on;
+        connections other than HTTP, such as WebSockets, are ignored.
         """
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
@@ -92,7 +92,11 @@ class Guard:
         await self._app(scope, _limit_body(receive), _with_headers(send))
 
     def _find_refusal(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
-        """Return status and reason to reject a request by its host or origin, or None."""
+        """Return status and reason to reject a request by its host or origin; None to accept it.
+
+        ``Origin`` and ``Sec-Fetch-Site`` may be missing. ``Origin`` must be the host, and
+        ``Sec-Fetch-Site`` ``same-origin`` or ``none``.
+        """
         host = headers.get("host", "")
         has_port = ":" in host.rpartition("]")[2]
         name, _, port = host.rpartition(":") if has_port else (host, "", _DEFAULT_PORT)

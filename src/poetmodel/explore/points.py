@@ -99,10 +99,10 @@ class Point:
         return self.is_finished + self.is_proved
 
     def set_schedule(self, metrics: dict[str, Any], schedule: bytes) -> None:
-        """Store the metrics of a new schedule, and begin a new revision.
+        """Set the metrics of a new schedule, and begin a new revision.
 
-        If the point had no schedule, its status becomes ``feasible``. `schedule` is packed, and
-        only used for the digest.
+        A status of None, ``unknown`` or ``infeasible`` becomes ``feasible``; `provisional` stays
+        unchanged. `schedule` is packed, and only used for the digest.
         """
         self.set_metrics(metrics)
         if self.status is None or self.status in ("unknown", "infeasible"):
@@ -110,17 +110,18 @@ class Point:
         self.begin_revision(schedule)
 
     def set_metrics(self, metrics: dict[str, Any]) -> None:
-        """Store the metrics of a schedule."""
+        """Set all `METRICS` from `metrics`, which has the values of a schedule by name."""
         for name in METRICS:
             setattr(self, name, metrics[name])
 
     def finish(self, result: dict[str, Any], schedule: bytes, *, earlier_s: float) -> None:
-        """Store the result of a solve, set the state to ``done`` and begin a new revision.
+        """Set the result of a solve and the state ``done``, and begin a new revision.
 
-        Metrics and status are stored if the value is at most the present one; the status also if it
-        is ``optimal`` or there is no schedule. The bound is raised to that of the result, but is at
-        most the value. `schedule` is the best schedule of the point, packed, empty without one: for
-        the digest. `earlier_s` is the time of earlier solves [s].
+        Metrics and status are set if the value of the result is at most the present one; the status
+        also if it is ``optimal`` or there is no schedule. The bound is raised to that of the
+        result, but is at most the value. The schedule is no longer provisional. `schedule` is the
+        best schedule of the point, packed, empty without one: for the digest. `earlier_s` is the
+        time of earlier solves [s].
         """
         new_metrics = result.get("metrics")
         is_better = new_metrics is not None and (

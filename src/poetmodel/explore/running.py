@@ -56,11 +56,12 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; call `on_ready` with the address after the server has started.
 
-    In the main thread both signals raise no exceptions from now on, until the end of the process.
-    `listener` is a bound socket. `initial` has the settings and sliders of a new page, and `search`
-    the keywords of `solve`. `workers` is the number of processes that solve, None for one per core.
-    Raises `InputError` if the store cannot be used; otherwise the store is closed at the end.
-    Raises `WorkersLostError`, after a logged error, if a worker does not start.
+    In the main thread, the handlers of both signals are replaced and not restored: after this call,
+    Ctrl-C raises no `KeyboardInterrupt` either. `listener` is a bound socket. `initial` has the
+    settings and sliders of a new page, and `search` the keywords of `solve`. `workers` is the
+    number of processes that solve, None for one per core. Raises `InputError` if the store cannot
+    be used; otherwise the store is closed at the end. Raises `WorkersLostError`, after a logged
+    error, if a worker does not start.
     """
     stop_signals = _StopSignals()
     if threading.current_thread() is threading.main_thread():

@@ -27,7 +27,7 @@ are plain JSON in SI units; bodies of requests are JSON.
 ``GET /api/events?session=S``
     Server-sent events: ``point``, the requested POINT, when it has changed, and once at the
     beginning; ``front``, a POINT of the same problem with a new schedule or a finished solve. A
-    request lapses ten seconds after its page was closed, so a page that reconnects repeats it.
+    request expires ten seconds after its page was closed, so a page that reconnects repeats it.
 ``GET /api/points/ID/answer?revision=N``
     The drawing of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
     facts, command}``, with the charts of a report by type, and its texts about one schedule; for a
@@ -210,7 +210,8 @@ def make_application(  # noqa: C901 - the routes, each a few lines
 async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterator[ServerSentEvent]:
     """Yield the events of a session, and keep-alive comments, until the stream is closed.
 
-    Registers a listener of the session until then. Events of discarded points are skipped.
+    The data of an event are the present values of its point; events of discarded points are
+    skipped. Registers a listener of the session until the end.
     """
     import asyncio
 
@@ -236,7 +237,10 @@ async def _stream_events(coordinator: Coordinator, session: str) -> AsyncIterato
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Register handlers that return every error as JSON, ``{"detail": text}``, with its status."""
+    """Register handlers that return every error as JSON, ``{"detail": text}``.
+
+    The statuses are in the docstring of this module.
+    """
 
     def error_response(status: int, text: str) -> JSONResponse:
         return JSONResponse({"detail": text}, status)

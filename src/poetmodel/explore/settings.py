@@ -114,7 +114,7 @@ class Catalogue:
         return json.dumps(asdict(self))
 
     def list_graphs(self) -> list[dict[str, str]]:
-        """Return a row for each graph: its displayed name, and its group; given files first."""
+        """Return ``{name, group}`` for each graph, with its displayed name; given files first."""
         groups = {
             "your file": [*self.graphs, *self.steps],
             "network": [name for name in model_names() if not name.startswith("paper/")],
@@ -123,9 +123,9 @@ class Catalogue:
         return [{"name": name, "group": group} for group, names in groups.items() for name in names]
 
     def list_devices(self) -> list[dict[str, Any]]:
-        """Return a row for each device: its displayed name, and its RAM [B], None if unknown.
+        """Return ``{name, ram_bytes}`` for each device; the RAM [B] is None if unknown.
 
-        Profiles have rows, too. Raises `DeviceError` if a device file is invalid.
+        Profiles are listed, too, and first. Raises `DeviceError` if a device file is invalid.
         """
         names = (*self.profiles, *self.devices, *device_names())
         return [{"name": name, "ram_bytes": self._ram_bytes(name)} for name in names]
@@ -211,7 +211,7 @@ def catalogue_with_files(
     device: str | None = None,
     profile: str | None = None,
 ) -> Catalogue:
-    """Return the catalogue of everything built in, and of the given files.
+    """Return the catalogue of everything built in, and of the given files, which are not read.
 
     The arguments are paths. `device` may also be a built-in device. The costs in `profile` were
     measured on `device`, or on an unknown one if that is None.

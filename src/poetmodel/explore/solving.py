@@ -143,8 +143,8 @@ class SolveManager:
     def make_job_with_proof(self, open_problem: OpenProblem, point: Point) -> dict[str, Any]:
         """Return the job of `make_job` with the proof of a point and the keywords of a solve.
 
-        The proof has status, bound, and whether the point is finished. The keywords are the
-        manager's `search`. The task of the job is "", which the caller replaces.
+        ``proof`` has `Point.proof`, the status, the bound, and ``final``: whether the point is
+        finished. ``search`` has the keywords. The task of the job is "", which the caller replaces.
         """
         proof = {
             **NO_PROOF,
@@ -192,16 +192,19 @@ class SolveManager:
                 self._use_if_better(open_problem, point, reply.values["metrics"], reply.body)
 
     async def _run_solver(self, open_problem: OpenProblem, point: Point) -> None:
-        """Run the solver from the schedule of a point, if any; store its reports and the result.
+        """Run the solver from the schedule of a point, if any; set its reports and the result.
 
-        Notifies the listeners of each report and of the result. Raises `WorkerError` or
-        `RefusedError` if the job fails.
+        The result is saved before the point has it. Notifies the listeners of each report and of
+        the result. Raises `WorkerError` or `RefusedError` if the job fails.
         """
         this_solve, earlier_s, saved_s = asyncio.current_task(), point.seconds, time.monotonic()
         start_schedule = await self.load_schedule(point)
 
         def on_frame(frame: Frame) -> None:
-            """Store a report of the solver, unless the solve was cancelled."""
+            """Update the point by a report of the solver, unless the solve was cancelled.
+
+            A new schedule is saved at once, a bound at most every `SAVE_EVERY_S`.
+            """
             nonlocal saved_s
             # The solve was cancelled, because no session requested the point any more.
             if self.running.get(point.id) is not this_solve:

@@ -276,9 +276,10 @@ class _Progress:
 def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: solve a point, from the schedule of the job if this is valid; return the result.
 
-    Better schedules and bounds are sent during the solve. The job's bound counts, too: the status
-    is ``optimal`` if it closes the gap. Without a schedule, the result has no metrics and no body,
-    and its bound is that of the job.
+    Better schedules and bounds are sent during the solve. Bounds are relative to the baseline. The
+    bound of the result is the higher one of the job's and the solver's, at most the value; the
+    status is ``optimal`` if it closes the gap. Without a schedule, the result has no metrics and no
+    body, and its bound is that of the job.
     """
     problem = load_job_problem(job, context)
     search = job["search"]

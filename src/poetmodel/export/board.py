@@ -46,7 +46,7 @@ PACKAGES: Final = {
     "arm-none-eabi-gcc": "gcc-arm-none-eabi and libnewlib-arm-none-eabi",
     "qemu-system-arm": "qemu-system-arm",
 }
-"""Debian packages of each program."""
+"""Debian packages of each program, joined by "and"."""
 
 
 class ToolchainError(PoetModelError, RuntimeError):
@@ -70,12 +70,12 @@ def list_missing_programs(target: Target, *, emulate: bool = True) -> tuple[str,
 
 
 def require_programs(target: Target, *, emulate: bool = True) -> None:
-    """Check that the programs of `list_required_programs` are installed.
+    """Raise an error unless all programs of `list_required_programs` are installed.
 
     Raises
     ------
     MissingExtraError
-        If a program is missing; the message names its Debian package.
+        If programs are missing; the message names all of them and their Debian packages.
     """
     missing_names = list_missing_programs(target, emulate=emulate)
     if missing_names:
@@ -89,14 +89,16 @@ def require_programs(target: Target, *, emulate: bool = True) -> None:
 def build_program(
     folder: Path, target: Target, *, settings: Sequence[str] = (), time_limit_s: float = 600.0
 ) -> Path:
-    """Build the program of an exported folder with ``make``, and return its path.
+    """Build the program of an exported folder with ``make``, and return its path below `folder`.
+
+    ``CFLAGS`` and the flags of an outer ``make`` in the environment have no effect.
 
     Parameters
     ----------
     folder : Path
         The exported folder.
     target : Target
-        The processor to build for.
+        The target of its Makefile.
     settings : sequence of str
         Variables of ``make``, such as ``DRIVER=ram``, ``CHECKSUM=1``, ``RAM_SIZE=65536``.
     time_limit_s : float
@@ -105,9 +107,9 @@ def build_program(
     Raises
     ------
     MissingExtraError
-        If a program is missing.
+        If ``make`` or the compiler is missing.
     ToolchainError
-        If the compiler or the linker fails, with its first errors, or if the build takes too long.
+        If ``make`` fails, with the first errors of its output, or exceeds the time limit.
     """
     require_programs(target, emulate=False)
     # Variables that an outer make exports would change the build.
@@ -131,7 +133,8 @@ def execute(
 ) -> subprocess.CompletedProcess[str]:
     """Execute a command in a folder with an empty stdin, and return its output and exit status.
 
-    `environment` replaces the environment of this process, unless it is None.
+    An exit status other than 0 raises no error. `environment` replaces the environment of this
+    process, unless it is None.
 
     Raises
     ------
@@ -197,7 +200,7 @@ class ProgramResult:
     status: int
     """Exit status; -1 times the signal for a program of this machine that a signal ended."""
     losses: Mapping[int, float]
-    """Loss by number of the step, from 1."""
+    """Loss by number of the step, from 1; after ``resume``, earlier steps are numbered, too."""
     state: bytes = field(repr=False)
     """Content of the state file: all state tensors, or gradients; empty if none was written."""
     metrics: Mapping[str, int]
@@ -253,9 +256,10 @@ def run_program(
     program : Path
         Result of `build_program`.
     target : Target
-        The processor that the program was built for.
+        The target that the program was built for.
     folder : Path
-        Working folder; inputs, state and storage are files in it. An old state file is deleted.
+        Working folder; inputs, final state and storage are files in it. An old file of the final
+        state is deleted; the storage, from which ``resume`` continues, is preserved.
     inputs : bytes
         The batches, each of them the arrays of all inputs.
     steps : int
@@ -270,7 +274,7 @@ def run_program(
     Raises
     ------
     MissingExtraError
-        For a board, if a program of `list_required_programs` is missing.
+        For a board, if a program of `list_required_programs` is missing, the compiler included.
     ToolchainError
         If the program exceeds the time limit, or a signal ends the emulator.
     OSError

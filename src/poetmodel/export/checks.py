@@ -50,8 +50,9 @@ def check_options(  # noqa: PLR0913 - each option of an export that needs no ste
 ) -> Device:
     """Check the options of `poetmodel.export.exporting.export_step`, and return the device.
 
-    Checks only conditions that do not depend on the step. Raises `InputError` or one of its
-    subclasses for an invalid option. Leaves no file.
+    Checks only conditions that do not depend on the step; `check_ram`, which compares `ram` with
+    the stack, is a separate check. Raises `InputError` or one of its subclasses for the first
+    invalid option. Leaves no file.
     """
     Request(time_limit_s=time_limit, gap=gap)
     check_folder(folder)
@@ -110,7 +111,8 @@ def check_ram(ram: str | int | Budget | None, stack: str | int | None, board: De
 def _check_commit(board: Device) -> None:
     """Raise `InputError` if a device can store no generations of state.
 
-    This includes memory-mapped storage whose write unit is too large for updates in place.
+    These are devices without storage, with volatile storage but no flash for state, or with
+    memory-mapped storage whose write unit exceeds `MIN_WRITE_UNIT_BYTES`.
     """
     if board.storage is None:
         raise InputError(f"commit: device {board.name} has no storage for two generations of state")
@@ -133,8 +135,8 @@ def _check_commit(board: Device) -> None:
 def min_weight_bytes(step: LoweredStep) -> int:
     """Return a lower bound on the weights in flash, for any tiles: all nonzero elements [B].
 
-    Values of forward passes count, too. Weights in flash omit slices of state that contain only
-    zeros.
+    Counts state before the first step and constants, those of forward passes included. Elements
+    that are 0 do not count, because weights in flash omit slices of state that contain only zeros.
     """
     steps = (step, *step.forward_passes)
     return sum(
@@ -173,10 +175,12 @@ def make_ram_error(
 
     `needed_bytes` is the working set of the node [B], `ram_bytes` the RAM limit of the step [B],
     and `reserved_bytes` the RAM outside of the arena [B]. `tile_bytes` is the tile size [B], None
-    without tiles; `paging` is whether tensors may be paged. The message lists `hints` for options
-    that reduce the working set. It advises more RAM if the device has enough; otherwise, for a step
-    with gradients as results, updates by an optimizer. If there are no hints and none of this
-    advice, it advises a smaller network or batch, or a device with more RAM.
+    without tiles; `paging` is whether tensors may be paged.
+
+    The message lists `hints` for options that reduce the working set. If the device has enough RAM,
+    it advises a higher limit first. If not, it advises updates by an optimizer for a step that
+    returns gradients. Without any other advice, it advises a smaller network or batch, or a device
+    with more RAM.
     """
     total_bytes, available_bytes = needed_bytes + reserved_bytes, device.ram_bytes
     tiling = "whole" if tile_bytes is None else f"in tiles of {format_bytes(tile_bytes)}"

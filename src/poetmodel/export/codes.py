@@ -65,8 +65,9 @@ def _fuse_pairs(
 ) -> LoweredStep:
     """Return the training step, or a forward pass, with all pairs fused.
 
-    `tables` are the values of the training step before, and `shared_values` those after its pairs
-    were fused. A new table that equals one of these has its name.
+    `tables` are the values of the training step before its pairs are fused. `shared_values` are
+    those after, which a forward pass can share; {} for the training step itself. A new table has
+    the name of a table in `shared_values` only if both have equal values and the same old table.
     """
     while (pair := next(_find_fusible_pairs(step), None)) is not None:
         step = _fuse_pair(step, *pair, tables, shared_values)
@@ -102,11 +103,11 @@ def _name_arguments(call: Call) -> dict[str, Any]:
 
 
 def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> tuple[int, ...] | None:
-    """Return the numeric arguments of the fused kernel; None if no such numbers describe the calls.
+    """Return the numeric arguments of the fused kernel; None if they cannot describe both calls.
 
     The arguments are the numbers of images, channels and elements of a plane, the strides of the
     input between images, channels and elements, and the stride of the table between channels
-    [elements].
+    [elements]. A stride of a dimension of size 1 is 0.
     """
     arguments = _name_arguments(quantize_call)
     batch, channels, plane = (arguments[name] for name in ("batch", "channels", "plane"))
@@ -168,9 +169,10 @@ def _fuse_pair(
 ) -> LoweredStep:
     """Return a step in which one node with a new table replaces nodes `k` and `reader`.
 
-    Node `k` looks numbers up, node `reader` quantizes them. The new step lacks the buffer of these
-    numbers, and the old table unless another of its calls reads it. `tables` and `shared_values`
-    are those of `_fuse_pairs`.
+    Node `k` looks up real numbers, and node `reader` quantizes them. The new node has the name and
+    the position of `reader`, and the FLOP of `k`. The buffer of the real numbers is removed, as is
+    the old table if no other call of the step reads it. `tables` and `shared_values` are those of
+    `_fuse_pairs`.
     """
     graph = step.graph
     (lookup_call,), (quantize_call,) = step.calls[k], step.calls[reader]

@@ -78,7 +78,7 @@ class Deployment:
     """A step to export, with its plan, offsets, limits and options."""
 
     step: LoweredStep
-    """The exported step, in tiles if tensors are divided."""
+    """The exported step; in tiles if `tile_bytes` is not None."""
     identity: str
     """Result of `step_identity` for the step before tiling."""
     plan: Plan
@@ -128,10 +128,11 @@ class Deployment:
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """Names of the slots: paged-out tensors, gradients, state, one generation, in this order.
+        """Names of the slots: pages of the step and forward passes, then of one generation.
 
-        The generation, if any, consists of a record, its state tensors, and a seal. Slots of stored
-        samples have no names.
+        Pages are paged-out tensors, gradients, and state outside of generations, in this order. A
+        generation consists of a record, its state tensors and a seal. All generations have the same
+        names; stored samples have none.
         """
         if not self.generation_names:
             return tuple(self._page_bytes)
@@ -236,8 +237,8 @@ class Deployment:
     def _written_state_names(self) -> Iterator[str]:
         """Yield the names of state on storage in the order in which a step writes it.
 
-        A name is yielded once per write. For memory-mapped storage, also yields the names of all
-        other written buffers except state in RAM.
+        A name is yielded once per write. For memory-mapped storage, also yields the names of the
+        other buffers that calls write, except state in RAM.
         """
         graph = self.step.graph
         for op, i in self.plan.program:
@@ -256,7 +257,7 @@ class Deployment:
 
     @property
     def page_layout(self) -> GenerationLayout:
-        """Write units and erase blocks of pages.
+        """Write units and erase blocks of pages, which are the slots outside of generations.
 
         On volatile storage, which has no erase blocks, pages have the alignment of the arena.
         """
@@ -274,9 +275,10 @@ class Deployment:
     def generations(self) -> int:
         """Number of generations that take turns; 0 without commits.
 
-        If the device states no erase cycles, there are 2. Otherwise there are as many as fit, up to
-        `MAX_GENERATIONS`, in groups of `generations_per_block`; there are at least two groups, also
-        if they do not fit or the size of the storage is unknown.
+        If the memory of the generations has no rated erase cycles, there are 2. Otherwise there are
+        as many as fit, up to `MAX_GENERATIONS`, in groups of `generations_per_block`. Generations
+        in flash fit if program and storage use at most the fraction `NEARLY_FULL` of it. There are
+        at least two groups, also if they do not fit or the size of the storage is unknown.
         """
         if not self.generation_names:
             return 0
@@ -308,7 +310,7 @@ class Deployment:
 
     @property
     def _generation_groups(self) -> int:
-        """Number of groups of generations that share erase blocks."""
+        """Number of groups of `generations_per_block` generations."""
         return self.generations // self.generations_per_block
 
     @property
@@ -344,7 +346,7 @@ class Deployment:
 
     @property
     def saved_bytes(self) -> int:
-        """Size of erase blocks of generations and samples in flash [B].
+        """Size of the erase blocks of all generations and samples in flash [B].
 
         0 unless commits copy state to flash.
         """
@@ -367,14 +369,15 @@ class Deployment:
 
     @property
     def min_stored_bytes(self) -> int:
-        """Size of the erase blocks on storage with at most two groups of generations [B]."""
+        """The value of `stored_bytes` with at most two groups of generations [B]."""
         return self._stored_bytes(min(self._generation_groups, 2))
 
     def _stored_bytes(self, groups: int) -> int:
         """Return the size of the erase blocks on storage with `groups` groups of generations [B].
 
-        Only pages count if commits copy state to flash. Otherwise, the result is at least the
-        storage of the earlier step that is migrated, if any.
+        Only pages count if commits copy state to flash. Otherwise, the best generation and samples
+        count, too, and the result is at least the storage of the earlier step that is migrated, if
+        any.
         """
         if self.copies_to_flash:
             return self._page_storage_bytes
@@ -388,17 +391,23 @@ class Deployment:
 
     @property
     def commit_bytes(self) -> int:
-        """Bytes that one commit writes: record, state, checksums, seal [B]."""
+        """Bytes that one commit writes: record, state, checksums, seal [B]; 0 without commits."""
         return self.layout.size_bytes(self.generation_bytes) if self.generation_names else 0
 
     @property
     def commit_erases(self) -> int:
-        """Maximum number of erases of a commit: all blocks of a generation, or its shared block."""
+        """Maximum number of erases of a commit: all blocks of a generation, or its shared block.
+
+        0 without commits.
+        """
         return self.layout.n_blocks(self.generation_bytes) if self.generation_names else 0
 
     @property
     def page_writes(self) -> tuple[tuple[int, int], ...]:
-        """Writes of one step outside of commits: (size of a page [B], number of writes)."""
+        """Writes of one step outside of commits: (size of a page [B], number of writes) per page.
+
+        Writes of forward passes are not counted.
+        """
         graph, sizes = self.step.graph, self.step.graph.tensor_bytes
         page_outs = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
         rotating_tensors = {graph.tensor_index[name] for name in self.rotating_state}
@@ -470,10 +479,11 @@ class Deployment:
         )
 
     def flash_map(self) -> dict[str, int]:
-        """Return the flash usage by use; empty without a device with flash [B].
+        """Return the bytes of each use of the device's flash; their sum is its size [B].
 
-        The uses are those of `program_bytes`, then ``storage`` and ``free``, which is negative if
-        the flash is too small.
+        The uses are those of `program_bytes`, then ``storage`` (pages, generations and samples in
+        flash) and ``free``, which is negative if the flash is too small. {} without a device with
+        flash.
         """
         if self.device is None or self.device.flash is None:
             return {}
@@ -483,9 +493,9 @@ class Deployment:
         return sizes | {"free": self.device.flash.size_bytes - sum(sizes.values())}
 
     def ram_map(self) -> dict[str, int]:
-        """Return the usage of the RAM limit by use, free bytes included [B].
+        """Return the bytes of each use of RAM; their sum is the RAM limit [B].
 
-        ``free`` is negative if the limit is too small.
+        The last use, ``free``, is the rest of the limit; negative if the limit is too small.
         """
         step, resident_tensors = self.step, self.plan.resident or ()
         state_bytes = sum(step.graph.tensor_bytes[i] for i in resident_tensors)

@@ -144,10 +144,11 @@ class ProgramSource:
         """Number of generated computations of each node."""
 
     def _find_offsets(self) -> dict[int, dict[int, int]]:
-        """Return the offset of each copy in the arena [B], by position in the program and tensor.
+        """Return the offset of each copy in the arena [B], by position, then by tensor.
 
-        Also sets `_workspaces`, the offsets of workspaces by position [B]. Offsets of a forward
-        pass begin behind the state in RAM.
+        The position is that of the instruction that writes the copy, or `BEFORE`. Also sets
+        `_workspaces`, the offsets of workspaces by position [B]. Offsets of a forward pass begin
+        behind the state in RAM.
         """
         offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
@@ -163,8 +164,9 @@ class ProgramSource:
     def generate_lines(self) -> Iterator[str]:
         """Yield the C statements of the step or the forward pass; add to `lists` and `kernels`.
 
-        Raises `InputError` if memory-mapped storage cannot hold a new value, `BudgetError` if the
-        stack is too small for an update.
+        Range checks of indices in inputs and page-outs of gradients that are no tensors of the
+        graph precede the instructions of the plan. Raises `InputError` if memory-mapped storage
+        cannot hold a new value, `BudgetError` if the stack is too small for an update.
         """
         tensors = {tensor.name for tensor in self.graph.tensors}
         yield from self._index_check_lines()
@@ -209,9 +211,10 @@ class ProgramSource:
     def _replay_lines(self, front: Front, op: Op, index: int) -> Iterator[str]:
         """Yield the C statements of one instruction of a step with replay.
 
-        On a stored sample (PM_STORED), nodes of the front are skipped, and their outputs are read
-        from the sample. A step that stores a sample (PM_KEEPS) writes each of these outputs once,
-        skips nodes outside of the front, and returns after the last output.
+        On a stored sample (PM_STORED), nodes of the front and transfers of its inner tensors are
+        skipped. In place of each computation of one of its outputs, recomputations included, the
+        output is read from the sample. A step that stores a sample (PM_KEEPS) writes each output at
+        its first computation, skips nodes outside of the front, and returns after the last output.
         """
         producer_index = index if op == Op.COMPUTE else self.graph.node_of[index]
         lines = list(self._instruction_lines(op, index))
@@ -258,7 +261,11 @@ class ProgramSource:
         return f"{output_index}, PM_ADDRESS({self._address_of(name)}), {size} * PM_SCALE"
 
     def _find_overwritten_inputs(self, position: int, k: int) -> Iterator[str]:
-        """Yield the names of the inputs of a node that its outputs overwrite in place."""
+        """Yield the names of the inputs that in-place outputs of node `k` overwrite.
+
+        Such an output, computed at `position`, has the offset of the input's current copy. Call
+        this before the outputs are in `_current_offsets`.
+        """
         output_offsets = self._offsets.get(position, {})
         for output_index, input_index in self.graph.in_place_of[k]:
             name = self.graph.tensors[input_index].name
@@ -308,7 +315,7 @@ class ProgramSource:
     def _return_if(self, condition: str, error: str) -> str:
         """Return the statement that waits for transfers and returns `error` if a condition is true.
 
-        After the first update, the statement returns PM_TORN instead.
+        If the lines already include an update, the statement returns PM_TORN instead.
         """
         waits = self._pending_waits()
         end = f"return {'PM_TORN' if self._has_updated else error};"
@@ -319,11 +326,11 @@ class ProgramSource:
     def _compute_lines(self, k: int) -> Iterator[str]:
         """Yield the statements of node `k`: page-ins, or calls with checks and page-outs.
 
-        State is paged in at its node; for state in RAM or on memory-mapped storage, the node has no
-        statements. Samples on storage are paged in with waits. The loss is checked and stored, and
-        gradients are paged out, after the first computation only. Registers the kernels of calls.
-        Raises `InputError` if memory-mapped storage cannot hold a new value, `BudgetError` if the
-        stack is too small for an update.
+        A state node has a page-in, or no statements if the state is in RAM or on memory-mapped
+        storage. A node `on_aux`, whose state a forward pass reads, has page-ins with waits. The
+        loss is checked and stored, and gradients are paged out, after the first computation only.
+        Registers the kernels of calls. Raises `InputError` if memory-mapped storage cannot hold a
+        new value, `BudgetError` if the stack is too small for an update.
         """
         node = self.graph.nodes[k]
         self._computation_counts[k] += 1
@@ -392,13 +399,13 @@ class ProgramSource:
     def _ram_call_lines(
         self, earlier_calls: Sequence[Call], call: Call, replaced_names: AbstractSet[str | None]
     ) -> Iterator[str]:
-        """Yield a call that writes no mapped state.
+        """Yield the statements of a call that writes no mapped state: the call itself, if possible.
 
         `replaced_names` are the names of the state that the node replaces, `earlier_calls` are
-        earlier calls of the same node. If an earlier call changes a sum of gradients that rotates
-        on mapped storage, `call` cannot read the new sum before the commit. An update of state in
-        RAM then recomputes the sum in chunks, and a copy of the sum adds the gradient to the copied
-        old sum.
+        earlier calls of the same node. If one of these changes a sum of gradients that rotates on
+        mapped storage, `call` cannot read the new sum before the commit. In place of an update of
+        state in RAM, chunks of the sum are then computed again and used for the update. In place of
+        a copy of the new sum, the gradient is added to a copy of the old sum.
         """
         sum_names = [
             ref.buffer
@@ -428,7 +435,8 @@ class ProgramSource:
         """Yield a copy of the old sum of gradients, and a call that adds the gradient to the copy.
 
         If the gradient is in the workspace, to which the sum is copied, a single call adds the old
-        sum to the gradient.
+        sum to the gradient. `sum_names` are the names of the sums that `copy_call` reads; they
+        count as written afterwards.
         """
         (target, source), (_, gradient), count = (
             call_refs(copy_call),
@@ -455,7 +463,7 @@ class ProgramSource:
         yield f"{hook}/* {comment_text(self.graph.nodes[k].name)}{suffix} */"
 
     def _is_self_copy(self, call: Call) -> bool:
-        """Return whether a call copies a tensor onto itself."""
+        """Return whether a call copies elements onto themselves: equal C pointers and strides."""
         match call:
             case Call(kernel, (Ref() as target, Ref() as source, tuple() as shape)) if (
                 kernel.startswith("pm_copy")
@@ -464,6 +472,7 @@ class ProgramSource:
         return False
 
     def _call_line(self, call: Call) -> str:
+        """Return the C statement of a call, under its condition if it has one."""
         expressions = map(self._cast_argument, parameter_types(call.kernel), call.arguments)
         return self._conditional_line(call, f"{call.kernel}({', '.join(expressions)});")
 
@@ -678,8 +687,10 @@ class ProgramSource:
     def _filter_update_lines(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped convolution weight by a kernel that computes its gradient.
 
-        Each call updates some input channels of one output channel. Raises `BudgetError` if the
-        stack is too small for their windows.
+        Each call updates the windows of one output channel for some input channels. Their number
+        divides that of all input channels; it is the largest whose windows have at most
+        `_CHUNK_ELEMENTS` elements, or 1. Raises `BudgetError` if the stack is too small for a
+        window.
         """
         weight, x, dy, shape, batch, first, count, dy_step, x_step, *update_numbers = call.arguments
         if not isinstance(shape, tuple):
@@ -720,9 +731,9 @@ class ProgramSource:
 
         `loops` are the C headers of the outer and the inner loop, `n_expression` is the C
         expression for the elements of one call, `arguments_text` the C arguments after the pointer
-        to the weight. All writes except the last have one size, so that each begins at a write unit
-        of flash. Marks the weight as written. Raises `BudgetError` if the stack is too small for
-        the windows.
+        to the weight. All writes except the last have `_CHUNK_ELEMENTS` elements, so that each
+        begins at a write unit of flash. Marks the weight as written. Raises `BudgetError` if
+        `max_elements` exceeds `_CHUNK_ELEMENTS` and the stack is too small.
         """
         if not isinstance(weight, Ref):
             raise TypeError(weight)
@@ -785,7 +796,8 @@ class ProgramSource:
     def _pointer(self, ref: Ref, *, old: bool = False) -> str:
         """Return the C pointer to a workspace, or a buffer of caller, storage, arena or weights.
 
-        The pointer to mapped state is that of its new value once it is written, unless `old`.
+        In the arena, it points to the current copy. For mapped state, it points to the new value
+        once that is written, unless `old` is true.
         """
         name = ref.buffer
         if name == WORKSPACE:
@@ -818,7 +830,10 @@ class ProgramSource:
     # -- transfers and results ---------------------------------------------------------------------
 
     def _slot_of(self, name: str) -> str:
-        """Return the C expression of the slot of a tensor; a replacement has that of new state."""
+        """Return the C expression of the slot of a tensor; of a replacement, that of `_new_slot`.
+
+        Rotating state has its slot in the last committed generation.
+        """
         old = self._replaced_state.get(name)
         if old is not None:
             return self._new_slot(old)
@@ -834,9 +849,14 @@ class ProgramSource:
         return f"PM_NEW({slot})" if name in self.deployment.rotating_state else slot
 
     def _page_in_lines(self, name: str) -> Iterator[str]:
+        """Yield the page-in of a tensor, with a wait only if transfers are blocking."""
         yield from self._transfer_lines("in", name)
 
     def _page_out_lines(self, name: str) -> Iterator[str]:
+        """Yield the page-out of a tensor; none for mapped state.
+
+        The write of a generation's record precedes the first page-out of rotating state.
+        """
         # An update writes mapped state itself.
         if self._replaced_state.get(name, name) not in self._mapped_state:
             yield from self._begin_generation_lines({self._replaced_state.get(name)})
@@ -853,7 +873,7 @@ class ProgramSource:
             yield self._try_call("pm_commit_begin(1)")
 
     def _transfer_lines(self, direction: str, name: str, *, wait: bool = False) -> Iterator[str]:
-        """Yield the page-in or page-out of a tensor, then its wait if `wait` or blocking.
+        """Yield a page-in or page-out, and its wait if `wait` is true or the plan is blocking.
 
         `direction` is ``in`` or ``out``. Registers the transfer as pending until its wait.
         """
@@ -871,9 +891,9 @@ class ProgramSource:
         return self._try_call(f"pm_page_wait({slot})")
 
     def _result_lines(self, k: int) -> Iterator[str]:
-        """Yield the check and assignment of the loss, and page-outs of gradients, after node `k`.
+        """Yield the check that the loss is finite, its assignment, and page-outs of gradients.
 
-        Yields no line for a node that computes neither loss nor gradients.
+        These are the results of node `k`; no lines if it computes neither loss nor gradients.
         """
         outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
         if self.step.loss.buffer in outputs:
@@ -893,9 +913,10 @@ class ProgramSource:
                 yield self._try_call(f"pm_page_wait({slot})")
 
     def _try_call(self, call: str) -> str:
-        """Return the statement of a call that returns its error; PM_TORN after the first update.
+        """Return the statement that executes a call, and returns its error if there is one.
 
-        Before it returns an error, the statement waits for pending transfers.
+        If the lines already include an update, it returns PM_TORN instead. Before it returns, the
+        statement waits for pending transfers.
         """
         macro = f"PM_TRY_{'TORN' if self._has_updated else 'PAGE'}"
         waits = self._pending_waits()
@@ -912,7 +933,10 @@ class ProgramSource:
 
 
 def _wrap_in_if(condition: str, lines: Sequence[str]) -> Iterator[str]:
-    """Yield statements in an if block, after their slice labels, which stay outside."""
+    """Yield the slice labels among `lines`, then all other lines in an if block, if there are any.
+
+    A label in the block would continue the step without the condition.
+    """
     labels = [line for line in lines if line.startswith("PM_SLICE(")]
     statements = [line for line in lines if not line.startswith("PM_SLICE(")]
     yield from labels

@@ -143,7 +143,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         RAM limit of the step: state, tensors, inputs, output of ``pm_infer``, stored samples, stack
         and runtime together. Bytes, or a size such as ``256KiB``. A percentage is relative to the
         keep-all peak, as for `poetmodel.Problem`, and counts state, tensors and workspaces only.
-        Default: RAM of the device.
+        The limit may exceed the RAM of the device, which is the default.
     device : str or Device
         The device: source of costs, and of the limits on RAM, storage and flash.
     profile : str, Path or Costs, optional
@@ -180,7 +180,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         captured with it.
     evaluate : bool
         Whether to export ``pm_evaluate``: loss and correct classes of a batch in evaluation mode;
-        with `commit`, also ``pm_keep_best`` and ``pm_restore_best``. Captured like `infer`.
+        with `commit`, also ``pm_keep_best`` and ``pm_restore_best``. The step must have been
+        captured with it.
     replay : int
         Number of samples on storage, or in flash if storage is volatile, each as the outputs of the
         frozen front and inputs that later nodes read. ``pm_keep_sample`` stores a sample,
@@ -297,6 +298,7 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
         check_flash(_with_program_bytes(deployment, initial_weights), are_lower_bounds=True)
 
     def make_problem(step: LoweredStep) -> Problem:
+        """Return the problem of the step, whole or in tiles, under the options of the export."""
         return Problem(
             step.graph,
             _load_costs(step, board, profile),
@@ -398,8 +400,8 @@ def export_step(  # noqa: PLR0913 - all but two of its parameters have defaults
 def _make_replay(step: LoweredStep, samples: int, device: Device, *, commit: bool) -> Replay | None:
     """Return the storage for `samples` samples of a step; None for 0 samples.
 
-    Raises `InputError` if no storage of the device retains samples, or if the step has no optimizer
-    or no frozen front.
+    Raises `InputError` if storage is volatile without `commit`, or if the step has no optimizer or
+    no frozen front.
     """
     if not samples:
         return None
@@ -416,7 +418,8 @@ def _load_migration_source(
 ) -> dict[str, Any] | None:
     """Load the layout of the generations in the folder of `migrate_from`; None without a folder.
 
-    Raises `InputError` unless both steps commit to storage, and the errors of `load_generation`.
+    Raises `InputError` unless both steps commit to storage that is not volatile, and the errors of
+    `load_generation`.
     """
     if folder is None:
         return None
@@ -444,8 +447,8 @@ def _check_migration(deployment: Deployment) -> None:
 def check_export(folder: Path, **options: Unpack[ExportKeywords]) -> Device:
     """Check the options of `export_step` that need no step, and return the device.
 
-    Raises `InputError` or `BudgetError` for an invalid option, and `BudgetError` if stack and
-    runtime use up a RAM limit in bytes.
+    Combines `check_options` and `check_ram`. Raises `InputError` or a subclass for an invalid
+    option, `BudgetError` if stack and runtime use all of a RAM limit in bytes.
     """
     bound = signature(export_step).bind(None, folder, **options)
     bound.apply_defaults()
@@ -478,7 +481,10 @@ def _drop_oversized_steps(
     candidates: list[tuple[int | None, LoweredStep]],
     deploy_tiles: Callable[[int | None, LoweredStep], Deployment],
 ) -> list[tuple[int | None, LoweredStep]]:
-    """Return the first (tile size [B], step), and later pairs whose program may fit the flash."""
+    """Return the first (tile size [B], step), and later pairs whose program may fit the flash.
+
+    The program of minimum flash decides; all pairs may fit a flash of unknown size.
+    """
     first_candidate, *later_candidates = candidates
     return [
         first_candidate,
@@ -538,10 +544,10 @@ def _solve_and_place(
 ) -> tuple[SolveResult, Plan, Arena]:
     """Solve a problem, and return (result, plan, offsets), which are all verified.
 
-    Uses at most the fraction `ratio` of the remaining time. `available_bytes` is the maximum RAM
-    for tensors that the reason of a failure may recommend; None: the RAM of the device. The search
-    begins from the schedule `start`, if any. Raises `NoScheduleError` if no schedule is found,
-    `VerificationError` if a result is invalid or has no plan.
+    Uses at most the fraction `ratio` of the remaining time. The search begins from the schedule
+    `start`, if any. Raises `NoScheduleError` if no schedule is found, `VerificationError` if a
+    result is invalid or has no plan. The message of a failure recommends at most `available_bytes`
+    of RAM for tensors [B]; None: the RAM of the device.
     """
     limit_s = max(ratio * request.remaining_s(), 1e-3)
     result, plan, arena = fit_arena(
@@ -574,11 +580,12 @@ def _plan_forward_pass(
     device: Device,
     request: Request,
 ) -> ForwardPass:
-    """Solve and plan a forward pass that uses the RAM after the state in RAM.
+    """Solve and plan a forward pass, `captured_step`, in the RAM behind the state in RAM.
 
-    Costs are estimates, the step's deadline does not apply, and storage that the step uses is not
-    available. `kind` is ``inference`` or ``evaluation``. Raises `BudgetError` if a node does not
-    fit in this RAM, and the errors of `_solve_and_place`.
+    Costs are estimates, the step's deadline does not apply, and storage that `deployment` uses is
+    not available. Other limits are those of `problem`, the problem of the step. `kind` is
+    ``inference`` or ``evaluation``. Raises `BudgetError` if a node does not fit in this RAM, and
+    the errors of `_solve_and_place`.
     """
     resident_bytes = deployment.resident_bytes
     is_mapped = deployment.plan.memory_mapped
@@ -615,7 +622,8 @@ _OPTION_OF_PASS: Final = {"inference": "infer", "evaluation": "evaluate"}
 def _check_stored_bytes(deployment: Deployment, device: Device) -> None:
     """Raise `BudgetError` if pages, generations or samples do not fit the storage of a device.
 
-    If commits copy state to flash, also if generations and samples do not fit there.
+    At most two groups of generations count on storage. If commits copy state to flash, only pages
+    are on storage; generations and samples must fit the flash.
     """
     stores_samples, copies_to_flash = deployment.replay is not None, deployment.copies_to_flash
     _check_storage(
@@ -644,12 +652,13 @@ def _check_storage(
     has_more_ram: bool = False,
     stores_samples: bool = False,
 ) -> None:
-    """Raise `BudgetError` if `stored_bytes` do not fit the storage of a device.
+    """Raise `BudgetError` if `stored_bytes` exceed the storage of a device.
 
-    Storage of unknown size is not checked. If storage is volatile, generations of state (`commit`)
-    are in flash. `content` is the subject and the verb of the message. The message advises fewer
-    samples if storage has samples (`stores_samples`), and without `commit` more RAM if the device
-    `has_more_ram`.
+    With `commit`, the flash for state is checked in place of volatile storage. Storage of unknown
+    size is not checked. `content` is the subject and the verb of the message. The message advises
+    fewer samples if storage has samples (`stores_samples`). It also advises, with `commit`, to
+    train fewer parameters or not to commit; otherwise more RAM if the device `has_more_ram`, else
+    a smaller network or another device.
     """
     flash = device.flash if commit and device.is_volatile else None
     capacity_bytes = device.aux_bytes if flash is None else flash.storage_bytes
@@ -670,6 +679,7 @@ def _check_storage(
 
 
 def _load_costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None) -> Costs:
+    """Return the costs of `profile`, with `device` as their device; estimates if it is None."""
     if profile is None:
         return Costs.estimate(step.graph, device)
     if isinstance(profile, Costs):
@@ -682,8 +692,9 @@ def _total_ram_bytes(
 ) -> int:
     """Return the RAM limit of a step without tiles, from the option `ram` [B].
 
-    `reserved_ram_bytes` is the RAM outside of the arena [B], see `reserved_bytes`. With aligned
-    tensors, too, a budget of 100 % is sufficient for keep-all.
+    Without `ram`, it is the RAM of the device. `reserved_ram_bytes` is the RAM outside of the arena
+    [B], see `reserved_bytes`; a percentage excludes it, the result includes it. A budget of 100 %
+    is increased to the keep-all peak of aligned tensors.
     """
     if ram is None:
         return device.ram_bytes
@@ -709,8 +720,9 @@ def _ram_hints(
 ) -> Iterator[str]:
     """Yield hints for options of `export_step` with which the step fits the RAM of the device.
 
-    The options are ``tile`` and ``paging``. `min_bytes` is the minimum RAM without a change of
-    these [B].
+    The options are ``tile``, unless it is already automatic, and ``paging``, if it is off and the
+    device has storage. There is no hint for an option that does not reduce `min_bytes`, the minimum
+    RAM for tensors with the given options [B].
     """
 
     def choose_tile(tile_choice: TileChoice, *, paging: bool) -> tuple[int | None, int]:

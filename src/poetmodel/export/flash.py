@@ -58,8 +58,9 @@ def load_code_sizes() -> dict[str, Any]:
 def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
     """Return the flash usage of a step, storage excluded, by use [B].
 
-    The keys are ``code``, ``constants`` (tables, lists, all weights outside the graph, padding) and
-    ``first weights`` (initial values of the state tensors of the graph, except tensors of zeros).
+    The keys are ``code``, ``constants`` (tables, lists, padding, and all weights that are no state
+    tensors of the graph) and ``first weights`` (initial values of these state tensors, except
+    tensors that contain only zeros).
     """
     graph, buffers = deployment.step.graph, deployment.step.buffers
     state_names = {
@@ -107,7 +108,8 @@ def make_zero_arena(step: LoweredStep, plan: Plan) -> Arena:
 def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> None:
     """Raise `FlashError` if a step does not fit the flash of its device.
 
-    If the sizes `are_lower_bounds`, as for `make_smallest_program`, the message adds "at least".
+    Flash of unknown size is not checked. If the sizes `are_lower_bounds`, as for
+    `make_smallest_program`, the message adds "at least".
     """
     sizes, device = deployment.flash_map(), deployment.device
     if device is None or device.flash is None or sizes["free"] >= 0:
@@ -125,7 +127,9 @@ def check_flash(deployment: Deployment, *, are_lower_bounds: bool = False) -> No
 def _flash_advice(deployment: Deployment, sizes: Mapping[str, int], missing_bytes: int) -> str:
     """Return advice for a step that exceeds the flash by `missing_bytes`.
 
-    `sizes` is the flash usage by use [B].
+    `sizes` is the flash usage by use [B]. If storage in flash is smaller than `missing_bytes`, the
+    advice is a smaller network or optimizer state. Otherwise it is no commits, or without commits
+    more RAM if the device has it; less optimizer state; or a device whose storage is a card.
     """
     updates = (node for node in deployment.step.graph.nodes if node.phase == Phase.UPDATE)
     has_moments = any(len(node.outputs) > 1 for node in updates)
@@ -155,7 +159,7 @@ def ram_warning(deployment: Deployment) -> str | None:
 
 
 def flash_warning(deployment: Deployment) -> str | None:
-    """Return a warning if a step uses more than `NEARLY_FULL` of the flash, otherwise None.
+    """Return a warning if program and storage use more than `NEARLY_FULL` of the flash, else None.
 
     Also None if the device or its flash is unknown.
     """
@@ -178,7 +182,8 @@ def flash_warning(deployment: Deployment) -> str | None:
 def code_bytes(deployment: Deployment, source: StepSource) -> int:
     """Return the estimated code size of a step on a Cortex-M4 [B].
 
-    It is the sum for the program, the used features of the runtime, the kernels and the C library.
+    It is the sum for the program, the used features of the runtime, the kernels and the members of
+    the C library. A kernel that the table lacks has the size of its entry ``other``.
     """
     sizes = load_code_sizes()
     kernels = [sizes["kernels"].get(name, sizes["other"]) for name in source.kernels]
@@ -193,9 +198,10 @@ def code_bytes(deployment: Deployment, source: StepSource) -> int:
 
 
 def count_elements(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
-    """Count the elements of a program (nodes, calls, arguments) and used runtime features.
+    """Count the elements of a program and the runtime features that it uses, by table key.
 
-    Keys that the table of code sizes lacks count as 0 B there.
+    Elements are nodes, driver calls, loops, conditions, calls, and arguments by kind, in C
+    `statements`. Keys that the table of code sizes lacks count as 0 B in `code_bytes`.
     """
     counts = Counter({"runtime": 1})
     counts["slots"] += deployment.uses_storage

@@ -141,8 +141,8 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
 
     README and manifest contain `command`. Deletes C files, headers and weight files
     (`_REPLACED_FILE`) that only an earlier export has. Raises `InputError` if a file cannot be
-    written, and the errors of `StepSource`. The folder's paths are checked before a file is written
-    or deleted.
+    written, and the errors of `StepSource`. Before a file is written or deleted, folders are
+    created and all files except shared kernels are checked to be writable.
     """
     weights = Weights.from_step(deployment.step)
     source = StepSource(deployment, weights)
@@ -241,9 +241,10 @@ def _list_template_files(folder: Traversable, parent: str = "") -> Iterator[tupl
 
 
 def _is_needed(name: str, deployment: Deployment) -> bool:
-    """Return whether an exported folder has a file for a template.
+    """Return whether an exported folder has the file of the template `name`.
 
-    False for ``pm_driver.h``, whose text is inserted into the header ``pm.h`` instead.
+    False for files of commits, replay, migration or storage that the deployment does not use, and
+    for ``pm_driver.h``, whose text is inserted into the header ``pm.h`` instead.
     """
     conditions = {
         "src/pm_commit.c": deployment.commit,
@@ -325,7 +326,7 @@ def make_manifest(
 
 
 def summarize(deployment: Deployment) -> dict[str, Any]:
-    """Return the decisions of a deployment for JSON: tiles, RAM, flash, storage and schedule.
+    """Return a summary of a deployment for JSON: tiles, RAM, flash, storage and schedule.
 
     The schedule is None before the solve.
     """
@@ -356,7 +357,7 @@ def _tile_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``cycles``, the model of times.
+    """Return the key ``cycles``, the model that converts instructions to times.
 
     {} before the solve, and if costs are not based on instructions.
     """
@@ -366,9 +367,9 @@ def _cycle_keys(deployment: Deployment) -> dict[str, Any]:
 
 
 def _evaluation_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``evaluation``: results of ``pm_evaluate``, whether the best state is stored.
+    """Return the key ``evaluation``: results of ``pm_evaluate``, whether ``pm_keep_best`` exists.
 
-    Empty without an exported evaluation.
+    {} without an exported evaluation.
     """
     if deployment.evaluation is None:
         return {}
@@ -381,7 +382,8 @@ def _generation_document(
 ) -> dict[str, Any]:
     """Return the value of the key ``generation``: the layout of a generation.
 
-    Its ``states`` are the state tensors all of whose pieces are in generations.
+    Its ``states`` are the state tensors all of whose pieces are in generations. A piece is [index
+    in ``tensor_bytes``, first element, number of elements].
     """
     tensors, buffers = list(deployment.generation_names), deployment.step.buffers
     states: dict[str, Any] = {}
@@ -410,9 +412,9 @@ def _generation_document(
 
 
 def _replay_keys(deployment: Deployment) -> dict[str, Any]:
-    """Return the key ``replay``: content of samples, cost of steps on a batch or a stored sample.
+    """Return the key ``replay``: content and size of samples, and RAM and instructions of steps.
 
-    Empty without replay.
+    The steps are ``step``, on a batch, and ``stored_step``, on a stored sample. {} without replay.
     """
     replay, step = deployment.replay, deployment.step
     if replay is None:
@@ -462,7 +464,7 @@ def _generation_keys(deployment: Deployment, source: StepSource) -> dict[str, An
 
 
 def _exactness_keys(step: LoweredStep) -> dict[str, str]:
-    """Return the key ``exactness``; {} for a step that is float throughout."""
+    """Return the key ``exactness``, that of the graph; {} for a step that is float throughout."""
     return {"exactness": step.graph.exactness} if step.graph.exactness else {}
 
 
@@ -482,9 +484,9 @@ def _tensor_keys(tensor: NamedTensor) -> dict[str, Any]:
 
 
 def _table_keys(step: LoweredStep, tensor: NamedTensor) -> dict[str, Any]:
-    """Return the key ``tables`` of a byte input; {} for an input without tables.
+    """Return the key ``tables`` of a byte input: a list of tables; {} for an input without any.
 
-    A table has one row of 256 numbers, or one row per channel.
+    A table is a list of rows, one row or one per channel. A row has 256 numbers.
     """
     if tensor.type is DataType.REAL:
         return {}

@@ -32,10 +32,11 @@ def step_identity(step: LoweredStep) -> str:
 
 
 def front_identity(step: LoweredStep, front: Front) -> str:
-    """Return the SHA-256 of a front's calls and of references to the tensors of a stored sample.
+    """Return the SHA-256 of a front's calls and of its tensors in a sample, as hexadecimal digits.
 
-    The result is in hexadecimal digits. Values of constants count, values of these tensors do not.
-    Stored samples with one identity are outputs of the same front, in the same order.
+    Values of constants count. The tensors of a sample count by their position in the calls and
+    inputs, not by value. Samples with one identity are outputs of the same front, in the same
+    order.
     """
     encoder = _StepEncoder(step)
     calls = [encoder.encode_call(call) for k in sorted(front.nodes) for call in step.calls[k]]

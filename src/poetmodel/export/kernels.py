@@ -26,8 +26,9 @@ _PM_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|
 def make_kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
     """Return the text of the header that declares the functions of kernels.
 
-    `kernels` has the C source of each kernel by name. The header includes that of the shared folder
-    if there are `shared` kernels, and defines each of their names as a macro for the shared name.
+    `kernels` has the C source of each kernel by name. If there are names of `shared` kernels, the
+    header includes that of their folder, and defines each name as a macro for the name with
+    `SHARED_PREFIX`.
     """
     prototypes = [match for text in kernels.values() for match in find_prototypes(text)]
     lines = [f"{' '.join(prototype.split())};" for prototype in prototypes]
@@ -51,9 +52,9 @@ def make_kernel_header(kernels: Mapping[str, str], shared: Iterable[str] = ()) -
 
 
 def find_included_headers(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each header of the folder ``kernels`` that C sources include, also indirectly.
+    """Yield each header of the folder ``kernels`` that C sources include, also indirectly, once.
 
-    The items are (path in an exported folder, text).
+    The items are (path in an exported folder, text). Other headers are skipped.
     """
     pending_texts = list(sources)
     visited: set[str] = set()
@@ -68,9 +69,9 @@ def find_included_headers(sources: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def apply_prefix(text: str, prefix: str) -> str:
-    """Return a text in which `prefix` replaces the ``pm`` of all names of C except ``pm_run``.
+    """Return a text in which `prefix` replaces the ``pm`` of C symbols and file names.
 
-    ``PM`` is replaced by the prefix in upper case.
+    ``PM`` is replaced by the prefix in upper case. The program name ``pm_run`` is unchanged.
     """
     if prefix == "pm":
         return text
@@ -92,7 +93,8 @@ def add_licence(name: str, text: str) -> str:
 def write_shared_kernels(folder: Path, kernels: Iterable[str]) -> None:
     """Write a folder of shared kernels: `kernels`, and kernels already in it, in this version.
 
-    Raises `InputError` if a file cannot be written.
+    Also writes their headers and the build files. No file is deleted. Raises `InputError` if a file
+    cannot be written.
     """
     present_stems = {path.stem for path in (folder / "src").glob(f"{SHARED_PREFIX}_*.c")}
     present_kernels = {

@@ -38,10 +38,11 @@ _MAX_WINDOW: Final = 2**8
 def mask_activations(step: LoweredStep) -> LoweredStep:
     """Return a step whose gradients read masks in place of activations where possible.
 
-    Masks of dropout become bits, too, and positions of maxima bytes. A mask of bits is the output
-    of a separate node, which a schedule may recompute; positions of maxima remain an output of
-    their pool. An activation has no mask if a gradient, such as that of a weight, reads its values,
-    or if the mask is not smaller.
+    Some gradients read the output of an activation in place of its input (`_use_outputs`). Masks of
+    dropout become bits, too, and positions of maxima bytes. A mask of bits is the output of a
+    separate node, which a schedule may recompute; positions of maxima remain an output of their
+    pool. An activation has no mask if a gradient, such as that of a weight, reads its values, or if
+    the mask is not smaller.
     """
     for rewrite in (_use_outputs, _add_bit_masks, _draw_dropout_bits, _store_byte_positions):
         step = rewrite(step)
@@ -142,7 +143,7 @@ def _is_backward(node: Node) -> bool:
 def _replace_input(node: Node, old: str, new: str) -> Node:
     """Return a node in which tensor `new` replaces input `old`.
 
-    Drops in-place pairs with `old`, and the stated memory traffic.
+    Drops in-place pairs with `old`, the stated memory traffic, and a second input `new`.
     """
     names = dict.fromkeys(new if name == old else name for name in node.inputs)
     pairs = tuple(pair for pair in node.in_place if pair[1] != old)
@@ -230,9 +231,9 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
     """Return a step whose gradients read outputs of activations in place of their inputs.
 
     Applies to hardtanh and leaky ReLU where output and input select equal slopes, and no gradient
-    reads values of the input. If several gradients compare the input, bits must also save memory.
-    The next layer often saves the output for the gradient of its weights; then the input need not
-    be saved.
+    reads values of the input. If several gradients compare the input, a mask of it must also save
+    memory, because gradients that do not read the output then read this mask. The next layer often
+    saves the output for the gradient of its weights; then the input need not be saved.
     """
     changes = _Changes(step=step)
     for k, node in enumerate(step.graph.nodes):
@@ -262,11 +263,11 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
 def _find_output(
     step: LoweredStep, kernel: str, x: Ref, loop: _LoopTable, number_arguments: tuple[Argument, ...]
 ) -> tuple[Ref, _LoopTable] | None:
-    """Return the output of a kernel for x in the forward pass, and `loop` with the output for x.
+    """Return the output of an activation of x, and `loop` with its strides in place of those of x.
 
-    The first such call counts. None if no node has, as its only call, the kernel with x,
-    `number_arguments` and the loop sizes and strides of `loop`, or if a negative slope reverses the
-    order of values.
+    The activation is the first forward node whose only call is `kernel` with x, `number_arguments`,
+    and the loop sizes and strides of `loop`. None if there is no such node, or if a negative slope
+    reverses the order of values.
     """
     graph = step.graph
     for k in graph.users_of[graph.tensor_index[x.buffer]]:
@@ -294,7 +295,8 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
     """Return a step with a node for each mask of one bit per element, which gradients read.
 
     A tensor has a mask if gradients only compare it, all in the same way, and the mask is smaller.
-    At most one output of a node has a mask. A tensor has none if another tensor has its name.
+    At most one output of a node has a mask. A tensor has no mask if another tensor already has the
+    name of the mask, ``TENSOR.mask``.
     """
     graph, changes = step.graph, _Changes(step=step)
     for i, tensor in enumerate(graph.tensors):

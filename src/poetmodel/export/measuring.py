@@ -73,7 +73,8 @@ def measure_emulated(
     core : {'m4', 'm3', 'm7'}, optional
         Cortex-M core that the code is built for; by default that of the device, m4 if unknown.
     time_limit_s : float
-        Time limit of the build, and again of the execution [s].
+        Time limit of the build, and again of the execution [s]; the solve has that of
+        `export_step`.
 
     Raises
     ------
@@ -175,7 +176,7 @@ def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deploy
     """Export a step with RAM for 5/4 of the keep-all peak and for its `reserved_bytes`.
 
     The RAM is limited to that of the emulated board. Below this limit, few nodes are recomputed. No
-    tensor is divided into tiles.
+    tensor is divided into tiles. The limits on flash and storage are those of `device`.
     """
     needed_bytes = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(
         step, STACK_BYTES
@@ -188,7 +189,7 @@ def _export_for_board(step: LoweredStep, device: Device, folder: Path) -> Deploy
 def _make_random_batch(step: LoweredStep) -> bytes:
     """Return one batch from a fixed random seed, as the bytes of its inputs in order.
 
-    Reals are random normal numbers, all other elements are 0, which is a valid class.
+    Reals are random normal numbers; all other elements are 0, which is a valid class.
     """
     random = np.random.default_rng(0)
     arrays = []

@@ -90,7 +90,8 @@ def load_generation(folder: str | Path) -> dict[str, Any]:
 def match_state(step: LoweredStep, source: Mapping[str, Any]) -> Migration:
     """Match the updated state of a step with that of another step by name, shape and type.
 
-    `source` is the result of `load_generation` for the other step.
+    `source` is the result of `load_generation` for the other step. State without a match is listed
+    in `Migration.reset` or `Migration.dropped`.
 
     Raises
     ------

@@ -23,7 +23,7 @@ _EXAMPLE_ADDRESS: Final = 0xC0000
 def folder_template_values(deployment: Deployment) -> TemplateValues:
     """Return the template values that need no generated C, except ``COMMAND``.
 
-    README, build files, sketches, headers and sources contain their words.
+    The templates of README, build files, sketches, headers and sources contain these words.
     """
     step, plan = deployment.step, deployment.plan
     has_updates = step.learning_rate is not None
@@ -57,7 +57,10 @@ def _table_rows(sizes: Mapping[str, int]) -> str:
 
 
 def _storage_values(deployment: Deployment) -> TemplateValues:
-    """Return the template values for pages, generations and samples, and an example partition."""
+    """Return the template values for storage: pages, generations, samples, an example partition.
+
+    The example partition ends at the end of the flash if the device commits to its flash.
+    """
     layout, pages = deployment.layout, deployment.page_layout
     reads_in_place = deployment.plan.memory_mapped and not deployment.copies_to_flash
     partition_bytes, device, address = (
@@ -97,7 +100,10 @@ def _storage_values(deployment: Deployment) -> TemplateValues:
 
 
 def _inference_values(inference: LoweredStep | None) -> TemplateValues:
-    """Return the template values for ``pm_infer``; false or empty without an output."""
+    """Return the template values for ``pm_infer``.
+
+    They are False or empty if `inference` is None or has no output.
+    """
     if inference is None or inference.output is None:
         return {"INFERENCE": False, "INFERENCE_INPUTS": "", "INFERENCE_SHAPE": ""}
     n_inputs = len(inference.inputs)
@@ -109,7 +115,10 @@ def _inference_values(inference: LoweredStep | None) -> TemplateValues:
 
 
 def _sketch_values(deployment: Deployment) -> Iterator[tuple[str, str]]:
-    """Yield the template values of an Arduino sketch: input arrays, and loops that fill them."""
+    """Yield the template values of an Arduino sketch: input arrays, and loops that fill them.
+
+    The loops write random numbers, but 0 to int32 inputs, such as labels.
+    """
     inputs = [(k, tensor, tensor.elements) for k, tensor in enumerate(deployment.step.inputs)]
     yield (
         "ARRAYS",

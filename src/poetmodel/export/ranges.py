@@ -24,8 +24,8 @@ class Indices:
     shape: tuple[int, ...]
     """Canonical shape table (``pm_each.h``) of the elements from `ref` on.
 
-    Equal tables have the same elements. Loops of other sizes and strides may have another table,
-    although they access the same elements, for example an element twice."""
+    Equal tables access the same elements. The converse is false: loops that access an element
+    twice may have another table than loops that access the same elements once."""
     low: int
     """Smallest permitted index."""
     high: int
@@ -82,7 +82,11 @@ def _make_canonical_indices(
 
 
 def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> tuple[int, Numbers]:
-    """Return (lowest element, canonical shape table) of the elements that loops access."""
+    """Return (lowest element, canonical shape table) of the elements that loops access.
+
+    Strides of the table are positive and ascending. Dimensions of size 1 or stride 0 are omitted,
+    contiguous dimensions merged.
+    """
     first = offset + sum(
         (size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if stride < 0
     )
@@ -98,11 +102,11 @@ def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> t
 
 
 def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Indices:
-    """Return the indices of which `indices` are a copy, following ``pm_copy_int`` calls.
+    """Return the first source of copied indices, following chains of ``pm_copy_int`` calls.
 
-    Returns `indices` itself unless a single call computes their buffer and copies exactly these
-    elements. `writers` has, by buffer, the calls that access the buffer in the node that computes
-    it.
+    The permitted range is that of `indices`. Returns `indices` itself unless a single call computes
+    their buffer and copies exactly these elements. `writers` has, by buffer, the calls that access
+    the buffer in the node that computes it.
     """
     calls = list(writers.get(indices.ref.buffer, ()))
     match calls:

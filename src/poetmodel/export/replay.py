@@ -119,6 +119,8 @@ def check_samples(samples: int) -> None:
 def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> Replay:
     """Return the storage for `samples` samples of a step, with the front of `find_front`.
 
+    `layout` has the write units and erase blocks of the storage. `samples` is not checked.
+
     Raises
     ------
     InputError
@@ -142,7 +144,10 @@ def create_replay(step: LoweredStep, samples: int, layout: GenerationLayout) -> 
 
 
 def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
-    """Return `replay` with the outputs of its front in the order of their first computations."""
+    """Return `replay` with the outputs of its front, and their sizes, in the order of `plan`.
+
+    The plan's first computation of each output counts.
+    """
     first_computation: dict[int, int] = {}
     for position, (op, k) in enumerate(plan.program):
         if op == Op.COMPUTE:
@@ -162,11 +167,13 @@ def order_outputs(replay: Replay, step: LoweredStep, plan: Plan) -> Replay:
 
 
 def find_front(step: LoweredStep) -> Front | None:
-    """Return the front with the smallest samples, the longest of several; None if none exists.
+    """Return the front whose samples have the fewest bytes; None if no front exists.
 
-    Frozen nodes depend on inputs and maybe constants, but not on state or random numbers, and
-    replace no state. A front is a prefix of the frozen nodes, in the order of the graph, with an
-    output that nodes outside of it read or the step returns.
+    If several have equally small samples, returns the front with the highest number of nodes.
+    Frozen nodes depend on inputs and maybe on constants (frozen weights included), but not on state
+    tensors of the graph or random numbers, and replace no state. A front is a prefix of the frozen
+    nodes, in the order of the graph, with an output that nodes outside of it read or the step
+    returns.
     """
     frozen_nodes = tuple(_find_frozen_nodes(step))
     input_index_of = {value.pieces[0].buffer: k for k, value in enumerate(step.inputs)}
@@ -185,7 +192,8 @@ def find_front(step: LoweredStep) -> Front | None:
 def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
     """Yield the indices of nodes that depend only on inputs (at least one) and constants.
 
-    Nodes that draw random numbers or replace state are omitted.
+    Omits nodes that draw random numbers or replace state, and nodes that depend on these or on
+    state tensors of the graph. Frozen weights are constants.
     """
     input_buffers = {value.pieces[0].buffer for value in step.inputs}
     frozen_tensors: set[str] = set()
@@ -209,9 +217,9 @@ def _make_front(
 ) -> Front:
     """Return the front of `nodes`.
 
-    Its outputs and inputs are those that nodes outside of it read or the step returns.
-    `node_buffers` has the buffers of each node's calls, `input_index_of` the index of each input
-    buffer.
+    Its outputs are the outputs of `nodes`, and its inputs the inputs of the step, that nodes
+    outside of the front read or the step returns. `node_buffers` has the buffers of each node's
+    calls, `input_index_of` the index of each input of the step, by buffer.
     """
     graph, front_nodes = step.graph, frozenset(nodes)
     read_names: set[str] = set(step.returned_buffers)
@@ -237,7 +245,11 @@ def program_instructions(step: LoweredStep, plan: Plan, skipped_nodes: Collectio
 
 
 def replay_arena_bytes(replay: Replay, step: LoweredStep, plan: Plan, arena: Arena) -> int:
-    """Return the arena size of a step on a stored sample [B]."""
+    """Return the arena size of a step on a stored sample [B].
+
+    This is the highest end of a tensor or workspace that the step uses, at the addresses of
+    `arena`.
+    """
     graph, front = step.graph, replay.front
     skipped_tensors = {
         graph.tensor_index[tensor.name]

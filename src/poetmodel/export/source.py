@@ -186,10 +186,10 @@ class StepSource:
         return sha256(json.dumps(self.deployment.generation_names).encode()).hexdigest()[:8]
 
     def _tensor_macros(self, used_names: set[str]) -> Iterator[str]:
-        """Yield a macro for the index of each input, state tensor and gradient.
+        """Yield a macro with the index of each input, state tensor and gradient.
 
-        A comment states type, shape, size and, for state, the home of the first piece. Adds
-        the names of the macros to `used_names`.
+        Each of the three kinds counts from 0. A comment states type, shape, size and, for state,
+        the home of the first piece. Adds the names of the macros to `used_names`.
         """
         step = self.step
         homes = [self.home_of(tensor.pieces[0].buffer) for tensor in step.states]
@@ -252,9 +252,9 @@ class StepSource:
     def _describe_arena(self) -> Iterator[str]:
         """Yield a comment line for each copy of a tensor and each workspace of the step.
 
-        Lines are sorted by offset, then by lifetime; content of 0 bytes is omitted. A line has the
-        offset, the size, the first and last node of the lifetime, and the name of the tensor, or of
-        the node for a workspace; ``-`` means before or after the program.
+        Lines are sorted by offset, then by the start of the lifetime; content of 0 bytes is
+        omitted. A line has the offset, the size, the first and last node of the lifetime, and the
+        name of the tensor, or of the node for a workspace; ``-`` means before or after the program.
         """
         graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
         nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
@@ -324,7 +324,11 @@ class StepSource:
         yield from self._gradient_table()
 
     def _migrated_row(self, piece: MigratedPiece) -> str:
-        """Return the row of a piece of state that is copied from the earlier step."""
+        """Return the table row of a piece of state that is copied from the earlier step.
+
+        The fields are index of the buffer, first element in it, number of elements, index of the
+        tensor in the earlier generation, and first element in that tensor.
+        """
         buffer = self._buffers.index(piece.buffer)
         fields = (
             buffer,
@@ -336,7 +340,11 @@ class StepSource:
         return f"{{{', '.join(map(str, fields))}}}"
 
     def _buffer_row(self, name: str) -> str:
-        """Return the row of a state buffer: elements, initial values, offset, slot, home, type."""
+        """Return the table row of a state buffer, with the fields of ``pm_buffer_t``.
+
+        These are number of elements, offset of the initial values in the weights [B], offset in the
+        arena [B], slot, home and type.
+        """
         buffer = self.step.buffers[name]
         home = self.home_of(name)
         slots = self.deployment.slots
@@ -361,7 +369,10 @@ class StepSource:
         return "mapped" if plan.memory_mapped else "storage"
 
     def _tensor_row(self, tensor: NamedTensor, piece_rows: list[str]) -> str:
-        """Return the row of a state tensor; append the rows of its pieces to `piece_rows`."""
+        """Append the rows of a state tensor's pieces to `piece_rows`; return the tensor's row.
+
+        That row has the index of the first of these rows, and the number of pieces.
+        """
         first, remaining = len(piece_rows), tensor.elements
         for ref in tensor.pieces:
             count = min(remaining, self.step.buffers[ref.buffer].elements - ref.offset)
@@ -370,7 +381,7 @@ class StepSource:
         return f"{{{first}, {len(tensor.pieces)}}}"
 
     def _gradient_table(self) -> Iterator[str]:
-        """Yield the table of returned gradients, if any.
+        """Yield the C table of returned gradients, if there are any.
 
         Adds shapes and strides of gradients that are not dense to `program.lists`.
         """
@@ -422,6 +433,7 @@ def _declare_input_pointers(step: LoweredStep, array: str) -> Iterator[str]:
 
 
 def _indent_line(line: str) -> str:
+    """Indent a generated line, unless it is the mark of a slice, which is a case label."""
     return line if line.startswith("PM_SLICE(") else f"    {line}"
 
 

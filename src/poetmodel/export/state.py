@@ -96,7 +96,7 @@ def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path
     """Return (state file, exported folder) for the path of a state file or of an exported folder.
 
     The folder of a state file is `folder`, by default the one that contains the file. For the path
-    of a folder, `folder` is ignored.
+    of a folder, the state file is ``state.bin`` in it, and `folder` is ignored.
     """
     path = Path(path)
     if path.is_dir():
@@ -107,7 +107,7 @@ def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path
 def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.ndarray]:
     """Read the arrays of a state file, by name. The arrays are read-only.
 
-    Arrays of float32 tensors are doubles in the file of a double-precision build.
+    For the file of a double-precision build, the arrays of float32 tensors have type float64.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.nd
 def write_state(
     path: Path, tensors: Sequence[ExportedTensor], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Write a state file: the array of each of `tensors`, in their order and with their types.
+    """Write a state file: the array of each of `tensors`, in their order, cast to their types.
 
     `arrays` has the arrays by name; shapes are not checked. Raises `KeyError` if an array is
     missing, `InputError` if the file cannot be written.

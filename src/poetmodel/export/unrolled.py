@@ -35,10 +35,9 @@ def unroll_weight_gradients(step: LoweredStep) -> LoweredStep:
     """Return a step that sums gradients of weights by time step, without stacks of all time steps.
 
     A stack remains if its division saves no memory or is impossible, and for nodes that read it
-    whole.
-    Operators on all time steps at once (gates from inputs, gradients of inputs) are divided into
-    one per time step if time steps read their results. A product that is added to the gradient of a
-    shared weight is summed in the memory of that gradient. Returns `step` itself if unchanged.
+    whole. Operators on all time steps at once (gates from inputs, gradients of inputs) are divided
+    into one per time step if time steps read their results. A product that is added to the gradient
+    of a shared weight is summed in the memory of that gradient. Returns `step` itself if unchanged.
     """
     rewritten = split_fused_updates(step)
     division = _Division(rewritten)
@@ -71,9 +70,9 @@ class _Pieces:
     def find_only_piece(self, loops: Loops, index: int) -> tuple[int, Loops] | None:
         """Return (piece index, loops over the piece) if loops access one piece of tensor `index`.
 
-        These loops retain the name of the buffer; the offset of the tensor is relative to the
-        piece. Returns None if `loops` access several pieces, or elements of the piece that no
-        constant strides reach.
+        `index` is that of the tensor in ``loops.refs``. The returned loops retain the name of the
+        buffer; the offset of the tensor is relative to the piece. Returns None if `loops` access
+        several pieces, or elements of the piece that no constant strides reach.
         """
         indices = loops.element_indices(index)
         inner_rows = indices // self.inner
@@ -87,8 +86,8 @@ class _Pieces:
     def split_loops(self, loops: Loops, index: int) -> Iterator[tuple[int, list[Loops]]]:
         """Yield (dimension, loops of each piece) for dimensions that may separate the pieces.
 
-        These are pieces of tensor `index`. Only sizes and strides are compared: callers check that
-        the loops of each piece access that piece alone.
+        The pieces are those of the tensor at `index` in ``loops.refs``. Only sizes and strides are
+        compared: callers check that the loops of each piece access that piece alone.
         """
         for d, (size, stride) in enumerate(zip(loops.sizes, loops.strides[index], strict=True)):
             group_size, remainder = divmod(self.inner, stride) if stride > 0 else (0, 1)
@@ -109,7 +108,7 @@ class _Pieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PieceCall:
-    """An undivided call, or one call of a divided one, with the pieces that it accesses."""
+    """An undivided call, or a call for one piece of it, with the pieces that the call accesses."""
 
     call: Call
     loops: Loops | None = None
@@ -185,6 +184,7 @@ class _Division:
         self._returned_buffers = step.returned_buffers
         self.state_names = {self.graph.tensors[i].name for i in self.graph.state_tensors}
         self._users: dict[str, list[int]] = {}
+        """Indices of the nodes that read or write each buffer, ascending, by name."""
         for k, calls in enumerate(step.calls):
             for name in dict.fromkeys(name for call in calls for name in call.buffers):
                 self._users.setdefault(name, []).append(k)
@@ -206,9 +206,9 @@ class _Division:
             pass
 
     def is_copy(self, k: int) -> bool:
-        """Return whether node `k` has only calls that copy: pieces of its result exist before it.
+        """Return whether all calls of node `k` are copies; True without calls.
 
-        Also True without calls.
+        The elements of a copied result are in other buffers before.
         """
         return all(call.kernel == "pm_copy" for call in self.step.calls[k])
 
@@ -230,9 +230,10 @@ class _Division:
     def _propose_stacks(self) -> None:
         """Add stacks to `pieces`, then tensors that are read in as many slices as a stack.
 
-        Only the first reader of a tensor counts. Divisible tensors in the same loops are added,
-        too. A stack is the result of a node that copies equal pieces one after the other; it is
-        added only if sums over its pieces need less memory.
+        A stack is the result of a node that copies equal pieces one after the other; it is added
+        only if sums over its pieces need less memory. The slices of a tensor are those that its
+        first reader accesses. Divisible tensors in the same loops as an added tensor are added,
+        too.
         """
         for k in range(len(self.graph.nodes)):
             name, pieces = self._parse_stack(k)
@@ -309,8 +310,8 @@ class _Division:
     def _find_sliced_pieces(self, name: str, counts: set[int]) -> list[_Pieces]:
         """Return, in a list, the division of a tensor by the slice that its first reader accesses.
 
-        Returns [] if the tensor has no reader or the reader no loops over it, if the slices do not
-        repeat evenly, or if their number is not in `counts`.
+        Returns [] if the tensor has no reader, if the reader's calls are no loops, if the slices do
+        not repeat evenly, or if their number is not in `counts`.
         """
         elements = self.step.buffers[name].elements
         readers = [k for k in self._users[name] if k != self._find_producer(name)]
@@ -334,7 +335,9 @@ class _Division:
     def _divide_nodes(self) -> bool:
         """Divide the calls of all nodes that use divided tensors; return whether that succeeded.
 
-        If not, some tensors have been removed from `pieces`, and the caller tries again.
+        If not, removes tensors from `pieces`, and the caller tries again: a result that cannot be
+        computed in pieces, all divided inputs of a node that cannot read pieces, or tensors whose
+        pieces no other node accesses.
         """
         self.undivided_stacks, self.consumer_calls, self.producer_calls = set(), {}, {}
         accessed_names: set[str] = set()
@@ -357,8 +360,9 @@ class _Division:
     ) -> bool:
         """Add the divided calls of node `k` to `divided_calls`; return whether they can be divided.
 
-        `outputs` are the results to compute in pieces. Stacks of copies may remain undivided
-        inputs; they are then added to `undivided_stacks`.
+        `divided_calls` is `producer_calls` or `consumer_calls`, and `outputs` are the results to
+        compute in pieces. If a division by all tensors is impossible, tries one that leaves the
+        stacks among the inputs undivided; if that succeeds, adds these to `undivided_stacks`.
         """
         other_outputs = {tensor.name for tensor in self.graph.nodes[k].outputs} - outputs
         accessed_names = [
@@ -379,7 +383,7 @@ class _Division:
         return False
 
     def _find_accessed_tensors(self, k: int) -> set[str]:
-        """Return the divided tensors of which node `k` accesses pieces."""
+        """Return the divided tensors of which node `k` reads or writes pieces."""
         divided_calls = (*self.producer_calls.get(k, ()), *self.consumer_calls.get(k, ()))
         return {
             name
@@ -389,7 +393,7 @@ class _Division:
         }
 
     def find_readers(self, name: str) -> list[list[_PieceCall]]:
-        """Return, for each piece of a tensor, the calls that read it."""
+        """Return, for each piece of a tensor, the calls that read it, in the order of the step."""
         readers: list[list[_PieceCall]] = [[] for _ in range(self.pieces[name].count)]
         producer_index = self._find_producer(name)
         for k in self._users[name]:
@@ -457,10 +461,10 @@ _SUMS: Final = ("pm_mm", "pm_sum")
 
 
 def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tuple[int, int]:
-    """Return (length of a contiguous sequence, distance to the next) of loops [elements].
+    """Return (length of a contiguous sequence, distance to the next) in a buffer [elements].
 
-    `pairs` are (stride, size), sorted by stride. Without a next sequence, the distance is
-    `elements`, the size of the buffer.
+    `pairs` are the (stride, size) of loops over the buffer, sorted by stride. Without a next
+    sequence, the distance is `elements`, the size of the buffer.
     """
     length = 1
     for stride, size in pairs:
@@ -474,7 +478,10 @@ def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -
 def _find_tensors_in_same_loop(
     call: Call, name: str, pieces: _Pieces, buffers: Mapping[str, Buffer]
 ) -> Iterator[tuple[str, _Pieces]]:
-    """Yield (tensor, pieces) of other tensors that a call divides together with tensor `name`."""
+    """Yield (tensor, pieces) of other tensors that a call divides together with tensor `name`.
+
+    Yields none if the call accesses only one piece of `name`, or cannot be divided by `pieces`.
+    """
     loops = call_to_loops(call)
     if (
         loops is None
@@ -588,7 +595,8 @@ class _Rewriter:
         """Add a node and buffer for each piece of the result of node `k`, or an alias instead.
 
         The node is early if it is of the backward pass and reads a piece of another tensor,
-        otherwise late. Sets the position of the piece in `ready_after`.
+        otherwise late. Sets `ready_after` of the piece to the maximum of those of its inputs; a
+        piece with an alias has no entry.
         """
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         pieces = self.division.pieces[result.name]
@@ -639,11 +647,12 @@ class _Rewriter:
     def _find_alias(
         self, piece_calls: Sequence[_PieceCall], pieces: _Pieces
     ) -> tuple[str, np.ndarray] | None:
-        """Return the (buffer, element indices) that can replace a copied piece; None without any.
+        """Return the (buffer, element indices) that can replace a copied piece, or None.
 
-        State cannot, because updates overwrite it, nor can a tensor of another size than the piece.
-        Inputs of the step and constants of any size can: they stay in memory until the end of the
-        step. None, too, unless one copy writes the whole piece.
+        None unless one copy writes the whole piece from a suitable buffer. State is unsuitable,
+        because updates overwrite it, and so are tensors of another size than the piece. Inputs of
+        the step and constants of any size are suitable: they stay in memory until the end of the
+        step.
         """
         if len(piece_calls) != 1 or piece_calls[0].call.kernel != "pm_copy":
             return None
@@ -670,7 +679,8 @@ class _Rewriter:
     ) -> tuple[tuple[Call, ...], dict[str, None]]:
         """Return the calls with the new names of pieces, and the names of the accessed buffers.
 
-        A piece that is an alias has the name of the buffer that it aliases.
+        The names are those of inputs, results and workspace, as keys of a dict. A piece that is an
+        alias has the name of the buffer that it aliases.
         """
         calls = []
         for piece_call in piece_calls:
@@ -698,7 +708,7 @@ class _Rewriter:
         return loops
 
     def _find_in_place_pair(self, out: str, calls: Sequence[Call]) -> tuple[tuple[str, str], ...]:
-        """Return ((output, input),) if the only call may overwrite an input, otherwise ().
+        """Return ((output, input),) for the first input that the only call may overwrite, or ().
 
         The call must be elementwise. The input must be a tensor of the graph other than state, with
         equal size and type, accessed once and in the same order.
@@ -726,7 +736,7 @@ class _Rewriter:
     def _add_consumer(self, k: int) -> None:
         """Replace node `k` by a node that reads pieces, or by a chain of nodes that sum pieces.
 
-        A node that reads pieces is fixed; for the chain see `_add_sum_chain`.
+        A node that reads pieces is added to `fixed_nodes`; for the chain see `_add_sum_chain`.
         """
         node, piece_calls = self.graph.nodes[k], self.division.consumer_calls[k]
         if any(len(call.piece_calls) > 1 and call.is_sum for call in piece_calls):
@@ -758,10 +768,10 @@ class _Rewriter:
         )
 
     def _add_sum_chain(self, k: int, piece_calls: Sequence[_PieceCall]) -> None:
-        """Replace node `k` by a chain of nodes, each for pieces that are ready at one position.
+        """Replace node `k` by a chain of nodes, each for pieces that are ready after one position.
 
-        Each node adds its pieces to the sum of the node before it. The nodes are early, and each
-        has a buffer for its sum.
+        Each node adds its pieces to the sum of the node before it, and has a buffer for its sum.
+        The nodes are added to `early_nodes`.
         """
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         terms = []
@@ -884,7 +894,7 @@ def _rename_buffer(loops: Loops | None, name: str, new: str) -> Loops | None:
 
 
 def _resolve_alias(loops: Loops | None, name: str, alias: tuple[str, np.ndarray]) -> Loops | None:
-    """Return loops that access a piece in the buffer of its alias.
+    """Return loops that access `alias`, (buffer, element indices), in place of a piece of `name`.
 
     None if `loops` is None, or if the kernel cannot access these elements.
     """
@@ -913,8 +923,9 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
     """Fuse products with their addition to an earlier gradient, in the memory of that gradient.
 
     The gradients of a weight in two time steps are an example. The product must be a whole weight
-    gradient that only the addition reads; the earlier gradient must end with such a product. The
-    fused node is at the position of the product. Returns `step` itself if unchanged.
+    gradient that only the addition reads and the step does not return; the node of the earlier
+    gradient must end with such a product. The fused node is at the position of the product. Returns
+    `step` itself if unchanged.
     """
     graph = step.graph
     returned_names = step.returned_buffers

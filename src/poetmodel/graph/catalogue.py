@@ -63,7 +63,10 @@ class InputShape:
 
     @property
     def overrides(self) -> dict[str, int | str]:
-        """Settings that are set, by field name, also if they equal the network's default."""
+        """Settings other than None, False and 0, by field name.
+
+        Includes settings that equal the network's default.
+        """
         return {name: value for name, value in asdict(self).items() if value not in _UNSET}
 
     def label(self, model: str) -> str:
@@ -76,7 +79,10 @@ class InputShape:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The overrides as command-line arguments, such as ``("--batch", "8")``."""
+        """The overrides as command-line arguments, such as ``("--batch", "8")``.
+
+        A setting that is True becomes an option without a value.
+        """
         return tuple(
             argument
             for name, value in self.overrides.items()
@@ -131,9 +137,9 @@ def describe_model(name: str) -> str:
 def load_model(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     """Load a built-in network or published graph from ``graphs/``.
 
-    `shape` may be a `Variant`. A built-in network with overrides is generated. Raises `GraphError`
-    if no network has this name, if the network lacks a setting or refuses its value, or for any
-    override of a published graph.
+    `shape` may be a `Variant`. With overrides, a built-in network is generated instead. Raises
+    `GraphError` if no network has this name, if the network lacks a setting or refuses its value,
+    or for any override of a published graph.
     """
     from poetmodel.graph.structure import Graph
 

@@ -89,8 +89,8 @@ def write_document(document: Mapping[str, Any], path: str | Path) -> None:
 def node_to_dict(node: object, *, defaults: bool = False) -> object:
     """Return a node's entry in a graph file; see `Graph.to_dict` for `defaults`.
 
-    Values of wrong types have invalid values in the entry, so that `value_faults` reports them. An
-    `in_place` that is false, such as None, is omitted.
+    Values of wrong types have invalid values in the entry, so that `value_faults` reports them. If
+    `node` is no `Node`, returns an invalid entry. An `in_place` of () is omitted.
     """
     if not isinstance(node, Node):
         return _refused_value(node)
@@ -135,8 +135,8 @@ def _tensor_to_dict(tensor: Tensor) -> dict[str, Any]:
 def _in_place_to_dict(pairs: object) -> object:
     """Return in-place pairs as a JSON object that maps outputs to inputs.
 
-    If a pair is malformed or two pairs have the same output, return a value that validation
-    refuses.
+    If `pairs` is no tuple of pairs of names, or two pairs have the same output, returns a value
+    that validation refuses.
     """
     if not isinstance(pairs, tuple) or not all(
         isinstance(pair, tuple) and [*map(type, pair)] == [str, str] for pair in pairs
@@ -154,7 +154,7 @@ def _refused_value(value: object) -> object:
 def optional_keys(
     owner: object, default_of: Mapping[str, Any], *, defaults: bool
 ) -> dict[str, Any]:
-    """Return the attributes of `owner` that differ from their defaults in `default_of`.
+    """Return the attributes of `owner`, by name, that differ from their defaults in `default_of`.
 
     With `defaults`, also include attributes equal to their defaults, unless the default is None.
     """
@@ -219,9 +219,9 @@ def _parse_node(item: dict[str, Any]) -> Node:
 def canonical_json(document: dict[str, Any]) -> str:
     """Return the canonical JSON that a graph's hash is computed from: sorted keys, no spaces.
 
-    Characters outside ASCII are not escaped.
-    `document` comes from `Graph.to_dict` with all defaults. Removes ``kernels`` and
-    ``instructions`` from it, because two graphs that differ only in these are the same graph.
+    Removes ``kernels`` and ``instructions`` from `document`, because two graphs that differ only in
+    these are the same graph. `document` comes from `Graph.to_dict` with all defaults. Characters
+    outside ASCII are not escaped.
     """
     document.pop("kernels", None)
     for node in document["nodes"]:

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """Minimum RAM of a graph: the largest working set of one step. No schedule needs less."""
+    """Minimum RAM of a graph: the largest working set of one node. No schedule needs less."""
 
     bytes: int
-    """Inputs, outputs and workspace of that step together [B].
+    """Inputs, outputs and workspace of that node together [B].
 
-    Includes all state if `floor` was called with `resident`; excludes it with `memory_mapped`."""
+    Includes all state if `floor` was called with `resident`, none if only with `memory_mapped`."""
     node: int
     """Index of the node with the largest working set (the first, if several are equal)."""
 
 
 def floor(graph: Graph, *, memory_mapped: bool = False, resident: bool = False) -> Floor:
-    """Return the largest working set of one step and the node that has it.
+    """Return the minimum RAM: the largest working set of one node, and the index of that node.
 
     Parameters
     ----------
@@ -39,8 +39,8 @@ def floor(graph: Graph, *, memory_mapped: bool = False, resident: bool = False) 
 
     Notes
     -----
-    ``max_k (sum of in(k) + sum of out(k) + workspace[k])``: inputs, outputs and workspace of a step
-    are in RAM together, so every schedule has at least this peak. State that a step does not read
+    ``max_k (sum of in(k) + sum of out(k) + workspace[k])``: inputs, outputs and workspace of a node
+    are in RAM together, so every schedule has at least this peak. State that a node does not read
     may be on storage and does not count, unless `resident`. A replacement uses the memory of the
     state that it replaces, and every output that can overwrite an input uses that input's memory.
     """
@@ -122,10 +122,10 @@ def inference_profile(graph: Graph) -> dict[int, int] | None:
 def articulation_points(graph: Graph, *, phases: Collection[str] | None = None) -> tuple[int, ...]:
     """Return the indices of nodes whose outputs alone carry all data to later nodes, ascending.
 
-    Node `k` is such a node if no tensor made before `k` is read after `k`. Segmenting methods cut
-    the graph at these nodes (Chen et al., 2016, section 4). With `phases`, only nodes of these
-    phases and their reads count; with ``{"input", "forward"}``, reads of the backward pass do not
-    hide the cut points of the network.
+    Node `k` is such a node if no tensor made before `k` is read after `k`; the first and the last
+    node always are. Segmenting methods cut the graph at these nodes (Chen et al., 2016, section 4).
+    With `phases`, only nodes of these phases and their reads count; with ``{"input", "forward"}``,
+    reads of the backward pass do not hide the cut points of the network.
     """
     node_indices = [
         k for k, node in enumerate(graph.nodes) if phases is None or node.phase in phases

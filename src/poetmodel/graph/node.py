@@ -25,7 +25,7 @@ class Phase(StrEnum):
     UPDATE = "update"
     """Updates parameters, optimizer state or buffers, such as running statistics."""
     STATE = "state"
-    """Holds a state tensor, whose value outlives the step; computes nothing."""
+    """Holds a state tensor, whose value outlives the step; has no computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Node:
 
     @property
     def is_state(self) -> bool:
-        """Whether the node holds a state tensor and computes nothing."""
+        """Whether the node holds a state tensor, without a computation."""
         return self.phase == Phase.STATE
 
     @property

@@ -128,7 +128,7 @@ class Graph:
     def exactness(self) -> str:
         """Label that distinguishes the results from those of a float network.
 
-        "" for a network without int8 layers.
+        `INT8_WEIGHTS` if int8 weights are trained, else `INT8_FRONT` with int8 operators, else "".
         """
         if any(node.op in _INT8_WEIGHT_OPERATORS for node in self.nodes):
             return INT8_WEIGHTS
@@ -198,7 +198,7 @@ class Graph:
 
     @cached_property
     def step_bytes(self) -> tuple[int, ...]:
-        """Working set of each node (its steps): inputs, outputs and workspace together [B].
+        """Working set of each node: inputs, outputs and workspace together [B].
 
         A replacement uses the memory of its state tensor, and every output that may overwrite an
         input uses the input's memory.
@@ -245,7 +245,7 @@ class Graph:
 
     @cached_property
     def replacement_of(self) -> Mapping[int, int]:
-        """Index of the replacement, by index of its state tensor.
+        """Index of the tensor that replaces each state tensor, by index of the state tensor.
 
         Omits state without a replacement.
         """
@@ -282,7 +282,7 @@ class Graph:
 
     @cached_property
     def state_of(self) -> Mapping[int, int]:
-        """Index of the replaced state tensor, by index of its replacement."""
+        """Index of the replaced state tensor, by index of the tensor that replaces it."""
         return MappingProxyType({new: old for old, new in self.replacement_of.items()})
 
     @cached_property
@@ -314,7 +314,8 @@ class Graph:
     def shared_bytes_of(self) -> tuple[Mapping[int, int], ...]:
         """For each node, the bytes saved by overwriting an input [B], by index of the input.
 
-        A node saves them only if it is the last reader of the input. Omits pairs that save nothing.
+        They are the smaller size of output and input. A node saves them only if it is the last
+        reader of the input. Omits pairs that save 0 bytes.
         """
         sizes = self.tensor_bytes
         return tuple(
@@ -391,9 +392,9 @@ class Graph:
     def to_dict(self, *, defaults: bool = False) -> dict[str, Any]:
         """Return the content of a graph file.
 
-        With `defaults`, include keys with default values other than None, except an empty
-        ``in_place``, and except in nodes that hold state. The content has only JSON types and
-        shares no mutable object with the graph.
+        With `defaults`, also include keys whose values are their defaults, except None, an empty
+        ``in_place``, and the keys in `STATE_DEFAULTS` of nodes that hold state. The content has
+        only JSON types and shares no mutable object with the graph.
         """
         nodes: tuple[object, ...] = self.nodes  # Not validated yet if called by __post_init__.
         needs_version_2 = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)

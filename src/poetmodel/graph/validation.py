@@ -235,7 +235,7 @@ STATE_DEFAULTS: Final[Mapping[str, Any]] = {
     "bytes_moved": None,
     "instructions": None,
 }
-"""Attributes of every node that holds state, which computes nothing; graph files omit them."""
+"""Attributes of every node that holds state, without a computation; graph files omit them."""
 
 
 def _replacement_pairs(node: Node) -> list[tuple[Tensor, str]]:
@@ -244,7 +244,7 @@ def _replacement_pairs(node: Node) -> list[tuple[Tensor, str]]:
 
 
 def _version_2_keys(node: Node) -> Iterator[str]:
-    """Yield the keys of a node that need version 2 of the format."""
+    """Yield ``phase``, ``in_place`` and ``outputs.replaces`` if their values need version 2."""
     if node.is_state:
         yield "phase"
     if node.in_place != ():
@@ -254,7 +254,11 @@ def _version_2_keys(node: Node) -> Iterator[str]:
 
 
 def _state_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a message for each violated rule of state, replacements and in-place pairs."""
+    """Yield a message for each violated rule of state, replacements and in-place pairs.
+
+    In addition to the rules of `_state_node_faults`, `_replacement_faults` and `_in_place_faults`,
+    no node may read a replacement, or a state tensor after the node that replaces it.
+    """
     replacer_of: dict[str, int] = {}
     for k, node in enumerate(nodes):
         if node.is_state:
@@ -277,7 +281,10 @@ def _state_faults(nodes: Sequence[Node], maker_of: Mapping[str, int]) -> Iterato
 
 
 def _state_node_faults(nodes: Sequence[Node], k: int) -> Iterator[str]:
-    """Yield a message for each violated rule of node `k`, which holds state."""
+    """Yield a message for each violated rule of node `k`, which holds state.
+
+    It must have no input, 1 output, and the attributes in `STATE_DEFAULTS`.
+    """
     node, label = nodes[k], _node_label(nodes, k)
     for key, default in STATE_DEFAULTS.items():
         if getattr(node, key) != default:
@@ -293,7 +300,8 @@ def _replacement_faults(
 ) -> Iterator[str]:
     """Yield a message for each invalid replacement among the outputs of node `k`.
 
-    A node with a replacement must be neither recomputable nor on storage. Adds `k` to
+    A replacement must have the size of a state tensor that the node reads and that has no earlier
+    replacement. The node must not hold state, nor be recomputable or on storage. Adds `k` to
     `replacer_of`: the first node that replaces each state tensor, by tensor name.
     """
     node, label = nodes[k], _node_label(nodes, k)
@@ -332,7 +340,11 @@ def _replacement_faults(
 
 
 def _in_place_faults(nodes: Sequence[Node], k: int, maker_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a message for each invalid in-place pair of node `k`."""
+    """Yield a message for each invalid in-place pair of node `k`.
+
+    The output must be one of the node and no replacement. The input must be one of the node, no
+    state tensor, and in no other pair. Sizes may differ.
+    """
     node, label = nodes[k], f"{_node_label(nodes, k)}.in_place"
     outputs = [tensor.name for tensor in node.outputs]
     replacements = {tensor.name for tensor, _ in _replacement_pairs(node)}

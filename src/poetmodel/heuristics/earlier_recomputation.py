@@ -20,8 +20,8 @@ MAX_STAGES: Final = 8
 MAX_ATTEMPTS: Final = 4
 """Maximum number of failed attempts to move one recomputation."""
 MAX_RECOMPUTATIONS: Final = 16
-"""Maximum number of recomputations in a stage whose recomputations are moved. Each attempt updates
-all stages from its target to that stage."""
+"""Maximum number of recomputations in a stage from which one is moved. The number is small, because
+each attempt updates all stages from its target to that stage."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,10 +45,11 @@ class EarlierRecomputation:
     def relieve(self, t: int) -> bool:
         """Move one recomputation of stage `t` to an earlier stage if that lowers the total excess.
 
-        Return whether a recomputation was moved. The excess is that of all stages over the RAM
-        limit. Nodes are tried in descending order. A failed attempt is undone and counted. Moves
-        none if the last step of the stage has its peak, or beyond `MAX_RECOMPUTATIONS` and
-        `MAX_ATTEMPTS`.
+        Return whether a recomputation was moved. The total excess is the sum over all stages of the
+        excess over the RAM limit. Nodes are tried in descending order. A failed attempt is undone
+        and counted; recomputations with `MAX_ATTEMPTS` failures are skipped. Moves none if the last
+        step of the stage has the stage's peak, or if the stage has more than `MAX_RECOMPUTATIONS`
+        recomputations.
         """
         partial, excess_bytes = self.partial, self._excess_bytes()
         if not 0 < len(partial.recomputed[t]) <= MAX_RECOMPUTATIONS or not partial.extra_bytes[t]:
@@ -66,13 +67,15 @@ class EarlierRecomputation:
     def _move(self, original: Restoration, max_excess_bytes: int) -> bool:
         """Move a recomputation to the last earlier stage that lowers the total excess.
 
-        The excess over all stages must fall below `max_excess_bytes`. Restorations that serve only
-        the recomputation are moved, too, unless their stage is earlier. Restorations that
-        `fits_limits` refuses are left out. Tries at most `MAX_STAGES` stages, as long as the RAM
-        rows between have room for the restored tensors; skips stages that recompute the node
-        already or to which a recomputation of the node was moved before. Return whether there is
-        a stage that lowers the excess; return False at once if the removal does not lower the
-        stage's peak. After False, the caller must undo the removal.
+        Removes the recomputation, and restorations that serve only it. Returns False if this does
+        not lower the peak of the stage. Then tries earlier stages, the last one first: adds the
+        removed restorations there, but those of an even earlier stage in their own stage, and none
+        that `fits_limits` refuses. Returns True once the total excess is below `max_excess_bytes`.
+
+        Tries at most `MAX_STAGES` stages, all after the node's own, as long as the RAM rows between
+        have room for the restored tensors. Skips stages that recompute the node already, or to
+        which a recomputation of the node was moved before. After False, the caller must undo the
+        removal.
         """
         partial, (t, k, _) = self.partial, original
         peak = partial.peak(t)

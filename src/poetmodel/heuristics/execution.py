@@ -276,8 +276,8 @@ class StagedExecution(Execution):
     def evictable_candidates(self, k: int) -> list[int]:
         """Return the tensors in RAM, of more than 0 bytes, that no step from `k` on reads.
 
-        Only steps of the stage count. Inputs that step `k` may overwrite are included while such a
-        victim is chosen. The tensors are ascending.
+        Only steps of the current stage count. Inputs that step `k` may overwrite are included while
+        one of them is to be chosen. The tensors are ascending.
         """
         return [
             i
@@ -299,9 +299,9 @@ class StagedExecution(Execution):
     def _execute_stage(self) -> None:
         """Execute the page-ins, computations and evictions of the current stage, in graph order.
 
-        First frees the outputs of all nodes that the stage computes. After each step, evicts its
-        inputs and outputs that no later step of the stage reads, if `retains` does not keep them or
-        the step overwrites them.
+        First frees the outputs of all nodes that the stage computes. A tensor is paged in at the
+        step of its node. After each step, evicts its inputs and outputs that no later step of the
+        stage reads, if `retains` does not keep them or the step overwrites them.
         """
         graph = self.graph
         computations, page_ins = self._find_missing()
@@ -373,7 +373,10 @@ class StagedExecution(Execution):
         return is_unneeded and (i in self._overwritten_inputs or not self.retains(i))
 
     def _find_missing(self) -> tuple[set[int], set[int]]:
-        """Return the nodes to compute in the stage (its own included), and tensors to page in."""
+        """Return the nodes to compute in the stage (its own included), and tensors to page in.
+
+        Outputs of computed nodes are not paged in.
+        """
         graph = self.graph
         computations, page_ins = {self.stage}, set[int]()
         requested_tensors = [*graph.inputs_of[self.stage], *self.demanded_tensors()]
@@ -434,6 +437,7 @@ class _Retention(StagedExecution):
         self.last_reads = last_possible_reads(graph, self.evictable_tensors)
 
     def begin_stage(self) -> None:
+        """Free tensors that `is_kept` excludes or no later stage may read; begin the next stage."""
         t = self.stage
         for i in list(self.ram):
             if self.last_reads[i] <= t or (i in self.evictable_tensors and not self.is_kept(t, i)):
@@ -447,6 +451,7 @@ class _Retention(StagedExecution):
         return self.list_demanded(self.stage)
 
     def _execute_stage(self) -> None:
+        """Page in the missing tensors, then compute; evictions are left to `begin_stage`."""
         computations, page_ins = self._find_missing()
         for i in page_ins:
             self.page_in(i)
@@ -459,8 +464,9 @@ def recompute_once(
 ) -> Schedule:
     """Return the schedule that keeps `saved_tensors` and recomputes the rest in the backward pass.
 
-    Tensors that are not `evictable_tensors` are kept, too. Every node is recomputed at most once:
-    saved and recomputed tensors stay while a later node may need them. `groups` are sets of nodes
+    Tensors that are not `evictable_tensors` are kept, too. Other tensors stay until their last
+    forward reader, see `last_forward_uses`. Every node is recomputed at most once: saved and
+    recomputed tensors stay while a later node may need them. `groups` are sets of nodes
     that are recomputed together: if the backward pass reads a tensor of a group that is not saved,
     all missing tensors of the group that this node or a later one reads are recomputed.
     """
@@ -506,9 +512,10 @@ def last_forward_uses(graph: Graph) -> tuple[int, ...]:
 
 
 def first_backward_node(graph: Graph) -> int:
-    """Return the first node after the forward pass; the number of nodes without one.
+    """Return the first node of phase backward or update; the number of nodes without one.
 
-    State nodes count as part of the forward pass.
+    In a graph with state, this may be an update of running statistics amid the forward pass. The
+    methods of this package first mark these updates as forward nodes.
     """
     backward_nodes = (
         k for k, node in enumerate(graph.nodes) if node.phase not in FORWARD and not node.is_state

@@ -119,8 +119,8 @@ def page_everything(problem: Problem) -> Schedule | None:
 def keep_all_if_valid(problem: Problem) -> Schedule | None:
     """Return keep-all if it meets the limits on RAM, time and energy, and commits fit on storage.
 
-    Returns None otherwise, and if some user-defined constraint evidently has no schedule; the
-    result may still violate user-defined constraints. If keep-all is valid, a better schedule
+    Return None otherwise, or if some user-defined constraint evidently has no schedule; the result
+    may still violate user-defined constraints. If keep-all meets these, too, a better schedule
     exists only if RAM is minimized or the problem rewards decisions.
     """
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
@@ -145,8 +145,9 @@ class _Greedy:
     def find_best(self) -> None:
         """Construct schedules to find the smallest sufficient penalty.
 
-        Then find the smallest peak if RAM is minimized. The best partial schedule is stored in
-        `best`, which stays None if none meets all limits.
+        Tries penalty 0, then an infinite one, then bisects. Then finds the smallest peak if RAM is
+        minimized. The best partial schedule is stored in `best`, which stays None if none meets all
+        limits.
         """
         usable_bytes = self.problem.usable_ram_bytes
         penalty = 0.0
@@ -161,10 +162,10 @@ class _Greedy:
     def _find_min_penalty(self, limit_bytes: int) -> float:
         """Bisect for the smallest penalty with which all limits are met; return it.
 
-        A penalty, a power of 2, multiplies the prices of the use of limits: see
-        `PenalizedObjective.prices`. Each of at most `N_PENALTIES` trials constructs a schedule
-        within `limit_bytes` of RAM, which may become `best`. Ends when time runs out. Return
-        infinity if no tried finite penalty suffices.
+        Bisects the binary logarithm of the penalty, which multiplies the prices of the use of
+        limits: see `PenalizedObjective.prices`. Each of at most `N_PENALTIES` trials constructs a
+        schedule within `limit_bytes` of RAM, which may become `best`. Ends when time runs out.
+        Return infinity if no tried finite penalty suffices.
         """
         low, high = -MAX_PENALTY_LOG2, MAX_PENALTY_LOG2
         penalty = math.inf

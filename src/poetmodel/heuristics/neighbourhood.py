@@ -162,7 +162,9 @@ class LargeNeighbourhoodSearch:
         self._penalty = 1.0
         self._best_restorations: list[Restoration] = []
         self._exceeds_limits = False
+        """Whether the last repaired partial schedule that fits in RAM exceeds other limits."""
         self._limit_bytes = problem.usable_ram_bytes
+        """RAM limit of repairs [B]; if RAM is minimized, below the best peak that meets limits."""
 
     def schedule(self) -> Schedule | None:
         """Return the best schedule that meets all limits; None without one.
@@ -177,9 +179,11 @@ class LargeNeighbourhoodSearch:
     def consider(self, restorations: Iterable[Restoration]) -> bool:
         """Repair a partial schedule of `restorations`; continue from the result if best or first.
 
-        Return whether a result is the best so far. The result belongs to the first trajectory.
-        Until this trajectory has accepted a result, a call also sets the penalty if limits have a
-        price, and repairs the further trajectories, which begin with keep-all.
+        Return whether a result is the best so far. The result belongs to the first trajectory. If
+        limits have a price, the repair is repeated at an infinite penalty, unless the first result
+        is the best so far or meets the limits. Until this trajectory has accepted a result, a call
+        also sets the penalty if limits have a price, and repairs the further trajectories, which
+        begin with keep-all.
 
         Raises `TimeLimitError` if a time limit of the calling context passes.
         """
@@ -243,7 +247,8 @@ class LargeNeighbourhoodSearch:
     def _destroy(self, partial: PartialSchedule) -> bool:
         """Remove random restorations close to each other, and those that serve only them.
 
-        Return False if there are no restorations, otherwise True.
+        Samples 1 to `MAX_DESTROYED` of those nearest to a random one, by stage or by node. Returns
+        False if there are no restorations, otherwise True.
         """
         restorations = partial.restorations()
         if not restorations:
@@ -274,9 +279,10 @@ class LargeNeighbourhoodSearch:
     def _repair(self, trajectory: _Trajectory, penalty: float, rng: Random | None = None) -> Score:
         """Repair the partial schedule of a trajectory and return its score.
 
-        The score is `WORST` if the schedule does not fit in RAM or time runs out before it fits,
-        which adds half of `RESTART_ITERATIONS` idle iterations. `rng` adds noise to prices. If the
-        result fits, stores whether it exceeds limits.
+        The score is `WORST` if the schedule does not fit in RAM or time runs out before it fits;
+        this adds half of `RESTART_ITERATIONS` idle iterations. If the last accepted schedule
+        exceeds limits, a failed repair is repeated without regard to user-defined rows. `rng` adds
+        noise to prices. If the result fits, stores whether it exceeds limits.
 
         Raises `TimeLimitError` if a time limit of the calling context passes.
         """

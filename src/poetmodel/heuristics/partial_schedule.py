@@ -58,6 +58,9 @@ START: Final = Mark(0, 0)
 class PartialSchedule:
     """A set of restorations, and the RAM of the schedule with these. The empty set is keep-all.
 
+    The constructor, `add`, and methods that compute peaks raise `TimeLimitError` if a time limit of
+    the calling context has passed.
+
     Notes
     -----
     RAM changes with the *links* of tensors. A link starts at the last stage that has a tensor in
@@ -76,7 +79,10 @@ class PartialSchedule:
         working_graph: Graph | None = None,
         rows: UserRows | None = None,
     ) -> None:
-        """Begin with keep-all and add `restorations`. The use of `rows`, if given, is tracked."""
+        """Begin with keep-all and add `restorations`; a repeated one is added once.
+
+        The use of `rows`, if given, is tracked.
+        """
         self.graph = graph
         self.working_graph = (
             make_working_graph(graph, read_in_place=False)
@@ -117,9 +123,9 @@ class PartialSchedule:
         stage whose node reads the tensor and could overwrite it if `need` did not read it: the row
         of that stage counts the bytes that overwriting would save."""
         self._needs = [list(users) for users in self.working_graph.users_of]
-        """For each tensor, the stages with steps that read it, ascending; one entry for each such
-        step. Further entries of resident state are the stage of its node, unless the core reads it
-        in place, and finally the number of stages."""
+        """For each tensor, the stages with steps that read it in the working graph, ascending; one
+        entry for each such step. Further entries of resident state are the stage of its node,
+        unless the core reads it in place, and finally the number of stages."""
         self._sources = [[k] for k in graph.node_of]
         """For each tensor, the stages that compute or restore it, ascending; twice if a stage
         recomputes it and pages it in; -1 for resident state."""
@@ -224,7 +230,7 @@ class PartialSchedule:
         return restoration.item in items[restoration.stage]
 
     def restorations(self) -> list[Restoration]:
-        """Return all restorations: by stage, then homes on storage, then `paged_out`."""
+        """Return recomputations and page-ins by stage, then homes on storage, then `paged_out`."""
         restorations = [
             Restoration(t, item, kind)
             for t in range(len(self.recomputed))
@@ -346,9 +352,10 @@ class PartialSchedule:
     def row_bytes_if_resident(self, i: int) -> int:
         """Return the highest row in stages that count state `i` only if the state is resident [B].
 
-        These are the stages before the node of the state and after the last reader, or all stages
-        if the core reads the state in place. Stages between two readers are not checked. The size
-        of the state is added to the row. Return 0 if there is no such stage.
+        The home of the state is on storage. The stages are those before the node of the state and
+        after the last reader, or all stages if the core reads the state in place. Stages between
+        two readers are not checked. The size of the state is added to the row. Return 0 if there is
+        no such stage.
         """
         k, needs = self.graph.node_of[i], self._needs[i]
         last_need = needs[-1] if needs else k - (k not in self._always_counting[i])

@@ -113,8 +113,9 @@ class PenalizedObjective:
         """Return the prices of decisions: the objective plus the use of limits times `penalty`.
 
         Prices of the objective are relative to its baseline, or to `Objective.scale` if that is 0.
-        With penalty 1, the use of all slack of a limit costs as much as the baseline of the
-        objective. With an infinite penalty, the objective only breaks ties.
+        Unless energy is minimized, they include energy with the weight `TIE_WEIGHT`. With penalty
+        1, the use of all slack of a limit costs as much as the baseline of the objective. With an
+        infinite penalty, the objective only breaks ties.
         """
         if not self.is_limited or penalty == 0:
             return self._objective_prices

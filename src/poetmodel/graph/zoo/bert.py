@@ -153,7 +153,10 @@ def _record_block(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
 
 
 def _record_attention(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
-    """Record multi-head self-attention and return its result; heads are split by views."""
+    """Record multi-head self-attention with its output layer; return the result of that layer.
+
+    Attention weights have dropout. Heads are split by views.
+    """
     batch, length, hidden = x.shape
     query, key, value = (
         tape.record(linear(f"{name}.{role}", x, features=hidden)).view(
@@ -175,7 +178,10 @@ def _record_residual(tape: Tape, name: str, x: Value, y: Value, sizes: _Sizes) -
 
 
 def _pool_and_classify(tape: Tape, x: Value, classes: int, sizes: _Sizes) -> Graph:
-    """Record a pooler over each sample's first token and a classifier; return the graph."""
+    """Record a pooler of each sample's first token, a classifier and the loss.
+
+    Returns the training graph.
+    """
     first_tokens = tape.record(select("pooler.select", x))
     pooled = tape.record(linear("pooler.linear", first_tokens, features=sizes.hidden))
     pooled = tape.activate("pooler.tanh", pooled, "tanh")
@@ -184,7 +190,10 @@ def _pool_and_classify(tape: Tape, x: Value, classes: int, sizes: _Sizes) -> Gra
 
 
 def _predict_tokens(tape: Tape, x: Value, sizes: _Sizes) -> Graph:
-    """Record the MLM head (a transform, and a decoder to vocabulary scores); return the graph."""
+    """Record the MLM head and the loss of all tokens; return the training graph.
+
+    The head has a transform, and a decoder to vocabulary scores whose weight is the word embedding.
+    """
     x = tape.record(linear("mlm.transform", x, features=sizes.hidden))
     x = tape.activate("mlm.gelu", x, "gelu")
     x = tape.record(layer_norm("mlm.norm", x))

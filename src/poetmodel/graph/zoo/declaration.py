@@ -93,7 +93,8 @@ class Value(Array):
     def view(self, *shape: int) -> Value:
         """Return a view with another shape: the same tensor, without a node or a copy.
 
-        The same applies to its gradient. Raises `InputError` if the number of elements differs.
+        Its gradient needs no node and no copy either. Raises `InputError` if the number of elements
+        differs.
         """
         if prod(shape) != self.size:
             raise InputError(
@@ -111,9 +112,9 @@ class Value(Array):
 
 
 def require_counts(**counts: object) -> None:
-    """Raise `GraphError` unless every argument is an integer from 1 to a million, and no bool.
+    """Raise `GraphError`, an `InputError`, unless all arguments are integers from 1 to a million.
 
-    The error lists all invalid arguments.
+    A bool is invalid. The error lists all invalid arguments.
     """
     faults = [
         f"{name}: expected a whole number from 1 to {_MAX_COUNT}, got {count!r}"
@@ -136,7 +137,7 @@ class Gradient:
     """``input``, ``weight``, ``left``, ...: end of the name of a node that computes only this part,
     without `TapeOptions.fused_backward`.
 
-    For a tile, it ends in the tile's number: ``weight.2``. The operator's name ends in `kind`."""
+    For a tile, it ends in the tile's number: ``weight.2``. `Node.op` ends in `kind`."""
     target: Value | Weight | None
     """Input or weight that has this gradient; None for all weights of the operator together."""
     saved: tuple[Value, ...] = ()
@@ -225,8 +226,8 @@ class Declaration:
     def gradients(self) -> tuple[Gradient, ...]:
         """Parts of the backward pass for graphs without state: one part for all weights together.
 
-        The part of the weights, if there are any, comes before the parts of the inputs, so that the
-        input can be freed after that node.
+        The part of the weights, if there are any, precedes the parts of the inputs, so that an
+        input that only this part reads can be freed after it.
         """
         weight_parts = [part for part in self.parts if isinstance(part.target, Weight)]
         value_parts = [part for part in self.parts if not isinstance(part.target, Weight)]
@@ -269,9 +270,9 @@ def window_output_size(
 ) -> tuple[int, int]:
     """Return height and width of the output of a window that slides over an image.
 
-    With padding ``"same"``, each is the image's divided by `stride`, rounded up, as in Keras. Other
-    padding is added on all four sides, and only whole windows count; raises `InputError` if the
-    window exceeds the padded image.
+    With padding ``"same"``, they are height and width of the image divided by `stride`, rounded up,
+    as in Keras. Other padding is added on all four sides, and only whole windows count; raises
+    `InputError` if the window exceeds the padded image. Sizes are not validated.
     """
     height, width = image.shape[2:]
     if padding == "same":

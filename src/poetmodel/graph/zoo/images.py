@@ -63,15 +63,15 @@ def vgg16(
     dropout: float = 0.5,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Return VGG-16 (configuration D): 13 convolutions and 3 linear layers.
+    """Return VGG-16 (configuration D): 13 convolutions and 3 linear layers, ReLU between them.
 
     The linear layers have 4096, 4096 and `classes` features. The first one reads the last feature
     map without further pooling: 7 x 7 for an image of 224 x 224, which gives 138,357,544 parameters
     with 1000 classes.
 
-    `batch_norm` adds a batch norm after each convolution. Dropout follows the first and second
-    linear layer. Raises `InputError` for images of less than 32 x 32 pixels, and for any other
-    invalid size, rate or option.
+    `batch_norm` adds a batch norm after each convolution, which has a bias in any case. Dropout
+    follows the ReLU of the first and second linear layer. Raises `InputError` for images of less
+    than 32 x 32 pixels, and for any other invalid size, rate or option.
 
     K. Simonyan, A. Zisserman, "Very deep convolutional networks for large-scale image
     recognition", ICLR 2015, table 1, arXiv:1409.1556.
@@ -198,7 +198,8 @@ def _record_block(
 ) -> Value:
     """Record a residual block and return its result.
 
-    The skip connection is projected if the shape changes; a ReLU ends the block.
+    A batch norm follows each convolution. If the shape changes, a 1 x 1 convolution and a batch
+    norm project the skip connection. A ReLU ends the block.
     """
     y = x
     for number, (kernel, expansion, is_strided) in enumerate(convolutions, start=1):
@@ -263,7 +264,7 @@ def _build_mobilenetv2(
     dropout: float,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Build a MobileNetV2 with all channels times `width`, except the last convolution's 1280."""
+    """Build a MobileNetV2 with channels by `_scale_channels`, but 1280 in the last convolution."""
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
     x = _record_conv_bn_relu6(
@@ -289,9 +290,9 @@ def _build_mobilenetv2(
 
 
 def _scale_channels(channels: int, width: float) -> int:
-    """Return `channels` times `width`, rounded to a multiple of 8.
+    """Return `channels` times `width`, rounded to the nearest multiple of 8, at least 8.
 
-    Rounds down by at most 10 %; the result is at least 8.
+    Rounds up instead if the result would be more than 10 % too low.
     """
     scaled = channels * width
     rounded = max(8, int(scaled + 4) // 8 * 8)

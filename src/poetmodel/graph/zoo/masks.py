@@ -23,8 +23,8 @@ _BITS_PER_BYTE: Final = 8
 def values_with_gradient(declarations: Sequence[Declaration]) -> frozenset[str]:
     """Return the names of values that need a gradient.
 
-    These are the first results of operators with trained weights, and of all operators that read a
-    value in the set. `declarations` are in execution order.
+    These are the results of operators with weight gradients in `Declaration.parts`, and of all
+    operators that read a value in the set. `declarations` are in execution order.
     """
     names: set[str] = set()
     for declaration in declarations:
@@ -37,9 +37,9 @@ def values_with_gradient(declarations: Sequence[Declaration]) -> frozenset[str]:
 def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
     """Return the operators with bit masks saved for the backward pass.
 
-    Every dropout mask is packed. A ReLU or ReLU6 gets a mask, made by an operator right after it,
-    if its own gradient alone reads its result. Otherwise another gradient saves the result anyway,
-    or no gradient reads it.
+    Every dropout mask is packed. A ReLU or ReLU6 gets a mask, made by an added operator right after
+    it, if its own gradient alone reads its result. Otherwise another gradient saves the result
+    anyway, or no gradient reads it.
     """
     packed_masks = {
         declaration.outputs[0].name: _make_bit_mask(
@@ -66,17 +66,22 @@ def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
 def _needed_gradients(
     declaration: Declaration, differentiable_names: frozenset[str]
 ) -> Iterator[Gradient]:
+    """Yield the parts for weights, and for inputs named in `differentiable_names`."""
     for part in declaration.parts:
         if not isinstance(part.target, Value) or part.target.name in differentiable_names:
             yield part
 
 
 def _make_bit_mask(name: str, values: Value) -> Value:
+    """Return a mask of one bit for each element of `values`, in whole bytes."""
     return values.new_value(name, -(-values.size // _BITS_PER_BYTE), item_bytes=1)
 
 
 def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value]) -> Declaration:
-    """Return the operator with packed dropout masks in its inputs, outputs and saved tensors."""
+    """Return the operator with packed dropout masks in its inputs, outputs and saved tensors.
+
+    `packed_masks` are the packed masks by name; a packed mask has the name of the original.
+    """
     return replace(
         declaration,
         inputs=tuple(packed_masks.get(value.name, value) for value in declaration.inputs),
@@ -93,8 +98,8 @@ def _with_activation_mask(
 ) -> Iterator[Declaration]:
     """Yield the operator unchanged, or with gradients that read a mask, then the mask's operator.
 
-    Only a ReLU or ReLU6 gets a mask, if `reader_names`, the operators whose backward nodes read its
-    result, contains only the operator itself. None: no backward node reads the result.
+    Only a ReLU or ReLU6 gets a mask, if `reader_names` contains only its own name. `reader_names`
+    are the operators whose backward nodes read its result; None if there are none.
     """
     if declaration.op not in _ON_OFF_ACTIVATIONS or reader_names != {declaration.name}:
         yield declaration

@@ -46,7 +46,7 @@ def conv2d(
     """Declare a convolution of images; depthwise if `groups` equals the number of channels.
 
     The weight gradient reads the input and the incoming gradient; the input gradient reads the
-    incoming gradient and the weights. A bias costs no FLOP forward (sums start from it) and one
+    incoming gradient and the weight. A bias costs no FLOP forward (sums start from it) and one
     FLOP per element of the incoming gradient backward. The workspace is 0, since the kernel is
     assumed to be direct. A kernel that unfolds windows (im2col) would need ``kernel**2`` times the
     input of a group. `kernel` is the side of a square window or a pair of height and width; for
@@ -75,7 +75,8 @@ def linear(
     """Declare a fully connected layer over the last dimension.
 
     `tied_to` names an existing weight of shape (features, features_in) to share instead of a new
-    one. The backward pass reads the same tensors as in `conv2d`, and the bias costs as many FLOP.
+    one; the bias is not shared. The backward pass reads the same tensors as in `conv2d`, and the
+    bias costs the same FLOP.
     """
     *leading_sizes, features_in = x.shape
     y = x.new_value(name, *leading_sizes, features)
@@ -90,8 +91,8 @@ def _declare_affine(
 ) -> Declaration:
     """Declare an operator that multiplies its input by a weight and adds a bias.
 
-    Each element of the result `y` is a product with one row of the weight. `bias_size` 0 omits the
-    bias.
+    Each element of the result `y` is the inner product of input elements with one row of the weight
+    (one index of its first dimension). `bias_size` 0 omits the bias.
     """
     weights = [weight]
     macs = y.size * (weight.size // weight.shape[0])
@@ -143,9 +144,9 @@ def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = Fals
 def embedding(name: str, ids: Value, *, rows: int, features: int, item_bytes: int) -> Declaration:
     """Declare a lookup in a table of `rows` rows and `features` columns.
 
-    Elements of table and result have `item_bytes`; the ids may have any shape. The gradient of the
-    table reads the ids and the incoming gradient and is added row by row to its buffer. The ids
-    have no gradient.
+    Elements of table and result have `item_bytes` [B]; the ids may have any shape. The forward node
+    reads only the rows of the ids. The gradient of the table reads the ids and the incoming
+    gradient and is added row by row to its buffer. The ids have no gradient.
     """
     y = ids.new_value(name, *ids.shape, features, item_bytes=item_bytes)
     table = Weight(name=f"{name}.weight", shape=(rows, features), item_bytes=item_bytes)
@@ -316,8 +317,9 @@ def dropout(name: str, x: Value, mask: Value) -> Declaration:
     A mask is drawn only once, since with another mask the backward pass would not differentiate the
     computed loss. So `dropout_mask` is not recomputable: its mask (1 byte per element) is kept or
     paged until the backward pass has read it. Applying the mask is deterministic, so this node is
-    recomputable. One node with both outputs could not be recomputed. The
-    result may overwrite `x`, and the gradient of `x` the incoming gradient.
+    recomputable. One node with both outputs could not be recomputed.
+
+    The result may overwrite `x`, and the gradient of `x` the incoming gradient.
     """
     y, flops = x.new_value(name, *x.shape), 2 * x.size
     return _declare_unary(
@@ -359,7 +361,7 @@ def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
 
     Outputs are the loss, a single number, and the logarithms of the probabilities. The backward
     pass reads these logarithms and the labels. The gradient of the loss is 1 and has no tensor. The
-    logarithms may overwrite the scores, and the gradient of the scores the logarithms.
+    logarithms may overwrite `logits`, and the gradient of `logits` the logarithms.
     """
     loss = logits.new_value(name, item_bytes=FLOAT_BYTES)
     log_probabilities = logits.new_value(f"{name}.log_probabilities", *logits.shape)
@@ -412,9 +414,9 @@ def _declare_unary(
 ) -> Declaration:
     """Declare an operator without weights and with a gradient for its first input only.
 
-    The first output is the result; `constant_inputs` have no gradient. The output `in_place` may
-    overwrite the first input; then the backward node may overwrite the incoming gradient or, for a
-    loss, its first saved tensor.
+    The first output is the result and names the operator; `constant_inputs` have no gradient. The
+    output `in_place` may overwrite the first input; if it is given, the backward node may overwrite
+    the incoming gradient or, for a loss, the first tensor in `saved`.
     """
     return Declaration(
         name=outputs[0].name,
@@ -500,8 +502,8 @@ def batch_norm(name: str, x: Value) -> Declaration:
 def layer_norm(name: str, x: Value) -> Declaration:
     """Declare layer normalization over the last dimension, with statistics per row.
 
-    Outputs, backward pass and overwritten tensors are those of `batch_norm`; there are no running
-    statistics.
+    Outputs, backward pass and overwritten tensors are those of `batch_norm` in training; there are
+    no running statistics.
     """
     features = x.shape[-1]
     return _declare_normalization(
@@ -512,7 +514,7 @@ def layer_norm(name: str, x: Value) -> Declaration:
 def _declare_normalization(
     op: str, name: str, x: Value, *, n_statistics: int, n_scales: int
 ) -> Declaration:
-    """Declare a normalization with `n_statistics` means and deviations.
+    """Declare a normalization with `n_statistics` means and `n_statistics` inverse deviations.
 
     Weight and bias have `n_scales` elements each.
     """

@@ -28,7 +28,7 @@ class UpdateRule:
     """An optimizer's cost and state per parameter."""
 
     name: str
-    """Name of the optimizer: a value of `TapeOptions.state`, or of `TapeOptions.optimizer`."""
+    """Name of the optimizer, a value of `TapeOptions.state`; see also `OPTIMIZERS`."""
     flops: int
     """Work per parameter [FLOP]."""
     moments: tuple[str, ...] = ()
@@ -178,7 +178,10 @@ class StateOptions:
         ]
 
     def _trained_weight_names(self, declarations: Sequence[Declaration]) -> frozenset[str]:
-        """Return the names of the weights that `train` selects; none without an optimizer.
+        """Return the names of the weights that `train` selects; empty without an optimizer.
+
+        ``last-N`` selects the last N operators with weights that are no norms, and all norms after
+        the first of them.
 
         Raises
         ------
@@ -219,7 +222,7 @@ class StateOptions:
     def _split_into_tiles(self, declaration: Declaration) -> Declaration:
         """Return the operator with weights and their gradients in tiles, if `tile_bytes` is set.
 
-        `running_statistics` stay whole.
+        `Declaration.running_statistics` stay whole.
         """
         if self.tile_bytes is None:
             return declaration
@@ -237,7 +240,8 @@ class StateOptions:
     def _gradient_tiles(self, part: Gradient) -> list[Gradient]:
         """Divide a part of a backward pass into one part per tile of its weight.
 
-        The gradient of a value stays whole. All returned parts read all tiles of the weights read.
+        FLOP and accumulation traffic are divided in proportion to channels. The gradient of a value
+        stays whole. Each returned part reads all tiles of the weights that `part` reads.
         """
         reads = tuple(tile for weight in part.reads for tile in self._weight_tiles(weight))
         if not isinstance(part.target, Weight):
@@ -298,7 +302,7 @@ class StateNodeBuilder:
         self._names_with_node: set[str] = set()
 
     def make_missing_nodes(self, *weights: Weight, op: str = "parameter") -> list[Node]:
-        """Return new nodes that hold those `weights` that have no node yet; record these weights.
+        """Return new nodes that hold those `weights` that have no node yet; record their names.
 
         `op` is the operator of nodes that hold trainable weights or their moments; that of running
         statistics is ``running_statistic``.

@@ -45,23 +45,23 @@ class TapeOptions(TypedDict, total=False):
     dtype: Literal["float32", "float16", "int8"]
     """Element type of activations, parameters and gradients; ``"float32"`` by default."""
     fused_backward: bool
-    """One backward node per operator, as in POET, instead of separate nodes for gradients."""
+    """One backward node per operator, as in POET, instead of one per gradient (the default)."""
     optimizer: Literal["sgd", "adam"] | None
     """Append an update node of this optimizer to a graph without `state`; None (the default)
     appends none."""
     input_on_aux: bool
-    """Whether samples and labels are on auxiliary storage when the step begins."""
+    """Whether samples and labels are on auxiliary storage when the step begins; by default not."""
     state: str | None
-    """One of `STATES`: add weights, running statistics, and moments and updates of this optimizer
-    to the graph, for ``"frozen"`` without moments and updates; None (the default) omits all."""
+    """One of `STATES`: adds weights and running statistics to the graph and, unless ``"frozen"``,
+    moments and updates of this optimizer. None (the default) adds none of these."""
     in_place: bool
-    """Mark operators that may overwrite an input."""
+    """Mark operators that may overwrite an input, in `Node.in_place`; False by default."""
     tile: str | int | None
     """Maximum size of a tile, in bytes or with a unit, with `state` only. Larger weights are split
-    along output channels; one channel may exceed the maximum."""
+    along output channels; one channel may exceed the maximum. None (the default) splits none."""
     train: str | None
-    """Weights to train, with `state` only: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of
-    names."""
+    """Weights to train, with `state` only: ``"all"`` (the default), ``"last-N"``, ``"biases"``, or
+    a pattern of names of weights or layers."""
 
 
 class Tape:
@@ -103,13 +103,14 @@ class Tape:
         self.batch_size = batch_size
         self.dtype = dtype
         self.item_bytes = ITEM_BYTES[dtype]
+        """Element size of activations, parameters and gradients [B]."""
         self._fused = fused_backward
         self._optimizer = optimizer
         self._on_aux = input_on_aux
         self._in_place = in_place
         self._state = StateOptions.parse(state, train=train, tile=tile, optimizer=optimizer)
         self._declarations: list[Declaration] = []
-        # Each input node, with the number of operators recorded before it.
+        # The number of operators recorded before each input node, and the node.
         self._inputs: list[tuple[int, Node]] = []
         self._weights: dict[str, Weight] = {}
 
@@ -120,9 +121,9 @@ class Tape:
     def add_input(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
         """Add a node that provides samples and return its tensor.
 
-        The node precedes the operator that is recorded next. `item_bytes` defaults to the tape's
-        element size. The node is not recomputable, since a sample is provided once: schedules keep
-        it or page it.
+        `shape` includes the batch. The node precedes the operator that is recorded next.
+        `item_bytes` [B] defaults to the tape's element size. The node is not recomputable, since a
+        sample is provided once: schedules keep it or page it.
         """
         value = Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
         node = Node(
@@ -226,10 +227,11 @@ class Tape:
 
     @property
     def _parameters(self) -> int:
+        """Number of parameters; a shared weight counts once."""
         return sum(weight.size for weight in self._weights.values())
 
     def _resident_bytes(self) -> dict[str, int]:
-        """Return the resident bytes of the graph by kind; {} if state is in the graph."""
+        """Return the bytes of ``parameters``, ``gradients`` and ``optimizer``; {} with state."""
         if self._state is not None:
             return {}
         rule = None if self._optimizer is None else OPTIMIZERS[self._optimizer]
@@ -272,7 +274,7 @@ class Tape:
     def _forward_nodes(
         self, declarations: Sequence[Declaration], builder: StateNodeBuilder | None
     ) -> Iterator[Node]:
-        """Yield forward nodes, each after the nodes of samples and state that it reads.
+        """Yield the nodes of inputs, state and `declarations`, each before its first reader.
 
         `builder` makes the nodes of state, and nodes that update running statistics, which follow
         their operators; None without state in the graph.
@@ -291,7 +293,10 @@ class Tape:
 
 
 def _forward_node(declaration: Declaration, state_tensors: Sequence[Weight]) -> Node:
-    """Return the forward node of an operator, which also reads `state_tensors`."""
+    """Return the forward node of an operator, which also reads `state_tensors`.
+
+    Its traffic includes `Declaration.weights` in any case.
+    """
     input_bytes = {value.name: value.bytes for value in declaration.inputs}
     weight_bytes_moved = declaration.weight_bytes_moved
     if weight_bytes_moved is None:
@@ -352,7 +357,8 @@ class BackwardPass:
         """Build the backward nodes of all `declarations`, in reverse order.
 
         `has_update` is whether an update node reads the weight gradients, without state in the
-        graph. With state, `builder` makes the nodes of updates and moments, which are added, too.
+        graph. With state, `builder` makes the nodes of moments and updates; these nodes are added
+        to `nodes`, too.
         """
         self.nodes: list[Node] = []
         """The backward nodes, in execution order."""
@@ -381,7 +387,8 @@ class BackwardPass:
         """Add the backward nodes of one operator, and updates whose last gradient they make.
 
         A node that sums several gradients of the result precedes them. If the result of an operator
-        other than a loss has no gradient, add only updates that waited for this operator.
+        other than a loss has no gradient, adds only updates of shared weights whose gradients from
+        other operators are complete.
         """
         gradient = self._incoming_gradient(declaration.outputs[0])
         if gradient is None and declaration.phase is not Phase.LOSS:
@@ -405,9 +412,9 @@ class BackwardPass:
     def _add_node(
         self, declaration: Declaration, parts: tuple[Gradient, ...], gradient: Value | None
     ) -> None:
-        """Add one backward node that computes `parts` from the incoming gradient; None for a loss.
+        """Add one backward node that computes `parts`, and register the gradients that it makes.
 
-        Registers the gradients that the node makes.
+        `gradient` is the incoming gradient; None for a loss.
         """
         is_joint = self._fused or len(parts) > 1
         name = declaration.name + (".backward" if is_joint else f".grad_{parts[0].suffix}")
@@ -464,9 +471,9 @@ class BackwardPass:
     ) -> dict[str, Tensor]:
         """Return the output tensors of a backward node by suffix of the part; register gradients.
 
-        The output of the part of all weights has 0 bytes. Without an update node, omits this part,
-        unless it is the only one. A single output is named like the node, several by the operator,
-        ``.grad_`` and the suffix.
+        The output of the part of all weights together has 0 bytes; it is omitted without an update
+        node, unless it is the only output. A single output is named like the node, several by the
+        operator, ``.grad_`` and the suffix.
         """
         output_parts = [
             part for part in parts if part.target is not None or self._has_update or len(parts) == 1
@@ -491,7 +498,7 @@ class BackwardPass:
             self._gradients_of_value.setdefault(value.name, []).append(gradient)
 
     def _incoming_gradient(self, result: Value) -> Value | None:
-        """Return the gradient of an operator's result; None if no backward node makes one.
+        """Return the gradient of an operator's result; None if no contribution is registered.
 
         Adds a node that sums the contributions if there are several.
         """

@@ -121,8 +121,9 @@ _HIDDEN_FEATURES: Final = (128, 128, 128, 128, 8, 128, 128, 128, 128)
 def autoencoder(*, features: int = 640, **options: Unpack[TapeOptions]) -> Graph:
     """Return the autoencoder of ToyADMOS: 640-128-128-128-128-8-128-128-128-128-640.
 
-    It has 267,928 parameters with 640 `features`, the size of a sample: 5 frames of 128 frequency
-    bands of a sound. The loss is the mean squared error between the network's output and its input.
+    Batch norm and ReLU follow each hidden layer. It has 267,928 parameters with 640 `features`, the
+    size of a sample: 5 frames of 128 frequency bands of a sound. The loss is the mean squared error
+    between the network's output and its input.
 
     Y. Koizumi et al., "ToyADMOS: a dataset of miniature-machine operating sounds for anomalous
     sound detection", WASPAA 2019, doi:10.1109/WASPAA.2019.8937164.
