@@ -1,4 +1,4 @@
-"""Worker processes: a separate Python process that executes jobs, with messages in both directions.
+"""Worker processes: separate Python processes that execute jobs, with messages in both directions.
 
 Jobs, messages and results are pickled and sent through two pipes. On both sides, threads read and
 write the pipes, so that senders are never blocked and an interrupt never truncates a frame. A
@@ -271,7 +271,10 @@ class _Service:
         """The job in progress; None between jobs."""
 
     def read_frames(self) -> None:
-        """Handle frames of the parent process until it ends; then exit, even during a job."""
+        """Handle frames of the parent process until it ends; then exit, even during a job.
+
+        Queues jobs. Passes messages and cancellations to the last job that was received.
+        """
         job = WorkerJob(lambda _: None)
         while (frame := _read_frame(self.source)) is not None:
             kind, number, payload = frame
@@ -312,7 +315,10 @@ class _Service:
             raise KeyboardInterrupt
 
     def execute_next_job(self) -> None:
-        """Wait for the next job, execute it, and send its result or exception."""
+        """Wait for the next job, execute it, and send its result or exception.
+
+        If the result cannot be pickled, sends the error of pickling.
+        """
         number, job, payload = self.calls.get()
         try:
             try:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule, Simulation
 
     HistoryEntry = tuple[float, float | None, float | None]
-    """Seconds since the start of a solve, best value, and best bound; None before the first."""
+    """Seconds since the start of a solve, best value and best bound, both without the baseline.
+
+    Value and bound are None before the first."""
 
 
 class Status(StrEnum):
@@ -233,7 +235,7 @@ class SolveResult:
 
     @property
     def value(self) -> float | None:
-        """Value of the objective in its unit, of `model_objective` if there is one.
+        """Value of `model_objective` if there is one, else of the problem's objective, in its unit.
 
         None without a schedule.
         """
@@ -304,8 +306,8 @@ class SolveResult:
     def proven_bound(self) -> float:
         """Proven lower bound on the problem's objective, at least the baseline.
 
-        Valid without a schedule too, but not for `model_objective`. May exceed the value by a
-        rounding error.
+        Equals the baseline if `objective_bound` is None. Does not bound `model_objective`. May
+        exceed the value by a rounding error.
         """
         baseline = self.problem.objective.baseline
         return baseline if self.objective_bound is None else max(baseline, self.objective_bound)
@@ -398,7 +400,7 @@ class SolveResult:
         return self.minimizes_energy or self.overhead_bound_j > 0
 
     def _objective_name(self) -> str:
-        """Return the display name of the objective: that of `model_objective` if there is one."""
+        """Return the objective's display name; sense and name of `model_objective` if it exists."""
         model_objective = self.model_objective
         if model_objective is not None:
             return f"{model_objective.sense} {model_objective.name}"
@@ -433,8 +435,8 @@ class SolveResult:
     def _file_metrics(self) -> dict[str, Any]:
         """Return the metrics of a schedule file by key; without a schedule, their values are None.
 
-        With a schedule, the RAM of the device is included if there is a device, and metrics of
-        storage and its wear if the device states the endurance of its storage.
+        With a schedule, the metrics of `device_ram_metrics` are included if there is a device, and
+        those of storage and its wear if the device states the endurance of its storage.
         """
         first_groups = (Group.ENERGY, Group.PROOF, Group.MEMORY)
         if self.simulation is None:
@@ -451,7 +453,11 @@ class SolveResult:
         }
 
     def _metrics(self, simulation: Simulation, *groups: Group) -> dict[str, Any]:
-        """Return the metrics of `groups` for a schedule file, simulated or claimed by the solve."""
+        """Return the metrics of `groups` for a schedule file, by key.
+
+        Bounds, gap and times of the solve are those of this result, all other metrics those of
+        `simulation`.
+        """
         claims = {
             "bound_j": self.bound_j,
             "overhead_bound_j": self.overhead_bound_j if self._bounds_energy else None,
@@ -479,6 +485,7 @@ class SolveResult:
 
 
 def _round_history_entry(entry: HistoryEntry) -> list[float | None]:
+    """Return the entry with each number rounded to 10 significant digits."""
     return [None if value is None else float(f"{value:.10g}") for value in entry]
 
 
@@ -499,10 +506,10 @@ def primal_integral_s(
 ) -> float | None:
     """Return the primal integral of a history [s]; smaller is better.
 
-    The primal gap is 1 before the first schedule, then (value - best_value) / value, at least 0. It
-    is integrated from 0 s to the last entry. `best_value` is the reference, such as the best value
-    known from any solver, without the baseline like the history; default: the last value of the
-    history. Returns None without entries, or if the last entry has no value.
+    The primal gap is 1 before the first schedule, then the `relative_gap` of value and
+    `best_value`. It is integrated from 0 s to the last entry. `best_value` is the reference, such
+    as the best value known from any solver, without the baseline like the history. Default: the
+    last value of the history. Returns None without entries, or if the last entry has no value.
 
     Source: Berthold, "Measuring the impact of primal heuristics", Operations Research Letters 41
     (2013).

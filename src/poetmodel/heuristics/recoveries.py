@@ -65,7 +65,7 @@ class Recoveries:
     """
 
     def __init__(self, rules: RecoveryRules, relieved_stage: int = -1) -> None:
-        """Read the prices and the present peaks. Recoveries are searched by `find_cheapest`."""
+        """Store the prices and the peaks of `rules.partial`, which must not change afterwards."""
         self.rules = rules
         self.relieved_stage = relieved_stage
         self.partial = rules.partial
@@ -77,10 +77,9 @@ class Recoveries:
         self._has_limits = self.partial.rows is not None
         self._peaks = self.partial.peaks()
         self._cache: dict[tuple[int, int], tuple[Recovery | None, float]] = {}
-        """By (tensor, stage): the cheapest recovery, or None if there is none; and the price limit
-        of the search."""
+        """By (tensor, stage): the recovery found, or None; and the price limit of the search."""
         self._page_ins: dict[int, tuple[float, int]] = {}
-        """By tensor: the price of a page-in and its last possible stage; -1 for none."""
+        """By tensor: the price of a page-in and its last possible stage; -1 if none is possible."""
         self._readable: dict[tuple[int, int], bool] = {}
         """By (tensor, stage): the result of `is_readable`."""
         self._full_stages: dict[int, list[int]] = {}
@@ -90,7 +89,9 @@ class Recoveries:
         """Return the cheapest recovery of tensor `i` for stage `t`, and cache it.
 
         Return None if no recovery with at most `max_chain` nested recomputations costs less than
-        `max_price`. The cache ignores `max_chain`, so a result may be that of another `max_chain`.
+        `max_price`. The cache ignores `max_chain`, so a recovery or None may be the result for
+        another `max_chain`. After a search with a lower `max_price`, a page-in may be returned
+        although a recomputation costs less.
         """
         recovery, failed_price = self._cache.get((i, t), (None, -1.0))
         if recovery is None and failed_price < max_price:
@@ -120,7 +121,8 @@ class Recoveries:
         """Return the cheaper of a recomputation and a page-in of tensor `i` for stage `t`.
 
         At equal prices, return the page-in. The recomputation must cost less than `max_price`; the
-        page-in may cost more. Return None if neither is possible.
+        page-in may cost more. Nodes are not recomputed if `max_chain` is 0 or the stage is one of
+        the `paging_only_stages`. Return None if neither is possible.
         """
         k = self._node_of[i]
         page_in_price, last_page_in_stage = self._page_in(i)
@@ -143,9 +145,9 @@ class Recoveries:
     def _last_recompute_stage(self, i: int, t: int) -> int:
         """Return the last stage before `t` in which tensor `i` can be recomputed and kept for `t`.
 
-        This is needed if the state that the tensor's node reads is replaced before `t`. Return -1
-        if the stage is not after the relieved one or precedes the interval of the tensor, or if RAM
-        does not suffice until `t`.
+        It is before `t` because state that the tensor's node reads is replaced. Return -1 if that
+        stage is not after the relieved one, if it is before `PartialSchedule.first_keeping_stage`,
+        or if RAM does not suffice to keep the tensor from that stage to `t`.
         """
         partial = self.partial
         last_stage = self._last_stages[self._node_of[i]]
@@ -189,7 +191,7 @@ class Recoveries:
         """Return whether a step of stage `t` can read tensor `p` without a restoration.
 
         The step can read the tensor if it is in RAM, or if every stage since the last one with the
-        tensor has enough free bytes to keep it, by the peaks that `__init__` read.
+        tensor has enough free bytes to keep it, by the peaks that `__init__` stored.
         """
         sources, needs = self.partial.sources_and_needs(p)
         n_sources_before = bisect_right(sources, t)

@@ -64,8 +64,8 @@ class Obstacle(NamedTuple):
 
     stage: int
     rise_bytes: int
-    """RAM use of a step of the stage, above the limit, without the restoration, minus the peak of
-    the stage with the restoration [B]."""
+    """RAM use of a step that exceeds the limit without the restoration, minus the peak of the stage
+    with the restoration [B]."""
     intervals: tuple[tuple[tuple[int, int], ...], ...]
     """For each restored tensor, its `PartialSchedule.intervals` after the drop was undone."""
 
@@ -315,10 +315,10 @@ class Repair:
     # -- user-defined constraints ----------------------------------------------------------------
 
     def satisfy_constraints(self) -> None:
-        """Add decisions that constraints or the objective reward, and drop excessive ones.
+        """Add decisions that constraints or the objective reward; drop some to meet constraints.
 
         Each move of `_lower_excess` adds or drops a decision to lower the excess over user-defined
-        constraints. Returns if no move lowers it. When no constraint is exceeded, rewarded
+        constraints. Returns early if no move lowers it. When no constraint is exceeded, rewarded
         decisions with negative prices are added, lowest price first, each as often as it fits
         without raising the excess. Without rewards, no decision changes.
         """
@@ -405,7 +405,7 @@ class Repair:
     def _row_amounts(
         self, rows: UserRows, restoration: Restoration, *, is_added: bool = True
     ) -> RowAmounts:
-        """Return the row amounts of adding `restoration`; if not `is_added`, negated, of a drop.
+        """Return the changes of rows if `restoration` is added or, unless `is_added`, dropped.
 
         A page-out that a page-in adds or drops is included. If a home on storage is dropped, the
         page-ins of the state are included; further restorations that serve only `restoration` are
@@ -524,13 +524,14 @@ class Repair:
     # -- dropping restorations -------------------------------------------------------------------
 
     def drop_unneeded(self) -> None:
-        """Drop restorations whose tensors can be kept, the most expensive for their bytes first.
+        """Drop restorations whose tensors can be kept in RAM, highest price per byte first.
 
-        Restorations that serve only a dropped one are dropped, too. No drop violates the RAM limit
-        or, if decisions are rewarded, raises the excess over user-defined constraints. Ends when
-        none can be dropped or time runs out. A restoration with a negative price is dropped only
-        with a recomputation or home that it serves. A page-in may be expensive although it is
-        small, so dropping many small page-ins can save more than dropping a large one.
+        Prices have noise. Restorations that serve only a dropped one are dropped, too. No drop
+        violates the RAM limit or, if decisions are rewarded, raises the excess over user-defined
+        constraints. Ends when none can be dropped or `until_s` has passed. A restoration with a
+        negative price is dropped only with a recomputation or home that it serves. Prices are
+        compared per byte, because dropping many small page-ins can save more than dropping a large
+        one.
         """
         has_dropped = True
         while has_dropped and now_s() < self.until_s:
@@ -573,8 +574,8 @@ class Repair:
         """Drop a restoration and those that serve only it, unless a limit is then violated.
 
         The limits are the RAM and, if decisions are rewarded, the present excess over user-defined
-        constraints. Returns whether the restoration was dropped; then its obstacle is removed, if
-        there is one. If RAM does not suffice, the obstacle is stored.
+        constraints. Returns whether the restoration was dropped; then its entry in `obstacles` is
+        removed. If RAM does not suffice, an obstacle is stored there.
         """
         partial, excess_before, mark = self.partial, self._excess(), self.partial.mark()
         partial.remove(restoration)

@@ -48,13 +48,14 @@ MAX_SEGMENTS: Final = 256
 FIRST_SEGMENTS_LOG2: Final = 4
 """Binary logarithm of the first number of segments."""
 START_RANGE_RATIO: Final = 0.25
-"""Maximum distance of a segment's start from equal segments, as a fraction of a segment's size.
+"""Maximum distance of a segment's start from an equal division of the bytes, as a fraction of the
+bytes of an equal segment.
 
 If no node begins within this distance, the segment begins at the next node, if there is one."""
 
 
 def checkpoint_segments(problem: Problem) -> Schedule | None:
-    """Return the schedule of lowest `Score` that checkpoints between segments and repair find.
+    """Return the schedule with the lowest `Score` of all segmentations and their repairs.
 
     It meets the RAM budget and all limits on sums (`Problem.linear_limits`); per-stage constraints
     and makespans are not checked. Return None if none was found, if the graph has fewer than
@@ -93,9 +94,10 @@ class _SegmentSearch:
     def find_best(self) -> None:
         """Evaluate all segmentations, and store the best schedule within the limits in `best`.
 
-        Repair this schedule or, if there is none, the one with the smallest peak. If RAM is
-        minimized, repair for smaller peaks instead. Repair none if no peak is below the keep-all
-        peak. Raises `TimeLimitError`; `best` then has the best schedule so far.
+        Then drop unneeded restorations of this schedule or, if there is none, repair the one with
+        the smallest peak. If RAM is minimized, repair for smaller peaks instead. Repair none if no
+        peak is below the keep-all peak. Raises `TimeLimitError`; `best` then has the best schedule
+        so far.
         """
         started_s = now_s()
         for restorations in _segmentations(self.problem):
@@ -126,7 +128,7 @@ class _SegmentSearch:
         """Repair a schedule to fit `limit_bytes`; if that succeeds, call `_store_if_best`.
 
         `start` has the restorations of the schedule. Return whether the repair succeeds before
-        `until_s`. Unless RAM is minimized, unneeded restorations are then dropped.
+        `until_s`. Unless RAM is minimized, unneeded restorations are dropped before the call.
         """
         partial = self.objective.make_partial(start)
         prices = self.objective.prices(0.0)

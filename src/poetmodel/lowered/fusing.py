@@ -258,7 +258,7 @@ def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, 
 def is_gradient_largest(step: LoweredStep, k: int) -> bool:
     """Return whether the outputs of node `k` have at least the bytes of each tensor that it reads.
 
-    Inputs of the step and constants are no tensors. Raises `ValueError` if it reads no tensor.
+    Inputs of the step and constants are no tensors. Raises `ValueError` if the node reads none.
     """
     graph = step.graph
     return graph.nodes[k].output_bytes >= max(graph.tensor_bytes[i] for i in graph.inputs_of[k])

@@ -99,8 +99,9 @@ def estimate_call_instructions(call: Call) -> float:
 def count_work(call: Call) -> tuple[str, Counter[str]]:
     """Return the table key of a call, and the number of each repeated unit.
 
-    The key is the name of the kernel. If `decay` is not 0 or `sign` is not 1, it is the name and
-    ``, decay``, which the table may lack: updates with weight decay or that maximize, and minima.
+    The key is the name of the kernel. If the argument `decay` is not 0 or `sign` is not 1, it is
+    the name and ``, decay``: for updates with weight decay, updates that maximize, and minima. The
+    table may lack this key.
     """
     arguments = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
     counts = Counter({"call": 1})
@@ -155,9 +156,10 @@ def _loop_sizes(shape: tuple[int, ...]) -> list[int]:
 
 
 def _count_planes(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count planes, their rows and elements, and the rows and elements that windows visit.
+    """Count planes, their rows and elements, elements of ``x``, and window rows and elements.
 
-    Arguments with a ``plane`` count planes, elements, and each channel once as a result.
+    A plane is one channel of one sample. If there is an argument ``plane``, the size of a plane,
+    only planes, their elements and, as results, channels are counted.
     """
     planes = arguments["batch"] * arguments.get("channels", arguments.get("count", 1))
     counts.update(plane=planes)
@@ -269,11 +271,11 @@ def _count_correlation(
     *,
     is_sliding: bool,
 ) -> None:
-    """Count the blocks of ``pm_correlate``: four channels or one, at four positions or one.
+    """Count the blocks of ``pm_correlate``, the blocks' window rows and taps, and the lines.
 
-    Also counts the window rows and taps of the blocks, and lines: output rows of four channels or
-    one. `channels` is the number of summed channels, `results` that of computed channels. With
-    `is_sliding`, the taps are consecutive elements.
+    A block has four channels or one, at four positions or one. A line is an output row of four
+    channels or one. `channels` is the number of channels that are summed, `results` the number that
+    are computed. With `is_sliding`, the taps are consecutive elements.
     """
     n_row_taps, n_positions = sum(down.tap_counts), len(down.tap_counts)
     whole_windows = [taps == across.window for taps in across.tap_counts]
@@ -381,7 +383,12 @@ def _count_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) ->
 def _make_stride_phases(
     size: int, n_positions: int, window: int, stride: int, padding: int, dilation: int
 ) -> Iterator[tuple[_Axis, int]]:
-    """Yield (axis of the input positions with the same taps, distance of these taps) by phase."""
+    """Yield an axis and a tap distance for each phase of a stride.
+
+    Input positions of one phase are `stride` apart and have the same taps. The axis has these
+    positions; the distance is that from one of their taps to the next, in taps of the window. An
+    axis without taps has the window 0.
+    """
     for i in range(min(stride, size)):
         tap = next(
             (t for t in range(min(window, stride)) if (i + padding - t * dilation) % stride == 0),
@@ -445,8 +452,9 @@ def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -
 def _count_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count output elements (``cleared``), and the rows and elements that each tap visits.
 
-    For windows of 3x3 with stride, padding and dilation 1, count rows and elements of whole planes
-    in place of those of taps. A tap whose columns are all outside the input visits no rows.
+    Gradients are counted like the convolution, by its output elements, too. For windows of 3x3 with
+    stride, padding and dilation 1, count rows and elements of whole planes in place of those of
+    taps. A tap whose columns are all outside the input visits no rows.
     """
     sizes, planes = ConvolutionSizes(*arguments["shape"]), arguments["batch"] * arguments["count"]
     counts.update(cleared=planes * sizes.out_plane)
@@ -459,6 +467,7 @@ def _count_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, A
 
 
 def _count_strided_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+    """Count output elements, and the rows and elements that each tap visits per summed channel."""
     sizes = ConvolutionSizes(*arguments["shape"])
     results = arguments["batch"] * arguments["count"]
     planes = results * sizes.group_channels
@@ -473,6 +482,7 @@ def _count_distances(counts: Counter[str], arguments: Mapping[str, Any]) -> None
 
 
 def _count_bags(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+    """Count result elements, and the elements of all vectors in the bags of an embedding bag."""
     counts.update(
         result=arguments["bags"] * arguments["n"], element=arguments["count"] * arguments["n"]
     )
@@ -504,9 +514,10 @@ def _count_q8_elements(counts: Counter[str], arguments: Mapping[str, Any]) -> No
 
 
 def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count output pixels; by words of four channels and by channels, window rows and elements.
+    """Count output pixels, and the work on words of four channels and on single channels.
 
-    If the largest window of a mean has more than 256 elements, all channels count as single ones.
+    The work is the outputs, window rows and window elements. If the largest window of a mean has
+    more than 256 elements, all channels count as single ones.
     """
     arguments = {"row_step": 1, "column_step": 1, "low": -128, "high": 127, **arguments}
     n_positions = arguments["batch"] * arguments["height"] * arguments["width"]
@@ -525,7 +536,7 @@ def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
 
 
 def _count_q8_linear_layer(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count blocks of two outputs by two pixels, and smaller blocks, all as ``1x2``."""
+    """Count pairs of outputs, and blocks of two outputs by two pixels; smaller ones are ``1x2``."""
     (result_pairs, single_results), (pixel_pairs, single_pixels) = (
         divmod(arguments["results"], 2),
         divmod(arguments["pixels"], 2),
@@ -553,7 +564,7 @@ def _count_taps_in_image(sizes: ConvolutionSizes) -> list[list[int]]:
 
 
 def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count the units of pairs of output channels; an odd last one of a group counts, too.
+    """Count the work on pairs of output channels; an odd last channel of a group counts as a pair.
 
     ``2x2`` are pairs at two pixels of a row whose windows are inside the image; an odd last pixel
     counts as two. ``1x2`` are pairs at single pixels whose windows are cut by an edge.
@@ -589,7 +600,7 @@ def _count_q8_convolution(counts: Counter[str], arguments: Mapping[str, Any]) ->
 
 
 def _count_q8_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count words of four channels and single channels, for whole windows and cut windows."""
+    """Count words of four channels, of whole windows and of cut windows, and single channels."""
     sizes, batch = ConvolutionSizes(*arguments["shape"]), arguments["batch"]
     window, (channel_words, single_channels) = sizes[6:8], divmod(arguments["count"], _BLOCK)
     row_taps, column_taps = _count_taps_in_image(sizes)
@@ -616,15 +627,17 @@ def _count_q8_depthwise_convolution(counts: Counter[str], arguments: Mapping[str
 
 
 def _count_q8_sums(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+    """Count the start values of the sums of a layer, and the weights that are summed for them."""
     counts.update(result=arguments["n"], element=arguments["n"] * arguments["terms"])
 
 
 def _count_q8_update(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+    """Count weights, and rows of `inner` weights with one scale."""
     counts.update(row=arguments["count"] // arguments["inner"], element=arguments["count"])
 
 
 def _count_q8_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count blocks of four channels by four pixels or one, and single channels."""
+    """Count a pointwise gradient: four channels by four pixels or one, and single channels."""
     (pixel_blocks, single_pixels), (channel_blocks, single_channels) = (
         divmod(arguments["pixels"], _BLOCK),
         divmod(arguments["channels"], _BLOCK),
@@ -650,7 +663,10 @@ def _q8_gradient_sizes(arguments: Mapping[str, Any]) -> tuple[ConvolutionSizes, 
 
 
 def _count_q8_convolution_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
-    """Count input pixels, and the products of words of four channels and of single channels."""
+    """Count input pixels, and elements, taps and products of channel words and single channels.
+
+    A word has four channels. Each visit of a tap counts once for each block of four results.
+    """
     sizes, pixels, n_visits = _q8_gradient_sizes(arguments)
     groups, results = sizes.groups, arguments["results"] // sizes.groups
     counts.update(pixel=pixels)
@@ -663,6 +679,7 @@ def _count_q8_convolution_dx(counts: Counter[str], arguments: Mapping[str, Any])
 
 
 def _count_q8_depthwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+    """Count input pixels, and elements and taps of words of four channels and single channels."""
     _, pixels, n_visits = _q8_gradient_sizes(arguments)
     counts.update(pixel=pixels)
     for name, count in zip(("4", "1"), divmod(arguments["count"], _BLOCK), strict=True):
@@ -683,7 +700,10 @@ def _count_q8_pool_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> Non
 def _count_q8_weight_blocks(
     counts: Counter[str], results: int, channels: int, n_rows: int, n_positions: int
 ) -> None:
-    """Count the blocks of ``pm_q8_dw``, outputs by input channels, with rows and positions."""
+    """Count the blocks of ``pm_q8_dw``, and their `n_rows` rows and `n_positions` positions each.
+
+    A block has four outputs or one, by four input channels or one.
+    """
     (result_blocks, single_results), (channel_blocks, single_channels) = (
         divmod(results, _BLOCK),
         divmod(channels, _BLOCK),

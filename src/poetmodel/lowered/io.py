@@ -166,7 +166,7 @@ def _call_to_json(call: Call) -> dict[str, object]:
 
 
 def _argument_to_json(argument: Argument) -> object:
-    """Return the JSON value of an argument."""
+    """Return the JSON value of an argument; numbers that are not finite become text, as "inf"."""
     if isinstance(argument, Ref):
         return {"buffer": argument.buffer, "offset": argument.offset}
     if isinstance(argument, ScaledLearningRate):
@@ -177,7 +177,7 @@ def _argument_to_json(argument: Argument) -> object:
 
 
 def _tensor_to_json(tensor: NamedTensor) -> dict[str, object]:
-    """Return the JSON entry of a named tensor."""
+    """Return the JSON entry of a named tensor; strides are absent if None."""
     entry: dict[str, object] = {
         "name": tensor.name,
         "shape": list(tensor.shape),
@@ -309,7 +309,7 @@ def _find_step_errors(
 
 
 def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Iterator[str]:
-    """Yield errors of all calls.
+    """Yield errors of all calls, and one if the number of their lists is not that of the nodes.
 
     `constant_names` are buffers that calls may read besides the tensors of their node.
     """
@@ -336,7 +336,10 @@ def _find_tensor_errors(step: LoweredStep) -> Iterator[str]:
 
 
 def _find_named_tensor_errors(step: LoweredStep, tensor: NamedTensor) -> Iterator[str]:
-    """Yield contradictions between a named tensor and its buffers."""
+    """Yield contradictions between a named tensor and its buffers in pieces, type, strides or size.
+
+    If a piece is outside its buffer, or the buffer is missing, only these errors are yielded.
+    """
     errors = [error for ref in tensor.pieces for error in _find_ref_errors(step, ref)]
     yield from errors
     if errors:

@@ -148,9 +148,10 @@ def pointer_names(call: Call) -> list[str]:
 
 
 def with_arguments(loops: Loops, changes: Mapping[str, Argument]) -> Call:
-    """Return the call of loops with their pointers, and with other arguments replaced by name.
+    """Return `loops.call` with the pointers of `loops`, and with the arguments in `changes`.
 
-    `changes` has the new arguments by parameter name; arguments without an entry are unchanged.
+    `changes` has arguments other than pointers by parameter name. Arguments without an entry are
+    unchanged, even if the sizes or strides of `loops` differ.
     """
     refs = iter(loops.refs)
     names = parameter_names(loops.call.kernel)
@@ -203,7 +204,8 @@ def merge_dimensions(columns: Sequence[Numbers]) -> list[list[int]]:
 def make_shape_table(columns: Sequence[Numbers]) -> Numbers | None:
     """Return a shape table with merged dimensions; None if more than `MAX_RANK` are left.
 
-    `columns` are the sizes, the innermost first, then the strides of each tensor.
+    `columns` are the sizes, the innermost first, then the strides of each tensor. If all sizes are
+    1, the table has one dimension.
     """
     rows = merge_dimensions(columns) or [[1] * len(columns)]
     return (
@@ -218,7 +220,7 @@ def _read_elementwise(call: Call) -> Loops:
 
 
 def _write_elementwise(loops: Loops) -> Call | None:
-    """Return the call of elementwise loops; None if a shape table would be too large."""
+    """Return the call of elementwise loops; None if more than `MAX_RANK` dimensions are left."""
     table, count = make_shape_table((loops.sizes, *loops.strides)), len(loops.refs)
     other_arguments = loops.call.arguments[count + 1 :]
     return (
@@ -259,9 +261,9 @@ def _read_sum(call: Call) -> Loops:
 
 
 def _write_sum(loops: Loops) -> Call | None:
-    """Convert loops to a sum; None if a shape table is too large.
+    """Return the call of a sum's loops; those whose output stride is 0 are summed.
 
-    The sum is over the loops whose output stride is 0.
+    None if more than `MAX_RANK` dimensions are left in a shape table.
     """
     rows = list(zip(loops.sizes, *loops.strides, strict=True))
     outer_table = make_shape_table(

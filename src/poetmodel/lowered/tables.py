@@ -210,12 +210,12 @@ def _add_lookup(
 
 
 def _make_lookup_loops(name: str, shape: Numbers, channels: int) -> Numbers:
-    """Return the loops of a lookup, as `poetmodel.lowered.loops.make_shape_table` does.
+    """Return the shape table of a lookup, with the strides of output, input and lookup table.
 
-    They are the number of loops, then for each loop its size and its strides of output, input and
-    lookup table. `name` and `shape` are those of the input. The channel dimension is the
-    first of a vector, the first or second of three dimensions, and otherwise the second. Raises
-    `InputError` if `channels` is neither 1 nor the size of such a dimension.
+    The table begins with the number of dimensions; each dimension has its size, then its strides.
+    `name` and `shape` are those of the input. Its channels are the first dimension of a vector, the
+    first or second of three dimensions, and otherwise the second dimension. Raises `InputError` if
+    `channels` is neither 1 nor the size of such a dimension.
     """
     candidate_dimensions = {1: (0,), _IMAGE_RANK: (0, 1)}.get(len(shape), (1,))
     fitting_dimensions = (

@@ -88,7 +88,7 @@ def _fix_keeps(m: Model) -> None:
     """Fix free keeps to 1 and dominated keeps to 0.
 
     The tensor of a free keep can be in RAM in every solution, and keeping it adds to no enforced
-    memory row. A schedule without the dominated keeps is as good::
+    memory row. For every schedule, there is one without dominated keeps that is as good::
 
         kept[i,a] = 1    for each free keep
         kept[i,a] = 0    for each dominated keep
@@ -124,6 +124,7 @@ LAZY = Formulation(
         *LIMITS_AND_OBJECTIVE,
     ),
 )
+"""The formulation of relaxations: ``compact`` over the groups of `Model.grouping`."""
 
 
 def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequence[bool]) -> Model:

@@ -102,7 +102,7 @@ class Model:
         self.events: Events
         """Events of each tensor and node; unset in models over triangles."""
         self.grouping: Grouping
-        """Enforced memory rows, and groups of stages with common decisions; set as `events` is."""
+        """Enforced memory rows, and groups of stages with common decisions; unset like `events`."""
         self.recomputable: tuple[bool, ...] = ()
         """Whether each node may be recomputed; () except in relaxations."""
         self.decisions: Decisions
@@ -159,8 +159,9 @@ class Model:
     ) -> Family:
         """Add a family of variables, one for each key; return their columns by key.
 
-        The lower bound is 0; by default, the variables are binary. `upper` is one bound for all, or
-        a list (no tuple) of one for each key. Sets the attribute of the family's name.
+        The lower bound is 0; by default, the variables are binary. `upper` is one bound for all
+        variables, or a list of one for each key; it must not be a tuple. Sets the attribute of the
+        family's name.
         """
         first_column = len(self.lower)
         columns = {key: column for column, key in enumerate(keys, start=first_column)}

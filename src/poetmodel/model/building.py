@@ -36,7 +36,7 @@ MEMORY_TERM_S: Final = 8e-7
 DECISION_S: Final = 1e-5
 """Time to build a variable with its rows and convert them for a solver [s]."""
 PAPER_TERM_S: Final = 5e-6
-"""Time to build a term of ``paper`` and convert it for a solver; all rows are small [s]."""
+"""Time to build a term of ``paper``, whose rows are all small, and convert it for a solver [s]."""
 
 
 def build(

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 
 def declare_homes(m: Model) -> None:
-    """Add the variables and rows of the homes of state; without paging, all state is resident.
+    """Add the binary variables and the rows of the homes of state.
 
     For each state tensor `w`::
 
         resident[w] + storage_home[w] = 1
+
+    Without paging, fixes ``resident[w]`` to 1, and adds neither ``storage_home[w]`` nor the row.
     """
     problem = m.problem
     state = problem.graph.state_tensors
@@ -53,10 +55,10 @@ def _declare_decisions(m: Model) -> None:
         paged_out[i]     tensor i is paged out right after its first computation; S_AUX from then on
         resident[w]      the home of state tensor w is RAM, else storage (storage_home[w])
 
-    Recomputations and page-ins that a limit or the objective rewards (a lower limit, a negative
-    coefficient) exist in every stage in which they are possible. Page-outs exist for all tensors
-    whose page-out is rewarded, and for tensors with page-ins that are not on storage from the
-    start. Sets `Model.decisions`.
+    `Model.events` states where decisions exist. Recomputations and page-ins that a limit or the
+    objective rewards (a lower limit, a negative coefficient) exist in every stage in which they are
+    possible. With paging, page-outs exist for each tensor whose page-out is rewarded, and for each
+    tensor that may be paged in and does not start on storage. Sets `Model.decisions`.
     """
     graph, events, rewards = m.problem.working_graph, m.events, m.problem.rewards
     last_node = len(graph.nodes) - 1
@@ -91,8 +93,9 @@ VARIABLES = Component(
 def source_columns(m: Model, t: int, i: int) -> list[int]:
     """Return the columns of the keep, recomputation and page-in of tensor `i` at `t`.
 
-    Omits decisions that do not exist. At least one column is 1 if the tensor, unless resident, is
-    in RAM at `t`. `t` is an event of the tensor: a stage, or a group of stages in a relaxation.
+    Omits decisions that do not exist. The tensor is in RAM at `t` only if it is resident or one of
+    these columns is 1. `t` is an event of the tensor: a stage, or a group of stages in a
+    relaxation.
     """
     k = m.problem.working_graph.node_of[i]
     a = m.events.keep_index(i, m.events.group_of[k], t)
@@ -174,11 +177,13 @@ def _add_keeping_rows(m: Model) -> None:
 
 
 def _add_resident_keep_rows(m: Model) -> None:
-    """Forbid keeps of resident state, which is in RAM anyway.
+    """Forbid the first keep of resident state, which is in RAM anyway.
 
-    State whose home can only be RAM has its keep fixed to 0. For each other state tensor `w`::
+    Later keeps need the first keep or a page-in. For each state tensor `w`::
 
         kept[w,0] <= 1 - resident[w]
+
+    Without paging, all state is resident, and ``kept[w,0]`` is fixed to 0 instead.
     """
     m.begin_rows("homes_kept")
     for i, home in m.storage_home.items():
@@ -307,9 +312,9 @@ def add_stage_limit_rows(m: Model, view: StepView, positions: Iterable[int]) -> 
     """Add the rows of the per-stage user constraints at `positions`.
 
     `positions` are positions in `Problem.stage_limits`; `view` maps decisions to columns. Registers
-    the limits for cover cuts. A row with a negative upper bound becomes an infeasible row, and a
-    row that cannot bind is omitted. The terms of a decision in all stages of a group, which have
-    the same coefficient, become one term.
+    the limits for cover cuts. Coefficients are 0 or more, so a row with a negative upper bound
+    becomes an infeasible row. A row that cannot bind is omitted. The terms of a decision in all
+    stages of a group have the same coefficient, and become one term.
     """
     column_getters = {"recomputed": view.recompute_column, "paged_in": view.page_in_column}
     m.begin_rows("stage_limits")

@@ -36,7 +36,7 @@ def merge_terms(terms: Iterable[Term]) -> list[Term]:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions of a formulation, in addition to the single pass.
+    """Columns of the decisions of a formulation, in addition to the single pass.
 
     A node or tensor may have several pairs. With Pyomo, variables replace all columns.
     """
@@ -66,7 +66,7 @@ class Decisions:
         return LinearRow.from_terms(terms, upper=row.upper, name=row.name, key=row.key)
 
     def terms(self, coefficients: Coefficients) -> list[Term]:
-        """Return the terms over columns of the sum of all decisions, weighted by `coefficients`."""
+        """Return the sum of all decisions times their coefficients, as terms (`merge_terms`)."""
         return merge_terms(
             (coefficient, column)
             for coefficients_by_item, columns_by_item in zip(
@@ -79,7 +79,7 @@ class Decisions:
 
     @cached_property
     def _columns_by_item(self) -> tuple[dict[int, list[int]], ...]:
-        """Columns of each node or tensor, one dict for each field."""
+        """Columns by node or tensor: one dict for each field, in the order of the fields."""
         dicts: tuple[dict[int, list[int]], ...] = ({}, {}, {}, {})
         families = (self.recomputations, self.page_ins, self.page_outs, self.storage_homes)
         for columns_of_item, pairs in zip(dicts, families, strict=True):
@@ -92,7 +92,7 @@ class LivenessBounds(NamedTuple):
     """Lower bounds on a liveness column, a variable from 0 to 1.
 
     The column is at least ``need - waiver - (1 - condition)`` for each column `need` in `needs`. A
-    `waiver` or `condition` of `NO_COLUMN` is left out.
+    `waiver` or `condition` of `NO_COLUMN` is omitted from the bound.
     """
 
     needs: tuple[int, ...]

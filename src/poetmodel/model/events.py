@@ -49,11 +49,11 @@ class Events:
     """Events at whose beginning a tensor can be in RAM in every solution at no cost, by tensor; an
     empty tuple if unknown."""
     dominated_keeps: frozenset[tuple[int, int]] = frozenset()
-    """Segments ``(i, a)`` without which a schedule is as good: `drop_dominated_keeps`."""
+    """Segments ``(i, a)`` that at least one best schedule does not keep: `drop_dominated_keeps`."""
 
     @cached_property
     def free_keeps(self) -> frozenset[tuple[int, int]]:
-        """Segments ``(i, a)`` in which tensor `i` can stay in RAM in every solution at no cost."""
+        """Segments ``(i, a)`` that end at an event in `present_groups`: free keeps."""
         return frozenset(
             (i, a)
             for i, groups in enumerate(self.present_groups)
@@ -64,7 +64,7 @@ class Events:
     def keep_index(self, i: int, first_group: int, group: int) -> int | None:
         """Return the index `a` of the segment in which `group` begins; None if there is none.
 
-        Keeping tensor `i` in this segment has it in RAM when `group` begins. `first_group` is the
+        Tensor `i` is in RAM when `group` begins if it is kept in this segment. `first_group` is the
         group of the tensor's first computation.
         """
         events = self.event_groups[i]
@@ -100,7 +100,7 @@ def is_storage_limiting(problem: Problem) -> bool:
 def paging_dominates(problem: Problem, k: int, *, is_limiting: bool | None = None) -> bool:
     """Return whether paging the outputs of node `k` is provably never worse than recomputing it.
 
-    `is_limiting` is the result of `is_storage_limiting`, computed if None.
+    `is_limiting` is the result of `is_storage_limiting`, computed if None. False without paging.
 
     Notes
     -----
@@ -186,11 +186,11 @@ def find_events(
 ) -> Events:
     """Return the groups at which each tensor and node needs a decision.
 
-    Groups of stages (`group_of`) are numbered from 0, in order. `recomputable` is the result of
-    `recomputable_nodes`: such a node may be recomputed in every group after that of its first
-    computation, up to the last possible use of its outputs, unless free keeps make that useless.
-    `is_free` identifies free keeps; by default, there are none. `counted_rows` are the enforced
-    per-stage rows. Raises `TimeLimitError`.
+    `group_of` has the group of each stage; groups are numbered from 0, in order. `recomputable` is
+    the result of `recomputable_nodes`: such a node may be recomputed in every group after that of
+    its first computation, up to the last possible use of its outputs, unless free keeps make that
+    useless. `is_free` identifies free keeps; by default, there are none. `counted_rows` are the
+    enforced per-stage rows. Raises `TimeLimitError`.
 
     Notes
     -----
@@ -200,10 +200,11 @@ def find_events(
     group.
 
     Recomputations and page-ins that a limit or the objective rewards (`Problem.rewards`) need not
-    serve a use. They are possible once in every group after that of the first computation; for
-    groups of several stages, relaxations count further ones. Up to the last use, such a page-in is
-    an event of its tensor, because the tensor must be absent before the page-in. A copy made after
-    the last use is freed right after its step.
+    serve a use. They are possible once in every group after that of the first computation, up to
+    `Graph.last_stages` or `Graph.last_page_in_stage`. In groups of several stages, relaxations
+    count further ones. Up to the last use, such a page-in is an event of its tensor, because the
+    tensor must be absent before the page-in. A copy made after the last use is freed right after
+    its step.
 
     Page-ins that `counted_rows` count are possible in every group that the rows name, up to the
     last use, because they cannot move to another group.
@@ -225,12 +226,12 @@ def find_events(
 def drop_dominated_keeps(
     problem: Problem, events: Events, *, allows_moves: Callable[[int], bool]
 ) -> Events:
-    """Find the keeps and page-ins of tensors that the outputs of an only reader can replace.
+    """Find the keeps and page-ins of tensors that the outputs of their only reader can replace.
 
-    Return the events without these page-ins, and with these keeps in `Events.dominated_keeps`. If a
-    makespan is limited or minimized, return `events` itself. `allows_moves` returns for a group
-    whether no memory row depends on the stage of the group in which a node is recomputed. Raises
-    `TimeLimitError`.
+    Return the events without these page-ins, and with these keeps, except free keeps, in
+    `Events.dominated_keeps`. If a makespan is limited or minimized, return `events` itself.
+    `allows_moves` returns for a group whether no memory row depends on the stage of the group in
+    which a node is recomputed. Raises `TimeLimitError`.
 
     Notes
     -----
@@ -304,9 +305,9 @@ def _replaceable_tensors(problem: Problem) -> Iterator[tuple[int, int, list[int]
 def _paging_costs_no_more(problem: Problem, i: int, outputs: Sequence[int]) -> bool:
     """Return whether paging `outputs` costs no more than paging tensor `i`, in any sum.
 
-    The sums are the objective and all limits on totals; rewards for paging `outputs` do not count.
-    False if `i` is on storage from the start. Storage has space for `outputs` in place of `i`,
-    because they have no more bytes.
+    The sums are the objective and all limits on totals. Page-ins and page-outs are compared
+    separately; rewards for paging `outputs` do not count. False if `i` is on storage from the
+    start. Storage has space for `outputs` in place of `i`, because `outputs` have no more bytes.
     """
     return i not in problem.working_graph.on_aux and all(
         sum(max(0, costs[j]) for j in outputs) <= costs[i]
@@ -361,9 +362,10 @@ class _EventFinder:
         )
 
     def _find_node_events(self, k: int) -> None:
-        """Set the groups of recomputations of a node, and the groups of its outputs.
+        """Set `recompute_groups` of node `k`, and the groups of uses and decisions of its outputs.
 
-        The latter are groups of uses, events and page-ins, and `present_groups`.
+        The latter are `use_groups`, `event_groups`, `present_groups` and, with paging,
+        `page_in_groups`. Requires the `recompute_groups` of all readers of the outputs.
         """
         graph, group_of = self.graph, self.group_of
         first_group = group_of[k]
@@ -403,9 +405,9 @@ class _EventFinder:
     def _find_recompute_groups(self, k: int, use_groups: set[int]) -> tuple[int, ...]:
         """Return the groups in which the recomputable node `k` may be recomputed, ascending.
 
-        They are after its own group, up to that of its last stage. Unless its computations are
-        rewarded, only groups up to the last of `use_groups` (with a use of its outputs) in which a
-        recomputation can help are returned.
+        They are after its own group, up to that of its last stage. Unless recomputations of the
+        node are rewarded, only groups in which a recomputation can help, up to the last one of
+        `use_groups`, are returned. `use_groups` are the groups with uses of its outputs.
         """
         first_group = self.group_of[k]
         if self.rewards.compute[k]:
@@ -418,8 +420,8 @@ class _EventFinder:
     def _select_useful_groups(self, k: int, candidates: Sequence[int]) -> tuple[int, ...]:
         """Return the `candidates` in which a recomputation of node `k` can help.
 
-        An output may then be absent, and is used in the same group or later. Returns all candidates
-        if `is_free` is None.
+        It can help in a group if an output that is used in that group or later may be absent when
+        the group begins. Returns all candidates if `is_free` is None.
         """
         if self.is_free is None:
             return tuple(candidates)

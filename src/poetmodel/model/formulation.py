@@ -1,4 +1,4 @@
-"""Formulations as values: tuples of components, each a family of variables or constraints."""
+"""Formulations as values: tuples of components that add variables, constraints or the objective."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ AFTER_VARIABLES: Final = frozenset({"variables"})
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One family of variables or constraints."""
+    """One or more families of variables or constraints, or the objective."""
 
     name: str
-    """Name of the component, unique in a formulation; often also the name of its family."""
+    """Name of the component, unique in a formulation; often also the name of a family."""
     build: Callable[[Any], None]
-    """Adds the family to a model; its docstring states the inequality. Shipped components receive a
-    `poetmodel.model.arrays.Model`; user-defined components receive the Pyomo model."""
+    """Adds the families to a model; its docstring states the inequality. Shipped components receive
+    a `poetmodel.model.arrays.Model`; user-defined components receive the Pyomo model."""
     source: str
     """Paper and equation, or ``poetmodel:`` and the reason for its validity."""
     requires: frozenset[str] = frozenset()

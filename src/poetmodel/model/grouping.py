@@ -1,4 +1,4 @@
-"""Enforced memory rows of a relaxation, and the groups of stages with common decisions."""
+"""Enforced rows of a relaxation, and the groups of stages with common decisions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grouping:
-    """The enforced memory rows, and the resulting groups of stages.
+    """The enforced memory rows and per-stage user constraints, and the resulting groups of stages.
 
     A group ends after every enforced stage row and after `user_row_ends`, and a stage with an
     enforced step row is a group by itself. A relaxation that enforces only these rows has the same
@@ -127,10 +127,10 @@ class Grouping:
 
 
 def coefficient_change_stages(row: LinearRow) -> frozenset[int]:
-    """Return the stages after which the coefficients of a per-stage row change.
+    """Return the last stage before each change of the coefficients of a per-stage row.
 
-    In the stages between two changes, each decision has one coefficient. Only stages with a term of
-    the decision, which may be 0, are compared.
+    Between two changes, all terms of a decision have the same coefficient, which may be 0. Stages
+    without a term of the decision are not compared.
     """
     values_of_stage: dict[int, dict[tuple[str, int], float]] = {}
     for value, (family, (t, item)) in row.terms:

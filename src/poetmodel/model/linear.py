@@ -22,7 +22,7 @@ LOOSENING: Final = 5e-7
 MAX_SCALED_VALUE: Final = 1e3
 """Maximum coefficient of a value above the limit, in multiples of the limit."""
 MAX_ARRAY_SUM: Final = 2.0**62
-"""Maximum sum of integers for which an int64 array is summed."""
+"""Integers with a larger sum are added as Python ints, because int64 might overflow."""
 MIN_RELATIVE_VALUE: Final = 1e-9
 """Values below this fraction of the row's largest value within its limit are dropped, because
 solvers ignore them."""
@@ -46,8 +46,9 @@ def scale_limit(row: LinearRow) -> LinearRow | None:
     """Return the scaled row of a limit, for a solver; None if the limit cannot bind.
 
     Limit and values are 0 or more, in the unit of the simulator, such as integer bytes, times or
-    energies. In the returned row, the largest value within the limit has coefficient 1, unless the
-    row only excludes values above the limit. The row excludes no 0/1 point that meets the limit.
+    energies. In the returned row, the largest value within the limit has coefficient 1. But if all
+    values within the limit together meet the limit, the row is ``sum of variables with values above
+    the limit <= 0``. The row excludes no 0/1 point that meets the limit.
 
     Notes
     -----
@@ -59,9 +60,8 @@ def scale_limit(row: LinearRow) -> LinearRow | None:
     cuts (`poetmodel.solver.covers`) exclude points that exceed the limit by less than the slack.
 
     A value above the limit forces its variable to 0. It becomes at least two limits, and at most a
-    thousand, because solvers lose small values beside very large ones. If all other values together
-    meet the limit, the row only states that the variables with values above the limit are 0.
-    Negligible values are dropped, which only loosens the row.
+    thousand, because solvers lose small values beside very large ones. Negligible values are
+    dropped, which only loosens the row.
     """
     values, limit = np.asarray(row.values), row.upper
     if values.dtype.kind not in "if":  # Python integers beyond 64 bits
@@ -113,11 +113,12 @@ def _exact_sum(values: NDArray[Any]) -> float:
 
 
 def reduce_coefficients(row: LinearRow, upper_bounds: Sequence[float]) -> LinearRow:
-    """Return an equivalent limit whose negative values are at least minus the maximum violation.
+    """Return an equivalent limit: values below minus the maximum violation are raised to it.
 
-    The same decisions meet both limits. Returns `row` itself if no violation is possible. Solvers
-    lose fewer small values beside large ones (coefficient reduction: Savelsbergh, ORSA Journal on
-    Computing 6, 1994). `upper_bounds` has the upper bound of each column.
+    The maximum violation is the largest sum of the positive terms minus the limit. The same
+    decisions meet both limits. Returns `row` itself if no violation is possible. Solvers lose fewer
+    small values beside large ones (coefficient reduction: Savelsbergh, ORSA Journal on Computing 6,
+    1994). `upper_bounds` has the upper bound of each column.
     """
     positive_sum = sum(
         value * round(upper_bounds[column]) for value, column in row.terms if value > 0
@@ -168,9 +169,10 @@ def scale_signed_limit(row: LinearRow, upper_bounds: Sequence[float]) -> LinearR
 
 
 def scale_and_register_limit(m: Model, limit: LinearRow) -> LinearRow | None:
-    """Return the scaled row of a limit, and register the limit for cover cuts.
+    """Return the scaled row of a limit, and register the unscaled limit for cover cuts.
 
-    Return None, and do not register the limit, if it cannot bind.
+    Return None, and do not register the limit, if it cannot bind. The limit is over columns; its
+    `literal_limit` must be 0 or more.
     """
     row = scale_signed_limit(limit, m.upper)
     if row is not None:

@@ -174,10 +174,11 @@ class _StageTerms:
         self.current_step = 0
 
     def _collect_need_columns(self, p: int, i: int) -> list[int]:
-        """Return the columns that need older tensor `i`, at position `p`.
+        """Return the columns of the decisions that need older tensor `i`, at position `p`.
 
-        Appends its keep column, and registers its position with readers that may be recomputed. If
-        the stage's node reads the tensor, appends `NO_COLUMN` and registers no position.
+        Appends its keep column to `keep_columns`, and adds `p` to `positions_read_by` of each
+        reader that may be recomputed. If the stage's node reads the tensor, instead appends
+        `NO_COLUMN`, and returns only `_ALWAYS_NEEDED`.
         """
         t, view = self.t, self.generator.view
         readers = self.generator.graph.users_of[i]
@@ -259,7 +260,9 @@ class _StageTerms:
     def _select_counted_homes(self, k: int) -> NDArray[np.bool_]:
         """Return the mask of the state tensors that count at step `k` by their resident column.
 
-        The other state tensors count anyway, as a copy or as resident state.
+        The other state tensors count anyway, as a copy or as resident state: those of nodes before
+        `k` that the stage's node reads and, if `k` is the stage's node, those that it makes (unless
+        the core reads state in place).
         """
         nodes = self.generator.home_nodes
         is_counted_as_copy = self.is_home_read & (nodes < k)
@@ -272,8 +275,9 @@ class _StageTerms:
 
         The constant is 0 for a recomputation (`k` before the stage), whose bytes are terms, as are
         copies of its outputs in RAM from the beginning of the stage or paged in. An output counts
-        its bytes minus those of an input that it overwrites. If the input is needed after the step,
-        terms add the subtracted bytes again. May register liveness columns.
+        its bytes minus those of an input that it overwrites. If a decision needs the input after
+        the step, terms add the subtracted bytes again; if the stage's node reads the input later,
+        no bytes are subtracted. May register liveness columns.
         """
         generator, t = self.generator, self.t
         node = generator.graph.nodes[k]
@@ -309,7 +313,7 @@ class _StageTerms:
 def _merge_columns(
     columns: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Merge terms of the same column by adding their bytes, in the order of first occurrence."""
+    """Return each column once, with the sum of its bytes, in the order of first occurrence."""
     order = np.argsort(columns, kind="stable")
     ordered = columns[order]
     is_first = np.ones(columns.size, dtype=np.bool_)
@@ -360,9 +364,10 @@ def add_memory_rows(m: Model, view: StepView, steps: Mapping[int, Collection[int
 
     Registers the limits for cover cuts, and sets `Model.live_bounds`. Steps that cannot occur have
     no row. A row limits the RAM of a step to the budget, and is omitted if it cannot bind. If the
-    objective is the peak RAM, adds the column of the peak, `Model.peak`: it replaces the budget in
-    all rows, of which none is omitted, and has the budget as upper bound. If the minimum RAM
-    exceeds the limit, an infeasible row replaces all rows and liveness columns.
+    objective is the peak RAM, adds the column of the peak, `Model.peak`, as a fraction of the
+    useful RAM: it replaces the budget in all rows, of which none is omitted, and has the budget as
+    upper bound. If the minimum RAM exceeds the budget, an infeasible row replaces all rows and
+    liveness columns. Raises `TimeLimitError`.
     """
     problem = m.problem
     limit_bytes = problem.usable_ram_bytes
@@ -444,8 +449,8 @@ def memory_values(
 def _limit_or_peak_row(m: Model, limit_row: LinearRow, constant_bytes: int) -> LinearRow | None:
     """Return the scaled row of a step; with the column of the peak if the objective is the peak.
 
-    Registers the limit for cover cuts. Without the column of the peak, returns None, and registers
-    no limit, if the row cannot bind.
+    `limit_row` states the limit: the budget minus `constant_bytes`. Registers it for cover cuts.
+    Without the column of the peak, returns None, and registers no limit, if the row cannot bind.
     """
     if m.peak is None:
         row = scale_limit(limit_row)

@@ -51,8 +51,8 @@ def objective_terms(m: Model, problem: Problem) -> tuple[list[Term], float]:
     """Return the objective of `problem` in its unit: terms over columns of `m`, and a constant.
 
     `m` is a model of the problem, or of the stated problem if `problem` is its surrogate. Costs
-    are truncated (see `_add_objective`). For the peak RAM, there are no terms if `m` has no column
-    of the peak.
+    are truncated (see `_add_objective`). For the peak RAM, the only term is 1000 times the column
+    `Model.peak`, and there is no term if `m` has no column of the peak.
     """
     objective = problem.objective
     if not objective.is_sum:
@@ -82,9 +82,9 @@ def _add_deadline_rows(m: Model) -> None:
 
         sum(R * compute_time) + sum(M_in * page_in_time) + sum(M_out * page_out_time) <= deadline
 
-    Homes of state on storage count as in the objective. If transfers overlap computations, there is
-    a row for the compute time only (in a surrogate, with a fraction of the transfer time). A second
-    row limits the transfer time, if plans execute all transfers.
+    Homes of state on storage count as in the objective. If transfers overlap computations, this row
+    has the compute time only (in a surrogate, with a fraction of the transfer time). A second row
+    then limits the transfer time, unless plans may omit transfers.
     """
     for limit in m.problem.linear_limits:
         if limit.name in DEADLINE_ROWS:

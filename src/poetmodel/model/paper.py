@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def check_supported(problem: Problem) -> None:
-    """Raise `ModelError` with each feature for which ``paper`` refuses the problem."""
+    """Raise `ModelError` if the problem has features that ``paper`` lacks, one message for each."""
     graph = problem.graph
     errors = []
     stored_nodes = [node.name for node in graph.nodes if node.on_aux]
@@ -96,6 +96,7 @@ def merge_outputs(problem: Problem) -> Problem:
     def sum_costs(
         times: Sequence[float], energies: Sequence[float]
     ) -> list[tuple[float, float]] | None:
+        """Return (time, energy) of paging each merged tensor; None without storage."""
         if not cost_table.has_storage:
             return None
         return [
@@ -123,8 +124,8 @@ def map_to_original_tensors(m: Model, problem: Problem) -> None:
     """Change a model of the merged problem to refer to the tensors of the original `problem`.
 
     Every output with readers has the columns of its node; an output without readers is never in
-    RAM at the beginning of a stage, and never paged. Renames the family of each relation but ``R``
-    to ``..._of_node``. Adds the user-defined constraints, and sets `Model.problem`,
+    RAM at the beginning of a stage, and never paged. Appends ``_of_node`` to the name of the family
+    of each relation but ``R``. Adds the user-defined constraints, and sets `Model.problem`,
     `Model.decisions` and `Model.relations`.
     """
     outputs_of_node = used_outputs(problem.graph)
@@ -237,8 +238,9 @@ def _add_page_out_source_rows(m: Model) -> None:
 def _add_freeing_rows(m: Model) -> None:
     """Free a tensor after the last step of a stage that reads it, unless it is kept.
 
-    For every edge ``(i, k)`` and stage ``t >= k``, `H` is the number of hazards, each of which
-    forbids freeing `i` after step `k`, and `h_max` its maximum, the number of summands::
+    Adds the binary variables ``FREE``. For every edge ``(i, k)`` and stage ``t >= k``, `H` is the
+    number of hazards, each of which forbids freeing `i` after step `k`, and `h_max` its maximum,
+    the number of summands::
 
         H[t,i,k] = (1 - R[t,k]) + S_RAM[t+1,i] + sum(R[t,j] for readers j > k of i, j <= t)
         1 - FREE[t,i,k] <= H[t,i,k] <= h_max * (1 - FREE[t,i,k])
@@ -271,7 +273,8 @@ def _add_freeing_rows(m: Model) -> None:
 def _add_all_memory_rows(m: Model) -> None:
     """Compute the RAM in use at each step of a stage, without workspaces, and limit it.
 
-    In units of the budget, over the steps ``k <= t``::
+    Adds the real variables ``U``, over the steps ``k <= t``. The model divides all bytes by the
+    budget::
 
         U[t,0]   = sum(bytes[i] * S_RAM[t,i]) + bytes[0] * R[t,0]
         U[t,k+1] = U[t,k] - sum(bytes[i] * FREE[t,i,k] for inputs i of k) + bytes[k+1] * R[t,k+1]

@@ -26,7 +26,7 @@ ONE: Final = -2
 def first_stages(graph: Graph, name: str) -> Sequence[int]:
     """Return the first stage with an entry of relation `name`, for each node or tensor.
 
-    The number of stages if there is no entry.
+    It is the number of stages for a tensor without an entry.
     """
     if name == "R":
         return range(len(graph.nodes))
@@ -101,12 +101,12 @@ def _declare_relations(m: Model) -> None:
         R[t,t] = 1             M_out[t,i], node(i) <= t
 
     Recomputations that the problem forbids or that are after a node's last stage
-    (`Graph.last_stages`), and page-ins and page-outs without paging, are fixed to 0, as are the
-    entries that state does not have. Samples on storage have S_AUX = 1. The home of state tensor
-    `w` is RAM (``resident[w]``) or storage: `declare_homes` adds these variables and their rows.
-    State has no entries of ``M_out``, and none after the stage of its replacement; on memory-mapped
-    storage, it has only entries of ``S_AUX``. A replacement has only the entry of ``M_out`` in the
-    stage that makes it. Sets `Model.decisions`.
+    (`Graph.last_stages`), and page-ins and page-outs without paging, are fixed to 0. Samples on
+    storage have S_AUX = 1. The home of state tensor `w` is RAM (``resident[w]``) or storage:
+    `declare_homes` adds these variables and their rows. Of state, all entries of ``M_out`` and all
+    entries after the stage of its replacement are fixed to 0; on memory-mapped storage, all entries
+    but those of ``S_AUX``. Of a replacement, all entries are fixed to 0 but that of ``M_out`` in
+    the stage that makes it. Sets `Model.decisions` to columns that are not fixed.
     """
     problem = m.problem
     graph = problem.working_graph
@@ -140,7 +140,7 @@ def _declare_relations(m: Model) -> None:
 
 
 def _fix_impossible_state_entries(m: Model) -> None:
-    """Fix to 0 the entries of `_declare_relations` that state and replacements do not have."""
+    """Fix to 0 the entries that state and replacements cannot have: see `_declare_relations`."""
     problem, node_of = m.problem, m.problem.graph.node_of
     state = frozenset(problem.graph.state_tensors)
     mapped_state = state if problem.reads_in_place else frozenset()
@@ -232,7 +232,10 @@ class CompactRelations(StepView):
         return self._column_or_zero(self.in_ram_column(t, i))
 
     def S_AUX(self, t: int, i: int) -> int:
-        """Return the column of ``S_AUX[t,i]``, or `ZERO` or `ONE`."""
+        """Return the column of ``S_AUX[t,i]``, or `ZERO` or `ONE`.
+
+        For state, the column of its home on storage, but `ZERO` after the stage of its replacement.
+        """
         if i in self.m.resident:
             home = self.m.storage_home.get(i, ZERO)
             return home if t <= self.problem.graph.last_page_in_stage(i) else ZERO
@@ -257,7 +260,7 @@ class CompactRelations(StepView):
         return ZERO if column is None else column
 
     def nonzero_entries(self, is_one: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that is 1.
+        """Yield (relation, stage, index) of every entry that is 1, not sorted by relation.
 
         `is_one` returns whether a column is 1.
         """
@@ -286,8 +289,8 @@ class CompactRelations(StepView):
     def column_values(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
         """Yield (column, value) of the columns of ``compact``, for a schedule.
 
-        These are decisions, liveness columns and the peak. Entries of the schedule without a column
-        are ignored.
+        These are decisions, liveness columns and the peak. A keep is 1 if the tensor is in RAM when
+        each of its `segment_stages` begins. Entries of the schedule without a column are ignored.
         """
         m = self.m
         in_ram_entries = set(schedule.S_RAM)

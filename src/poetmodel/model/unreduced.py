@@ -32,7 +32,7 @@ def _presence_columns(m: Model, t: int, i: int) -> list[int]:
 def _add_input_rows(m: Model) -> None:
     """Require the inputs of a computed node in RAM.
 
-    For every input `i` of node `j` and every stage::
+    For every input `i` of node `j` and every stage ``t >= j``::
 
         R[t,j] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
 
@@ -65,12 +65,12 @@ def _add_keeping_rows(m: Model) -> None:
 def _add_on_storage_rows(m: Model) -> None:
     """Allow on storage only tensors that were paged out, or that are there from the start.
 
-    ::
+    For every tensor `i` that does not start on storage::
 
         S_AUX[t+1,i] <= S_AUX[t,i] + M_out[t,i]
 
-    State that is not resident is on storage, and node `u`, which makes its replacement `w+`, pages
-    it out::
+    Only state that is not resident has copies or is on storage. Node `u` makes its replacement
+    `w+`, which is paged out in the stage of `u`::
 
         S_RAM[t,w], S_AUX[t,w] <= 1 - resident[w]
         M_out[u,w+]            =  1 - resident[w]
@@ -134,8 +134,9 @@ def _add_all_memory_rows(m: Model) -> None:
 def _add_storage_rows(m: Model) -> None:
     """Limit the auxiliary storage, whose space is not reused.
 
-    Adds nothing if storage has no limit or paging is impossible. If the limit cannot bind, adds
-    only the real variables `stored`, from 0 to 1. Tensors in `on_aux` have no such variable::
+    Adds neither variables nor rows if storage has no limit or paging is impossible. If the limit
+    cannot bind, adds only the real variables `stored`, from 0 to 1. Tensors that start on storage
+    have no variable `stored`::
 
         sum(bytes[i] * stored[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_limit_bytes
         stored[i] >= M_out[t,i]

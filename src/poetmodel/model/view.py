@@ -39,13 +39,13 @@ def to_pyomo(
     The result has the attributes `arrays`, which is `model`; `variables`, the Pyomo variable of
     each column; `stated_rows`, the expressions of the rows of each constraint, by family and key;
     and if there is an objective, `objective`, `objective_unit`, and `stated_objective`, the
-    expression. Constraints and variables are attributes by the name of their family, and relations
-    by theirs. If `model` has them, `problem`, `formulation`, `exact` and `events` are attributes,
-    and `decisions` with variables in place of columns.
+    expression. Families of constraints and variables, and relations, are attributes by their names;
+    `zero` and `one` are constant expressions. If `model` has them, `problem`, `formulation`,
+    `exact` and `events` are attributes, and `decisions` with variables in place of columns.
 
-    If `memory_rows` is False, a row that solvers reject replaces memory rows with terms. If it is
-    None, raises `TooLargeError` if the memory rows have more than `MAX_TERMS` terms. Raises
-    `TimeLimitError`.
+    If `memory_rows` is False and the memory rows have terms, one row that solvers reject replaces
+    them. If `memory_rows` is None, raises `TooLargeError` if the memory rows have more than
+    `MAX_TERMS` terms. Raises `TimeLimitError`.
     """
     m = pyo.ConcreteModel(name=model.name)
     for name in ("problem", "formulation", "exact", "events"):
@@ -198,8 +198,8 @@ class _RelationEntries:
 def unchanged_constraints(m: pyo.ConcreteModel) -> dict[int, range]:
     """Return a range of rows of the model for each unchanged Pyomo constraint, by its `id`.
 
-    A constraint is unchanged if its expression is that of `to_pyomo`. The range has one row; for
-    the constraint that replaces omitted memory rows, all memory rows.
+    A constraint is unchanged if its expression is the object that `to_pyomo` made. The range has
+    one row; for the constraint that replaces omitted memory rows, all memory rows.
     """
     rows_of_constraint: dict[int, range] = {}
     for name, row_range in m.arrays.row_families.items():

@@ -47,7 +47,7 @@ class Block:
 def list_blocks(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
     """Return all blocks of a valid plan, in the order of their first copies or workspaces.
 
-    Raises `PlanError` if the plan is for another graph.
+    Raises `PlanError` if the plan is for another graph, and `TimeLimitError`.
     """
     blocks: list[Block] = []
     latest_block_of: dict[int | None, Block] = {}

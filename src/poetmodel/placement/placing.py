@@ -55,6 +55,8 @@ def place(
     PlanError
         If the plan is not valid (limits are not checked) or is for another graph, or if the
         alignment is not a power of two.
+    TimeLimitError
+        If a time limit of the calling context passes.
     """
     check_alignment(alignment)
     check = check_plan(graph, None, plan, ram_budget_bytes=MAX_BYTES)

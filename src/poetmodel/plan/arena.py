@@ -82,7 +82,7 @@ class Arena:
 
     @property
     def fragmentation(self) -> float:
-        """Excess of the block over the lower bound, as a fraction of the bound.
+        """Excess of the arena over the lower bound, as a fraction of the bound.
 
         If the bound is 0, 1 for any excess and 0 without excess.
         """

@@ -78,14 +78,16 @@ def check_arena(graph: Graph, plan: Plan, arena: Arena) -> ArenaCheck:
     ------
     PlanError
         If the plan is for another graph.
+    TimeLimitError
+        If a time limit of the calling context passes.
 
     Notes
     -----
     Each copy (a first computation, a recomputation, a page-in, a first read of state, resident
-    state) and each workspace has exactly one aligned offset and ends inside the block. Copies that
+    state) and each workspace has exactly one aligned offset and ends inside the arena. Copies that
     are in RAM together do not overlap, except an output that overwrites an input in place: both
     have the same offset. A replacement uses the memory of its state tensor. Offsets of copies that
-    the program does not make are violations. Stated sizes equal the simulated ones, and the block
+    the program does not make are violations. Stated sizes equal the simulated ones, and the arena
     fits the budget of the plan.
     """
     checker = _ArenaChecker(graph, plan, arena)
@@ -121,7 +123,7 @@ class _ArenaChecker:
             self.unused_offsets[key] = offset
 
     def check_copies(self, copies: Sequence[Stay]) -> None:
-        """Add the copies made at one position; check their offsets against live copies.
+        """Add the rectangles of the copies made at one position, and violations of their offsets.
 
         Drops live rectangles that end at or before the position, and raises `lower_bound_bytes`.
         """
@@ -166,7 +168,7 @@ class _ArenaChecker:
     def _pop_offset(self, copy: Stay) -> int | None:
         """Return the offset of a copy, and remove it from `unused_offsets`.
 
-        Adds violations of the alignment and of the size of the block, and raises `end_bytes`. If
+        Adds violations of the alignment and of the size of the arena, and raises `end_bytes`. If
         the arena has no offset for the copy, adds a violation and returns None.
         """
         key = (copy.begin, copy.content, copy.index)

@@ -69,7 +69,7 @@ _HOMES_PER_BYTE: Final = 8
 _GROUP_BITS: Final = 7
 """Number of bits of a number in one byte."""
 _GROUP_MASK: Final = 0x7F
-"""The bits of a byte with bits of a number."""
+"""Mask of the bits of a byte that store bits of a number."""
 _CONTINUATION_BIT: Final = 0x80
 """The bit of a byte that is set if more bytes of the number follow."""
 
@@ -94,7 +94,7 @@ def encode(plan: Plan, graph: Graph | None = None) -> bytes:
     ------
     PlanError
         If the graph is neither given nor found, or is not the graph of the plan; if `decode` would
-        not restore the program, for example because it lacks nodes of the graph; if the program has
+        not restore the program, for example a program without all nodes; if the program has
         indices that the graph lacks; if resident tensors are not state; if a number is negative or
         has more than 63 bits; or if `memory_mapped` or `commit` is set without `resident`.
     """
@@ -229,7 +229,7 @@ class _IndexPredictor:
         """Set the predictions before the first instruction."""
         self.node_of = homes.graph.node_of
         self.new_nodes = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
-        """Nodes in the order of their first computations, except nodes of first reads."""
+        """Nodes in graph order, except nodes of first reads."""
         self.n_computed = 0
         """Number of nodes of `new_nodes` that were computed without a record."""
         self._last_index_of = dict.fromkeys(_OPS_BY_CODE, 0)
@@ -241,7 +241,8 @@ class _IndexPredictor:
 
         For ``compute``, the index of its last record plus 1; for ``page_out``, the first tensor
         that the last computed node or a later one makes; otherwise the index of the last record of
-        the operation. Without a record, the last index of ``compute`` is -1, others are 0.
+        the operation. Before the first record of an operation, its last index is -1 for ``compute``
+        and 0 for every other operation.
         """
         if op == Op.COMPUTE:
             return self._last_index_of[op] + 1

@@ -21,9 +21,9 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
 
     `steps` are in program order, with first reads of state as page-ins. For ``dma`` they include
     the ``wait i`` of a page-out whose tensor must be freed later than right after its last use, or
-    whose transfer must be complete before that; they include no other waits and no frees. For
-    ``blocking``, given waits are removed and no waits are added. In the result, the first page-in
-    of each state tensor on storage is the ``compute`` of its node.
+    whose transfer must be complete before the last use; they include no other waits and no frees.
+    For ``blocking``, given waits are removed and no waits are added. In the result, the first
+    page-in of each state tensor on storage is the ``compute`` of its node.
 
     A copy of a tensor lives from the instruction that makes it (a computation, a page-in) to the
     last step that touches it (a computation or page-out that reads it, a given ``wait``) before the
@@ -35,8 +35,8 @@ def add_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: Storag
       that may operate in place, copies without a pending transfer are freed first.
     - State is not freed by the node that replaces it, since the replacement uses its memory.
     - Before a computation there is a ``wait`` for each input that is still being paged in, in the
-      order in which their transfers began. Transfers that begin after that one, right before the
-      computation, follow the wait; this does not delay them, as the bus is busy until then.
+      order in which their transfers began. Transfers right before the computation follow the wait
+      if they begin after the page-in; this does not delay them, as the bus is busy until then.
     - Right before a page-out there is a ``wait`` for a pending transfer of the same tensor.
     - A transfer is pending from its start to its ``wait``, given or derived.
 
@@ -93,7 +93,7 @@ def _order_frees(
 def _wait_position(program: Sequence[Instruction], i: int) -> int:
     """Return the position of a wait for tensor `i`: before the transfers that end the program.
 
-    Transfers up to the last one of `i` precede the wait.
+    If tensor `i` is transferred among them, the position is right after its last transfer.
     """
     position = len(program)
     while position and program[position - 1].op in _TRANSFERS and program[position - 1].index != i:
@@ -120,7 +120,10 @@ class Copy:
 
 
 def find_copies(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
-    """Return all copies of tensors that steps make, in order; `steps` must have no frees."""
+    """Return all copies of tensors, in the order in which `steps` make them.
+
+    `steps` must have no frees. Uses of a tensor without a copy are ignored.
+    """
     copies: list[Copy] = []
     latest_copy_of: dict[int, Copy] = {}
     for position, (op, index) in enumerate(steps):

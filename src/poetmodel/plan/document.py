@@ -29,19 +29,20 @@ class PlanDocument:
 
 
 def load_document(path: str | Path) -> PlanDocument:
-    """Read a plan file; raise `PlanError` with its errors, as `load_file` does."""
+    """Read a plan file; raise `PlanError` if it cannot be read or is invalid."""
     return _to_document(load_file(path))
 
 
 def parse_document(text: str, *, source: str) -> PlanDocument:
     """Parse the text of a plan file; `source` names the file in errors.
 
-    Raises `PlanError` with the errors of the text, as `parse_plan` does.
+    Raises `PlanError` if the text is invalid, as `parse_plan` does.
     """
     return _to_document(parse_plan(text, source=source))
 
 
 def _to_document(file: PlanFile) -> PlanDocument:
+    """Convert the validated content of a plan file to a plan, metrics and an arena."""
     return PlanDocument(
         plan=Plan.from_file(file),
         stated_metrics={

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _OFFSET_LENGTH: Final = 4
-"""Number of values of an offset: the fields of `poetmodel.plan.arena.CopyOffset`."""
+"""Number of values in an entry of ``offsets``: the fields of `poetmodel.plan.arena.CopyOffset`."""
 OpName = Literal["compute", "page_in", "page_out", "wait", "free"]
 """Value of a member of `Op`."""
 
@@ -37,7 +37,7 @@ OpName = Literal["compute", "page_in", "page_out", "wait", "free"]
 def _list_validator(length: int, description: LiteralString) -> BeforeValidator:
     """Return a validator that accepts lists of `length` items and converts them to tuples.
 
-    `description` states the items in messages.
+    `description` names the items in the error for other values.
     """
 
     def check(value: object) -> object:
@@ -52,6 +52,7 @@ InstructionEntry = Annotated[
     tuple[OpName, Index], _list_validator(len(Instruction._fields), "an operation and an index")
 ]
 Position = Annotated[int, Field(ge=BEFORE)]
+"""Position of an instruction, or `BEFORE` for resident state."""
 OffsetEntry = Annotated[
     tuple[Position, Literal["output", "workspace"], Index, Index],
     _list_validator(_OFFSET_LENGTH, "a position, 'output' or 'workspace', an index, an offset"),
@@ -59,7 +60,7 @@ OffsetEntry = Annotated[
 
 
 class ArenaEntry(Strict):
-    """The arena in a plan file."""
+    """The arena in a plan file; its fields are those of `poetmodel.plan.arena.Arena`."""
 
     bytes: Index
     lower_bound_bytes: Index
@@ -68,7 +69,7 @@ class ArenaEntry(Strict):
 
 
 class PlanFile(GraphFile):
-    """The content of a plan file; a subclass has a field for each metric."""
+    """The content of a plan file, with the fields of `Plan`; a subclass has a field per metric."""
 
     format: Literal["poetmodel-plan"]
     version: Annotated[int, exact_version(VERSION, VERSION_WITH_STATE)]
@@ -87,7 +88,7 @@ def _make_plan_file_type(metrics: tuple[Metric, ...]) -> type[PlanFile]:
 
 
 def load_file(path: str | Path) -> PlanFile:
-    """Read a plan file; raise `PlanError` if it cannot be read, or with its errors."""
+    """Read a plan file; raise `PlanError` if it cannot be read or is invalid."""
     with convert_errors(PlanError):
         text = read_text(path)
     return parse_plan(text, source=str(path))
@@ -108,7 +109,10 @@ def parse_plan(text: str, *, source: str) -> PlanFile:
 
 
 def _content_faults(document: PlanFile) -> Iterator[str]:
-    """Yield an error for each contradiction between keys of a plan file."""
+    """Yield errors: keys that do not fit the version, and indices and positions out of range.
+
+    Also yields an error if the alignment of the arena is no power of two.
+    """
     if (document.resident is None) != (document.version == VERSION):
         yield (
             f"resident: a file of version {VERSION_WITH_STATE} lists the state whose home is RAM, "
@@ -135,7 +139,10 @@ def _content_faults(document: PlanFile) -> Iterator[str]:
 
 
 def _arena_faults(document: PlanFile, arena: ArenaEntry) -> Iterator[str]:
-    """Yield an error for each invalid alignment, position or index of an arena."""
+    """Yield an error for an invalid alignment, and for each position or index out of range.
+
+    `poetmodel.plan.arena_check.check_arena` checks the offsets.
+    """
     try:
         check_alignment(arena.alignment)
     except PlanError as error:

@@ -26,11 +26,12 @@ STALL_MARK: Final = "!"
 def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None = None) -> str:
     """Return a plan as text; `check` is the result of `check_plan`.
 
-    Without costs, all times are 0. After the metrics of the plan and a table head, there is one
-    line per instruction: its position, the core's clock when it is issued, RAM after it, its action
-    and object, and a remark with its duration, bytes, delay on the bus or in-place outputs. ``!``
-    marks lines at which the core stalls, ``<- peak`` the instruction of the peak RAM. With an
-    arena, the lines state the offsets of new copies. Violations follow at the end.
+    After the metrics of the plan and a table head, there is one line per instruction: its position,
+    the core's clock when it is issued, RAM after it, its verb, the name of its node or tensor, and
+    a remark with its duration, bytes, delay on the bus or in-place outputs. ``!`` marks waits at
+    which the core stalls, ``<- peak`` the first instruction with the peak RAM. With an arena, the
+    lines state the offsets of new copies. Violations follow at the end. Without costs, the metrics
+    omit makespan and energy, and all times in the table are 0.
     """
     lines = [
         *_heading_lines(graph, plan, check, arena),
@@ -45,7 +46,10 @@ def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 def _heading_lines(
     graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 ) -> Iterator[str]:
-    """Yield the lines with the metrics of a plan."""
+    """Yield the lines with the metrics of a plan and the homes of its state.
+
+    Omits time and energy without costs, the arena if it is None, and homes without state.
+    """
     device = f" on {plan.device}" if plan.device else ""
     yield (
         f"Plan for {graph.name}{device}, {plan.mode} transfers: {len(plan.program)} instructions, "
@@ -81,7 +85,7 @@ def describe_fragmentation(arena: Arena) -> str:
 def describe_homes(graph: Graph, plan: Plan) -> str:
     """Return a phrase with the number and bytes of state tensors in RAM and on storage.
 
-    Returns "" without state.
+    Omits a home without tensors; returns "" without state.
     """
     resident, sizes = plan.resident or (), graph.tensor_bytes
     homes = {
@@ -137,8 +141,9 @@ class _OffsetRemarks:
     def format_offsets(self, position: int, step: Instruction) -> str:
         """Return a remark on the offsets of the copies that an instruction makes.
 
-        The instruction of a node with resident state has the offset of this state. Returns ""
-        without an arena, or if the instruction makes no copy.
+        The remark begins with a comma and names the copies, unless one tensor is the only copy. The
+        ``compute`` of resident state has the offset of this state. Returns "" without an arena, or
+        if the instruction makes no copy.
         """
         copies = self.copies_of_position.get(position, [])
         if step.op == Op.COMPUTE and step.index in self.resident_nodes:
@@ -162,7 +167,7 @@ class InstructionText:
     """Verbs, names and remarks of a plan's instructions."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
-        """Collect the first reads, resident state and storage of a plan."""
+        """Store the transfer mode, the first reads and the homes of state of a plan."""
         self.graph = graph
         self.is_dma = plan.mode == StorageMode.DMA
         self.first_reads = plan.first_reads(graph)
@@ -173,9 +178,10 @@ class InstructionText:
         self.is_mapped = plan.memory_mapped
 
     def format_verb(self, step: Instruction, *, is_repeated: bool) -> str:
-        """Return the verb of an instruction.
+        """Return the verb of an instruction, such as ``page in`` or ``recompute``.
 
-        `is_repeated` is whether an equal instruction was executed before.
+        `is_repeated` is whether an equal instruction was executed before. The ``compute`` of state
+        is ``read`` if it is a first read, otherwise ``hold``.
         """
         op, index = step
         if op == Op.COMPUTE and index in self.first_reads:
@@ -199,8 +205,8 @@ class InstructionText:
     def format_remark(self, step: Instruction, record: InstructionRecord) -> str:
         """Return the remark on an instruction: duration, bytes, home of state, in-place outputs.
 
-        For a wait, whether the core stalls; ``?`` for other instructions on a node or tensor that
-        the graph lacks.
+        For a wait, the remark is ``STALL`` with the duration, or ``done already``. For other
+        instructions on a node or tensor that the graph lacks, it is ``?``.
         """
         op, index = step
         duration_text = format_seconds(record.end_s - record.start_s)
@@ -224,6 +230,7 @@ class InstructionText:
         return f"{write_back_text}{self._format_transfer(index, record)}"
 
     def _format_transfer(self, i: int, record: InstructionRecord) -> str:
+        """Return the bytes and duration of a transfer of tensor `i` and, for DMA, its bus delay."""
         size = format_bytes(self.graph.tensor_bytes[i])
         delay_s = record.start_s - record.issued_s
         delay_text = (
@@ -247,9 +254,9 @@ class InstructionText:
 
 
 def _time_unit(longest_s: float) -> tuple[float, str]:
-    """Return the largest unit in which the longest time has at least three digits: size and name.
+    """Return the size [s] and name of the largest unit in which `longest_s` is at least 100.
 
-    The size is in seconds. Shorter times have microseconds, a time of 0 has seconds.
+    Times below 100 us have microseconds; a time of 0 has seconds.
     """
     units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
     fitting_units = (unit for unit in units if longest_s >= 100 * unit[0])

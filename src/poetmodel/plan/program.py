@@ -53,7 +53,8 @@ class Plan:
     memory_mapped: bool = False
     """Whether the core reads state from storage in place, without a copy in RAM."""
     commit: int | None = None
-    """Number of steps between writes of all replaced state to storage; None for no commits."""
+    """Number of training steps between writes of all replaced state to storage; None for no
+    commits."""
     graph: Graph | None = field(default=None, compare=False, repr=False)
     """The graph itself; None if unknown, as for plans of `load`."""
 

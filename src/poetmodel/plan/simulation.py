@@ -38,7 +38,7 @@ def check_plan(
         The training graph.
     costs : Costs or None
         Costs for times and energy; None for checks of memory and order only. The plan's `commit`,
-        unless None, replaces theirs.
+        unless None, replaces that of the costs.
     plan : Plan
         The program.
     ram_budget_bytes : int, optional
@@ -55,7 +55,7 @@ def check_plan(
     Raises
     ------
     PlanError
-        If the plan is for another graph; a plan without an identity is not checked.
+        If the plan is for another graph; never for a plan without an identity.
     CostError
         If the costs do not match the graph.
     TimeLimitError
@@ -66,8 +66,9 @@ def check_plan(
     Inputs of a computation must be in RAM without a pending page-in, unless the core reads them
     on storage in place. A page-in allocates its RAM when it is issued. A ``dma`` transfer is
     pending until a wait for it, and its tensor must not be freed before. A blocking program has one
-    clock: its makespan is compute plus transfer time, summed by kind as for schedules. A ``dma``
-    program executes transfers one at a time, in program order, in parallel with computations.
+    clock: its makespan is the sum of compute and transfer time, each added up as for schedules. A
+    ``dma`` program executes transfers one at a time, in program order, in parallel with
+    computations.
 
     The ``compute`` of state on storage is its first read, a page-in, unless the core reads state in
     place. Resident state occupies RAM during the whole step. A computation writes a replacement
@@ -128,10 +129,10 @@ def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterat
 
 
 def _home_faults(plan: Plan, homes: Homes, device: Device | None) -> Iterator[str]:
-    """Yield errors in a plan's list of resident state.
+    """Yield an error for each tensor in a plan's list of resident state that is no state.
 
-    If state is on storage, also yields an error if that storage is memory-mapped only in the plan
-    or only on the device.
+    If there are a device and state on storage, also yields an error if storage is memory-mapped
+    only in the plan or only on the device.
     """
     yield from homes.resident_faults
     if device is not None and homes.on_storage and homes.is_mapped != device.is_memory_mapped:
@@ -158,9 +159,10 @@ def _limit_violations(
 
 
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
-    """Return the bytes that page-outs and, per step, commits write [B].
+    """Return the bytes that page-outs and, on average per step, commits write [B].
 
-    Page-outs of `Commit.replacements` count only in the commits.
+    Page-outs of `Commit.replacements` count only in the commits. Without costs, commits are
+    omitted.
     """
     commit = None if machine.table is None else machine.table.commit
     replacements, committed_bytes = (
@@ -173,7 +175,10 @@ def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
 
 
 def _time_and_energy_metrics(machine: Machine, idle_power_w: float) -> dict[str, float]:
-    """Return times and energy as fields of `PlanCheck`; {} without costs."""
+    """Return times and energy, commits and idle power included, as fields of `PlanCheck`.
+
+    Returns {} without costs.
+    """
     table, counts = machine.table, machine.counts
     if table is None:
         return {}

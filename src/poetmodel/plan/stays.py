@@ -22,12 +22,15 @@ def list_stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
 
     Resident state comes first. An output in place shares memory with its input. Each byte counts
     for only one of the two, so that the sum at each instruction is the RAM that `check_plan`
-    returns. A replacement has no stay of its own: its memory is the stay of its state tensor.
+    returns. A replacement has no stay of its own: its memory is the stay of its state tensor. Rules
+    and limits are not checked.
 
     Raises
     ------
     PlanError
         If the plan is for another graph.
+    TimeLimitError
+        If a time limit of the calling context passes.
     """
     check_identity(graph, plan)
     machine = Machine(plan.homes(graph), plan.program, mode=plan.mode)

@@ -94,7 +94,10 @@ def _metadata_event(name: str, args: dict[str, Any], track: int) -> Event:
 
 
 def _plan_metrics(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
-    """Return graph, device, mode, budget and metrics of a plan, for the key ``otherData``."""
+    """Return graph, device, mode, budget and metrics of a plan, for the key ``otherData``.
+
+    Values that are unknown are None.
+    """
     return {
         "graph": graph.name,
         "sha256": None if plan.identity is None else plan.identity.sha256,
@@ -259,7 +262,8 @@ class _TrackEvents:
 def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
     """Yield counter events of RAM, in total and by kind, and of the budget, if there is one.
 
-    RAM has events at each change and at the end of the program, the budget at both ends.
+    RAM has events at each change and at the end of the program, the budget at time 0 and at the
+    end.
     """
     times_s = [record.issued_s for record in check.records]
     times_s += [record.end_s for record in check.records[-1:]]
@@ -291,7 +295,7 @@ def _counter_events(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Even
 
 
 def _ram_by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Return the RAM (during, after) each instruction, by kind [B]."""
+    """Return the RAM during and after each instruction [B], by name of kind as in `KIND_NAMES`."""
     stays_by_kind: list[list[Stay]] = [[] for _ in KIND_NAMES]
     for stay in list_stays(graph, plan):
         tensor = stay.index if stay.content == Content.OUTPUT else None

@@ -7,4 +7,4 @@ FORMAT: Final = "poetmodel-plan"
 VERSION: Final = 1
 """Version of plan files without homes of state."""
 VERSION_WITH_STATE: Final = 2
-"""Version of plan files that state homes."""
+"""Version of plan files with homes of state."""

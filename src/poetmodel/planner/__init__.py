@@ -1,4 +1,4 @@
-"""Convert schedules to plans: Algorithm 2 of POET made sound, and just-in-time transfers."""
+"""Convert schedules to plans: Algorithm 2 of POET, corrected, and late page-ins for DMA."""
 
 from poetmodel.planner.planning import checked_plan, make_plan, verify
 

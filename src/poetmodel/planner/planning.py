@@ -144,7 +144,8 @@ def _make_dma_program(
     """Return a program for a device with DMA, with the improvements found within `limit_s` [s].
 
     Without an improvement, each page-in begins right before its first use. Raises `TimeLimitError`
-    if an outer time limit has passed and `limit_s` is None.
+    if an outer time limit passes before the search for improvements or, if `limit_s` is None,
+    during this search.
     """
     from poetmodel.plan.derivation import add_waits_and_frees
     from poetmodel.planner.sequence import extract_actions, move_page_ins_to_readers
@@ -166,7 +167,7 @@ def _make_dma_program(
 def _improve_timing(
     homes: Homes, table: CostTable, actions: Sequence[Instruction], budget: int, best_timing: Timing
 ) -> Iterator[Timing]:
-    """Yield improvements of `best_timing`, none slower than the one before, within the tolerance.
+    """Yield improvements of `best_timing`, none slower than the one before except by rounding.
 
     First a search chooses the transfers' intervals; its result is yielded if it fits in the budget
     and is faster. Then up to `_MAX_DELAY_PASSES` passes delay page-ins of the best timing; they end
@@ -255,11 +256,11 @@ def verify(
     schedule : Schedule
         The schedule to verify.
     stated : mapping of str to number, optional
-        Metrics stated in a file, such as ``energy_j`` and ``peak_ram_bytes``. Each is compared with
-        the simulator's. Without `plan`, a stated makespan above that of the default plan counts as
-        the time, up to the time without any overlap, because another plan may be slower, such as
-        one whose addresses fit. If RAM is minimized, a larger stated RAM counts likewise, up to the
-        budget.
+        Metrics, bounds and gaps stated in a file, such as ``energy_j`` and ``peak_ram_bytes``. A
+        false one is a violation, as in `check_schedule`. Without `plan`, a stated makespan above
+        that of the default plan counts as the time, up to the time without any overlap, because
+        another plan may be slower, such as one whose addresses fit. If RAM is minimized, a larger
+        stated RAM counts likewise, up to the budget.
     plan : Plan, optional
         The plan to verify if the time of the problem is a makespan, otherwise ignored; its peak is
         compared with its own budget and that of the problem. Default: the plan that `make_plan`
@@ -297,7 +298,8 @@ def verify(
     def make_and_check(peak_bytes: int, budget: int) -> PlanCheck:
         """Make the plan within a RAM budget [B], or use `plan` if there is one, and check it.
 
-        If the schedule's peak exceeds the budget, a plan that is made has no budget.
+        If the schedule's peak exceeds the budget, a plan that is made has no budget. `plan` is
+        checked with the smaller of `budget` and its own budget.
         """
         plan_budget_bytes = budget if peak_bytes <= budget else None
         candidate = plan or _make_unchecked_plan(
@@ -318,7 +320,7 @@ def verify(
         """Return the makespan of the checked plan and, if RAM is minimized, its RAM.
 
         The RAM is the peak of `plan`; without `plan`, the smallest budget that was found. Adds
-        violations of the plan to `plan_violations`. Without `plan`, raises both metrics to the
+        violations of the plan to `plan_violations`. Without `plan`, increases both metrics to the
         values in `stated`. Without a valid schedule or enough time, the makespan is that of a plan
         without overlap, and the RAM is None. Raises `TimeLimitError` if an outer time limit has
         passed and `planning_s` is None.
@@ -358,7 +360,7 @@ def verify(
 def _raise_to_stated_values(
     metrics: PlanMetrics, stated: Mapping[str, float | None], max_metrics: PlanMetrics
 ) -> PlanMetrics:
-    """Return makespan and RAM, raised to the values stated in a file, up to `max_metrics`.
+    """Return makespan and RAM, increased to the values stated in a file, up to `max_metrics`.
 
     A file may state the values of another, slower plan.
     """
@@ -377,9 +379,10 @@ def _min_ram_bytes(
     simulation: Simulation,
     make_and_check: Callable[[int], PlanCheck],
 ) -> int:
-    """Bisect for the smallest RAM budget whose plan meets all limits [B], approximately.
+    """Bisect for the smallest RAM budget whose plan meets all limits [B].
 
-    The result is at least the peak of the schedule; it is larger if page-ins must begin early.
+    Stops after `_MAX_BISECTIONS` iterations, so that a smaller budget may suffice. The result is at
+    least the peak of the schedule; it is larger if page-ins must begin early.
     `make_and_check` makes the plan within a budget [B] and checks it. Returns the peak without a
     check if it is at least the usable RAM, and the usable RAM if the plans for the peak and for the
     usable RAM violate a rule or limit.

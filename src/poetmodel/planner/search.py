@@ -31,7 +31,7 @@ class SearchParameters:
         *((24, 2), (64, 4), (256, 4), (1024, 4)),
     )
     """For each round the beam width (labels per interval), and the maximum number of transfers of
-    each kind that are tried next."""
+    each kind that are tried after each transfer of a label."""
     max_labels: int = 6_000
     """Approximate maximum number of labels created by all rounds after the first."""
     max_continuations: int = 6
@@ -79,10 +79,10 @@ class _Label(NamedTuple):
     begun_outs: int
     """Bit mask of the page-outs that have begun."""
     pending_ins: tuple[tuple[int, float], ...]
-    """(index, end) of each page-in that has begun and whose reader has not, sorted by index."""
+    """(index, end [s]) of each page-in that has begun and whose reader has not, by index."""
     pending_outs: tuple[tuple[int, float], ...]
-    """(index, end) of each page-out that has begun, in bus order, until the core waits for it or
-    finds it finished."""
+    """(index, end [s]) of each page-out that has begun, in bus order, until the core waits for it
+    or finds it finished."""
     trail: _Trail | None
     """Transfers that have begun, latest first."""
     transfer_s: float
@@ -223,7 +223,9 @@ class _BeamSearch:
     def _extend_label(self, label: _Label, interval: int) -> Iterator[_Label]:
         """Yield labels of the next interval: each choice of transfers, then the computation.
 
-        Sets `is_exhaustive` to False if `max_continuations` stops the enumeration.
+        The first label begins only the transfers that must begin. A further transfer is tried
+        only if the bus is idle before the core reaches the next interval. Sets `is_exhaustive` to
+        False if `max_continuations` stops the enumeration.
         """
         # Drop the page-outs that have finished.
         if label.pending_outs and label.pending_outs[0][1] <= label.core_s:
@@ -379,7 +381,10 @@ class _BeamSearch:
         return label
 
     def _begin_page_in(self, label: _Label, index: int, interval: int) -> _Label:
-        """Begin a page-in on the bus, after its source is on storage; return the new label."""
+        """Begin a page-in on the bus, after its source is on storage; return the new label.
+
+        Does not wait for RAM.
+        """
         label = self._store_source(label, index, interval)
         page_in = self.windows.page_ins[index]
         end = max(label.core_s, label.bus_s) + page_in.time_s
@@ -455,7 +460,8 @@ class _BeamSearch:
     def _free_ram(self, label: _Label, interval: int, excess: int) -> _Label:
         """Wait for page-outs until `excess` bytes are free; return the new label.
 
-        Waits first for page-outs that have begun; then begins further ones and waits for them.
+        Waits first for page-outs that have begun; then begins further ones that hold RAM, in index
+        order, and waits for them.
         """
         page_outs, held_by_page_outs = self.windows.page_outs, self.held_by_page_outs[interval]
         core_s, pending_outs = label.core_s, []
@@ -523,7 +529,10 @@ class _Estimates:
         self._due_intervals = [transfer.due_interval for transfer in self.transfers]
 
     def estimate_makespan(self, label: _Label, interval: int) -> float:
-        """Return the estimated makespan of a label that has reached an interval [s]."""
+        """Return the estimated makespan of a label that has reached an interval [s].
+
+        The estimate is neither a lower nor an upper bound.
+        """
         remaining_s = self.windows.remaining_s
         page_ins, page_outs = self.windows.page_ins, self.windows.page_outs
         core_s = label.core_s

@@ -88,8 +88,9 @@ class Timing:
     def _add_step(self, position: int, step: Instruction, ended_tensors: Collection[int]) -> None:
         """Execute the step at a position of the input, after the necessary waits.
 
-        `ended_tensors` are the tensors whose copies end with this step. Afterwards these are freed
-        or, during their page-out, registered as dead.
+        First frees dead tensors whose page-out has finished. `ended_tensors` are the tensors whose
+        copies end with this step. Afterwards waits for their page-ins, and frees them or, during
+        their page-out, registers them as dead.
         """
         self.core_s.append(self._now_s)
         self.waiting_position.append(position)
@@ -115,8 +116,9 @@ class Timing:
     def _compute(self, k: int, ended_tensors: Collection[int]) -> None:
         """Execute node `k`, after waits for its inputs and for page-outs that must free RAM.
 
-        Also waits for page-outs of dead copies of its outputs, and adds the waits for finished
-        page-outs of inputs that it overwrites.
+        Also waits for page-outs of dead copies of its outputs. Adds to `steps` the waits for
+        page-outs of inputs that it overwrites: those that have finished or must free RAM. The
+        caller adds the step itself.
         """
         for i in self.homes.inputs[k]:
             if i in self._page_in_ends:
@@ -154,7 +156,7 @@ class Timing:
         """Begin a transfer of tensor `i` on the bus, after the end of its pending transfers.
 
         Before a page-in, also waits for page-outs until the tensor fits in RAM, or no tensor is
-        dead.
+        dead. The caller adds the step to `steps`.
         """
         if i in self._dead_tensors:
             self._free_dead(i)
@@ -204,7 +206,8 @@ class Timing:
     def _wait(self, i: int, transfer_ends: dict[int, float]) -> None:
         """Stall the core until the transfer of tensor `i` ends; remove it from `transfer_ends`.
 
-        Sets the transfer's `waiting_position` to the current step, and adds to `stall_s`.
+        Sets the transfer's `waiting_position` to the current step, and adds the stall to `stall_s`.
+        Adds no wait to `steps`.
         """
         end_s = transfer_ends.pop(i)
         self.waiting_position[self._begin_position[i]] = self._position
@@ -227,7 +230,8 @@ class _BusTransfer:
     end_s: float
     """End time [s]."""
     max_end_s: float
-    """Latest end time that delays no step [s]."""
+    """Latest end time that delays no step [s]; the initial end if no step waits for the
+    transfer."""
     reader: int
     """For a page-in that is read, the position of the step that waits for it: its last possible
     `new_position`. Otherwise `position`."""

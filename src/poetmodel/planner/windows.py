@@ -137,10 +137,10 @@ class TransferWindows:
     def insert_transfers(
         self, interval_transfers: Iterable[tuple[int, Instruction]]
     ) -> tuple[Instruction, ...]:
-        """Return the computations with (interval, transfer) pairs, in bus order, inserted.
+        """Return the computations in order, each preceded by the transfers of its interval.
 
-        The transfers of an interval precede its computation. Marks of page-ins without a reader
-        (None in `nodes`) are omitted.
+        `interval_transfers` has (interval, transfer) pairs in bus order; those of the last interval
+        follow all computations. Marks of page-ins without a reader (None in `nodes`) are omitted.
         """
         transfers_by_interval: list[list[Instruction]] = [[] for _ in range(len(self.nodes) + 1)]
         for interval, transfer in interval_transfers:
@@ -153,7 +153,11 @@ class TransferWindows:
         return tuple(actions)
 
     def _add_copy(self, copy: Copy, intervals: Sequence[int], *, is_paged_in: bool) -> None:
-        """Record RAM and transfers of a copy; `intervals` has the interval of each action."""
+        """Register a copy: its change of RAM, its page-in and its page-out.
+
+        If the copy is computed and the older copy was paged out, closes the window of that
+        page-out. `intervals` has the interval of each action.
+        """
         i, interval, end = copy.tensor, intervals[copy.begin], len(self.nodes)
         size, table = self._homes.sizes[i], self._table
         begin, first_dead_interval, overwritable_bytes = (
@@ -202,7 +206,7 @@ class TransferWindows:
             )
 
     def _find_min_ram(self) -> list[int]:
-        """Return the minimum RAM at each computation [B]."""
+        """Return the minimum RAM at each computation [B], as defined at `min_ram_bytes`."""
         step_bytes, resident_bytes = self._homes.step_bytes, self._homes.ram_bytes
         return [
             resident_bytes + copy_bytes + (0 if k is None else step_bytes[k]) - overwritable_bytes
@@ -212,7 +216,7 @@ class TransferWindows:
         ]
 
     def _limit_by_ram(self) -> None:
-        """Set the due interval of page-outs, and the first interval from which page-ins fit."""
+        """Set `due_interval` of page-outs; delay `first_interval` of page-ins until they fit."""
 
         def fits(interval: int, size_bytes: int) -> bool:
             """Return whether `size_bytes` fit in RAM beside the minimum in an interval."""

@@ -38,7 +38,8 @@ def infeasibility_reason(problem: Problem) -> str | None:
 def infeasibility_reasons(problem: Problem) -> Iterator[str]:
     """Yield a message for each limit that no schedule meets, even without the other limits.
 
-    Limits are compared only with the bounds of `infeasibility_reason`.
+    Limits are compared only with the bounds of `infeasibility_reason`, in the order RAM, space for
+    commits, deadline, energy, user constraints.
     """
     faults = (
         _ram_fault(problem),
@@ -71,7 +72,7 @@ def describe_limits(problem: Problem, *, ram: bool = True) -> str:
 def _forbidden_text(problem: Problem) -> str:
     """Return a phrase that recomputation or paging is impossible; "" if both are possible.
 
-    Without storage, paging is impossible.
+    The phrase begins with a comma. Without storage, paging is impossible.
     """
     names = ["recomputation"] * (not problem.recompute) + ["paging"] * (not problem.can_page)
     return f", without {' or '.join(names)}" if names else ""
@@ -101,7 +102,7 @@ def _limit_phrases(problem: Problem, *, ram: bool) -> list[str]:
 
 
 def _ram_fault(problem: Problem) -> str | None:
-    """Return a message if the minimum RAM exceeds the budget, else None."""
+    """Return a message if the minimum RAM exceeds the budget minus resident bytes, else None."""
     graph = problem.graph
     floor = problem.floor
     if floor.bytes <= problem.usable_ram_bytes:
@@ -138,8 +139,9 @@ def insufficient_ram_message(
 
     `computation` is a phrase that names the computation that must fit. Budgets below `needed_bytes`
     are never sufficient; 0 if no lower bound is known. `sufficient_bytes` is None if no sufficient
-    budget is known. `base_bytes` is 100 % of a budget that was stated as a percentage, else None.
-    If not `is_proved`, the message suggests a longer search.
+    budget is known; if it is at most `needed_bytes`, the message calls it the minimum. `base_bytes`
+    is 100 % of a budget that was stated as a percentage, else None. If `is_proved` is False, the
+    time of a search has passed, and the message suggests a longer one.
     """
     message = f"ram: {format_bytes(budget_bytes)} is too little for {computation}"
     hint = "" if base_bytes else missing_unit_hint(budget_bytes, needed_bytes)
@@ -162,7 +164,7 @@ def insufficient_ram_message(
 def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
     """Return a hint that a budget lacks its unit if it is small and far below the minimum, else "".
 
-    See `MAX_BYTES_WITHOUT_UNIT` and `MISSING_UNIT_RATIO`.
+    The hint begins with a semicolon. See `MAX_BYTES_WITHOUT_UNIT` and `MISSING_UNIT_RATIO`.
     """
     if budget_bytes >= MAX_BYTES_WITHOUT_UNIT or min_bytes <= MISSING_UNIT_RATIO * budget_bytes:
         return ""
@@ -173,7 +175,8 @@ def missing_unit_hint(budget_bytes: int, min_bytes: int) -> str:
 def _floor_contents(problem: Problem) -> Iterator[str]:
     """Yield a phrase for each item in RAM at the node with the largest working set.
 
-    The last phrase has the bytes that operators in place save, if any.
+    Items are inputs and outputs, workspace and, if the problem cannot page, all state together. The
+    last phrase has the bytes that operators in place save, if any.
     """
     graph, k = problem.graph, problem.floor.node
     omitted_tensors = set(graph.state_of)  # Replacements use the memory of their state tensors.
@@ -229,7 +232,7 @@ def _deadline_fault(problem: Problem) -> str | None:
 def _commit_hint(problem: Problem, amount_text: str) -> str:
     """Return a hint to commit less often; "" without commits.
 
-    `amount_text` is the formatted time or energy of commits.
+    The hint begins with a semicolon. `amount_text` is the formatted time or energy of commits.
     """
     if problem.table.commit is None:
         return ""
@@ -278,7 +281,11 @@ def _constraint_faults(problem: Problem) -> Iterator[str]:
 
 
 def _allowed_coefficients(problem: Problem, limit: LinearRow) -> Coefficients:
-    """Return the coefficients of a row, with 0 for decisions that the problem forbids."""
+    """Return the coefficients of a row, with 0 for decisions that the problem forbids.
+
+    These are recomputations of some or all nodes and, if the problem cannot page, page-ins,
+    page-outs and homes on storage.
+    """
     coefficients = limit.coefficients
     return Coefficients(
         compute=[

@@ -55,7 +55,7 @@ _EACH_EXAMPLE: Final = "a pattern such as 'recomputations:conv*'"
 
 
 def load_constraints(path: str | Path, problem: Problem) -> Problem:
-    """Add the constraints of a file to a problem, and set the objective if the file has one.
+    """Add the constraints of a file to a problem, and minimize its objective if the file has one.
 
     Returns a new problem.
 
@@ -97,7 +97,7 @@ class _ConstraintReader:
     """Parses the content of a file to constraints and an objective."""
 
     def __init__(self, problem: Problem) -> None:
-        """Collect the names of graph and constraints of the problem, and a parser for each unit."""
+        """Store names of nodes, tensors, state and constraints, and a parser for each unit."""
         self.rows: list[Constraint] = []
         """Constraints of the file."""
         self.objective: Terms | None = None
@@ -121,7 +121,10 @@ class _ConstraintReader:
         """Owner of each constraint's name, for messages: the problem, or a location in the file."""
 
     def read(self, document: dict[str, Any]) -> None:
-        """Parse the content of a file: add to `rows` and `faults`, and set `objective`."""
+        """Parse the content of a file: add to `rows` and `faults`, and set `objective`.
+
+        Also adds an error if the file has neither constraints nor an objective.
+        """
         self._check_keys(document, _TABLES, "")
         tables = document.get("constraint", [])
         if not isinstance(tables, list):
@@ -341,6 +344,7 @@ class _ConstraintReader:
         return 0.0
 
     def _check_keys(self, table: dict[str, Any], known_keys: tuple[str, ...], label: str) -> None:
+        """Add an error to `faults` for each unknown key of a table; `label` is its prefix."""
         self.faults += [
             f"{label}{key}: {unknown_key_message(key, known_keys)}"
             for key in table

@@ -90,7 +90,7 @@ class TimeSum(NamedTuple):
 class SimulatedMetrics(Protocol):
     """Metrics of a simulated schedule that objectives and limits read.
 
-    `Objective` also reads the attributes that it names. Times are None without costs.
+    `Objective` also reads its `metric` and `overhead_metric`. Times are None without costs.
     """
 
     @property
@@ -177,9 +177,9 @@ class Objective:
         """Divisor of the objective in models.
 
         One thousandth of the reference, so that relevant gaps are far above a solver's absolute
-        tolerances. Without a reference, one thousandth of the scale for peak RAM and user-defined
-        sums, else of the baseline. If that is 0, the cost of the most expensive transfer, or 1 if
-        transfers cost 0 too.
+        tolerances. For peak RAM, or without a reference, one thousandth of the scale for peak RAM
+        and user-defined sums, else of the baseline. If that is 0, the cost of the most expensive
+        transfer, or 1 if transfers cost 0 too.
         """
         typical_value = (
             self.scale if self.user_sum is not None or not self.is_sum else self.baseline
@@ -226,7 +226,7 @@ class Objective:
 def linear_limits(problem: Problem) -> Iterator[LinearRow]:
     """Yield a row for each limit on a sum: deadline, energy budget, user constraints.
 
-    The `upper` of a row is the limit minus the value of a single pass, with a tolerance unless all
+    The `upper` of a row is the limit minus the sum of a single pass, with a tolerance unless all
     coefficients of a user constraint are ints. A deadline has a row for each of
     `Problem.deadline_sums`, a user constraint one for each bound. A lower bound becomes an upper
     bound with all signs reversed. Per-stage constraints have rows of `stage_limits` instead.
@@ -259,7 +259,8 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
 def stage_limits(problem: Problem) -> Iterator[LinearRow]:
     """Yield a row over (stage, item) decisions for each per-stage user constraint.
 
-    Each row has the upper bound: rounded down if all coefficients are ints, else with a tolerance.
+    Each row has only the upper bound, since a lower bound is never above 0: the bound is rounded
+    down if all coefficients are ints, else increased by a tolerance.
     For each counted node or tensor the row lists every stage after the first computation up to
     `Graph.last_stages` or `Graph.last_page_in_stage`, if necessary with coefficient 0. Omits other
     stages, and page-ins of replacements and of state that is read in place. Raises `ValueError` for
@@ -355,7 +356,7 @@ def expand_totals(
     """Return the coefficients of decisions in a weighted sum of totals, and a constant.
 
     The constant is the value of the sum for a single pass. Coefficients of an energy omit idle
-    power over a makespan. Terms must be valid and not count by stage, which is not checked.
+    power over a makespan. Terms must be valid and not count by stage; this is not checked.
     """
     graph, table = problem.graph, problem.table
     zeros = (0,) * len(graph.tensors)
@@ -497,7 +498,7 @@ def _writes_objective(problem: Problem) -> Objective:
 
 
 def _user_objective(problem: Problem) -> Objective:
-    """Return the objective of the user's weighted sum of totals."""
+    """Return the user-defined objective; its baseline includes `UserSum.rewards`."""
     coefficients, baseline = expand_totals(problem, problem.user_objective)
     rewards = min_negative_sum(problem.graph, coefficients)
     return Objective(
@@ -585,7 +586,10 @@ def _make_coefficients(
     page_in: Sequence[float] = (),
     page_out: Sequence[float] = (),
 ) -> Coefficients:
-    """Return the coefficients of every node and tensor, with homes; an omitted column is 0."""
+    """Return the coefficients of all decisions, homes by `_add_state_transfers`.
+
+    An omitted column is 0.
+    """
     zeros = (0.0,) * len(problem.graph.tensors)
     return _add_state_transfers(
         problem,

@@ -134,7 +134,10 @@ def _parse_deadline_counts(problem: Problem, faults: list[str]) -> DeadlineCount
 
 
 def _switch_faults(problem: Problem) -> Iterator[str]:
-    """Yield an error for each Boolean option that is not a bool or conflicts with the graph."""
+    """Yield an error for each Boolean option that is not a bool.
+
+    Also yields an error if `count_parameters` is True for a graph with state tensors.
+    """
     switches: dict[str, object] = {
         "recompute": problem.recompute,
         "paging": problem.paging,
@@ -158,11 +161,11 @@ def _costs_with_commits(problem: Problem) -> Costs:
 
 
 def _constraints_with_commits(problem: Problem) -> tuple[Constraint, ...]:
-    """Return the problem's constraints, and the one that keeps replaced state in RAM.
+    """Return the problem's constraints and, if commits need it, `COMMIT_CONSTRAINT`.
 
-    That constraint, named `COMMIT_CONSTRAINT`, is added if the graph replaces state and the problem
-    commits, but not in every training step, unless storage is volatile. A constraint of that name
-    in the problem is dropped.
+    The constraint of this name keeps replaced state in RAM. It is added last if the graph replaces
+    state and the problem commits, but not in every training step, unless storage is volatile. A
+    constraint of this name in the problem is dropped.
     """
     graph, device = problem.graph, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
@@ -289,7 +292,8 @@ def user_sum_faults(
 def _parse_ram(problem: Problem) -> int:
     """Return the RAM budget [B], by default the device's RAM.
 
-    Raises `BudgetError` if the budget is invalid or 0 bytes, or if budget and device are None.
+    A percentage is of the keep-all peak plus `Problem.resident_bytes`. Raises `BudgetError` if the
+    budget is invalid or 0 bytes, or if budget and device are None.
     """
     value, device = problem.ram, problem.costs.device
     if value is None:

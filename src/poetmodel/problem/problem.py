@@ -165,7 +165,7 @@ class Problem:
     """The energy limit [J]; None for none."""
 
     def __post_init__(self) -> None:
-        """Parse and validate the fields; replace options by parsed ones, set derived fields."""
+        """Validate the fields, replace options by parsed ones, and set the derived fields."""
         resolved = resolve_problem(self)
         assign = partial(object.__setattr__, self)  # The class is frozen.
         assign("costs", resolved.costs)
@@ -257,7 +257,7 @@ class Problem:
         """Return this problem with numbers (SI) for its limits.
 
         Unlike percentages, numbers have the same values after ``dataclasses.replace`` changes graph
-        or costs. Limits of the device become limits of the problem; a limit that is None remains.
+        or costs. Limits of the device become limits of the problem. A missing limit remains None.
         """
         return replace(
             self,
@@ -354,7 +354,7 @@ class Problem:
 
     @property
     def uses_energy(self) -> bool:
-        """Whether energies are minimized, limited or in a user sum, or costs are of a device."""
+        """Whether energy is minimized, limited or in a user sum, or the costs have a device."""
         sums = (dict(self.user_objective), *(row.terms for row in self.constraints))
         return (
             self.minimize == Quantity.ENERGY
@@ -404,9 +404,10 @@ class Problem:
     def rewards(self) -> Coefficients:
         """Largest reward of each decision by a limit or the objective; 0 if none rewards it.
 
-        A decision is rewarded by a constraint with a lower limit, or by a negative coefficient:
-        then a recomputation or transfer that no other decision needs may help. Transfers that state
-        forbids, or that its home decides, have reward 0.
+        A negative coefficient in the objective or an upper limit rewards a decision, and a positive
+        one in a lower limit: then a recomputation or transfer that no other decision needs may
+        help. A reward is the absolute coefficient, in the unit of its limit or of the objective.
+        Transfers that state forbids, or that its home decides, have reward 0.
         """
         sums = [self.objective.coefficients, *(limit.coefficients for limit in self.linear_limits)]
         rewards = Coefficients(
@@ -418,7 +419,11 @@ class Problem:
         return self._remove_forbidden_transfers(rewards) if self.graph.state_tensors else rewards
 
     def _remove_forbidden_transfers(self, rewards: Coefficients) -> Coefficients:
-        """Return rewards with 0 for each transfer that state forbids or that its home decides."""
+        """Return rewards with 0 for each transfer that state forbids or that its home decides.
+
+        These are page-outs of state tensors and replacements, page-ins of replacements and, on
+        memory-mapped storage, page-ins of state tensors.
+        """
         graph = self.graph
         state_and_replacements = {*graph.state_tensors, *graph.state_of}
         unread_tensors = state_and_replacements if self.reads_in_place else set(graph.state_of)
@@ -469,8 +474,9 @@ class Problem:
     def plans_all_transfers(self) -> bool:
         """Whether plans execute all transfers of the relevant schedules.
 
-        Plans with overlapping transfers omit page-outs that no page-in needs. Schedules with such
-        page-outs are relevant only if a limit, the objective or an added row may reward them.
+        False if the deadline counts ``overlap`` and a limit, the objective or an added row may
+        reward page-outs that no page-in needs: plans omit these page-outs. Without rewards,
+        schedules with such page-outs are not relevant.
         """
         may_reward = self.surrogate_options.rewards_page_outs or may_reward_page_outs(self)
         return self.deadline_counts != DeadlineCounts.OVERLAP or not may_reward
@@ -488,7 +494,8 @@ class Problem:
     def limited_times_s(self, simulation: SimulatedMetrics) -> tuple[float, ...]:
         """Return the times of a simulated schedule that must each meet the deadline [s].
 
-        Without costs, returns () or, in a surrogate, zeros.
+        Returns the simulated time alone or, in a surrogate of a makespan, one time for each of
+        `deadline_sums`. For a simulation without costs, returns () or, in a surrogate, zeros.
         """
         if self.surrogate_options.transfer_weight is None:
             return () if simulation.time_s is None else (simulation.time_s,)
@@ -521,8 +528,8 @@ class Problem:
         """RAM budget above which no schedule improves [B]; above 0, at most `MAX_BYTES`.
 
         The keep-all peak, since no schedule is better than keep-all. If any decision is rewarded,
-        the size of all tensors, and of the outputs and workspace of one more computation. Includes
-        resident bytes that count.
+        the size of all tensors, plus the largest outputs and workspace of one more computation.
+        Includes resident bytes that count.
         """
         graph = self.graph
         max_bytes = checkpoint_all_peak_bytes(graph)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SinglePass:
-    """Time and energy of a step that computes every node once, including commits."""
+    """Time and energy of a step that computes every node once, including commits.
+
+    All state is resident, so the step has no transfers except those of commits.
+    """
 
     graph: Graph
     """The training graph."""
@@ -55,8 +58,9 @@ class SinglePass:
     def time_s(self) -> float:
         """Time that the deadline counts [s].
 
-        Includes commits if transfers count. If transfers overlap computations, the time includes
-        only `Commit.other_cost` of the commits, which occurs after all other actions.
+        The compute time and, if transfers count, that of the commits. If transfers overlap
+        computations, only `Commit.other_cost` of the commits is added: its actions follow all other
+        actions of a step.
         """
         commit = self.table.commit
         if commit is None or self.deadline_counts == DeadlineCounts.COMPUTE:

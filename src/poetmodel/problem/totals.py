@@ -164,7 +164,10 @@ class Constraint:
     """Maximum; None for no maximum."""
 
     def __post_init__(self) -> None:
-        """Validate the fields, and convert whole numbers to int, other numbers to float."""
+        """Validate the fields, and convert whole numbers to int, other numbers to float.
+
+        Copies `terms`. Raises `InputError` for the first error.
+        """
         label = f"constraint {quote(self.name)}"
         if not self.name:
             raise InputError(f"{label}: expected a non-empty name")
@@ -316,7 +319,7 @@ class _CountVariables(Mapping[Any, Any]):
         return isinstance(key, Hashable) and key in self._variables
 
     def get(self, key: object, default: Any = None) -> Any:
-        """Return the variable of a name or index; `default` for other keys, also with a stage."""
+        """Return the variable of a name or index; `default` for other keys, also (stage, item)."""
         exists = key in self
         return self[key] if exists else default
 
@@ -363,7 +366,8 @@ class TotalsBlock:
     ) -> Callable[[Any, int], Any]:
         """Return a function of (stage, item) that returns the variable of the count in a stage.
 
-        Adds an empty indexed variable for the count to the block.
+        An item is the index of a node or tensor; `index` has the index of each by name. Adds an
+        empty indexed variable for the count to the block.
         """
         import pyomo.environ as pyo
 
@@ -421,7 +425,7 @@ class TotalsBlock:
         ]
 
     def _parse_relation(self, name: str, relation: Any) -> Constraint:
-        """Convert a Pyomo relation to a constraint.
+        """Convert a Pyomo relation to a constraint; its limits are reduced by the constant.
 
         Raises `InputError` if the relation is not linear, or if no `Constraint` can state it.
         """

@@ -46,9 +46,10 @@ def make_working_graph(
 
 
 def _working_node(node: Node, omitted_names: set[str]) -> Node:
-    """Return a node of the working graph: state becomes a sample.
+    """Return a node of the working graph: state becomes a sample on storage.
 
-    Replacements of state and tensors with `omitted_names` have 0 bytes; the latter are not read.
+    Replacements of state, and outputs with `omitted_names`, have 0 bytes. Inputs with
+    `omitted_names` are dropped.
     """
     outputs = tuple(
         replace(output, replaces=None, bytes=0)

@@ -71,8 +71,8 @@ def list_ram_kinds() -> list[dict[str, str]]:
 def graph_chart(graph: Graph) -> dict[str, Any]:
     """Return the data about the graph that the charts of a page need.
 
-    ``nodes``: node names. ``tensors``: name, bytes, index of the node that computes it, and kind:
-    state, activation or gradient.
+    ``nodes``: node names. ``tensors``: name, bytes, index of the node that computes it, and kind
+    (see `tensor_kind`).
     """
     return {
         "nodes": [escape_controls(node.name) for node in graph.nodes],
@@ -91,10 +91,14 @@ def graph_chart(graph: Graph) -> dict[str, Any]:
 def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
     """Return the map of a schedule, stages by nodes (POET, ICML 2022, figure 2).
 
-    ``columns``: node names. ``labels``: the different contents of cells: `dominant_kind` as an
-    index into `KINDS`, whether the cell is marked as paged out, and a description of all actions
-    with bytes. ``runs``: the vertical sequences of equal cells, each as column (node), first row,
-    last row (stages, inclusive) and index into ``labels``.
+    Returns
+    -------
+    dict
+        - ``columns``: node names.
+        - ``labels``: the different contents of cells: `dominant_kind` as an index into `KINDS`,
+          whether the cell is marked as paged out, and a description of all actions with bytes.
+        - ``runs``: the vertical sequences of equal cells, each as column (node), first row, last
+          row (stages, inclusive) and index into ``labels``. Cells without actions are omitted.
     """
     labels: dict[tuple[int, bool, str], int] = {}
     labels_by_column: dict[int, list[tuple[int, int]]] = {}
@@ -128,12 +132,18 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
 def address_chart(subject: Subject) -> dict[str, Any] | None:
     """Return the chart of addresses over time of a plan; None without a plan or addresses.
 
-    ``boxes``: copies of tensors and workspaces, from the issue of the instruction at `begin` of
-    each `Rectangle` to that of the one at `end`, except contents without an address or bytes: kind
-    as an index into `KINDS`, start, length, lowest address and height in the units of the axes,
-    description, and the index of the tensor, None for a workspace. ``end``: the makespan; 1 if it
-    is 0 or unknown. ``limit``, ``limit_name``: checked size of the arena, and its label.
-    ``x_name``, ``y_name``: labels of the axes with units.
+    Returns
+    -------
+    dict or None
+        - ``boxes``: one list for each copy of a tensor or workspace that has an address and bytes:
+          kind as an index into `KINDS`, start, length, lowest address and height in the units of
+          the axes, description, and the index of the tensor, None for a workspace. A box lasts from
+          the issue of the instruction at `begin` of its `Rectangle` (0 for `BEFORE`) to that of the
+          one at `end`.
+        - ``end``: the makespan; 1 if it is 0 or unknown.
+        - ``limit``, ``limit_name``: size of the arena that its contents need (`ArenaCheck.bytes`),
+          and its label.
+        - ``x_name``, ``y_name``: labels of the axes with units.
     """
     graph, plan, check, arena_check = (
         subject.graph,
@@ -192,8 +202,9 @@ def _rectangles_with_kinds(
 ) -> Iterator[tuple[Kind, Rectangle]]:
     """Yield (kind, rectangle) for all contents of the arena, with or without an address.
 
-    The kind of a copy of a tensor is its origin: `Kind.KEPT` for one that is in RAM when the step
-    begins, `Kind.PAGED_IN` also for a first read of state.
+    The kind of a workspace is `Kind.WORKSPACE`. The kind of a copy of a tensor is its origin:
+    `Kind.KEPT` if it is in RAM when the program begins, `Kind.PAGED_IN` for a page-in or a first
+    read of state, `Kind.COMPUTED` for the first computation, else `Kind.RECOMPUTED`.
     """
     computed_tensors: set[int] = set()
     state_tensors = set(graph.state_tensors)
@@ -217,7 +228,7 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
 
     Returns None if there is no such schedule. ``rows``: label, device, RAM, use by kind
     (``parts``), free and missing bytes [B] of each schedule; ``keep_all``: the same values of
-    keep-all on each device of the schedules, without the reserved bytes of a compiled step.
+    keep-all on each device of the schedules. Both include the reserved bytes of a compiled step.
     """
     gauged_subjects = [
         subject for subject in subjects if subject.device_ram is not None and subject.verdict.valid

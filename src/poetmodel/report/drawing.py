@@ -96,7 +96,8 @@ def _draw_page(
 ) -> None:
     """Write a page with one chart of type `chart_type`, which is also the name of its script.
 
-    Characters that UTF-8 cannot encode become question marks.
+    Characters that UTF-8 cannot encode become question marks. Raises `InputError` if the file
+    cannot be written.
     """
     page_text = render(
         "picture.html.jinja",

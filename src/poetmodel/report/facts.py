@@ -132,9 +132,10 @@ def graph_facts(subject: Subject) -> dict[str, Any]:
 def _bound_facts(subject: Subject) -> dict[str, Any]:
     """Return bounds and objective stated in the file, and the gap of the minimized quantity.
 
-    For energy the gap is that between stated bound and simulated value of the overhead, None
-    without costs or bound; else it is the stated gap. If another quantity was minimized, both
-    energy bounds are None unless the stated bound on the overhead is above 0.
+    If energy was minimized, or no objective is stated, the gap is that between the stated bound and
+    the simulated value of the overhead; None without costs or bound. If another quantity was
+    minimized, the gap is the stated one, and both energy bounds are None unless the stated bound on
+    the overhead is above 0.
     """
     stated_metrics, simulation = subject.document.stated_metrics, subject.simulation
     overhead_j, overhead_bound_j = simulation.overhead_j, stated_metrics.get("overhead_bound_j")
@@ -171,10 +172,11 @@ def _problem_facts(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
 
 
 def _peak_facts(subject: Subject) -> dict[str, Any]:
-    """Return the step with the peak RAM, and the tensors in RAM there, largest first.
+    """Return the step with the simulated peak RAM, and the tensors in RAM there, largest first.
 
-    ``other_bytes`` is the peak minus these tensors: workspace, second copies and reserved bytes,
-    minus bytes that outputs overwrite in place; it may be negative [B].
+    For a compiled step, its plan may have another peak. ``ram_bytes`` includes reserved bytes.
+    ``other_bytes`` is ``ram_bytes`` minus these tensors: workspace, second copies and reserved
+    bytes, minus bytes that outputs overwrite in place; it may be negative [B].
     """
     graph, simulation = subject.graph, subject.simulation
     peak = simulation.peak
@@ -227,7 +229,7 @@ def _plan_facts(subject: Subject) -> dict[str, Any] | None:
 def _decision_counts(subject: Subject) -> dict[str, Any]:
     """Return the numbers of tensors by treatment, of recomputations and of transfers.
 
-    Page-ins include first reads of state.
+    Page-ins include first reads of state, and page-outs include its write-backs.
     """
     counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
@@ -270,9 +272,9 @@ def reproduction_commands(subject: Subject) -> Iterator[str]:
     """Yield the commands that solve the problem of a schedule again and verify the schedule.
 
     They are commands of a POSIX shell, with all digits of limits. If the problem has user-defined
-    sums, the first command writes their file. For a compiled PyTorch step, yields one text with the
-    lines of Python.
-    Without a stated problem or without costs, only the schedule is verified.
+    sums, the first command writes their file. Without a stated problem or without costs, the only
+    command is that of the verification. For a compiled PyTorch step, yields instead one text with
+    lines of Python that compile the step again and verify it.
     """
     if subject.step is not None:
         yield f"step = {subject.step['call']}\nprint(step.verify().summary())"

@@ -93,7 +93,8 @@ def _split_name(name: str) -> tuple[NameParts, NameParts]:
 def _cartesian_products(points: Sequence[NameParts]) -> Iterator[tuple[NameParts, ...]]:
     """Yield Cartesian products of numbers that together contain each point exactly once.
 
-    A point has the numbers of one name; a product is a tuple with the numbers at each position.
+    A point has the numbers of one name; a product is a tuple with the numbers at each position. All
+    points have the same length. There may be more products than necessary.
     """
     if not points[0]:
         yield ()
@@ -171,7 +172,7 @@ def decision_table(
 def _fold_key(row: Mapping[str, Any]) -> Hashable:
     """Return the properties in which folded tensors are equal: decision, size, counts and costs.
 
-    Costs are rounded to `DIGITS` digits.
+    Costs are rounded to `DIGITS` digits. Stages may differ.
     """
     properties = (row["choice"], row["size_bytes"])
     counts = (row["recomputed"], row["paged_out"], row["paged_in"])
@@ -181,7 +182,7 @@ def _fold_key(row: Mapping[str, Any]) -> Hashable:
 def _table_row(
     name: str, members: Sequence[Mapping[str, Any]], costs: Collection[str]
 ) -> dict[str, Any]:
-    """Return a table row for one tensor or a fold of equal tensors."""
+    """Return the row of one tensor or of a fold of equal tensors, without the key ``members``."""
     first, count = members[0], len(members)
     nodes = dict.fromkeys(row["node"] for row in members)
     display_name = escape_controls(name)

@@ -65,9 +65,9 @@ def report_facts(subjects: Sequence[Subject]) -> dict[str, Any]:
 def report_page(subjects: Sequence[Subject]) -> str:
     """Return a report as the text of an HTML file; equal input gives equal text.
 
-    Needs the libraries of `check_report`. The page loads no other file, which its content security
-    policy enforces. The schedules, of one graph and with different labels, are shown side by side
-    in the given order.
+    Raises `ModuleNotFoundError` if a library of `check_report` is missing. The page loads no other
+    file, which its content security policy enforces. The schedules, of one graph and with different
+    labels, are shown side by side in the given order.
     """
     facts = report_facts(subjects)
     has_several_schedules = len(subjects) > 1
@@ -124,7 +124,8 @@ def _estimates_note(subjects: Sequence[Subject]) -> str:
 def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
     """Return the tables of decisions: column heads, and a (label, rows) pair for each schedule.
 
-    Costs have columns if any schedule has costs, energies also only if any problem uses them.
+    Times have a column if any schedule has costs; energies only if, in addition, any problem uses
+    energy.
     """
     has_costs = any(subject.costs is not None for subject in subjects)
     shows_energy = any(subject.problem.uses_energy for subject in subjects)
@@ -140,7 +141,10 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def _step_section(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template values of the section about the compiled step of a schedule."""
+    """Return the template values of the section about a compiled step.
+
+    `entry` has the `schedule_facts` of its schedule; ``step`` must not be None.
+    """
     step = entry["step"]
     return {
         "entry": entry,
@@ -174,7 +178,8 @@ def _title(subjects: Sequence[Subject]) -> str:
 def _charts(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     """Return the data of all charts, each with its type and its id on the page.
 
-    Omits the gauge, timelines and charts of addresses that do not exist.
+    In this order: gauge, timelines, charts of addresses, maps. Omits a gauge, timeline or chart of
+    addresses whose function returns None.
     """
     gauge_data = gauge_chart(subjects)
     return [

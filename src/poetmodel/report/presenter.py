@@ -97,7 +97,10 @@ def gauge_fact(key: str, name: str, device_ram: DeviceRam | None) -> Fact:
 
 
 def state_metrics(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
-    """Return counts and bytes of state by home, and bytes of its transfers; None without state."""
+    """Return counts and bytes of state by home, and the bytes of transfers of state on storage.
+
+    Returns None without state.
+    """
     if not graph.state_tensors:
         return None
     sizes, on_storage = graph.tensor_bytes, set(graph.state_tensors) - simulation.resident
@@ -252,8 +255,9 @@ def constraint_rows(
 ) -> Iterator[tuple[Fact, ...]]:
     """Yield one row per user-defined constraint, with one fact for each of several schedules.
 
-    `values_by_schedule` has the values of the constraints of each schedule. Constraints have rows
-    if they are among the at most `MAX_CONSTRAINTS` selected ones of any schedule.
+    `values_by_schedule` has the values of the constraints of each schedule. Constraints of equal
+    name share a row. Only constraints that `_select_constraints` returns for any schedule have
+    rows.
     """
     indices_by_name = [
         {value.row.name: index for index, value in enumerate(values)}
@@ -376,7 +380,11 @@ def format_count(value: float | None) -> str:
 
 
 def format_device_quantity(value: float, *, unit: str) -> str:
-    """Format a device quantity with its unit for display."""
+    """Format a device quantity with its unit for display.
+
+    Watts, writes and times (`unit` ``times``) have no metric prefix. Bytes are exact, and rounded
+    in brackets. Seconds have the format of `format_seconds`; other units have a metric prefix.
+    """
     if unit == "B":
         return format_exact_bytes(value)
     if unit == "s":

@@ -160,7 +160,10 @@ def _glyphs() -> frozenset[int]:
 
 
 def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
-    """Draw a map, page-outs as marks on its cells; return a patch of each drawn kind by name."""
+    """Draw a map, with page-outs as marks on its cells.
+
+    Returns a legend patch for each drawn kind, by its name.
+    """
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Patch, Polygon, Rectangle
 
@@ -202,7 +205,8 @@ def draw_map(axes: Any, stage_map: Map) -> dict[str, Any]:
 def stack_bands(graph: Graph, chart: Mapping[str, Any]) -> Iterator[tuple[str, BandSegments]]:
     """Yield (band kind, segments) of the band of each copy and workspace in the RAM stack.
 
-    A band kind is a name of `KIND_NAMES`, or the `Kind` of a copy or workspace whose origin is a
+    `chart` is the result of `plan_chart`, with times; its units are those of the segments. A band
+    kind is a name of `KIND_NAMES`, or the `Kind` of a copy or workspace whose origin is a
     recomputation or page-in. Bands are stacked in the order of `KIND_NAMES` of their contents,
     those of one kind by their begin, and of equal begin the last to end first. Contents that are in
     RAM for no time are omitted.
@@ -271,9 +275,9 @@ def band_colour(band_kind: str) -> str:
 def _lane_bars(
     chart: Mapping[str, Any], kind_by_letter: Mapping[str, Kind]
 ) -> list[tuple[Kind, float, float]]:
-    """Return (kind, start, length) of the bars of a lane.
+    """Return (kind, start, length) of the bars of a lane, in program order.
 
-    `kind_by_letter` has the kinds of the lane, by letter of instruction.
+    Each instruction that takes time and whose letter is in `kind_by_letter` has a bar.
     """
     return [
         (kind_by_letter[letter], start, end - start)
@@ -304,7 +308,10 @@ def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float
 
 
 def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
-    """Draw the RAM of keep-all, in front of it the bands of `stack_bands`, and any budget."""
+    """Draw the RAM of keep-all, in front of it the bands of `stack_bands`, and any budget.
+
+    Sets the limits and labels of the axes, and the labels of the legend.
+    """
     from matplotlib.collections import PolyCollection
 
     outlines_by_kind: dict[str, list[Any]] = {}

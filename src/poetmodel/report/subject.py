@@ -51,7 +51,7 @@ def make_document(result: SolveResult) -> ScheduleDocument:
 
 
 def drop_unknown_pairs(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return a schedule without the pairs of stages, nodes or tensors that the graph lacks.
+    """Return a schedule without the pairs whose stage, node or tensor the graph lacks.
 
     The verifier reports these pairs; the remaining schedule can be drawn. `resident` is unchanged.
     """
@@ -146,12 +146,15 @@ class Sources:
     """Inputs of a report as the user typed them, for the commands that reproduce it."""
 
     schedule: str
+    """Schedule file."""
     graph: str
     """Graph file or built-in network."""
     shape: InputShape = DEFAULT_SHAPE
+    """Input of a built-in network."""
     device: str | None = None
     """Name or file of the device, if given."""
     profile: str | None = None
+    """File of measured costs, if given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +210,8 @@ def solved_subject(
 ) -> Subject:
     """Verify the schedule of a result, and return it as a subject with its plan.
 
-    `check` is the check of `plan`, and `name` the name of schedule and graph. `step` is the result
-    of ``step.report()`` of `poetmodel.torch` if a compiled step executes the plan. Raises
+    `check` is the check of `plan`. `name` stands for schedule and graph in `Sources`. `step` is the
+    result of ``step.report()`` of `poetmodel.torch` if a compiled step executes the plan. Raises
     `NoScheduleError` if the result has no schedule.
     """
     problem, document = result.problem, make_document(result)

@@ -32,6 +32,8 @@ def render(
 ) -> str:
     """Render a page as text; equal values give equal text.
 
+    Raises `ModuleNotFoundError` if one of `LIBRARIES` is missing.
+
     Parameters
     ----------
     template : str

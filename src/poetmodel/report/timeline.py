@@ -42,7 +42,7 @@ def timeline_chart(subject: Subject) -> dict[str, Any] | None:
 
     Without a plan, for example without costs, ``issued`` is None, and the x axis is the instruction
     index. RAM values of a compiled step include its reserved bytes, and ``ghost_name`` names its
-    keep-all curve. Return None for a schedule without a plan that violates a rule of execution.
+    keep-all curve. Returns None if there is no plan and the schedule violates a rule of execution.
     """
     if subject.plan is not None and subject.check is not None:
         chart = plan_chart(subject.graph, subject.plan, subject.check)
@@ -91,19 +91,29 @@ def _add_reserved_bytes(subject: Subject, chart: dict[str, Any]) -> dict[str, An
 def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     """Return the data of a plan's timeline.
 
-    ``ops``, ``of``: a letter for each instruction, and the index of its node for a computation,
-    else (also for a first read) of its tensor. ``issued``: issue time of each instruction, and the
-    end of the plan; None without times or with a makespan of 0. ``work``: position, start and end
-    of each instruction that takes time. ``during``, ``after``: RAM during and after each
-    instruction, as simulated by `check_plan` [B]. ``stays``: contents of RAM, each a list: the
-    index of a tensor, or -1 - k for the workspace of node k; bytes; positions of begin (-1 before
-    the program) and end; an index of `ORIGINS`; 1 if it was copied to storage, else 0; position (-1
-    for none) and bytes of an overwrite in place; index of the tensor that replaced it (-1 for
-    none); and the positions of the computations that read it. ``ghost``: positions of the
-    instructions that first compute each node except state, and the RAM of keep-all there [B].
-    ``peak``: position of the peak, 0 without one. ``unit``: unit of times. ``size``, ``scale``:
-    unit of the RAM axis, and its bytes. ``budget``, ``budget_name``: RAM budget [B] and its label;
-    None and empty without one. Raises `PlanError` if the plan is for another graph.
+    Positions are indices of instructions. Raises `PlanError` if the plan is for another graph.
+
+    Returns
+    -------
+    dict
+        - ``ops``, ``of``: the letter of each instruction, as one text, and the index of its node
+          for a computation, else (also for a first read) of its tensor.
+        - ``unit``: unit of times.
+        - ``issued``: issue time of each instruction, and the end of the plan; None without times or
+          with a makespan of 0.
+        - ``work``: position, start and end of each instruction that takes time.
+        - ``during``, ``after``: RAM during and after each instruction, as simulated by
+          `check_plan` [B].
+        - ``stays``: contents of RAM, each a list of numbers, in this order: the index of a tensor,
+          or -1 - k for the workspace of node k; bytes; positions of begin (-1 before the program)
+          and end; an index of `ORIGINS`; 1 if it was copied to storage, else 0; position (-1 for
+          none) and bytes of an overwrite in place; index of the tensor that replaced it (-1 for
+          none); and the positions of the computations that read it.
+        - ``ghost``: positions of the first computations of nodes, except of state, and the RAM of
+          keep-all there [B].
+        - ``peak``: position of the peak; 0 without one.
+        - ``size``, ``scale``: unit of the RAM axis, and its bytes.
+        - ``budget``, ``budget_name``: RAM budget [B] and its label; None and empty without one.
     """
     unit_s, unit_name = time_unit(check.makespan_s or 0.0)
     records = check.records
@@ -140,7 +150,10 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
 
 
 def plan_title(graph: Graph, plan: Plan, check: PlanCheck) -> str:
-    """Return the title of a plan's timeline."""
+    """Return a timeline's title: graph, device, transfer mode, makespan, stall, peak RAM.
+
+    A missing device and a stall of 0 are omitted.
+    """
     device_text = f" on {plan.device}" if plan.device else ""
     stall_text = f", stall {format_seconds(check.stall_s)}" if check.stall_s else ""
     return (
@@ -151,7 +164,7 @@ def plan_title(graph: Graph, plan: Plan, check: PlanCheck) -> str:
 
 
 def _instruction_letters(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Yield the letter of each instruction."""
+    """Yield the letter of each instruction: of `LETTERS`, `RECOMPUTATION` or `FIRST_READ`."""
     computed_nodes: set[int] = set()
     first_reads = plan.first_reads(graph)
     for op, index in plan.program:
@@ -209,7 +222,10 @@ def _budget_values(budget_bytes: int | None, peak_bytes: int) -> dict[str, Any]:
 
 
 def _make_untimed_chart(subject: Subject) -> dict[str, Any]:
-    """Plan a schedule without costs; return its timeline over instructions instead of time."""
+    """Plan a schedule without costs; return its timeline over instructions instead of time.
+
+    Transfers block the core.
+    """
     from poetmodel.planner import make_plan
 
     graph, budget_bytes = subject.graph, subject.budget_bytes

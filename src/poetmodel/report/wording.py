@@ -69,7 +69,8 @@ def _fit_answer(schedule: Facts) -> AnswerTexts:
 
     The word is ``Rejected`` for an invalid schedule, ``Does not fit`` if it needs more than the
     device's RAM (both with mood ``bad``), else ``Fits``, or ``Runs`` without a budget (``good``).
-    The text has the number of violations, or the peak RAM, its step and the limits that are met.
+    The text has the number of violations; or the peak RAM, its step, the limits that are met, and
+    a remark if the device's RAM is exceeded.
     """
     peak, budget = schedule["peak_ram_bytes"], schedule["budget_bytes"]
     if not schedule["valid"]:
@@ -166,9 +167,9 @@ def _proof_answer(schedule: Facts) -> AnswerTexts:
 def _cost_answer(schedule: Facts) -> AnswerTexts:
     """Return (word, text, mood): energy and time that the schedule needs beyond a single pass.
 
-    The word is the additional time if time is minimized or energy is not asked for, else the
-    additional energy, both in percent with an empty mood; ``Unknown`` (mood ``warn``) without
-    costs.
+    The word is the additional time if time is minimized or the problem does not use energy
+    (`Problem.uses_energy`), else the additional energy. Both are in percent, with an empty mood.
+    Without costs, the word is ``Unknown`` (mood ``warn``).
     """
     energy_j, baseline_j = schedule["energy_j"], schedule["baseline_energy_j"]
     if energy_j is None or schedule["makespan_s"] is None:

@@ -1,4 +1,4 @@
-"""Compilation of schedules to programs: the actions of each stage in order, and invalid entries."""
+"""Compilation of schedules to programs, with faults for invalid or missing entries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POSSIBLE_IN_FIRST_STAGE: Final = ("R", "M_out")
 
 
 class CompiledSchedule(NamedTuple):
-    """The program of a schedule, and its invalid entries."""
+    """The program of a schedule, and the faults of its entries."""
 
     program: Program
     """The instructions of the schedule, without omitted entries; see `compile_schedule`."""
@@ -35,20 +35,27 @@ def compile_schedule(homes: Homes, schedule: Schedule) -> CompiledSchedule:
     """Compile a schedule to the program that a device with blocking storage executes.
 
     This is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/concepts/deviations.md`` lists the
-    differences. The program contains page-ins, the computation and page-outs of every step, and
-    frees. A tensor that ``S_RAM`` does not list in the next stage is freed after its last use in
-    the stage, or at its node's step if the stage does not use it. State that this step replaces is
-    not freed.
+    differences. The step of a node has the page-ins of the node's outputs, its computation, and the
+    page-outs of its outputs. A tensor that ``S_RAM`` does not list in the next stage is freed after
+    its last use in the stage, or at its node's step if the stage does not use it. State is not
+    freed at the step that replaces it.
 
-    Invalid entries become faults and are omitted from the program: entries with unknown stages or
-    indices, entries before the first computation, entries that are forbidden for state tensors,
-    page-ins of tensors in RAM, and transferred, kept or stored tensors that are absent. A forbidden
-    recomputation (of a node that is not recomputable, or that reads replaced state) becomes a fault
-    too, but is not omitted. Missing first computations, missing page-outs of replacements, and
-    resident tensors that are not state are faults as well. `poetmodel.schedule.machine` checks that
-    inputs of computations are in RAM when it executes the program. The program of a valid schedule
-    has the energy, time and peak RAM of its simulation. The time of a compilation is proportional
-    to the number of changes between stages.
+    These invalid entries become faults and are omitted from the program:
+
+    * entries with unknown stages or indices;
+    * entries before the stage of the first computation, and those of ``S_RAM``, ``S_AUX`` and
+      ``M_in`` in this stage;
+    * entries that are forbidden for state tensors;
+    * page-ins of tensors that are in RAM, or that ``S_AUX`` does not list in the stage;
+    * transferred, kept or stored tensors that are absent.
+
+    Further faults omit no entry: forbidden recomputations (of a node that is not recomputable, or
+    that reads replaced state), missing first computations, missing page-outs of replacements, and
+    resident tensors that are not state. `poetmodel.schedule.machine` checks that inputs of
+    computations are in RAM when it executes the program.
+
+    The program of a valid schedule has the energy, time and peak RAM of its simulation. The time of
+    a compilation is proportional to the number of changes between stages.
 
     Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
     `TimeLimitError` if the time limit passes.
@@ -78,7 +85,10 @@ class _PresenceTracker:
         """Listed tensors that are absent, ascending."""
 
     def enter_stage(self, t: int, present_tensors: Container[int]) -> list[int]:
-        """Move to the next stage, `t`; return the listed tensors not in `present_tensors`."""
+        """Move to the next stage, `t`; return all listed tensors that are absent, ascending.
+
+        Absent tensors are those that are not in `present_tensors`.
+        """
         self.listed_tensors.difference_update(self.tensors_until.get(t - 1, ()))
         new_tensors = self.tensors_from.get(t)
         # A listed tensor that is present is not freed. So only tensors of new spans, and tensors
@@ -98,7 +108,7 @@ class _PresenceTracker:
 class _Compiler:
     """Compiles stages one after the other, and tracks the content of RAM and storage.
 
-    Resident state is not tracked.
+    State in `Homes.unmoved_state` is not tracked.
     """
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
@@ -155,7 +165,7 @@ class _Compiler:
     def _valid_spans(
         self, relation: str, spans: Sequence[Span], state_faults: Mapping[Entry, str]
     ) -> Sequence[Span]:
-        """Return spans without their invalid entries; add a fault for each invalid entry.
+        """Return the spans of all valid entries; add a fault for each invalid entry.
 
         Entries of `state_faults` are omitted; their faults are registered already.
         """
@@ -179,8 +189,9 @@ class _Compiler:
         return [*valid_spans, *spans_of_pairs(pairs)]
 
     def _entry_fault(self, relation: str, t: int, index: int) -> str:
-        """Return the reason for which an entry's stage or index is invalid; "" if both are valid.
+        """Return the reason why an entry's stage or index is invalid; "" if both are valid.
 
+        They are invalid if the graph lacks them, or if the stage is too early for the relation.
         `index` is that of a node in the relation ``R``, otherwise that of a tensor.
         """
         nodes, node_of, lists_nodes = self.graph.nodes, self.node_of, relation == "R"
@@ -196,7 +207,10 @@ class _Compiler:
     # -- stages ------------------------------------------------------------------------------
 
     def compile_stage(self, t: int) -> None:
-        """Append the instructions and faults of stage `t`, the next one, step by step."""
+        """Append the instructions and faults of stage `t`, the next one, step by step.
+
+        Updates `in_ram` and `on_storage`.
+        """
         computed_nodes = set(self.computed.get(t, ()))
         self._enter_stage(t)
         if t not in computed_nodes:
@@ -229,7 +243,7 @@ class _Compiler:
             self.in_ram.difference_update(freed_tensors)
 
     def _enter_stage(self, t: int) -> None:
-        """Enter stage `t`.
+        """Move both trackers to stage `t`.
 
         Adds a fault for each tensor that the schedule lists in RAM or on storage when the stage
         begins, but that is absent from RAM or storage.
@@ -246,7 +260,8 @@ class _Compiler:
     ) -> dict[int, list[int]]:
         """Return the tensors to free after each step of stage `t`, ascending, by the step's node.
 
-        Adds `paged_in_tensors` and the outputs of `computed_nodes` to `in_ram`.
+        Adds `paged_in_tensors` and the outputs of `computed_nodes` to `in_ram`; the caller removes
+        the freed tensors after the stage.
         """
         last_use_of: dict[int, int] = {}
         new_tensors = list(paged_in_tensors)
@@ -273,10 +288,10 @@ class _Compiler:
         """Append a step: its computation if `is_computed`, and its page-outs and frees.
 
         Inputs and outputs of the computation are freed before the page-outs, unless they are paged
-        out. Each paged-out tensor is freed right after its page-out, all other tensors last. State
-        that the node replaces gets no free, since its replacement uses the memory. Adds the
-        paged-out tensors to `on_storage`; a tensor that is not in RAM gets a fault instead of a
-        page-out.
+        out. A paged-out tensor in `frees` is freed right after its page-out, all other tensors
+        last. State that the node replaces gets no free, since its replacement uses the memory. Adds
+        the paged-out tensors to `on_storage`; a tensor that is not in `in_ram` gets a fault instead
+        of a page-out.
         """
         homes, append = self.homes, self.program.append
         if is_computed:
@@ -305,7 +320,7 @@ class _Compiler:
                 append(Instruction(Op.FREE, i))
 
     def _page_in_fault(self, t: int, i: int) -> str:
-        """Return the reason for which a page-in is invalid in stage `t`; "" if it is valid."""
+        """Return the reason why a page-in is invalid in stage `t`; "" if it is valid."""
         if i not in self.on_storage or i not in self.storage_tracker.listed_tensors:
             return f"{self._tensor_label(i)} is not on storage when stage {t} begins"
         return f"{self._tensor_label(i)} is in RAM already" if i in self.in_ram else ""

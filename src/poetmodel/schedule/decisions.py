@@ -42,7 +42,7 @@ class Treatment(StrEnum):
 
     @property
     def is_paged(self) -> bool:
-        """Whether the tensor is paged, possibly also recomputed; False for state, replacements."""
+        """Whether the tensor is paged, maybe also recomputed; False for state and replacements."""
         return self in (Treatment.PAGED, Treatment.BOTH)
 
 
@@ -72,9 +72,10 @@ class Decision:
     """Energy of the recomputations and transfers of the tensor [J].
 
     Includes idle power over their counted time, except for ``overlap``. Each output of a node has
-    the full cost of the node's recomputations."""
+    the full cost of the node's recomputations. Write-backs that commits contain do not count, as
+    the single pass includes them."""
     time_s: float
-    """Time of the recomputations (in full for each output of a node) and transfers [s]."""
+    """Time of the recomputations and transfers that count in `energy_j` [s]."""
     bytes_at_limit: int
     """Size times the number of steps at the RAM limit at which the tensor is in RAM [B].
 
@@ -90,7 +91,10 @@ class Decision:
         return is_paged or self.treatment in (Treatment.RECOMPUTED, Treatment.BOTH)
 
     def to_dict(self, graph: Graph) -> dict[str, Any]:
-        """Return the decision as JSON values in SI units."""
+        """Return the decision as JSON values in SI units, with names and size of the tensor.
+
+        The key of `treatment` is ``fate``, that of `bytes_at_limit` is ``binding_bytes``.
+        """
         return {
             "tensor": graph.tensors[self.tensor].name,
             "node": graph.nodes[graph.node_of[self.tensor]].name,
@@ -124,13 +128,15 @@ def find_decisions(
 def steps_at_limit(
     problem: Problem, schedule: Schedule, simulation: Simulation
 ) -> tuple[MemoryPoint, ...]:
-    """Return the steps of a schedule whose free RAM prevents a cheaper decision.
+    """Return the steps of a schedule at which free RAM is too small for a cheaper decision.
 
-    At such a step, free RAM is smaller than some tensor that is absent in the stage, and that the
-    schedule recomputes or pages in later: the tensor cannot be kept instead. Or free RAM is smaller
-    than some absent state on storage that is paged in or written back: it cannot be resident. If
-    the schedule recomputes and pages in no tensor and has no such state, returns the steps with
-    peak RAM.
+    At these steps, free RAM is smaller than one of these tensors, if it is absent in the stage:
+
+    * a tensor that the schedule restores in a later stage, since it cannot be kept instead;
+    * state on storage that is read into RAM or written back, since it cannot be resident.
+
+    Returns () if free RAM suffices at every step. If the schedule has neither kind of tensor,
+    returns the steps with peak RAM.
     """
     graph, stages = problem.graph, _StagesByItem(problem, schedule)
     recomputed_or_paged = {i for _, i in schedule.M_in} - stages.on_storage
@@ -173,7 +179,10 @@ class InPlaceUse:
 
 
 def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
-    """Return each output that a valid schedule writes over an input, in execution order."""
+    """Return each output that a valid schedule writes over an input, in execution order.
+
+    A recomputation that overwrites an input has an entry of its own.
+    """
     if not any(graph.in_place_of):
         return ()
     stages_of_node = _stages_by_index(schedule.R)
@@ -227,8 +236,8 @@ class _StagesByItem:
     def in_ram(self, i: int) -> set[int]:
         """Return the stages in which tensor `i` is in RAM at some step.
 
-        For a replacement, returns only the stage that computes it; for state that is read in place,
-        none.
+        For resident state, these are all stages, for state that is read in place none, and for a
+        replacement only the stage that computes it.
         """
         if i in self.resident:
             return set(range(len(self.graph.nodes)))
@@ -255,7 +264,7 @@ class _StagesByItem:
 def _find_decision(
     problem: Problem, stages: _StagesByItem, i: int, limit_steps: tuple[MemoryPoint, ...]
 ) -> Decision:
-    """Return the decision of a schedule on tensor `i`."""
+    """Return the decision of a schedule on tensor `i`; `limit_steps` as in `find_decisions`."""
     graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     k = graph.node_of[i]
     treatment, on_storage = Treatment.KEPT, stages.stored[i]
@@ -309,6 +318,7 @@ def _find_decision(
 
 
 def _stages_by_index(pairs: Iterable[Pair]) -> dict[int, set[int]]:
+    """Return the set of stages of each node or tensor; empty for one without pairs."""
     stages: defaultdict[int, set[int]] = defaultdict(set)
     for t, k in pairs:
         stages[k].add(t)
@@ -316,6 +326,7 @@ def _stages_by_index(pairs: Iterable[Pair]) -> dict[int, set[int]]:
 
 
 def _stages_by_tensor(spans: Iterable[Span]) -> dict[int, set[int]]:
+    """Return the set of stages of each tensor; empty for one without spans."""
     stages: defaultdict[int, set[int]] = defaultdict(set)
     for i, first, last in spans:
         stages[i].update(range(first, last + 1))

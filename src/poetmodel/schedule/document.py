@@ -25,7 +25,7 @@ class ScheduleDocument:
     schedule: Schedule
     """The relations, with the identity of the graph."""
     device: str | None
-    """Key or name of the device; None if unknown."""
+    """Key or name of the device; None if the file states none."""
     problem: ProblemEntry | None
     """The stated problem; None if the file states none."""
     status: str | None
@@ -37,16 +37,17 @@ class ScheduleDocument:
     device_ram: dict[str, float | None] = field(default_factory=dict)
     """The file's statements on the device's RAM, by key in files or JSON path in the gauge."""
     history: tuple[tuple[float, float | None, float | None], ...] = ()
-    """Seconds, incumbent and bound over time, if the file has them; see `SolveResult.history`."""
+    """Seconds, best value and bound over time; see `SolveResult.history`. Empty if the file has
+    none."""
 
     @property
     def claims(self) -> dict[str, float | None]:
         """The statements of the file that are passed to the verifier, by key.
 
-        They are the metrics, the RAM of the device and, if the objective is that of the stated
-        problem, not of a user's model, its value, bound and gap, with the tolerance of a claimed
-        optimum. Claims that the file lacks are None or absent. The verifier ignores metrics that it
-        cannot compute, such as the time of the solve.
+        They are the metrics and the RAM of the device. If the objective is that of the stated
+        problem, not of a user's model, they include its value, bound and gap and, for the status
+        ``optimal``, the gap tolerance. Claims that the file lacks are None or absent. The verifier
+        ignores metrics that it cannot compute, such as the time of the solve.
         """
         entry, problem = self.objective, self.problem
         if entry is None or problem is None or entry.name or entry.minimize != problem.minimize:
@@ -98,9 +99,9 @@ def _to_document(file: ScheduleFile) -> ScheduleDocument:
 
 
 def _device_ram_metrics(file: ScheduleFile) -> dict[str, float | None]:
-    """Return the file's statements on the RAM of its device, by key or JSON path in the gauge.
+    """Return the values of `DEVICE_RAM_KEYS`, by key, and of the device gauge, by JSON path.
 
-    Keys that the file lacks are None; paths are absent without a gauge.
+    Values that the file lacks are None; paths are absent without a gauge.
     """
     gauge_entry = file.device_ram
     metrics = {key: getattr(file, key) for key in DEVICE_RAM_KEYS}

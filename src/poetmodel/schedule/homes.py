@@ -78,7 +78,7 @@ class Homes:
     written_back: frozenset[int] = _NONE
     """Replacements of state on storage."""
     resident_faults: tuple[str, ...] = ()
-    """Errors in the list of resident state."""
+    """Messages about errors in the list of resident state."""
 
     @classmethod
     def from_resident(
@@ -184,10 +184,10 @@ class Homes:
         )
 
     def from_steps(self, steps: Iterable[Instruction]) -> Program:
-        """Return `steps` with first reads of state, which are page-ins in them, as computations.
+        """Return the program of `steps`: the inverse of `to_steps`.
 
-        The first page-in of each state tensor on storage becomes the ``compute`` of its node. No
-        other instruction changes.
+        The first page-in of each state tensor in `first_reads` becomes the ``compute`` of its node.
+        No other instruction changes.
         """
         unread_state = {i: k for k, i in self.first_reads.items()}
         return tuple(
@@ -213,7 +213,7 @@ class Homes:
         )
 
     def instruction_fault(self, op: Op, i: int, access: StateAccess) -> str:
-        """Return why state forbids a transfer, wait or free of tensor `i`; "" if it is allowed."""
+        """Return why rules of state forbid a transfer, wait or free of a tensor; "" if allowed."""
         if i in self.graph.state_of:
             return self._replacement_fault(op, i, access)
         if i in self.resident:
@@ -251,7 +251,7 @@ class Homes:
     # -- schedules ---------------------------------------------------------------------------
 
     def schedule_faults(self, schedule: Schedule) -> Iterator[tuple[Entry, str]]:
-        """Yield each entry that state forbids, and each missing write-back, with a message.
+        """Yield each entry that rules of state forbid, and each missing write-back, with a message.
 
         Raises `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
         `TimeLimitError` if a time limit of the calling context passes.
@@ -368,7 +368,7 @@ class Homes:
 
 
 def _resident_faults(graph: Graph, resident: Iterable[int]) -> Iterator[str]:
-    """Yield an error for each resident tensor that is unknown or not state."""
+    """Yield a message for each resident tensor that is unknown or not state."""
     state = frozenset(graph.state_tensors)
     for i in resident:
         if not 0 <= i < len(graph.tensors):

@@ -39,13 +39,14 @@ def _require_finite(value: object) -> object:
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 """A finite float."""
 Number = Annotated[Any, BeforeValidator(_require_finite)]
-"""A number; whole numbers stay integers, which are exact."""
+"""A finite number; integers stay integers, which are exact."""
 
 
 def _parse_history_entry(value: object) -> object:
-    """Return [seconds, value, bound] as a tuple.
+    """Return a list [seconds, value, bound] as a tuple.
 
-    Seconds are 0 or more; value and bound may be None. Raises a validation error for other values.
+    All are finite numbers. Seconds are 0 or more; value and bound may be None. Raises a validation
+    error for other values.
     """
     if isinstance(value, list) and len(value) == 3 and is_number(value[0]):  # noqa: PLR2004
         seconds, *pair = value
@@ -152,8 +153,8 @@ class ProblemEntry(Strict):
         Raises
         ------
         ScheduleError
-            If constraints or weights are invalid or do not match the graph, or required weights are
-            missing.
+            If constraints or weights are invalid or do not match the graph, or if the objective is
+            user-defined but has no weights.
         InputError
             If `Problem` refuses a value for another reason.
         """
@@ -201,7 +202,7 @@ class GraphFile(Strict):
     """A file for one graph, with the names of its nodes and tensors."""
 
     format: str
-    """The first key, so that its error precedes the other errors of a wrong format."""
+    """The first key: for a file of another format, its error is the first."""
     version: FormatVersion
     graph: GraphEntry
     device: str | None = None

@@ -134,15 +134,20 @@ class Machine:
         table: CostTable | None = None,
         steps: Sequence[Pair] | None = None,
     ) -> None:
-        """Set content and clocks before the first instruction; `execute` executes the program."""
+        """Set clocks and storage before the first instruction.
+
+        `execute` makes the copies of resident state and executes the program.
+        """
         self.graph, self.homes, self.program = homes.graph, homes, program
         self.table, self.steps = table, steps
         self.is_dma = mode == StorageMode.DMA
         self.core_s = self.bus_s = self.stall_s = 0.0
+        """Clocks of core and bus, and total time of stalls [s]."""
         self.ram: dict[int, Stay] = {}
         """The copy of each tensor in RAM; a replacement of stored state has the state's copy, or a
         new one if the state has none."""
         self.ram_bytes = homes.ram_bytes
+        """RAM in use after the last executed instruction, without workspaces [B]."""
         self.storage = set(homes.stored)
         """Content of storage."""
         self.state_access = StateAccess()
@@ -175,7 +180,7 @@ class Machine:
 
         Adds to `records`, `copies` and `faults`, and advances the clocks. Skips instructions with
         unknown indices, and transfers, waits and frees that state forbids. Executes all other
-        instructions, even if they violate rules. At the end, adds the faults of the whole program.
+        instructions, even if they violate rules. At the end, adds the faults of `_check_end`.
         Raises `TimeLimitError` if the time limit passes.
         """
         for i in sorted(self.homes.resident):
@@ -210,14 +215,15 @@ class Machine:
             )
         self._check_end()
 
-    # -- instructions: each method returns start and end [s], the maximum RAM during it [B], and
-    # the inputs that it overwrites
+    # -- instructions: the method of each `Op` returns start and end [s], the maximum RAM during the
+    # instruction [B], and the inputs that it overwrites
 
     def _compute(self, k: int) -> tuple[float, float, int, tuple[int, ...]]:
         """Execute a node: check its inputs, overwrite inputs in place, and make its outputs.
 
         Also adds faults for a wrong order, and for outputs with a pending transfer. For a node of
-        `first_reads`, pages in its state instead.
+        `first_reads`, pages in its state instead. Returns start and end [s], maximum RAM [B], and
+        the overwritten inputs, ascending.
         """
         homes, position, n_computations = self.homes, self.position, self.counts[Op.COMPUTE]
         n_computations[k] += 1
@@ -248,7 +254,7 @@ class Machine:
         return start_s, self.core_s, peak_bytes, tuple(sorted(overwritten))
 
     def _make_outputs(self, k: int, origin: Origin) -> None:
-        """Add copies of a node's new outputs and its workspace, and replace state.
+        """Add a node's new outputs to RAM and its workspace to `copies`; replace state.
 
         Removes old copies of these outputs from RAM.
         """
@@ -315,7 +321,7 @@ class Machine:
                 copy.replaced_by = new
             if old not in self.homes.on_storage:
                 continue
-            if copy is None:  # The state is on storage or was freed.
+            if copy is None:  # The state is read in place, or was freed.
                 copy = self._make_copy(new, Origin.COMPUTED)
                 self.ram_bytes += copy.bytes
             else:
@@ -323,7 +329,7 @@ class Machine:
             self.ram[new] = copy
 
     def _check_order(self, k: int, *, is_first: bool) -> None:
-        """Add a fault for a forbidden recomputation, or a first computation out of graph order.
+        """Add a fault for a forbidden recomputation, or a first computation after a later node's.
 
         Updates `last_first_computed`.
         """
@@ -342,7 +348,8 @@ class Machine:
     def _read_inputs(self, k: int) -> None:
         """Register a computation as a reader of its inputs.
 
-        Adds a fault for each unavailable input.
+        Adds a fault for each input that was replaced, is not in RAM (unless it is unmoved state),
+        or has a pending page-in.
         """
         homes, position = self.homes, (self.position,)
         for i in self.graph.inputs_of[k]:
@@ -415,9 +422,9 @@ class Machine:
         return start_s, self.bus_s
 
     def _wait(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Stall the core until the last transfer of a tensor is complete.
+        """Stall the core until the last transfer of a tensor is complete and no longer pending.
 
-        Adds a fault if the tensor was never transferred.
+        Adds to `stall_s`. Adds a fault if the tensor was never transferred.
         """
         start_s = self.core_s
         if i in self.transfer_ends_s:
@@ -429,9 +436,9 @@ class Machine:
         return start_s, self.core_s, self.ram_bytes, ()
 
     def _free(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
-        """Free a tensor; return start, end, RAM before [B], and no tensors.
+        """Free a tensor; the maximum RAM of this instruction is that before it.
 
-        Adds a fault if it is not in RAM or has a pending transfer.
+        Adds a fault if the tensor is not in RAM or has a pending transfer.
         """
         peak_bytes = self.ram_bytes
         if i in self.pending_transfers:
@@ -445,7 +452,7 @@ class Machine:
     # -- copies ------------------------------------------------------------------------------
 
     def _make_copy(self, i: int, origin: Origin) -> Stay:
-        """Return a new copy of a tensor that begins at this instruction."""
+        """Return a new copy of a tensor that begins at this instruction; do not add it to RAM."""
         return Stay(
             content=Content.OUTPUT,
             index=i,
@@ -456,12 +463,12 @@ class Machine:
         )
 
     def _add_copy(self, i: int, origin: Origin) -> None:
-        """Add a new copy of a tensor to RAM; the caller counts its size in `ram_bytes`."""
+        """Add a new copy to `ram` and `copies`; the caller counts its size in `ram_bytes`."""
         self.ram[i] = copy = self._make_copy(i, origin)
         self.copies.append(copy)
 
     def _remove_copy(self, i: int) -> None:
-        """Remove the copy of a tensor from RAM, and its bytes from `ram_bytes`.
+        """End the copy of a tensor: remove it from RAM, and its bytes from `ram_bytes`.
 
         Bytes that an output overwrote in place count for that output already.
         """
@@ -472,7 +479,10 @@ class Machine:
     # -- faults ------------------------------------------------------------------------------
 
     def _check_end(self) -> None:
-        """Add faults: uncomputed nodes, tensors with readers left in RAM, missing write-backs."""
+        """Add faults: uncomputed nodes, tensors that are still in RAM, missing write-backs.
+
+        Resident state, and tensors that no node of the graph reads, may still be in RAM.
+        """
         messages = [
             f"node {node.name!r} is never computed"
             for k, node in enumerate(self.graph.nodes)

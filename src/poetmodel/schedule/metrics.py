@@ -79,7 +79,7 @@ class Metric:
     tables: frozenset[Display] = frozenset()
     """Tables and pages that display the metric."""
     page_name: str = ""
-    """Name on report pages, if different."""
+    """Name on report pages; empty if it is `name`."""
     exactness_key: str = ""
     """For a difference of two values, the key of the larger one, which sets the rounding error."""
 

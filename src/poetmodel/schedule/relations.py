@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule.io import ScheduleFile
 
 _SPANS: Final = {"S_RAM": "kept", "S_AUX": "stored"}
-"""Attributes with the spans of relations that are stored as spans."""
+"""Relations that are stored as spans, with the attribute that has the spans."""
 
 MAX_PAIRS: Final = 30_000_000
 """Maximum number of pairs of one relation listed from spans: 64 bytes each, 2 GB together."""
@@ -174,7 +174,7 @@ class Schedule:
     def from_order(cls, graph: Graph, order: Iterable[int]) -> Schedule:
         """Make a schedule without paging from an execution order, such as other solvers return.
 
-        Each tensor is kept from its computation to its last read before the next computation. No
+        Each tensor is kept from its computation to its last read before it is recomputed. No
         state is resident, and replacements are not paged out, so the schedule of a graph that
         replaces state is not valid.
 
@@ -227,7 +227,7 @@ class Schedule:
         return cls.from_entries(vars(file), file.identity())
 
     def entries(self, *, has_state: bool) -> dict[str, Any]:
-        """Return the keys of a schedule file with relations and resident state, and their values.
+        """Return relations and resident state as JSON values, by key of a schedule file.
 
         Resident state is included if the graph has state (`has_state`) or the schedule lists
         resident tensors. Raises `TooLargeError` like `S_RAM` and `S_AUX`.
@@ -237,7 +237,7 @@ class Schedule:
         return relations | ({RESIDENT: list(self.resident)} if lists_resident else {})
 
     def is_kept(self, t: int, i: int) -> bool:
-        """Return whether tensor `i` is in RAM when stage `t` begins."""
+        """Return whether `S_RAM` lists tensor `i` in stage `t`; False for resident state."""
         position = bisect_right(self.kept, (i, t, math.inf)) - 1
         return position >= 0 and self.kept[position][0] == i and t <= self.kept[position][2]
 
@@ -245,6 +245,7 @@ class Schedule:
         """Return the schedule as JSON values: format, version, graph, names, relations, homes.
 
         Graph and names are None without an identity, and homes absent without resident state.
+        Raises `TooLargeError` like `S_RAM` and `S_AUX`.
         """
         identity = self.identity
         return {
@@ -286,7 +287,7 @@ class Schedule:
 
 
 def format_document(document: dict[str, Any]) -> str:
-    """Return the JSON text of a schedule or plan file, with one key and its value per line.
+    """Return the JSON text of a schedule or plan file, with one top-level key per line.
 
     Raises `ValueError` if a number is not finite.
     """
@@ -341,7 +342,7 @@ def _sort_tensors(tensors: Iterable[int]) -> tuple[int, ...]:
 
 
 def _sort_pairs(pairs: list[Pair]) -> tuple[Pair, ...]:
-    """Return sorted pairs without repeats, grouped by stage first, which is fast for long lists."""
+    """Return sorted pairs without repeats; groups long lists by stage, which is faster."""
     check_time_limit()
     if all(map(lt, pairs, islice(pairs, 1, None))):
         return tuple(pairs)
@@ -364,7 +365,7 @@ def storage_entries(
 
 
 def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[int]) -> list[Span]:
-    """Return the entries of `storage_entries` as spans."""
+    """Return the entries of `storage_entries` as spans, in any order; spans may be empty."""
     last_stages: dict[int, int] = {}
     for t, i in page_ins:
         last_stages[i] = max(t, last_stages.get(i, 0))
@@ -406,7 +407,10 @@ def with_immediate_page_outs(
 
 
 def spans_of_pairs(pairs: Iterable[Pair]) -> tuple[Span, ...]:
-    """Return maximal spans of (stage, tensor) pairs, sorted by tensor; stages must ascend."""
+    """Return maximal spans of (stage, tensor) pairs, sorted by tensor.
+
+    The stages of successive pairs must not descend.
+    """
     spans: list[Span] = []
     first_stages: dict[int, int] = {}
     last_stage = 0
@@ -429,7 +433,7 @@ def spans_of_rows(rows: Iterable[Iterable[int]]) -> tuple[Span, ...]:
 
 
 def _merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return spans by tensor, without empty ones; merge those that overlap or touch."""
+    """Return sorted spans without empty ones; merge spans of a tensor that overlap or touch."""
     merged_spans: list[Span] = []
     for span in sorted(span for span in spans if span[1] <= span[2]):
         i, first, last = merged_spans[-1] if merged_spans else span
@@ -446,7 +450,7 @@ def count_pairs(spans: Iterable[Span]) -> int:
 
 
 def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
-    """Return the sorted (stage, tensor) pairs of spans, which must be sorted by tensor.
+    """Return the sorted (stage, tensor) pairs of disjoint spans, which are sorted by tensor.
 
     Raises
     ------

@@ -173,12 +173,13 @@ class Simulation:
     def total(
         self, graph: Graph, terms: Iterable[tuple[str, float]], *, only_excess: bool = False
     ) -> float:
-        """Return a sum of totals, with keys of `poetmodel.problem.totals`.
+        """Return the sum of (key, coefficient) terms, with keys of `poetmodel.problem.totals`.
 
-        With `only_excess`, return the sum's excess over a single pass, without the constant. Large
-        terms may cancel out, so terms are added exactly. The sum is rounded once, at the end, or
-        returned as an int if all values and coefficients are integers. Without costs, energies and
-        times are 0. Raises `KeyError` for a key that names no total, node or tensor.
+        With `only_excess`, each term counts only its excess over a single pass with all state in
+        RAM, and the constant counts 0. Large terms may cancel out, so terms are added exactly. The
+        sum is rounded once, at the end, or returned as an int if all values and coefficients are
+        integers. Without costs, energies and times are 0. Raises `KeyError` for a key that names no
+        total, node or tensor.
         """
         value, is_integer = Fraction(0), True
         for key, coefficient in terms:
@@ -226,7 +227,7 @@ class Simulation:
         """Energy, compute time and transfer time beyond a single pass, exact sums [J, s, s].
 
         All are 0 without cost parameters. The energy includes idle power over the counted time
-        beyond a single pass; with `planned_s`, over `overtime_s`.
+        beyond a single pass, which is `overtime_s` if there is a plan (`planned_s`).
         """
         if self.cost_parameters is None:
             return dict.fromkeys((Total.ENERGY, Total.COMPUTE, Total.TRANSFER), 0.0)
@@ -430,8 +431,8 @@ def _find_peak_content(
 ) -> tuple[tuple[int, ...], RamUse]:
     """Return the tensors in RAM at the step of the peak, ascending, and the RAM use by kind.
 
-    If the program neither computes nor transfers at that step, returns no tensors and a use of 0
-    bytes.
+    The RAM use counts both copies of a tensor that is computed while it is in RAM. If the
+    program neither computes nor transfers at that step, returns no tensors and a use of 0 bytes.
     """
     graph, step = machine.graph, (peak.stage, peak.node)
     active_positions = [

@@ -280,9 +280,11 @@ def _false_claims(
 ) -> Iterator[str]:
     """Yield a message for each claimed metric, bound, gap or optimality that is false.
 
-    Metrics whose key ends with ``bytes`` must be equal, all others within `RELATIVE_TOLERANCE`.
-    Bounds must not exceed the simulated value by more than this tolerance. Also yields the messages
-    of `_false_gap_claims` and `_false_proof_claims`. Ignores claims of None and unknown keys.
+    Metrics whose key ends with ``bytes`` must be equal. All others must agree within
+    `RELATIVE_TOLERANCE`, relative to the metric of their `exactness_key`, if any. Bounds must not
+    exceed the simulated value by more than this tolerance. Also yields the messages of
+    `_false_gap_claims` and `_false_proof_claims`. Ignores claims of None, unknown keys, and metrics
+    that were not simulated.
     """
     device_ram = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     metrics: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
@@ -339,10 +341,10 @@ def _false_proof_claims(
 ) -> Iterator[str]:
     """Yield a message for each false claim about the gap of the objective.
 
-    The claimed gap must agree with the claimed bound, if there is one (`_false_gap_claims` checks a
-    gap of energy that equals the metric ``gap``). If a schedule is claimed to be optimal within a
-    tolerance, the claimed gap must be at most this tolerance. Without a claimed gap, yields no
-    message.
+    The claimed gap must agree with the claimed bound, if there is one. It is not compared if energy
+    is minimized and it equals the metric ``gap``, which `_false_gap_claims` checks. If a schedule
+    is claimed to be optimal within a tolerance, the claimed gap must be at most this tolerance.
+    Without a claimed gap, yields no message.
     """
     objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
     if gap is None:

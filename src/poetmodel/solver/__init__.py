@@ -1,4 +1,4 @@
-"""The solver: `solve` takes a problem or a model, and returns a verified schedule and a bound.
+"""The solver: `solve` takes a problem or a model, and returns a `SolveResult`.
 
 `fitting` is imported on first use, because `solve` does not need it.
 """

@@ -64,12 +64,14 @@ def add_covers(
     `x` is the point; its values are rounded. The cuts are appended to the rows of `form`, in the
     order of `rows`, with the name ``cover``.
 
-    `rows` are the indices of rows ``sum of coefficient * column <= limit``. Columns with positive
-    coefficients have whole values in every schedule; a row in which one can exceed 1, or that no
-    point satisfies, has no cut. The same holds for columns with negative coefficients in exact
-    limits; in other rows, these have an upper bound. If the verifier rejected the point
-    (`is_rejected`), the point violates a limit. If then no row is violated by more than rounding
-    errors, any excess above 0 counts.
+    `rows` are the indices of rows ``sum of coefficient * column <= limit``. Their columns have
+    integer values in every schedule; in rows without an exact limit, only those with positive
+    coefficients must, and all others have an upper bound. A row gets no cut if no point satisfies
+    it, or if one of these integer columns can exceed 1.
+
+    A row counts as violated if its excess is above rounding errors (see `MIN_EXCESS_RATIO`). If
+    the verifier rejected the point (`is_rejected`), the point violates a limit. Then, if no row has
+    such an excess, any excess above 0 counts.
 
     Notes
     -----
@@ -115,8 +117,9 @@ def add_covers(
 def _find_cover(
     form: StandardForm, x: NDArray[np.float64], literals: list[_Literal], limit: Fraction
 ) -> tuple[list[_Literal], int] | None:
-    """Return the literals of a cover cut, by column, and the cut's right-hand side over columns.
+    """Return the literals of a cover cut, ordered by column, and its right-hand side.
 
+    The right-hand side is that of a sum of columns, in which complements count as ``-column``.
     Return None if the point `x`, rounded, meets the limit, if the limit is negative, or if the
     column of a literal can exceed 1.
     """
@@ -126,7 +129,7 @@ def _find_cover(
     cover_size = next((n_literals for n_literals, total in enumerate(sums) if total > limit), 0)
     if not cover_size or any(form.upper[literal.column] > 1 for literal in literals):
         return None
-    begin = 0  # take the last, smallest literals that exceed the limit: more columns join the cut
+    begin = 0  # The smallest literals that exceed the limit let the most columns join the cut.
     while (
         begin + cover_size < len(true_literals)
         and sums[begin + 1 + cover_size] - sums[begin + 1] > limit
@@ -145,8 +148,8 @@ def _exact_row(
 
     If the label of the row has an exact limit, both are in the unit of that limit, and the excess
     is relative to the limit; limits in whole numbers permit none. Otherwise both are in the units
-    of the form, and `min_excess_ratio` itself is added, because models scale the rows of a form.
-    Columns with negative coefficients then count at their upper bounds and are no literals.
+    of the form, and `min_excess_ratio` itself is added, because models scale the rows of a form. In
+    these rows, columns with negative coefficients count at their upper bounds and are no literals.
     """
     label, layout = form.rows[row], form.layout
     exact_limit = layout.limits.get(label) if layout and isinstance(label, Label) else None

@@ -55,7 +55,7 @@ _LOG: Final = logging.getLogger(__name__)
 MIN_WARNED_NODES: Final = 50
 """Number of nodes from which a user's model causes a warning if `subject_to` and `minimizing` can
 state its additions: a problem with these is solved much faster. The model takes 4 to 100 times the
-processor time for networks of 67 to 413 nodes, and a second or less below."""
+processor time for networks of 67 to 413 nodes, and a second or less for smaller ones."""
 MAX_OFFSET: Final = 1e12
 """Largest constant of a user-defined objective, in units: floats have sixteen decimal digits."""
 PAGE_OUT_FAMILIES: Final = frozenset({"paged_out", "M_out"})
@@ -153,12 +153,12 @@ def prove_model(
 ) -> Outcome:
     """Solve a model from `build`, with any additions, and verify its solution.
 
-    Loads the final solution of each solver call into the variables of the model. The outcome has
-    the valid schedule `start`, which is not loaded, if that decides all columns and satisfies the
-    model, and the solver finds no solution. The outcome has no schedule if the time limit ends the
-    compilation of the model. `problem` is by default the model's problem. If it is a surrogate of
-    the model's problem, `restate_form` adapts the limits and objective of the compiled model.
-    `rules_call` is the call that states the model's additions, or None, for the hint of an
+    Loads the final solution of each solver call into the variables of the model. If the solver
+    finds no solution, the outcome has the valid schedule `start`, provided that it decides all
+    columns and satisfies the model; `start` is not loaded. The outcome has no schedule if the time
+    limit ends the compilation of the model. `problem` is by default the model's problem. If it is a
+    surrogate of the model's problem, `restate_form` adapts the limits and objective of the compiled
+    model. `rules_call` is the call that states the model's additions, or None, for the hint of an
     infeasible model.
 
     Raises `ModelError` if the model cannot be compiled, `VerificationError` if the verifier rejects
@@ -227,9 +227,9 @@ class ExtendedProof(ModelProof):
         Both arguments are in units of the form's objective, the result is in the unit of the user.
         Returns None without a value, or if the model has the problem's objective. The bound of the
         objective is that of the solver, weakened by its maximum error. A bound within that error of
-        the value counts as the value, and so does one beyond it by at most `EQUALITY_TOLERANCE`
-        (relative above 1). A bound further beyond the value is no proof and becomes None, as does
-        an infinite one.
+        the value counts as the value. So does a bound beyond the value by at most
+        `EQUALITY_TOLERANCE` times ``max(1, abs(value))``. A bound further beyond the value is no
+        proof and becomes None, as does an infinite one.
         """
         if self.is_problem_objective or value is None:
             return None
@@ -325,7 +325,7 @@ def restate_form(
 
 
 def _drop_transfer_deadline(form: StandardForm, problem: Problem) -> StandardForm:
-    """Return the form; if plans may omit transfers, without rows that limit the transfer time."""
+    """Return the form, without its rows on the transfer time if plans may omit transfers."""
     if problem.plans_all_transfers:
         return form
     retained_rows = [
@@ -371,8 +371,8 @@ def _add_limit_row(form: StandardForm, limit: LinearRow) -> StandardForm:
 def _lower_peak_limits(form: StandardForm, problem: Problem) -> StandardForm:
     """Return a form with the smaller RAM budget of `problem`, which minimizes RAM.
 
-    Lowers the exact limits of memory rows, from which cover cuts are found, and the upper bound of
-    the peak's column, if there is one, but not below its lower bound.
+    Lowers the upper bound of the peak's column, if there is one, but not below its lower bound.
+    Also lowers the exact limits of memory rows in the layout, from which cover cuts are found.
     """
     layout = require_layout(form)
     model_problem, peak = layout.model.problem, layout.model.peak
@@ -396,8 +396,9 @@ def _to_form_columns(
 ) -> tuple[dict[int, float], float]:
     """Convert terms over a model's columns to coefficients of a form's columns, and a constant.
 
-    The constant is the sum over the columns that the form omits because they are fixed. Terms of
-    unfixed columns that the form omits, which no row or cost of the form uses, are skipped.
+    `terms` has each column at most once. The constant is the sum over the columns that the form
+    omits because they are fixed. Terms of unfixed columns that the form omits, which no row or cost
+    of the form uses, are skipped.
     """
     layout = require_layout(form)
     columns: dict[int, float] = {}

@@ -53,7 +53,7 @@ def solve(
         Formulation of a problem, by default ``lazy``. A model is solved as it was built; another
         formulation than that of the model is refused.
     backend : {'highs', 'scip', 'gurobi'}
-        The solver, or one that `poetmodel.backends.register` added.
+        Name of the solver; also a name that `poetmodel.backends.register` added.
     time_limit : float
         Wall time for the whole call, building included [s].
     gap : float

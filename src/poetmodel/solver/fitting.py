@@ -126,10 +126,10 @@ def fit_arena(
     smaller budget may yield a larger arena. If rounding changes a size, the first further solve has
     the stated budget, minus the margin of `MARGIN_DIVISOR` if the first solve reached its limit.
     After an arena that is too large, the next budget is the smaller of its budget and its
-    schedule's peak, minus the smallest excess of all arenas so far, because a single arena may be
-    large by chance. Once a budget yields no valid schedule and plan, larger budgets follow by
-    bisection between that budget and the smaller of budget and peak of the last arena that was too
-    large.
+    schedule's peak, minus that margin and the smallest excess of all arenas so far, because a
+    single arena may be large by chance. Once a budget yields no valid schedule and plan, larger
+    budgets follow by bisection between that budget and the smaller of budget and peak of the last
+    arena that was too large.
 
     The first solve has three fifths of the time. If its arena fits and the solve reached its limit,
     the remaining time is used to improve the schedule. If the arena is too large, each further
@@ -374,8 +374,10 @@ class _FittingSearch:
     ) -> Fitted | None:
         """Build schedules with less RAM by fast heuristics; return the first whose arena fits.
 
-        Return None if none fits without a violation, or if the first result is that of a published
-        method (of `poetmodel.baselines`), whose schedule no other heuristic may replace.
+        The RAM is `too_large_bytes`, a budget known to be too large, minus its quotient by one of
+        `QUICK_DIVISORS`. Return None if none fits without a violation, or if the first result is
+        that of a published method (of `poetmodel.baselines`), whose schedule no other heuristic may
+        replace.
         """
         # A result of a published method must have the schedule of that method.
         if first_result.method != "optimal":
@@ -414,11 +416,12 @@ class _FittingSearch:
         return replace(result, time_limit_s=self.request.time_limit_s)
 
     def _solve_from_first(self, first_result: SolveResult, smaller_problem: Problem) -> SolveResult:
-        """Solve with less RAM, from the first schedule, repaired, if its solve reached its limit.
+        """Solve with less RAM; start from the first schedule if its solve reached its time limit.
 
-        If the gap of that solve is above `LazyParams.wide_gap_ratio` and time is no makespan, only
-        search locally from that schedule. If the repair fails, if the first solve ended before its
-        time limit, or for a published method, solve without a start.
+        The first schedule is repaired for the start. If the gap of the first solve is above
+        `LazyParams.wide_gap_ratio` and time is no makespan, only search locally from its schedule.
+        If the repair fails, if the first solve ended before its time limit, or for a published
+        method, solve without a start.
         """
         if first_result.method != "optimal" or first_result.termination != Termination.TIME_LIMIT:
             return self._solve_within(smaller_problem, 1 / 2)
@@ -548,10 +551,10 @@ class _FittingSearch:
 
 
 def _with_status(result: SolveResult) -> SolveResult:
-    """Return a result with a schedule, with the status that its gap implies.
+    """Return `result`, which has a schedule, with the status that its gap implies.
 
-    The termination becomes PROVED if the gap is within the tolerance, and STALLED instead of PROVED
-    otherwise.
+    If the gap is within the tolerance, the termination becomes PROVED; otherwise, a termination
+    PROVED becomes STALLED.
     """
     is_proved = (result.gap or 0.0) <= result.requested_gap
     termination = result.termination
@@ -563,6 +566,7 @@ def _with_status(result: SolveResult) -> SolveResult:
 
 
 def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
+    """Return the problem with a RAM budget whose usable part has `usable_bytes`."""
     return replace(problem, ram=usable_bytes + problem.resident_bytes)
 
 
@@ -583,7 +587,7 @@ def _construct_quickly(problem: Problem) -> Schedule | None:
 
 
 def align_problem(problem: Problem, alignment: int) -> Problem:
-    """Return a problem with sizes rounded up to `alignment`, and its limits as numbers.
+    """Return a problem with sizes rounded up to `alignment`, and its limits as absolute numbers.
 
     Sizes are those of tensors and workspaces. The storage limit, if there is one, rises by
     `alignment` bytes for each tensor, more than the sizes rise.

@@ -116,12 +116,13 @@ class TransferWeightSearch:
         )
 
     def _minimize_time(self) -> None:
-        """Solve surrogates that minimize time, with growing weights, without the deadline.
+        """Solve surrogates that minimize time, without the deadline, with each of `TIME_WEIGHTS`.
 
-        A plan may meet a deadline that the surrogate's sum misses. If the task cannot restate its
-        problem, objective and deadline stay. If another quantity is minimized, the first schedule
-        whose plan meets all limits ends the loop; if one is known, no surrogate is solved. The loop
-        also ends if the search is done (`_is_done`). Raises the errors of `_try_weight`.
+        They have no deadline because a plan may meet a deadline that the surrogate's sum misses. If
+        the task cannot restate its problem, objective and deadline stay. If another quantity is
+        minimized, the first schedule whose plan meets all limits ends the loop; if one is known, no
+        surrogate is solved. The loop also ends if the search is done (`_is_done`). Raises the
+        errors of `_try_weight`.
         """
         problem, minimizes_time = self.problem, self.problem.minimize == Quantity.TIME
         if self.task.can_restate:
@@ -156,10 +157,10 @@ class TransferWeightSearch:
     ) -> tuple[Outcome, bool]:
         """Solve the surrogate of `problem`, by default the stated one, for one transfer weight.
 
-        The solve starts from the best schedule so far or, without one, from `start`, and takes the
-        fraction `time_ratio` of the remaining time, by default `SURROGATE_RATIO`. Return the
-        outcome, and whether the plan of its schedule meets all limits. Raises the bound, stores the
-        outcome, and stores the schedule if it is the best.
+        The solve starts from the best schedule so far or, without one, from `start`. It takes at
+        most the fraction `time_ratio` of the remaining time, by default `SURROGATE_RATIO`. Return
+        the outcome, and whether the plan of its schedule meets all limits. Raises the bound, stores
+        the outcome, and stores the schedule if it is the best.
 
         Raises `TimeLimitError` if a time limit of the calling context passes while the schedule is
         verified, and the errors of `Task.solve_problem`.
@@ -262,8 +263,8 @@ class TransferWeightSearch:
     def _progress_callback(self, weight: float) -> Callable[[SolveProgress], bool | None]:
         """Return the progress callback of a surrogate's solve.
 
-        The callback forwards values of the stated problem. It forwards the surrogate's bound only
-        for weight 0, where the surrogate is a relaxation.
+        The callback reports the best schedule of the stated problem. It forwards the surrogate's
+        bound only for weight 0, where the surrogate is a relaxation.
         """
 
         def report(progress: SolveProgress) -> bool | None:
@@ -285,7 +286,7 @@ class TransferWeightSearch:
         return report
 
     def _make_outcome(self) -> Outcome:
-        """Return the outcome of all solves so far, with their weights in the statistics.
+        """Return the outcome of all solves so far, with their weights as the statistic ``shares``.
 
         Without a solve, the termination is STALLED, and no bound is proven.
         """

@@ -64,8 +64,8 @@ solver's bound by `safe_bound`."""
 BUILD_TIMED_OUT: Final = "the time limit passed while the model was built"
 
 MAX_START_VIOLATION: Final = 1e-6
-"""Maximum violation of a scaled row by a first schedule that is accepted as a solution of the
-model."""
+"""Maximum violation of a scaled row, a bound or integrality up to which the first schedule is
+accepted as a solution of the model."""
 HALF: Final = 0.5
 """Threshold above which a binary decision counts as 1."""
 
@@ -75,9 +75,10 @@ def prove_formulation(
 ) -> Outcome:
     """Build and solve the model of a formulation, and verify its solution.
 
-    The outcome has the valid schedule `start` if that decides all columns, satisfies the model and
-    is better than the solver's, if any; ``paper`` ignores it. The outcome has no schedule if
-    building would take or takes longer than the remaining time.
+    The outcome has the valid schedule `start` if `start` decides all columns, satisfies the model
+    and is better than the solver's schedule, or if the solver finds none; ``paper`` ignores
+    `start`. The outcome has no schedule, not even `start`, if building the model takes longer than
+    the remaining time or is estimated to take longer.
 
     Raises `VerificationError` if the verifier rejects a solution of ``compact`` that no cover cut
     excludes, `ModelError` if ``paper`` cannot state the problem, `InputError` for an unknown
@@ -120,7 +121,9 @@ def build_timeout_outcome(build_s: float) -> Outcome:
 
 
 def schedule_point(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
-    """Return the point of a schedule; None for ``paper``. Undecided columns are NaN.
+    """Return the values of the form's columns for a schedule; None for ``paper``.
+
+    Columns that the schedule does not decide are NaN.
 
     Raises `ValueError` if the form has no layout.
     """
@@ -161,12 +164,12 @@ class ModelProof:
     """Whether the solver exceeded the limit and its reports are ignored."""
 
     def prove(self, start: Candidate | None) -> Outcome:
-        """Solve the model; return the outcome with the better of the solution and `start`.
+        """Solve the model from `start`; return the outcome with the better of solution and `start`.
 
-        The first schedule `start` is used only if it decides all columns of the model and satisfies
-        its rows. Without `drops_unneeded_decisions`, it is used only if the solver finds no
-        solution. Raises `VerificationError` as `_solve_until_accepted` does, and the errors of the
-        solver and of the progress callback.
+        The outcome has `start` only if `start` decides all columns of the model and satisfies its
+        rows. Without `drops_unneeded_decisions`, the solver must also have found no solution.
+        Raises `VerificationError` as `_solve_until_accepted` does, and the errors of the solver and
+        of the progress callback.
         """
         form = self.form
         start_point = None if start is None else schedule_point(form, start.schedule)
@@ -199,9 +202,9 @@ class ModelProof:
         Return the solver's last solution, with the total times, and its candidate. The bound of the
         solution is the best of all calls; for a user-defined objective, that of the last call. The
         solution is None if no time was left for the first call. Without an accepted solution, the
-        candidate is None. If time runs out during the verification or before a further call, the
-        solution has no point and the status TIME_LIMIT. Raises `VerificationError` if no cover cut
-        excludes a rejected solution.
+        candidate is None. If the verification ends more than `GRACE_S` after the limit, or no time
+        is left for a further call, the solution has no point and the status TIME_LIMIT. Raises
+        `VerificationError` if no cover cut excludes a rejected solution.
         """
         formulation = self.arrays.formulation
         raw = self._call_solver(start_point)
@@ -239,7 +242,7 @@ class ModelProof:
         """Solve the form within the remaining time; return None if no time remains.
 
         If the solver exceeds the limit by `PATIENCE_S`, it is abandoned, and its last report is
-        returned as a solution. Resets `last_report`, and appends to `log`.
+        returned as a solution. Resets `last_report`, and appends the solver's messages to `log`.
         """
         request, remaining_s = self.request, self.request.remaining_s()
         if remaining_s <= 0:
@@ -283,8 +286,10 @@ class ModelProof:
     def _report(self, progress: BackendProgress) -> bool | None:
         """Store a report of the solver, and forward its incumbent and bound to the request.
 
-        The incumbent is None if the model minimizes another objective. Returns the callback's
-        result, or False to stop an abandoned solver.
+        A report without a point is stored with the point of the report before. If the model
+        minimizes another objective, incumbent and bound are forwarded as None. Returns the result
+        of the user's callback. Ignores reports of an abandoned solver, and returns False to stop
+        it.
         """
         if self.is_abandoned:
             return False
@@ -299,8 +304,8 @@ class ModelProof:
     def _extract_candidate(self, x: NDArray[np.float64]) -> Candidate:
         """Verify the schedule of a solution, and return the schedule with any violations.
 
-        With `drops_unneeded_decisions`, return a valid schedule without its unneeded decisions if
-        it remains valid and its value does not rise.
+        With `drops_unneeded_decisions`, the unneeded decisions of a valid schedule are removed if
+        the schedule remains valid and its value does not rise.
         """
         problem, schedule = self.problem, self.extract_schedule(x)
         candidate = make_candidate(problem, schedule)
@@ -316,7 +321,7 @@ class ModelProof:
     def extract_schedule(self, x: NDArray[np.float64]) -> Schedule:
         """Return the schedule of a solution.
 
-        Raises `BackendError` if an integer column has no whole value.
+        Raises `BackendError` if a value is not finite, or that of an integer column is not whole.
         """
         rounded = round_integers(x, self.form)
         values = require_layout(self.form).model_values(rounded)
@@ -340,8 +345,8 @@ class ModelProof:
     def _make_outcome(self, raw: RawSolution | None, candidate: Candidate | None) -> Outcome:
         """Return the outcome with `candidate`, and with bound, times and statistics of `raw`.
 
-        The bound is 0 if `raw` proves none of the problem. If `raw` is None, no time was left for
-        the solver, and the outcome has the reason `BUILD_TIMED_OUT`.
+        The bound is 0 if `raw` proves no bound on the problem. If `raw` is None, no time was left
+        for the solver, and the outcome has the reason `BUILD_TIMED_OUT`.
         """
         form = self.form
         statistics: dict[str, Any] = {

@@ -71,8 +71,7 @@ class Outcome:
     candidate: Candidate | None = None
     """The best schedule found; None without one."""
     bound: float = 0.0
-    """Proven lower bound on the value of every valid schedule, counted as `Candidate.value`; 0 if
-    none is proven."""
+    """Proven lower bound on the `Candidate.value` of every valid schedule; 0 if none is proven."""
     is_infeasible: bool = False
     """Whether it is proved that no schedule exists."""
     reason: str = ""
@@ -100,8 +99,8 @@ def make_candidate(
     """Verify a schedule, with its plan if time is a makespan; return it with all violations.
 
     If the plan is not found within `planning_s` of wall time [s], the verifier uses a plan without
-    overlapping transfers. Raises `ScheduleError` for a schedule of another graph, and
-    `TimeLimitError` after an outer time limit.
+    overlapping transfers; None is no limit. Raises `ScheduleError` for a schedule of another graph,
+    and `TimeLimitError` after the time limit of a caller.
     """
     started_s = time.monotonic()
     verdict = verify(problem, schedule, planning_s=planning_s)
@@ -126,9 +125,10 @@ def make_valid_candidate(problem: Problem, schedule: Schedule | None) -> Candida
 
 
 def better_candidate(first: Candidate | None, second: Candidate | None) -> Candidate | None:
-    """Return the candidate with the smaller value; `first` if their values are equal.
+    """Return the candidate with the smaller `value`; `first` if their values are equal.
 
-    Return the other candidate if one is None, and None if both are.
+    Ignores user-defined objectives of models. Return the other candidate if one is None, and None
+    if both are.
     """
     if first is None or second is None:
         return first or second
@@ -209,9 +209,11 @@ def make_result(
     With a schedule, the status is OPTIMAL and the termination PROVED if the gap is at most that of
     the request and there are no violations; otherwise the status is FEASIBLE. Without a schedule,
     the status is INFEASIBLE or UNKNOWN. The termination PROVED becomes STALLED unless the status is
-    OPTIMAL or INFEASIBLE. A schedule with violations has no bound above the baseline. Without a
-    schedule, the result has no bound, as for the user-defined objective of a model, whose gap is
-    `ModelObjective.gap`. A caller adds method, reduction and history.
+    OPTIMAL or INFEASIBLE.
+
+    The bound of a schedule with violations is at most the baseline. The result has no bound without
+    a schedule, nor for the user-defined objective of a model, whose gap is `ModelObjective.gap`. A
+    caller adds method, reduction and history.
     """
     base_result = SolveResult(
         problem=problem,

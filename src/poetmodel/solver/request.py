@@ -110,7 +110,11 @@ class Request:
     """Latest end on the monotonic clock if the limit is processor time [s]; None otherwise."""
 
     def __post_init__(self) -> None:
-        """Raise `InputError` if the time limit, gap, threads or seed are invalid."""
+        """Raise `InputError` if the time limit, gap, threads or seed are invalid.
+
+        The time limit must be finite and above 0, the gap finite and at least 0. Threads are a
+        whole number from 1, the seed a whole number from 0.
+        """
         errors = []
         if not _is_real(self.time_limit_s) or self.time_limit_s <= 0:
             errors.append(f"time limit: expected seconds above 0, got {self.time_limit_s!r}")
@@ -170,6 +174,8 @@ class History:
     baseline: float = 0.0
     """Baseline for the forwarded reports."""
     entries: list[HistoryEntry] = field(default_factory=list)
+    """Time of each improving report [s], with the best overhead and bound until then; at most
+    `MAX_HISTORY_ENTRIES`."""
     best: SolveProgress | None = None
     """The report whose schedule has the smallest overhead; None before a report with a schedule."""
 
@@ -218,7 +224,8 @@ class History:
     def _add_entry(self, entry: HistoryEntry) -> None:
         """Append an entry with the best values so far, unless neither value has improved.
 
-        If there are more than `MAX_HISTORY_ENTRIES`, delete every second entry, but not the last.
+        If there are more than `MAX_HISTORY_ENTRIES`, delete every second entry, but neither the
+        first nor the last.
         """
         entries = self.entries
         if entries:

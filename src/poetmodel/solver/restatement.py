@@ -1,6 +1,6 @@
 """Write the rows and objective added to a Pyomo model as `Problem.subject_to` and `minimizing`.
 
-The default formulation solves such a problem with few enforced rows, over all schedules. A model is
+The default formulation solves a problem with few enforced rows, over all schedules. A model is
 solved as a whole, over the schedules that its variables can represent.
 """
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 MAX_TERMS: Final = 4
-"""Maximum number of terms of a sum in the call; "..." replaces the rest."""
+"""Maximum number of terms of a sum in the call; "..." replaces the further terms."""
 MAX_RULES: Final = 4
-"""Maximum number of constraints in the call; "..." and their number replace the rest."""
+"""Maximum number of constraints in the call; "..." and their number replace the further ones."""
 
 
 class _CountKey(NamedTuple):
@@ -150,9 +150,9 @@ class _TotalsWriter:
         """Return a call of `subject_to` with one keyword for each added constraint, for display.
 
         A keyword is the name of its constraint, with "_" for characters that names of Python do
-        not contain. Of several rows of a constraint only the first is written, and "..." replaces
-        constraints after the first `MAX_RULES`. Return None if `write_constraint` returns None for
-        a row.
+        not contain. Of several rows of a constraint only the first is written. "..." and their
+        number replace constraints after the first `MAX_RULES`. Return None if `write_constraint`
+        returns None for a row.
         """
         rules = []
         for name, rows in added_rows.items():
@@ -169,8 +169,9 @@ class _TotalsWriter:
     def write_constraint(self, row: Any) -> str | None:
         """Return a row as Python code, with long sums shortened.
 
-        Omits a lower limit of 0 or less on counts in stages. Return None if the row has no counts,
-        or if neither totals nor counts in stages can state the row.
+        Writes counts in stages if totals cannot state the row. These state only an upper limit on a
+        sum without negative coefficients, and omit a lower limit of 0 or less. Return None if the
+        row has no counts, or if neither totals nor counts in stages can state it.
         """
         count_sum = self._parse_sum(row.body)
         if count_sum is None or not count_sum.terms:

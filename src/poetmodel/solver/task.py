@@ -111,7 +111,7 @@ class Task:
         """Prove a bound, starting with the best of `start` and schedules by heuristics.
 
         If a time limit, Ctrl-C or a model that is too large ends the proof without a schedule, the
-        outcome has the best first schedule. This excludes a user's model, whose added rows the
+        outcome has the best first schedule, except for a user's model, whose added rows that
         schedule may violate.
         """
         best: Candidate | None = None
@@ -147,10 +147,10 @@ class Task:
         return outcome
 
     def _construct_restricted(self, problem: Problem, request: Request) -> Candidate | None:
-        """Construct a schedule without paging, or without recomputation; None if neither is valid.
+        """Construct a schedule without paging or, if that is not valid, without recomputation.
 
-        Such schedules meet many user-defined constraints. Also returns None for a problem without
-        constraints, and for a user's model.
+        Such schedules meet many user-defined constraints. Returns None if neither is valid, for a
+        problem without user-defined constraints, and for a user's model.
         """
         if not (self.can_restate and problem.constraints):
             return None
@@ -192,12 +192,16 @@ class Task:
         """Prove a bound, and repeat with finer units of the objective while the gap is open.
 
         A solver resolves the objective to an absolute tolerance. If the first value is too small or
-        too large for the units of the objective, the problem is restated with that value as the
-        reference of the unit, unless the task states a user's model. A repeated solve has the best
-        value as reference, unless the last reference is at most twice this value. Then, and for a
-        peak, it searches for a schedule that saves at least one byte; quantities other than bytes
-        end the loop. So do the time limit, Ctrl-C, and a search for one byte less that changes
-        neither schedule nor bound.
+        too large for the unit of the objective, that value becomes the reference of the unit,
+        unless the task has a user's model. While the gap is open, the problem is solved again:
+
+        - If the best value is less than half of the reference, or there is no reference, the best
+          value becomes the reference. This excludes a peak, whose unit has no reference.
+        - Otherwise, if the quantity is in bytes, the next solve searches for a schedule that saves
+          at least one byte. The loop ends if neither schedule nor bound changes.
+        - Otherwise, the loop ends.
+
+        The time limit and Ctrl-C also end the loop.
         """
         objective, stated_problem = problem.objective, problem
         if (
@@ -266,9 +270,9 @@ def _fall_back_to_compact(problem: Problem, request: Request, lazy_outcome: Outc
     """Solve with ``compact`` if ``lazy`` stalled and stages are limited or decisions rewarded.
 
     The groups of a relaxation cannot represent some per-stage user-defined constraints, nor some
-    rewarded decisions. The better schedule and bound are returned, or `lazy_outcome` if ``compact``
-    is not needed, takes longer to build than time remains, or is too large. After Ctrl-C,
-    `lazy_outcome` is returned with the termination INTERRUPTED.
+    rewarded decisions. Returns the outcome of ``compact`` with the better schedule and bound of
+    both. Returns `lazy_outcome` if ``compact`` is not needed, takes longer to build than time
+    remains, or is too large; after Ctrl-C, with the termination INTERRUPTED.
     """
     candidate = lazy_outcome.candidate
     has_stage_terms = bool(problem.stage_limits) or any(any(column) for column in problem.rewards)
@@ -337,8 +341,9 @@ def _merge_outcomes(
 ) -> Outcome:
     """Merge two outcomes; the second solve started from `known_candidate` or excluded its value.
 
-    Return the second outcome with the better schedule and bound; its own bound counts only up to
-    the value of `known_candidate`. If the second solve is infeasible, `known_candidate` is optimal.
+    Return the second outcome with the better schedule and bound, the total build time and both
+    logs. The second bound counts only up to the value of `known_candidate`. If the second solve is
+    infeasible, `known_candidate` is optimal.
     """
     bound = (
         known_candidate.value
@@ -354,9 +359,9 @@ def _merge_outcomes(
 
 
 def _segment_candidate(problem: Problem, request: Request) -> Candidate | None:
-    """Return the schedule of `checkpoint_segments`.
+    """Return the schedule of `checkpoint_segments`; None if it is invalid, too large or too late.
 
-    Return None if it is invalid, too large or not found in time.
+    It may be completed up to `GRACE_S` after the time limit.
     """
     try:
         with time_limit(request.remaining_s() + GRACE_S):

@@ -69,8 +69,8 @@ def find_cheapest_tiles(
 
     If no schedule fits the device, the size with the smallest excess is returned. Of sizes with
     equal values the first one is returned, without any schedule the first candidate. A single size
-    is not solved.
-    The trials end after Ctrl-C, or if the progress callback returns False.
+    is not solved. After Ctrl-C, or if the progress callback returns False, the trials end, and the
+    best size so far is returned.
 
     Parameters
     ----------
@@ -92,8 +92,8 @@ def find_cheapest_tiles(
     """
     trials: list[TileTrial] = []
     best: tuple[float, float, int, SolveResult | None] = (math.inf, math.inf, 0, None)
-    """Excess of the schedule [B], its value, the position of its candidate and the result of its
-    trial: the first two are the smallest so far."""
+    """Smallest excess so far [B], the smallest value with that excess, the position of its
+    candidate, and the result of its trial."""
     was_interrupted = False
     reserved_s = request.remaining_s() * (1 - time_ratio)
     for position, (tile_bytes, step) in enumerate(candidates if len(candidates) > 1 else ()):
@@ -131,14 +131,20 @@ def find_cheapest_tiles(
 
 
 class _Cutoff:
-    """A progress callback that ends a trial when its bound reaches the best value so far."""
+    """A progress callback that ends a trial when its bound reaches `min_value`.
+
+    `is_reached` is then True.
+    """
 
     def __init__(self, request: Request, min_value: float) -> None:
         self.request, self.min_value = request, min_value
         self.is_reached = False
 
     def handle_report(self, progress: SolveProgress) -> bool:
-        """Forward a report to the callback of the request; return whether the trial continues."""
+        """Forward a report to the callback of the request; return whether the trial continues.
+
+        Sets `is_reached` if the bound reaches `min_value`.
+        """
         callback_result = (
             None if self.request.on_progress is None else self.request.on_progress(progress)
         )

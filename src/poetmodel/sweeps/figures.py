@@ -51,7 +51,7 @@ class Figure:
     """Time limit of each solve in a quick figure, building included [s]."""
 
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
-        """Return the runs of all grids without duplicates; the budgets of a grid ascend.
+        """Return the runs of all grids without duplicates, each grid in the order of `grid`.
 
         A quick figure has fewer budgets, no grids without quick budgets, and shorter time limits.
         `time_limit_s` replaces the time limits of the figure, unless it is None or 0 [s].

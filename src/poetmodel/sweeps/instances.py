@@ -55,7 +55,7 @@ INDEX: Final = "instances.jsonl"
 CHECKSUMS: Final = "SHA256SUMS"
 """File with the SHA-256 of all other files, for ``sha256sum --check``."""
 MAX_MPS_NODES: Final = 60
-"""Graphs with fewer nodes always have an MPS file."""
+"""Number of nodes below which a problem always has an MPS file."""
 TOLERANCE: Final = 1e-6
 """Difference up to which two overheads are equal, relative to the larger one, or to a millionth of
 the baseline if that is more."""
@@ -94,7 +94,7 @@ class Instance:
     kind: str
     """Group of problems, such as ``zoo``."""
     problem: Problem
-    """The problem."""
+    """The problem, which minimizes energy or time: the index has no other units."""
     best: BestResults
     """The best results on record."""
 
@@ -103,7 +103,7 @@ def file_name(*words: object) -> str:
     """Return a file name: the words in lower case, joined by hyphens.
 
     Each sequence of characters other than ASCII letters, digits, dots and plus signs becomes one
-    hyphen, and is removed at both ends.
+    hyphen. Hyphens at both ends are removed.
     """
     text = "-".join(map(str, words)).lower()
     return re.sub(r"[^a-z0-9.+]+", "-", text).strip("-")
@@ -203,7 +203,7 @@ class _LibraryWriter:
         }
 
     def _write_graph(self, graph: Graph) -> str:
-        """Write a graph once, and return the name of its file."""
+        """Write a graph once, and return the path of its file relative to the library."""
         digest = graph.sha256
         if digest not in self._graph_files:
             name = f"graphs/{file_name(graph.name, digest[:8])}.graph.json"
@@ -212,10 +212,10 @@ class _LibraryWriter:
         return self._graph_files[digest]
 
     def _write_costs(self, graph: Graph, costs: Costs) -> str:
-        """Write the costs of a graph, and return the name of their file.
+        """Write the costs of a graph, and return the path of their file relative to the library.
 
-        A graph has one file for each device, and one for measured costs. Later costs for the same
-        file are not written.
+        A graph has one file for each device, and one for costs without a device. Only the first
+        costs for a file are written, even if later ones differ.
         """
         source = "measured" if costs.device is None else costs.device.short_name
         key = graph.sha256, source
@@ -226,7 +226,10 @@ class _LibraryWriter:
         return self._cost_files[key]
 
     def _write_device(self, device: Device) -> str:
-        """Copy the shipped file of a device once, and return the name of the copy."""
+        """Copy the shipped file of a device once, and return the copy's path in the library.
+
+        Raises `InputError` if no file of this device is shipped.
+        """
         name = f"{device.short_name}.toml"
         if not (self._folder / "devices" / name).exists():
             write_text(self._folder / "devices" / name, read_text(shipped_folder("devices") / name))
@@ -260,7 +263,7 @@ def _checksums(folder: Path) -> Iterator[str]:
 
 
 def _readme_text(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
-    """Return the README of a library."""
+    """Return the README of a library: its template, filled with numbers from the index lines."""
     kinds = Counter(line["kind"] for line in lines)
     best_results = [line["best"] for line in lines]
     n_proved = sum(_is_proved(entry) for entry in best_results)

@@ -49,7 +49,7 @@ WARM_UP_S: Final = 10.0
 """Time limit of the warm-up solve, which loads a method and its solver [s]."""
 
 Record = dict[str, Any]
-"""Record of a run: the JSON object of a line of the file."""
+"""Record of a run: a JSON object, stored as one line of a file."""
 
 
 def common_fields(kind: str, name: str) -> Record:
@@ -69,7 +69,7 @@ def common_fields(kind: str, name: str) -> Record:
 
 @cache
 def git_commit() -> str | None:
-    """Return the short hash of the checked-out Git commit.
+    """Return the short hash of the commit that is checked out in poetmodel's own Git repository.
 
     Return None for an installed package, and if Git is missing or fails.
     """
@@ -107,7 +107,7 @@ def fields_before_result(run: Run) -> Record:
 
 
 def failure_record(run: Run, reason: str) -> Record:
-    """Return the record of a run whose worker died or raised."""
+    """Return the record, with status `FAILED`, of a run that raised or whose process died."""
     return {
         **fields_before_result(run),
         "status": FAILED,
@@ -123,8 +123,8 @@ def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None)
     Arguments and record are JSON values, so that they can be sent to other machines. `run_fields`
     are those of `Run.to_dict`. `start` has the relations of a schedule of the same problem with
     less RAM; methods without a solver ignore it. The ``schedule`` of the record is the content of a
-    schedule file, or None. An error of poetmodel is recorded, not raised. Measured times do not
-    include `load_inputs`, which is called first.
+    schedule file, or None. A `PoetModelError` is recorded as ``status`` and ``reason``, all other
+    exceptions are raised. Measured times do not include `load_inputs`, which is called first.
     """
     run = Run.from_dict(run_fields)
     load_inputs(run)
@@ -150,11 +150,12 @@ def measure_run(run_fields: dict[str, Any], start: dict[str, Any] | None = None)
 
 
 def result_fields(result: SolveResult) -> Record:
-    """Return the record fields of a solve.
+    """Return the record fields of a solve, from ``status`` and ``reason`` to ``schedule``.
 
     ``schedule`` is the content of a schedule file, and ``counts`` has the numbers of recomputations
     and transfers; both are None without a schedule. ``result`` has the fields of
-    `SolveResult.to_dict` except names, decisions and history.
+    `SolveResult.to_dict` except names, decisions and history. ``state`` is absent without a
+    schedule or without state.
     """
     document = result.to_dict()
     schedule_keys = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)

@@ -27,8 +27,8 @@ def figure_panels(
     """Return the pictures of a figure of the paper: maps for ``figure2``, times for ``table3``.
 
     All other names have panels of the overhead. `rows` come from `poetmodel.sweeps.tables.rows`.
-    `schedule_of` returns the content of a schedule file by the key of its run, for maps; None skips
-    a run.
+    For maps, `schedule_of` returns the content of a run's schedule file by the key of the run; a
+    run has no map if it returns None.
     """
     if name == "figure2":
         return tuple(_maps(rows, schedule_of))
@@ -44,9 +44,10 @@ def data_digest(panels: Sequence[Panel] | Sequence[Map]) -> str:
 def _maps(
     rows: Sequence[Row], schedule_of: Callable[[str], Mapping[str, Any] | None]
 ) -> Iterable[Map]:
-    """Yield the map of each schedule; rows without a schedule are skipped.
+    """Yield the map of each schedule; rows for which `schedule_of` returns None are skipped.
 
-    The title has model, device, RAM budget, and the numbers of recomputations and transfers.
+    The title has model, device, RAM budget, and the numbers of recomputations and transfers. Models
+    must have their default settings: the model of a row is loaded by its name.
     """
     for row in rows:
         document = schedule_of(row["key"])
@@ -62,9 +63,9 @@ def _maps(
 def overhead_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
 
-    Each method is a line; with several solvers, each pair of method and solver. Overheads are in
-    percent of the baseline, budgets in KiB, ascending. Rows without a schedule or with the baseline
-    0 have no point.
+    Each method is a line, or each pair of method and solver if `rows` have several solvers; points
+    of several formulations are on one line. Overheads are in percent of the baseline, budgets in
+    KiB, ascending. Rows without a schedule or with the baseline 0 have no point.
     """
     panels = []
     has_several_solvers = len({row["backend"] for row in rows} - {None}) > 1
@@ -119,7 +120,8 @@ def pareto_panels(front: Sequence[Row]) -> tuple[Panel, ...]:
 def _time_panels(rows: Sequence[Row]) -> Iterable[Panel]:
     """Yield a panel of makespan [ms] against peak RAM [KiB] for each model and device.
 
-    Each pair of method and deadline is a line. Rows without a schedule have no point.
+    Each pair of method and deadline is a line, by ascending RAM. Rows without a schedule have no
+    point.
     """
     for (model, device), panel_rows in group_rows(rows, "model", "device").items():
         lines = []

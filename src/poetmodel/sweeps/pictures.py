@@ -53,7 +53,8 @@ def render_sheet(panels: Sequence[Panel] | Sequence[Map], file_format: str, *, n
     """Return the content of a picture file with panels or maps and a note in its metadata.
 
     A legend lists the lines with points, or the kinds of cells in the maps. Formats are png, svg
-    and pdf. With one version of matplotlib, equal data produce equal bytes.
+    and pdf. With one version of matplotlib, equal data produce equal bytes. Without matplotlib,
+    `ImportError` is raised; call `check_suffix` before.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

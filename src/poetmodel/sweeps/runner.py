@@ -116,6 +116,8 @@ def sweep(
         extra is not installed.
     UserMethodError
         If the file of a user-defined method raises an exception when it is imported.
+    OSError
+        If no process of this machine can be started.
     WorkersLostError
         If `pool` or the connection to the scheduler breaks, cancels a run or accepts no more runs.
         Recorded runs stay.
@@ -175,9 +177,9 @@ def sweep_queue(
         return warm and method(run.method).uses_solver
 
     def find_start(run: Run) -> dict[str, Any] | None:
-        """Return the schedule of the largest smaller budget that has one.
+        """Return the stored schedule of the largest smaller budget of this sweep that has one.
 
-        Return None if there is none, or if the run uses no start.
+        Return None if no smaller budget has one, or if the run uses no start.
         """
         axis = runs_of_axis[run.chain]
         smaller_runs = axis[: axis.index(run)] if uses_start(run) else []
@@ -215,6 +217,7 @@ class RunQueue(Generic[AnyRun]):
     """A queue that executes the runs without a record or with a failed one, and stores records."""
 
     store: RecordFile
+    """Records and claims of the runs."""
     runs: Sequence[AnyRun]
     """All runs, with and without a record."""
     measure: Callable[[dict[str, Any], Any], Record]
@@ -248,7 +251,7 @@ class RunQueue(Generic[AnyRun]):
     """Claims of the runs in progress in this process, by key."""
 
     def __post_init__(self) -> None:
-        """Group the runs by chain, except finished ones, which are counted.
+        """Group the runs by chain in `remaining_chains`; count finished runs in `n_skipped`.
 
         Stores the records of failed runs in `earlier_failures`.
         """
@@ -267,8 +270,9 @@ class RunQueue(Generic[AnyRun]):
         """Execute the remaining runs, at most `max_runs` at a time, and store their records.
 
         `max_runs` may be a function that returns the current maximum. Waits for runs that other
-        processes claim, and executes them if they are released without a record. Returns when all
-        runs are recorded. Releases all claims of this queue, also after an error.
+        processes claim, and executes them if they are released without a record. Calls
+        `on_progress` at the start and after each run. Returns when all runs are recorded. Releases
+        all claims of this queue, also after an error.
 
         Raises
         ------
@@ -278,6 +282,8 @@ class RunQueue(Generic[AnyRun]):
             If a record cannot be written, or a file that a run names cannot be read.
         UserMethodError
             If the file of a user-defined method raises an exception when it is imported.
+        OSError
+            If `pool` is a `LocalProcesses` that cannot start a process.
         """
         name_of_pool = pool_name(pool)
         count_slots = max_runs if callable(max_runs) else lambda: max_runs
@@ -307,12 +313,14 @@ class RunQueue(Generic[AnyRun]):
             self.claims.clear()
 
     def _submit(self, pool: Executor, run: AnyRun) -> Future[Record]:
+        """Submit a run to the pool; raise `WorkersLostError` if the pool accepts no more runs."""
         try:
             return pool.submit(self.measure, run.to_dict(), self.start_of(run))
         except (BrokenExecutor, RuntimeError) as error:
             raise self._lost_error(error) from error
 
     def _lost_error(self, error: BaseException | None) -> WorkersLostError:
+        """Return the exception for a pool that raised `error`; None stands for a cancelled run."""
         reason = "the runs in progress were cancelled" if error is None else _describe(error)
         n_recorded = self.n_skipped + self.n_done
         return WorkersLostError(
@@ -375,8 +383,10 @@ class RunQueue(Generic[AnyRun]):
     ) -> list[AnyRun]:
         """Store and count the record of the first run of a chain; return the remaining runs.
 
-        If the process of the run has died, but fewer than `MAX_ATTEMPTS` times, store no record and
-        return the whole chain. Raise `WorkersLostError` if the pool broke or cancelled the run.
+        The record of a run that raised an exception is that of `failure`. Adds the fields of
+        `identity_of` and the name of the pool. If the process of the run has died, but fewer than
+        `MAX_ATTEMPTS` times, stores no record and returns the whole chain. Raises
+        `WorkersLostError` if the pool broke or cancelled the run.
         """
         if _is_lost(future):
             raise self._lost_error(None if future.cancelled() else future.exception())

@@ -36,7 +36,7 @@ class Settings:
     deadline_counts: str | None = None
     """The time that the deadline limits; None for the device's default."""
     time_limit_s: float = 60.0
-    """Maximum wall time of a solve, building included [s]."""
+    """Maximum wall time of a solve, including that of building the model [s]."""
     gap: float = 1e-4
     """Gap tolerance of a solve."""
     threads: int = 1
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Key in the records of a sweep."""
+        """Key in the records of a sweep: a hash (20 hex digits) of `to_dict`."""
         text = json.dumps(self.to_dict(), sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -160,8 +160,8 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, without settings of `shape` that are not set.
 
-        The common settings are a dict. Omits user-defined constraints and commits that are None, so
-        that keys of older records stay valid.
+        `settings` is a dict, without `constraints` and `commit` if these are None, so that keys of
+        older records stay valid.
         """
         default_fields = {field.name for field in fields(Variant)} - self.shape.overrides.keys()
         values = {name: value for name, value in asdict(self).items() if name not in default_fields}
@@ -190,10 +190,10 @@ def grid(
 ) -> tuple[Run, ...]:
     """Return all runs of a sweep: models x shapes x devices x deadlines x methods x budgets.
 
-    Shapes are sizes of the models' inputs, or `Variant`s with further settings. Budgets ascend and
-    vary fastest, back ends second fastest; formulations vary slowest. Back ends and formulations
-    (None for the default) multiply only the methods that need a solver. Other methods have runs
-    only if None is among the formulations. Duplicate runs are removed.
+    Shapes are sizes of the models' inputs, or `Variant`s with further settings. Budgets ascend in
+    bytes and vary fastest, back ends second fastest; formulations vary slowest. Back ends and
+    formulations (None for the default) multiply only the methods that need a solver. Other methods
+    have runs only if None is among the formulations. Duplicate runs are removed.
 
     Raises
     ------
@@ -264,9 +264,10 @@ def _find_shareable_method(name: str) -> Method:
 
 @cache
 def load_graph(model: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
-    """Return the graph of a model or file, cached; a tile size in `shape` divides a step file.
+    """Return the graph of a model or file, cached.
 
-    Raises `InputError` if the model, the file or the shape is invalid.
+    `shape` has settings of a built-in network. For a step file, it may have a tile size, and for
+    other files, no settings. Raises `InputError` if the model, the file or the shape is invalid.
     """
     if model.endswith(".step.json") and shape.overrides.keys() == {"tile"}:
         from poetmodel.lowered.io import load_step
@@ -284,6 +285,7 @@ def load_device(device: str) -> Device:
 
 @cache
 def _fingerprint(model: str, shape: InputShape, device: str) -> str:
+    """Return a hash (16 hex digits) of a graph and of all fields of a device."""
     # The text lists all fields, as older records did: the repr of a device may change.
     loaded_device = load_device(device)
     device_fields = ", ".join(

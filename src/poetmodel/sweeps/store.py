@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.files import raise_write_errors, read_bytes, write_text
 from poetmodel.sweeps.measurement import FAILED, Record
 
-if sys.platform != "win32":  # without locks, commands on one folder repeat each other's runs
+if sys.platform != "win32":  # without locks, concurrent sweeps in one folder repeat runs
     import fcntl
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ RECORDS: Final = "cells.jsonl"
 SCHEDULES: Final = "schedules"
 """Folder of the schedule files, each by the key of its run."""
 CLAIMS: Final = "claims"
-"""Name, or suffix after the name of a record file, of the folder with a locked file for each run in
-progress."""
+"""Name of the folder with a locked file for each run in progress; for a `RecordFile` that is no
+`Store`, the suffix after the name of its file."""
 _FIELDS: Final = frozenset({"key", "status", "cell", "result"})
 """Fields of every record of a sweep."""
 
@@ -103,7 +103,10 @@ class RecordFile:
         return Claim.acquire(self.claims_folder / name)
 
     def _parse_new_lines(self) -> None:
-        """Parse the lines written since the last call; all lines if the file was truncated."""
+        """Parse the lines written since the last call; all lines if the file has become shorter.
+
+        A last line without end is parsed now and again in the next call.
+        """
         if not self.path.exists():
             return
         if self.path.stat().st_size < self._parsed_bytes:  # the file was truncated
@@ -125,7 +128,10 @@ class RecordFile:
             return None
 
     def _end_last_line(self, stream: BinaryIO) -> None:
-        """End a last line without end if it is a record, else remove it."""
+        """Complete a last line that lacks a line feed: add it after a record, else remove the line.
+
+        `stream` is open for reading and appending.
+        """
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - 1))
         if stream.read(1) in (b"", b"\n"):
@@ -204,6 +210,7 @@ class Store(RecordFile):
 
 
 def _record_key(record: Record) -> str:
+    """Return the key of a record; raise `KeyError` if it lacks one of `_FIELDS`."""
     if missing := _FIELDS - set(record):
         raise KeyError(*missing)
     return str(record["key"])

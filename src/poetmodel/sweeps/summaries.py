@@ -23,7 +23,7 @@ _STATUS_TEXTS: Final[Mapping[str, str]] = {
     REFUSED: "refused by the licence",
     NOT_INSTALLED: "not installed",
 }
-"""Text that a table shows for a status without a schedule; other statuses are shown themselves."""
+"""Text that a table shows for a status without a schedule; other statuses are shown unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +34,15 @@ class Summary:
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     n_text_columns: int
-    """Number of leading columns that contain names; the rest have formatted numbers or a status."""
+    """Number of leading columns that contain names or limits; all other columns have formatted
+    numbers or a status."""
 
 
 def figure_summaries(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
     """Return the tables of a figure of the paper from rows of `poetmodel.sweeps.tables`.
 
-    Names other than ``figure2`` and ``table3`` have tables of the overheads of methods.
+    ``figure2`` has a table of the schedules of its maps, ``table3`` tables that compare POFO with
+    the optimum, and any other name tables of the overheads of methods.
     """
     summary_functions = {"figure2": _map_summary, "table3": _pofo_summaries}
     return tuple(summary_functions.get(name, _method_summaries)(rows))
@@ -119,7 +121,10 @@ def _overhead_text(row: Row) -> str:
 
 
 def _map_summary(rows: Sequence[Row]) -> Iterable[Summary]:
-    """Yield one table: numbers of recomputations and transfers, and overhead, of each run."""
+    """Yield one table: numbers of recomputations and transfers, and overhead, of each run.
+
+    Runs without a schedule have dashes, and the text of their status.
+    """
     lines = []
     for row in rows:
         counts = (_format_count(row[name]) for name in ("recomputed", "paged_out", "paged_in"))
@@ -145,9 +150,10 @@ def _format_count(count: int | None) -> str:
 def _pofo_summaries(rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield a table for each model and device that compares POFO with the optimum, by RAM budget.
 
-    The last two columns describe the schedule with the smallest peak among those of ``optimal``,
-    with any budget or deadline, whose makespan is at most POFO's. A row has only the budget and
-    POFO's status if POFO, or ``optimal`` without a deadline, has no schedule for the budget.
+    Peak, makespan and overhead of POFO precede those of ``optimal`` without a deadline. A row has
+    only the budget and POFO's status if one of these two has no schedule for the budget. The last
+    two columns describe the schedule of ``optimal``, with any budget or deadline, that has the
+    smallest peak and a makespan of at most POFO's.
     """
     for (model, device), device_rows in group_rows(rows, "model", "device").items():
         optimal_rows = [
@@ -209,7 +215,7 @@ def _peak_time_overhead(row: Row) -> tuple[str, str, str]:
 
 
 def _peak_and_savings(row: Row, smallest_row: Row | None) -> tuple[str, str]:
-    """Format the peak of `smallest_row`, and its savings of RAM and time relative to `row`.
+    """Format the peak of `smallest_row`, and the percentages of RAM and time it saves over `row`.
 
     Return ("none", "") if `smallest_row` is None.
     """

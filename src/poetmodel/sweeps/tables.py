@@ -26,13 +26,14 @@ _COUNT_KEYS: Final = ("recomputed", "paged_out", "paged_in")
 _STATE_KEYS: Final = ("resident_bytes", "on_storage_bytes", "read_bytes", "written_back_bytes")
 """Columns from the field ``state`` of a record, with the prefix ``state_``."""
 _SIZE_KEYS: Final = ("columns", "rows", "nodes", "root_bound")
-"""Columns from the field ``statistics`` of a record: model size, branch-and-bound nodes, bound."""
+"""Columns from the field ``statistics`` of a record: model size, branch-and-bound nodes, root
+bound."""
 _MODEL_KEYS: Final = ("model_value", "model_bound")
 """Columns from the field ``statistics`` of a record: value and bound of the solved model."""
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
-    """Return one flat row per record, with the largest bound for its or a larger budget.
+    """Return one flat row per record, with the largest bound proven for its or a larger budget.
 
     Returns
     -------
@@ -59,7 +60,7 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 
 def _make_row(record: Record) -> Row:
-    """Return the flat row of a record, without the bound along the RAM axis."""
+    """Return the flat row of a record, with None as ``axis_bound_j`` and ``axis_gap``."""
     run_fields, result = record["cell"], record["result"] or {}
     row: Row = {
         name: run_fields.get(name)
@@ -95,7 +96,10 @@ def _metric_columns() -> tuple[str, ...]:
 
 
 def _status(record: Record) -> str:
-    """Return the status of a record; for ``unavailable`` in older records, that of the reason."""
+    """Return the status of a record.
+
+    Older records have ``unavailable``, which becomes `REFUSED` or `NOT_INSTALLED` by their reason.
+    """
     if record["status"] == "unavailable":
         return REFUSED if "licence" in record["reason"] else NOT_INSTALLED
     return str(record["status"])
@@ -121,10 +125,10 @@ def pareto(rows: Sequence[Row]) -> list[Row]:
     Returns
     -------
     list of dict
-        Copies with ``proven``: whether no schedule within the row's limits takes less energy, up to
-        the gap tolerance. Rows without a schedule are left out; those with violations are not. Of
-        rows with equal energy, RAM and time, only the first is returned. Sorted by model, device
-        and RAM.
+        Copies with ``proven``: whether the status is optimal, so that no schedule within the row's
+        limits takes less energy, up to the gap tolerance. Rows without a schedule are left out;
+        those with violations are not. Of rows with equal energy, RAM and time, only the first is
+        returned. Sorted by model, device and RAM.
     """
     solved_rows = [row for row in rows if row["energy_j"] is not None]
     front: list[Row] = []
@@ -144,6 +148,7 @@ def _model_and_device(row: Row) -> tuple[str, str]:
 
 
 def _dominates(row: Row, other_row: Row, *, is_earlier: bool) -> bool:
+    """Return whether no value of a row is larger and one is smaller, or, if earlier, all equal."""
     pairs = [(row[name], other_row[name]) for name in ("energy_j", "peak_ram_bytes", "makespan_s")]
     if any(value > other_value for value, other_value in pairs):
         return False
@@ -153,7 +158,8 @@ def _dominates(row: Row, other_row: Row, *, is_earlier: bool) -> bool:
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as a CSV file with a header, the columns of the first row; None becomes empty.
 
-    Raises `ValueError` for a row with further columns, and the errors of `write_text`.
+    Without rows, the file has one empty line. Replaces an existing file. Raises `ValueError` for a
+    row with further columns, and the errors of `write_text`.
     """
     buffer = io.StringIO(newline="")
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")

@@ -108,9 +108,9 @@ class Isolation:
     """Settings of the processes that workers start for their runs."""
 
     grace_s: float | None = None
-    """A run is killed after the `limit_s` of its fields plus this time [s], and raises
-    `TimeLimitError`. Each run then has a new process. None for processes that are reused, without
-    a time limit."""
+    """A run is killed after ``limit_s`` of its fields plus this time [s], and its future raises
+    `TimeLimitError`; each run has a new process. None for processes that are reused, without a
+    time limit."""
 
 
 class ShippingPool(Executor):
@@ -144,9 +144,10 @@ class ShippingPool(Executor):
 def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
     """Read the files that a run names as model, device and method; return them by field.
 
-    Omits fields that name no file or an invalid method. The files of a method include the imported
-    modules of its folder. Raises `InputError` if the file of a model or device cannot be read, and
-    `UserMethodError` if the file of a method raises an exception when it is imported.
+    Omits fields that name no file or an invalid method. Imports the file of a method; its files
+    include the imported modules of its folder. Raises `InputError` if the file of a model or device
+    cannot be read, and `UserMethodError` if the file of a method raises an exception when it is
+    imported.
     """
     files_by_field: dict[str, Files] = {}
     for field, names in ((_MODEL, model_names()), (_DEVICE, device_names())):
@@ -155,7 +156,7 @@ def read_run_files(run_fields: dict[str, Any]) -> dict[str, Files]:
             files_by_field[field] = {Path(name).name: read_bytes(name)}
     try:
         found_method = method(run_fields[_METHOD])
-    except (KeyError, InputError):  # studies of bench name no method, or one of their own
+    except (KeyError, InputError):  # runs of bench may have no or an unknown method
         return files_by_field
     if method_paths := list_method_files(found_method):
         content_by_name = {path.name: path.read_bytes() for path in method_paths}
@@ -183,9 +184,10 @@ def execute_shipped_run(
     InputError
         If the worker has another version of poetmodel.
     TimeLimitError
-        If the run does not end within its `limit_s` plus the grace of `isolation`, if there is one.
+        If `isolation` has a `grace_s`, and the run does not end within this time plus ``limit_s``
+        of `run_fields`.
     ProcessEndedError
-        If the process of the run dies.
+        If there is an `isolation`, and the process of the run dies.
     """
     if version != __version__:
         raise InputError(f"the worker has poetmodel {__version__}, expected {version}")
@@ -215,9 +217,10 @@ def execute_shipped_run(
 
 
 def _write_files(files: Files) -> str:
-    """Write files to a temporary folder, named by a hash of names and contents; return its path.
+    """Write files to a temporary folder; return the path of the folder.
 
-    Files that exist there are not written again.
+    Its name is a hash of the files' names and contents. Files that exist there are not written
+    again.
     """
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
@@ -239,7 +242,8 @@ def _temporary_folder() -> Path:
 
 
 _TEMPORARY_FOLDERS: Final[list[tempfile.TemporaryDirectory[str]]] = []
-"""Folders of this process, which exist as long as their objects do."""
+"""Temporary folders of this process. The list keeps their objects, because a folder is removed with
+its object."""
 
 
 @cache

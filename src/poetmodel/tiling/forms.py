@@ -34,11 +34,10 @@ if TYPE_CHECKING:
 
 
 def call_to_channel_loops(call: Call) -> Loops | None:
-    """Return a call as loops over channels.
+    """Return a call as loops over channels; None if its kernel cannot compute ranges of channels.
 
-    None if the kernel has no ranges of channels; for a convolution that cannot be divided or is
-    divided already, see `_read_convolution`; and for calls that `int8_forms` does not convert. The
-    condition of the call is ignored, and may be absent from the call of the loops.
+    Also None if `_read_convolution`, or the function of the kernel in `int8_forms`, returns None.
+    The condition of the call is ignored, and may be absent from the call of the loops.
     """
     loop_format = _loop_format(call)
     return (
@@ -51,7 +50,8 @@ def call_to_channel_loops(call: Call) -> Loops | None:
 def channel_loops_to_call(loops: Loops) -> Call | None:
     """Return the call that executes loops; None if the kernel cannot execute them.
 
-    In loops of a kernel with an argument ``batch``, the first loop is over the batch.
+    If the kernel has an argument ``batch``, sets it to the size of the first loop, which is over
+    the batch.
     """
     loop_format = _loop_format(loops.call)
     call = _LOOP_FORMATS[loop_format][1](loops) if loop_format else loops.to_call()
@@ -69,7 +69,10 @@ def is_weight_name(parameter: str) -> bool:
 
 
 def _loop_format(call: Call) -> str:
-    """Return the key of a call in `_LOOP_FORMATS`; "" for calls left to `call_to_loops`."""
+    """Return the key of a call in `_LOOP_FORMATS`: its kernel, or the kind of its kernel.
+
+    Return "" for calls that `call_to_loops` converts, or that have no loops.
+    """
     parameters = parameter_names(call.kernel)
     if call.kernel in INT8_LOOP_FORMATS:
         return call.kernel
@@ -110,7 +113,7 @@ def _write_update(loops: Loops) -> Call | None:
 def _read_bits(call: Call) -> Loops:
     """Convert a call with a mask to the loops of its shape table.
 
-    Strides of the mask are in bits, which have the order of the loops.
+    Strides of the mask are in bits. The bits are contiguous, in the order of the loops.
     """
     sizes, *strides = table_columns(named_arguments(call)["shape"])
     strides.insert(pointer_names(call).index("bits"), tuple(contiguous_strides(sizes)))
@@ -118,7 +121,7 @@ def _read_bits(call: Call) -> Loops:
 
 
 def _write_bits(loops: Loops) -> Call | None:
-    """Convert loops to a call with a mask; None if a shape table would be too large.
+    """Convert loops to a call with a mask; None if the loops have too many dimensions for a table.
 
     The strides of the mask are not checked.
     """
@@ -150,7 +153,7 @@ def _read_planes(call: Call) -> Loops:
 
 
 def _write_planes(loops: Loops) -> Call | None:
-    """Convert loops to a call on planes; None unless they have as many dimensions as the call."""
+    """Convert loops to a call on planes; None unless ``steps`` has a stride per loop and tensor."""
     strided_names, stride_list = (
         _PLANE_KERNELS[loops.call.kernel],
         list(named_arguments(loops.call)["steps"]),
@@ -241,9 +244,8 @@ def _read_convolution(call: Call) -> Loops | None:
 def _write_convolution(loops: Loops) -> Call | None:
     """Convert loops to a convolution.
 
-    None unless there are five loops, or if a batch of input images would not be contiguous. This
-    also holds for the gradient of the input; kernels with an argument ``strides`` accept all
-    strides.
+    None unless there are five loops. Also None if several input images, or gradients of these, are
+    not contiguous, unless the kernel has an argument ``strides``.
     """
     if len(loops.sizes) != len(_CONVOLUTION_DIMENSIONS):
         return None
@@ -318,7 +320,7 @@ SUMMED_DIMENSIONS: Final = {
     "pm_mm": 1, "pm_conv2d": 2, "pm_conv2d_dx": 1, "pm_conv2d_dx_strided": 1,
     "pm_q8_pointwise_dx": 1, "pm_q8_conv2d_dx": 1,
 }  # fmt: skip
-"""Dimension that a kernel sums and that can be divided, by kernel.
+"""Dimension that a kernel sums over and that can be divided, by kernel.
 
 If the last argument of these kernels is 1, they add to earlier sums."""
 _PLANE_KERNELS: Final = {

@@ -4,6 +4,9 @@ Loops that begin with a batch dimension end with a dimension of pixels. Its size
 its stride matters: slices have fewer channels per pixel. If an undivided result is computed slice
 by slice, the stride is larger than the channels of the slice. In quantizations, lookups and
 dequantizations of images of one pixel, the size is 1.
+
+The images of a batch are called adjacent if their stride is the stride of pixels times the number
+of pixels, or if the batch has one image.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ def _image_strides(n_pixels: int, pixel_stride: int) -> Numbers:
 
 
 def _pixel_stride(loops: Loops, index: int, n_pixels: int) -> int | None:
-    """Return the stride of pixels of tensor `index`; None if its images are not contiguous."""
+    """Return the stride of pixels of tensor `index`; None if its images are not adjacent."""
     batch_stride, *_, pixel_stride = loops.strides[index]
     return pixel_stride if loops.sizes[0] == 1 or batch_stride == n_pixels * pixel_stride else None
 
@@ -60,7 +63,8 @@ def _read_linear_layer(call: Call) -> Loops:
 def _write_linear_layer(loops: Loops) -> Call | None:
     """Convert loops to a linear layer.
 
-    None for other loops, and if the stride of input pixels is not the number of input channels.
+    None unless there are three loops, and the stride of input pixels is the number of input
+    channels.
     """
     if len(loops.sizes) != len(_LINEAR_DIMENSIONS):
         return None
@@ -92,7 +96,11 @@ def _read_convolution(call: Call) -> Loops | None:
 
 
 def _write_convolution(loops: Loops) -> Call | None:
-    """Convert loops to a convolution; None for unsupported loops or strides."""
+    """Convert loops to a convolution.
+
+    None unless there are four loops, the images of inputs and outputs are adjacent, and the stride
+    of input pixels is the number of input channels.
+    """
     sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
     out_stride, x_stride = (
         _pixel_stride(loops, 0, sizes.out_plane),
@@ -125,7 +133,10 @@ def _read_depthwise_convolution(call: Call) -> Loops:
 
 
 def _write_depthwise_convolution(loops: Loops) -> Call | None:
-    """Convert loops to a depthwise convolution; None for unsupported loops or strides."""
+    """Convert loops to a depthwise convolution.
+
+    None unless there are three loops, and the images of inputs and outputs are adjacent.
+    """
     arguments = named_arguments(loops.call)
     sizes = ConvolutionSizes(*arguments["shape"])
     out_stride, x_stride = (
@@ -156,7 +167,10 @@ def _read_pool(call: Call) -> Loops:
 
 
 def _write_pool(loops: Loops) -> Call | None:
-    """Convert loops to a pool; None for unsupported loops or strides."""
+    """Convert loops to a pool.
+
+    None unless there are three loops, and the images of inputs and outputs are adjacent.
+    """
     arguments = named_arguments(loops.call)
     out_stride = _pixel_stride(loops, 0, arguments["height"] * arguments["width"])
     x_stride = _pixel_stride(loops, 1, arguments["x_height"] * arguments["x_width"])
@@ -194,7 +208,12 @@ def _read_quantization(call: Call) -> Loops:
 
 
 def _write_quantization(loops: Loops) -> Call | None:
-    """Convert loops to a quantization or lookup; None for unsupported loops or strides."""
+    """Convert loops to a quantization or lookup.
+
+    None unless there are three loops, the images of outputs are adjacent, and the stride of their
+    pixels is the number of channels. Also None if several input images are not contiguous, unless
+    the kernel has an argument ``image_step``.
+    """
     arguments = named_arguments(loops.call)
     batch, channels, *pixels = loops.sizes
     if len(pixels) != 1 or _pixel_stride(loops, 0, arguments["plane"]) != channels:
@@ -217,7 +236,11 @@ def _read_dequantization(call: Call) -> Loops:
 
 
 def _write_dequantization(loops: Loops) -> Call | None:
-    """Convert loops to a dequantization; None for unsupported loops or strides."""
+    """Convert loops to a dequantization.
+
+    None unless there are three loops, the images of inputs are adjacent, and several output images
+    are contiguous.
+    """
     plane, (batch, channels, *pixels) = named_arguments(loops.call)["plane"], loops.sizes
     x_stride = _pixel_stride(loops, 1, plane)
     is_contiguous = batch == 1 or loops.strides[0][0] == channels * plane
@@ -242,7 +265,7 @@ def _read_linear_dx(call: Call) -> Loops:
 
 
 def _write_linear_dx(loops: Loops) -> Call | None:
-    """Convert loops to the input gradient of a linear layer; None for other loops."""
+    """Convert loops to the input gradient of a linear layer; None unless there are three loops."""
     if len(loops.sizes) != len(_LINEAR_DIMENSIONS):
         return None
     (out_stride, *_), (gradient_stride, *_), *_ = loops.strides
@@ -279,7 +302,7 @@ def _read_convolution_dx(call: Call) -> Loops | None:
 def _write_convolution_dx(loops: Loops) -> Call | None:
     """Convert loops to the input gradient of a convolution.
 
-    None for unsupported loops or strides.
+    None unless there are four loops, and the images of both gradients are adjacent.
     """
     sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
     pixel_stride, gradient_pixel_stride = (
@@ -313,7 +336,7 @@ def _read_linear_dw(call: Call) -> Loops:
 def _write_linear_dw(loops: Loops) -> Call | None:
     """Convert loops to the weight gradient of a linear layer.
 
-    None for other loops, or if input channels are divided.
+    None unless there are three loops, and input channels are undivided.
     """
     if len(loops.sizes) != len(_LINEAR_DIMENSIONS):
         return None
@@ -349,7 +372,8 @@ def _read_convolution_dw(call: Call) -> Loops | None:
 def _write_convolution_dw(loops: Loops) -> Call | None:
     """Convert loops to the weight gradient of a convolution.
 
-    None for unsupported loops or strides, or if input channels are divided.
+    None unless there are four loops, the images of inputs and gradients are adjacent, and input
+    channels are undivided.
     """
     sizes = ConvolutionSizes(*named_arguments(loops.call)["shape"])
     filters = sizes.channels * sizes.window
@@ -405,7 +429,8 @@ def _tap_strides(n_pixels: int, pixel_stride: int) -> Numbers:
 def _write_channel_gradient(loops: Loops) -> Call | None:
     """Convert loops to a gradient of a depthwise layer or a pool.
 
-    None for unsupported loops or strides.
+    None unless there are four loops, and the images of each tensor except weights and scales are
+    adjacent.
     """
     arguments, names = named_arguments(loops.call), pointer_names(loops.call)
     sizes, count = ConvolutionSizes(*arguments["shape"]), loops.sizes[1]
@@ -445,7 +470,7 @@ def _read_weight_sums(call: Call) -> Loops:
 
 
 def _write_weight_sums(loops: Loops) -> Call | None:
-    """Convert loops to ``pm_q8_start``; None for other loops."""
+    """Convert loops to ``pm_q8_start``; None unless there are two loops and sums are contiguous."""
     if len(loops.sizes) != len(_ROW_DIMENSIONS) or loops.strides[0] != (1, 0):
         return None
     (count, terms), (next_stride, stride) = loops.sizes, loops.strides[1]
@@ -455,13 +480,13 @@ def _write_weight_sums(loops: Loops) -> Call | None:
 def _read_update(call: Call) -> Loops | None:
     """Convert an update of int8 weights to loops over outputs and weights of an output.
 
-    None for weights of a depthwise convolution with several window elements, and for an update of
-    only some weights.
+    None for an update of only some weights, and for weights of a depthwise convolution with several
+    window elements, because these have channels last.
     """
     arguments = named_arguments(call)
     sizes = results, inner = arguments["results"], arguments["inner"]
     if arguments["first"] or results * inner != arguments["count"]:
-        return None  # weights of a depthwise convolution have channels last
+        return None
     strides = dict.fromkeys(("w", "residual", "gradient"), (inner, 1))
     return make_loops(call, sizes, {**strides, "scale": (1, 0)})
 
@@ -469,8 +494,9 @@ def _read_update(call: Call) -> Loops | None:
 def _write_update(loops: Loops) -> Call | None:
     """Convert loops to an update of int8 weights.
 
-    Adds the number of weights of skipped outputs to ``before``, if the kernel has it. None for
-    other loops, or if weights of consecutive outputs are not contiguous.
+    If the kernel has an argument ``before``, adds to it the number of weights between the first
+    output of `loops.call` and that of `loops`. None unless there are two loops, and all tensors
+    except ``scale`` are contiguous.
     """
     arguments, names = named_arguments(loops.call), pointer_names(loops.call)
     results, inner = arguments["results"], arguments["inner"]

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from poetmodel.tiling.slices import ChannelLoops
 
     Range: TypeAlias = tuple[int, int]
+    """(first channel, end channel) of a slice; the end is exclusive."""
     Axis: TypeAlias = tuple[str, bool]
-    """Name of a group of buffers, and True for slices of a node's results, False for slices of
-    other tensors or of a summed dimension. If two dimensions of a call would have one axis, the
-    second has the opposite value."""
+    """(representative of a group of buffers, whether the slices are those of a node's results).
+
+    The second value is False for other tensors and for a summed dimension. If two dimensions of a
+    call would have the same axis, it is inverted for the second dimension."""
 
 
 class UnsliceableError(Exception):
@@ -47,7 +49,7 @@ class Slices:
     element_counts: Mapping[str, int]
     """Number of elements by buffer, of bits for a mask; without an entry, that of the buffer."""
     ranges_of: Mapping[str, tuple[Range, ...]]
-    """(first channel, end channel) of each slice, by divided buffer; the end is exclusive."""
+    """Channel range of each slice, by divided buffer."""
     partial_results: dict[str, Buffer] = field(default_factory=dict)
     """Buffers of partial results of chains (see `Expansion`), by name."""
 
@@ -247,6 +249,7 @@ class Expansion:
 
     @property
     def _unsliceable_error(self) -> UnsliceableError:
+        """Exception with all divided buffers that the calls of the node use."""
         buffers = {name for call in self._calls for name in call.buffers}
         return UnsliceableError(buffers & self._slices.ranges_of.keys())
 
@@ -475,9 +478,9 @@ class Expansion:
 def _make_output_tensor(tensor: Tensor, new_name: str, result_slice: str, size: int) -> Tensor:
     """Return an output of a piece: a tensor, a slice of it, or a partial result of a chain.
 
-    Its name is `new_name`, unless `tensor` replaces state. Then the output replaces the slice
-    `result_slice` of this state, and is named by the slice and ``+``; if the state is not divided,
-    the output has the name of `tensor`.
+    Its size is `size` [B]. Its name is `new_name`, unless `tensor` replaces state. Then the output
+    replaces the slice `result_slice` of this state, and is named by the slice and ``+``; if the
+    state is not divided, the output has the name of `tensor`.
     """
     if tensor.replaces is None:
         return Tensor(name=new_name, bytes=size)
@@ -547,9 +550,10 @@ def order_pieces(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _make_sort_keys(pieces: Sequence[Piece]) -> list[tuple[int, ...]]:
-    """Return the keys (index of the sequence of pieces of one group, slice, node, piece).
+    """Return the sort key of each piece: the indices of its sequence, its slice, its node, itself.
 
-    A piece without a group belongs to the sequence of the piece before.
+    A sequence has consecutive pieces of one group. A piece without a group belongs to the sequence
+    of the piece before, with slice index -1.
     """
     sequence_index, group = 0, ""
     keys: list[tuple[int, ...]] = []

@@ -62,7 +62,7 @@ class ChannelLoops:
 
     @property
     def sum_arguments(self) -> Mapping[int, int]:
-        """Index of the argument that continues a sum, by the dimension that the kernel sums.
+        """Index of the argument that continues a sum, by the dimension that the kernel sums over.
 
         Empty for a kernel that has no such argument.
         """
@@ -79,9 +79,9 @@ class ChannelLoops:
         return self.loops.call.kernel in PRODUCT_KERNELS
 
     def is_weight(self, index: int, *, is_state: bool) -> bool:
-        """Return whether tensor `index` is a product's weight, or the result ``dw`` of its kernel.
+        """Return whether tensor `index` is the weight of a product, or its gradient ``dw``.
 
-        `is_state` states whether the tensor is state, as are the weights of matrix products.
+        A factor of a matrix product is a weight if it is state (`is_state`).
         """
         pointer_name = pointer_names(self.loops.call)[index]
         return self.is_product and (
@@ -158,12 +158,11 @@ class ChannelLoops:
     ) -> Call | None:
         """Return the call for ranges of channels; None if the kernel cannot execute it.
 
-        Also None if a stride crosses channels outside a slice, or if the bits of a mask would not
-        be contiguous or not begin at a whole element.
-
-        `ranges` has (first channel, end channel, number of undivided channels) by dimension.
-        `views` has the slices by tensor index; all other tensors are undivided. Calls for later
-        ranges of a summed dimension continue the sum.
+        `ranges` has (first channel, end channel, number of channels of the undivided tensor) by
+        dimension. `views` has the slices by tensor index; all other tensors are undivided. Calls
+        for later ranges of a summed dimension continue the sum. Also None if a stride crosses
+        channels outside a slice, or if the bits of a mask would not be contiguous or not begin at a
+        whole element.
         """
         loops, sizes = self.loops, list(self.loops.sizes)
         for d, (first_channel, end_channel, n_channels) in ranges.items():

@@ -85,8 +85,9 @@ def min_tiled_bytes(
 
     A call needs at least the smallest slice of each tensor, except outputs that may overwrite an
     input. Only calls of the forward pass count, because updates may be fused with their gradients.
-    State needs no RAM if the core reads it in place on storage (`reads_in_place`); all state is in
-    RAM if it `is_resident`. Sizes of slices are rounded up to the alignment.
+    State needs no RAM if the core reads it in place on storage (`reads_in_place`). With
+    `is_resident`, all state is in RAM during the whole step. Sizes of slices are rounded up to the
+    alignment.
     """
     tiling = _make_tiling(split_fused_updates(step), 0, set(step.returned_buffers))
     graph = tiling.graph
@@ -105,9 +106,9 @@ def min_tiled_bytes(
 
 
 def _make_tiling(step: LoweredStep, tile_bytes: int, undivided_names: set[str]) -> _Tiling:
-    """Return the tiling of a training step, with as few undivided buffers as possible.
+    """Return the tiling of a training step in which the buffers `undivided_names` are undivided.
 
-    Adds the buffers that must also stay undivided to `undivided_names`.
+    Adds further buffers that must stay undivided to `undivided_names`.
     """
     while True:
         try:
@@ -123,7 +124,7 @@ class _BufferGroups:
         self._parent_of: dict[str, str] = {}
 
     def find(self, name: str) -> str:
-        """Return the representative of a buffer's group; a new buffer is a group of its own."""
+        """Return the representative of a buffer's group; add a new buffer as a group of its own."""
         while (parent := self._parent_of.setdefault(name, name)) != name:
             self._parent_of[name] = self._parent_of[parent]
             name = parent
@@ -190,7 +191,7 @@ class _Tiling:
         return size * min(block, channels := self._layouts[name].channels) // channels
 
     def shared_slices(self, forward_pass: LoweredStep) -> dict[str, tuple[Range, ...]]:
-        """Return the slices of divided state that a forward pass reads, by buffer."""
+        """Return the slices of divided state in the buffers of a forward pass, by buffer."""
         state_names = (
             self.slice_ranges.keys()
             & self.undivided_step.values.keys()
@@ -203,8 +204,9 @@ class _Tiling:
     def _find_layouts(self) -> None:
         """Fill `_layouts` and `_element_counts`, starting from state and summed byte inputs.
 
-        The channels of a state tensor are its first dimension. State that is not one dense piece
-        from the start of a buffer, or has one channel, is skipped. State of a forward pass has the
+        Summed byte inputs are those of `_converted_buffers` over whose channels a call sums. The
+        channels of a state tensor are its first dimension. State that is not one dense piece from
+        the start of a buffer, or has one channel, is skipped. State of a forward pass has the
         layouts of its training step.
         """
         if self.training_tiling is None:
@@ -326,6 +328,10 @@ class _Tiling:
         return sliceable | fixed_names
 
     def _can_slice(self, channel_loops: ChannelLoops, index: int, ref: Ref) -> bool:
+        """Return whether loops can be divided by the channels of tensor `index`.
+
+        `ref` is the pointer to this tensor; loops with an offset cannot be divided.
+        """
         layout = self._layouts[ref.buffer]
         split_loops = channel_loops.split_dimension(index, layout)
         d = split_loops.find_dimension(index, layout)
@@ -352,8 +358,10 @@ class _Tiling:
     def _find_slices(self) -> dict[str, tuple[Range, ...]]:
         """Join buffers to groups; return the slices of each buffer of a divided group.
 
-        Raises `UnsliceableError` if fixed slices of one group differ, or if a call has no dimension
-        for the channels of a tensor.
+        Buffers of a product join the group of its weight only if one of them is in a group with a
+        tensor above `tile_bytes` and without weights, or if two have fixed slices. Raises
+        `UnsliceableError` if fixed slices of one group differ, or if a call has no dimension for
+        the channels of a tensor.
         """
         product_groups, weight_buffers = [], set()
         state_buffers = {
@@ -466,7 +474,7 @@ class _Tiling:
         ).make_step()
 
     def _make_pieces(self, slices: Slices, k: int) -> Iterator[Piece]:
-        """Yield the pieces that replace a node, in order.
+        """Yield the pieces that replace a node, in order; one for a node without divided tensors.
 
         Raises `UnsliceableError` if the calls of the node cannot be divided.
         """
@@ -493,7 +501,7 @@ class _Tiling:
             yield Piece(node_index=k, node=node, calls=calls)
 
     def _slice_call(self, call: Call, channel_loops: ChannelLoops | None) -> SlicedCall | None:
-        """Return a call with its divided tensors; None if it has no loops or none is divided.
+        """Return a call with its divided tensors; None if it has no loops or no divided tensor.
 
         Raises `UnsliceableError` if one dimension would need the slices of several groups.
         """

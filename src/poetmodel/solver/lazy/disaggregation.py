@@ -55,7 +55,7 @@ class Disaggregation:
     def schedule(self) -> Schedule:
         """Return the schedule, with page-outs right after first computations.
 
-        Tensors that are paged in and do not start on storage are paged out, and replacements of
+        Pages out the tensors that are paged in and do not start on storage, and the replacements of
         state on storage.
         """
         graph = self.stated_graph or self.graph
@@ -69,7 +69,10 @@ class Disaggregation:
         )
 
     def stage_loads(self) -> list[int]:
-        """Return the bytes in RAM at the last step ``(t, t)`` of every stage [B], by stage."""
+        """Return the bytes in RAM at the last step ``(t, t)`` of every stage [B], by stage.
+
+        Includes resident state.
+        """
         graph = self.graph
         sizes = graph.tensor_bytes
         differences = [0] * (len(graph.nodes) + 1)
@@ -96,8 +99,9 @@ class Disaggregation:
     def step_loads(self) -> Iterator[tuple[int, int, int]]:
         """Yield (stage, step, bytes in RAM) of every active step before the last of its stage.
 
-        A step is active if its node is recomputed or an output of the node is paged in. Stages and
-        their steps are ascending. Raises `TimeLimitError` if the time limit passes.
+        A step is active if its node is recomputed or an output of the node is paged in. The bytes
+        include resident state. Stages and their steps are ascending. Raises `TimeLimitError` if the
+        time limit passes.
         """
         recomputed_nodes: dict[int, list[int]] = {}
         paged_tensors: dict[int, list[int]] = {}
@@ -212,7 +216,7 @@ class _Disaggregator:
     ) -> None:
         """Index the decisions by group, except keeps and page-ins of resident state.
 
-        No stage has a decision yet.
+        No stage has a decision yet. `last_stages` is that of the graph with its state.
         """
         self.graph = graph
         self.last_stages = last_stages
@@ -275,8 +279,8 @@ class _Disaggregator:
         """Assign stages to the recomputations of a group, the last node first.
 
         The stage is the earliest `_first_need` of an output that is neither paged in nor kept into
-        the group, at most the node's `last_stages`; without such a need, the recomputation is
-        dropped. Adds the recomputations to the result, and their stages to `readers` of their
+        the group, at most the node's entry in `last_stages`; without such a need, the recomputation
+        is dropped. Adds the recomputations to the result, and their stages to `readers` of their
         inputs. Return the stage of each output that is recomputed and neither paged in nor kept
         into the group.
         """

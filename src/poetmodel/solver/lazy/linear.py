@@ -44,11 +44,11 @@ def add_cuts(
     """Solve a linear relaxation and add violated cuts to it, until its value stops rising.
 
     The value has stopped rising after `LazyParams.rounds_without_gain` rounds without a gain. Ends
-    also when no cut is violated, rounds run out, a solve is not optimal or returns no point, or the
-    session is done. Each solve starts from the basis of the last one, and raises the session's
-    bound. Calls `on_cut_point` with each point before the search for cuts that exclude the point.
-    Cuts with slack at that point are removed first. Returns the last point, and the largest value
-    of all solves. Raises `TimeLimitError` if the time limit passes.
+    also when no cut is violated, after `LazyParams.cut_rounds` rounds, when a solve is not optimal
+    or returns no point, and when the session is done. Each solve starts from the basis of the last
+    one, and raises the session's bound. Calls `on_cut_point` with each point before the search for
+    cuts that exclude the point. Cuts with slack at that point are removed first. Returns the last
+    point, and the largest value of all solves. Raises `TimeLimitError` if the time limit passes.
     """
     params = session.params
     n_idle_rounds = 0
@@ -109,10 +109,11 @@ def add_rows(
 ) -> tuple[Relaxation, LinearSolution]:
     """Enforce more rows, beginning with those of `grouping`, while that raises the linear bound.
 
-    Ends after `LazyParams.rounds_without_gain` rounds without a gain, and when no further row is
-    violated or the session is done. New rows are stage rows: those of the worst stage of each
-    sequence of stages with violated rows, the worst first. In a large relaxation, they alternate
-    with stages that are tight at the incumbent, because these may be tight at the optimum.
+    New rows are stage rows: those of the worst stage of each sequence of stages with violated rows,
+    the worst first. In a relaxation of more than `LazyParams.large_columns` columns, they alternate
+    with the rows of stages that are tight at the incumbent, which may be tight at the optimum. Ends
+    when all worst stages are enforced, after `LazyParams.rounds_without_gain` rounds without a
+    gain, without a point, and when the session is done.
 
     Few rows are added at a time, because finer groups have more columns. The number is doubled
     after each round without a gain. Calls `on_solution` with each solution before rows are added,
@@ -191,8 +192,8 @@ def kept_spans(
     In a span (begin, end, level), the fraction `level` of the tensor stays in RAM across the ends
     of stages begin..end-1. A tensor restored in a group is assumed to be in RAM from the first to
     the last stage of the group that reads the tensor, then at the level at which it is kept into
-    later groups. Recomputations that read the tensor are ignored. Empty spans and spans of level 0
-    are omitted.
+    later groups. Free keeps have level 1. Recomputations that read the tensor are ignored. Empty
+    spans and spans of level 0 are omitted.
     """
     graph, grouping, events = (
         relaxation.problem.working_graph,
@@ -237,8 +238,8 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
     This is `Graph.step_bytes` of the stage's node (inputs, outputs and workspace), plus the bytes
     of other tensors in the spans of `kept_spans` across the end of the stage, times their levels.
     An input in such a span adds only the bytes that the node saves by overwriting it, an output
-    none. State with a column for its home adds the fraction of its home that is RAM, except where
-    `Graph.step_bytes` includes the state.
+    none. State with a column for its home in RAM adds its bytes times the value of that column,
+    except where `Graph.step_bytes` includes the state.
     """
     graph = relaxation.problem.working_graph
     sizes = graph.tensor_bytes

@@ -30,7 +30,7 @@ SEARCH_S: Final = 3.0
 IDLE_ITERATIONS_PER_COLUMN: Final = 0.01
 """Iterations without a better schedule after which the first local search ends, for each column of
 the largest relaxation. The limit is doubled after a search that found a better schedule, and halved
-after other searches, but never below this."""
+after other searches, but never below this number."""
 ITERATIONS_PER_OFFER: Final = 100
 """Number of iterations of a local search between two offers of its best schedule."""
 
@@ -84,14 +84,17 @@ class PrimalHeuristic:
             self.improve()
 
     def improve(self) -> None:
-        """Search locally until several iterations find no better schedule; offer the best one.
+        """Search locally until enough iterations find no better schedule; offer the best one.
 
-        Begins with the incumbent if that is better than all schedules of the search. Ends early
-        after the due time, or `SEARCH_S` if that is longer, at most a quarter of the remaining
-        time; also if `should_stop` returns True or the session is done. Returns at once without the
-        heuristic ``local_search``. Adapts the number of idle iterations. Adds the time to
-        `spent_s`; if the search ended with idle iterations, at least the due time or `SEARCH_S`,
-        whichever is longer. Raises `TimeLimitError` if the time limit passes.
+        Begins with the incumbent if that is better than all schedules of the search. Enough
+        iterations are `idle_iterations_per_column` times the columns of the largest relaxation; the
+        factor is adapted after the search. Ends early after the due time, or `SEARCH_S` if that is
+        longer, at most a quarter of the remaining time; also if `should_stop` returns True or the
+        session is done. Offers the best schedule every `ITERATIONS_PER_OFFER` iterations, too.
+
+        Adds the time to `spent_s`; if the search ended with idle iterations, at least the due time
+        or `SEARCH_S`, whichever is longer. Returns at once without the heuristic ``local_search``.
+        Raises `TimeLimitError` if the time limit passes.
         """
         session, neighbourhood, started_s = self.session, self.neighbourhood, now_s()
         if "local_search" not in session.params.heuristics:
@@ -142,7 +145,7 @@ class ViolatedRows(NamedTuple):
     stages: list[int]
     """The worst stage of each sequence of stages with violated rows, the worst first."""
     steps: list[tuple[int, int]]
-    """The worst violated step of each stage, by stage; empty if a row of a stage is violated."""
+    """The worst violated step of each stage, by stage; empty if a stage row is violated."""
     user_limits: dict[int, frozenset[int]]
     """Violated per-stage constraints: the position in the problem's `stage_limits`, with the
     `coefficient_change_stages` of the constraint."""
@@ -154,9 +157,10 @@ class ViolatedRows(NamedTuple):
 def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> ViolatedRows:
     """Convert a solution to a schedule, and offer it to the session if it violates no memory row.
 
-    Rewarded decisions of the solution are added to the schedule by `add_rewarded_decisions`. Return
-    the violated rows that the relaxation does not enforce. If the peak is minimized, the schedule
-    is offered in any case: it may be good although it exceeds the peak that the solution claims.
+    Enforced rows count, too; a schedule that violates a user-defined limit is offered. Rewarded
+    decisions of the solution are added to the schedule by `add_rewarded_decisions`. Return the
+    violated rows that the relaxation does not enforce. If the peak is minimized, the schedule is
+    offered in any case: it may be good although it exceeds the peak that the solution claims.
     Raises `TimeLimitError` if the time limit passes.
     """
     disaggregation = relaxation.disaggregate(x)
@@ -183,7 +187,7 @@ def offer_solution(session: Session, relaxation: Relaxation, x: NDArray[Any]) ->
 def _violated_user_limits(
     relaxation: Relaxation, disaggregation: Disaggregation
 ) -> dict[int, frozenset[int]]:
-    """Return the per-stage constraints that a solution violates and no row enforces.
+    """Return the per-stage constraints that a solution violates and its relaxation lacks.
 
     The keys are positions in the problem's `stage_limits`, the values the
     `coefficient_change_stages` of the constraints.

@@ -48,7 +48,7 @@ class ProofState:
     """Bound, schedule and solution that the proof sends to the worker process."""
 
     bound: float
-    """Best lower bound."""
+    """Best lower bound, without the baseline."""
     max_columns: int
     """Maximum number of columns of a solved model, linear or integer."""
     found_schedule: FoundSchedule | None = None
@@ -104,7 +104,8 @@ class PrimalWorker:
         """Start the process, send updates until the search ends or the context exits, then end it.
 
         The start is delayed by `worker_start_s`; if the context exits before, no process is
-        started. Logs a process that cannot be started, and stores other errors for `raise_error`.
+        started. Logs a process that cannot be started. After other errors, stops the solve and
+        stores the error for `raise_error`.
         """
         session, params = self.session, self.session.params
         if self._close_event.wait(params.worker_start_s):
@@ -176,7 +177,7 @@ class PrimalWorker:
     def _receive(self, found: FoundSchedule) -> None:
         """Offer a schedule of the process to the session; store errors for `raise_error`.
 
-        Lowers `_best_value` to the value that the process reports.
+        An error also stops the solve. Lowers `_best_value` to the value that the process reports.
         """
         self._best_value = min(self._best_value, found.value)
         try:
@@ -222,7 +223,7 @@ class PrimalSearch:
         self._best_value = float("inf")
 
     def search_until_done(self) -> None:
-        """Search until the session is done: from the latest solution, and locally in between."""
+        """Until the session is done, repair new solutions; search near them and in between."""
         while not self.session.is_done():
             if self._has_new_solution() and self._solution is not None:
                 solution, self._solution = self._solution, None
@@ -231,7 +232,10 @@ class PrimalSearch:
                 self.primal.improve()
 
     def update(self, state: ProofState) -> None:
-        """Update bound, columns, incumbent and next solution from a state of the proof."""
+        """Raise the bound, offer the schedule, and store the solution of a state of the proof.
+
+        Also raises the session's maximum number of columns. Parts that are None change no value.
+        """
         session = self.session
         session.max_columns = max(session.max_columns, state.max_columns)
         session.raise_bound(state.bound)

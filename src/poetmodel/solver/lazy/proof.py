@@ -48,11 +48,11 @@ def prove(
     threads, a second process searches for schedules during the proof. After Ctrl-C, the outcome has
     the best schedule and bound so far.
 
-    Without `start`, if no schedule is found within a fraction of the time and `can_search_fastest`
-    is True, `find_fastest_schedule` searches for one that meets the deadline. Unless that search
-    proves that there is none, or is interrupted, a second row generation follows. Raises
-    `TimeLimitError` if the limit of the context passes during that search, and the errors of
-    `generate_rows`.
+    Without `start`, if no schedule is found within `LazyParams.without_schedule_time_ratio` of the
+    remaining time and `can_search_fastest` is True, `find_fastest_schedule` searches for one that
+    meets the deadline. Unless that search proves that there is none, or is interrupted, a second
+    row generation follows. Raises `TimeLimitError` if the limit of the context passes during that
+    search, and the errors of `generate_rows`.
 
     ``docs/concepts/lazy.md`` proves that each reduction is exact. With one thread, problem and seed
     determine the result unless a time limit ends a phase.
@@ -91,9 +91,9 @@ def generate_rows(session: Session, first_grouping: Grouping | None = None) -> O
     """Execute the row generation of one session, and return its outcome.
 
     If the row generation exceeds the time limit by `PATIENCE_S`, for example in a solver, it is
-    abandoned, and the outcome has the schedule and bound so far. `first_grouping` is by default the
-    stage row with the largest load of keep-all. Raises the errors of the solver, of the progress
-    callback and of the primal worker.
+    abandoned. Then, and after Ctrl-C, the outcome has the schedule and bound so far.
+    `first_grouping` is by default the stage row with the largest load of keep-all. Raises the
+    errors of the solver, of the progress callback and of the primal worker.
     """
     if first_grouping is None:
         loads = checkpoint_all_profile(session.problem.graph)
@@ -176,7 +176,8 @@ def find_fastest_schedule(
     bound of the problem. The candidate of the outcome meets every limit, or is None; the bound of
     the outcome is one on the time beyond a single pass. The outcome is infeasible if it is proved
     that no schedule meets all limits. It is interrupted only if the caller's callback or Ctrl-C
-    ended the search. Raises `TimeLimitError` if the limit of the context passes.
+    ended the search. Raises `TimeLimitError` if the limit of the context passes, and the errors of
+    `generate_rows`.
     """
     if problem.deadline_s is None:
         msg = "the problem has no deadline"

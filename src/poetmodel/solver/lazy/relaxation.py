@@ -122,7 +122,7 @@ class Relaxation:
     def page_out_column_of(self) -> dict[int, int]:
         """Column of the page-out that page-ins of a tensor need, by tensor.
 
-        For state, it is the column of a home on storage. Further tensors that start on storage have
+        For state, it is the column of a home on storage. Other tensors that start on storage have
         no entry, nor have tensors whose column the form lacks.
         """
         starts_on_storage = self.problem.graph.starts_on_storage
@@ -190,9 +190,10 @@ class Relaxation:
         self.cuts = list(cuts_by_terms.values())
 
     def group_decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
-        """Return the decisions of a solution `x`, over groups, without the extra counts.
+        """Return the decisions of a solution `x` over groups: columns above one half.
 
-        Free keeps are included, and state without a column for its home counts as resident.
+        Omits `extra_recomputed` and `extra_paged_in`. Free keeps are included, and state without a
+        column for its home counts as resident.
         """
         return GroupDecisions(
             kept=_indices_at_one(self.kept, x) | self.events.free_keeps,
@@ -248,7 +249,7 @@ class Relaxation:
         ]
 
     def claimed_ram_bytes(self, x: NDArray[np.float64]) -> float:
-        """Return the RAM that a solution may use [B]: the usable RAM or, if minimized, its peak.
+        """Return a solution's RAM limit [B]: its peak if RAM is minimized, else the usable RAM.
 
         The peak counts as at least the minimum RAM. It is raised by the fraction `ROUNDING`, but
         not above the usable RAM.

@@ -71,11 +71,12 @@ class RowGeneration:
         """Repeat rounds until the session is done or a round has no effect.
 
         Linear relaxations come first. A round then solves an integer relaxation, disaggregates its
-        solution, searches for schedules, and adds violated rows and cuts. A relaxation without a
-        point, or without one below its cutoff, also ends the rounds. Sets `stop_reason` of the
-        session if a round has no effect, time runs out, a schedule is too large or the session is
-        interrupted. Returns whether it is proved that no schedule exists. Raises errors of the
-        solver, the progress callback and the primal worker.
+        solution, searches for schedules, and adds violated rows and cuts. A round has no effect if
+        its solve is complete, but no row or cut is added and neither bound nor incumbent changes. A
+        relaxation without a point, or without one below its cutoff, also ends the rounds. Sets
+        `stop_reason` of the session if a round has no effect, time runs out, a schedule is too
+        large or the session is interrupted. Returns whether it is proved that no schedule exists.
+        Raises errors of the solver, the progress callback and the primal worker.
         """
         session, is_infeasible = self.session, False
         with self._limit_execution():
@@ -153,10 +154,10 @@ class RowGeneration:
     def _solve_relaxation(self, relaxation: Relaxation) -> RawSolution | None:
         """Solve an integer relaxation below the cutoff, if any, and raise the session's bound.
 
-        The solver stops at the first solution whose gap to the proven bound is at most half the gap
-        tolerance; with a wide gap, also after a fraction of the remaining time, or if it is idle at
-        its root. Adds the solve to `n_rounds`. Return None if no time remains or the session was
-        stopped.
+        Starts from the incumbent, if the relaxation can represent it. The solver stops at the first
+        solution whose gap to the proven bound is at most half the gap tolerance; with a wide gap,
+        also after a fraction of the remaining time, or if it is idle at its root. Adds the solve to
+        `n_rounds`. Return None if no time remains or the session was stopped.
         """
         session, params = self.session, self.session.params
         extra_limits = session.cutoff_limits(relaxation)
@@ -193,8 +194,9 @@ class RowGeneration:
         """Raise the bound and offer better solutions during an integer solve.
 
         With ``repair_on_the_way``, repairs a better solution whose schedule does not become the
-        incumbent. Stores the time of a gain. Return False to stop the solve: if the session is
-        done, or the solve is idle at its root.
+        incumbent. Sets `_last_gain_s` if the progress has a solution, or if bound or incumbent
+        changed. Return False to stop the solve: if the session is done, or the solve is idle at its
+        root.
         """
         session, best_known_before = self.session, self.session.best_known()
         if progress.bound is not None:
@@ -261,8 +263,9 @@ class RowGeneration:
     def _max_rows_to_add(self, n_groups: int, *, is_easy: bool) -> int | None:
         """Return the maximum number of rows to add, by the gain of the last rows; None for all.
 
-        The gain is infinite in the first call. `is_easy` is whether the last relaxation, with
-        `n_groups`, was solved without branching; the maximum is then at least
+        The gain is the rise of the bound since the last call, relative to the bound; infinite in
+        the first call. With a wide gap, the result is never None. `is_easy` is whether the last
+        relaxation, with `n_groups`, was solved without branching; the maximum is then at least
         `LazyParams.easy_growth_ratio` times `n_groups`. Stores the bound for the next call.
         """
         params, bound = self.session.params, self.session.bounds.lower_bound
@@ -278,7 +281,7 @@ class RowGeneration:
         return max(max_rows, int(params.easy_growth_ratio * n_groups)) if is_easy else max_rows
 
     def _add_covers(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
-        """Add cover cuts to a relaxation if only the solver's tolerance permitted its solution `x`.
+        """Add cover cuts for limits that a solution `x` exceeds within the solver's tolerance.
 
         The cuts are added to `Relaxation.form`. Return whether a cover cut was added.
         """
@@ -314,7 +317,7 @@ class RowGeneration:
             self.primal.improve()
 
     def _search_from_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Count linear solutions; repair number 1, 2, 4, 8, ... without a local search.
+        """Count linear solutions; round and repair number 1, 2, 4, 8, ... without a local search.
 
         In the linear phase, further rows help more than a local search.
         """

@@ -198,8 +198,9 @@ class Session:
     def offer_schedule(self, schedule: Schedule) -> bool:
         """Verify a schedule without its unneeded decisions; make it the incumbent if it is better.
 
-        Return whether the schedule is valid. Reports a new incumbent. Raises `TimeLimitError` if
-        the time limit passes.
+        Rewarded decisions count as needed. Return whether the schedule is valid. Reports a new
+        incumbent. Raises `TimeLimitError` if the time limit passes, and the errors of the progress
+        callback.
         """
         problem, rewards = (
             self.problem,
@@ -276,9 +277,10 @@ class Session:
     def to_problem_bound(self, relaxation: Relaxation, bound: float) -> float:
         """Convert a bound of an integer solve to the unit of the problem, limited to `upper_value`.
 
-        `safe_bound` reduces the bound first. The solve's cutoff is slightly above `upper_value`. If
-        no point is below the cutoff, the proof holds up to `upper_value` only. A bound clearly
-        above the cutoff is not limited, so that a contradiction to the incumbent is detected.
+        `safe_bound` reduces the bound first. The solve's cutoff is above `upper_value` by
+        `CUTOFF_MARGIN`. If no point is below the cutoff, the proof holds up to `upper_value` only.
+        A bound more than twice the margin above `upper_value` is not limited, so that a
+        contradiction to the incumbent is detected.
         """
         value = safe_bound(self.problem, bound) * relaxation.unit
         upper = self.bounds.upper_value()

@@ -76,10 +76,10 @@ def solve_with_counts(
 ) -> RawSolution | None:
     """Solve a relaxation, with counters of interchangeable decisions unless the gap is small.
 
-    The solution has the columns of `form`; points of progress reports may have counters after them.
-    `settings` are further arguments of `Session.solve_form`. At a small gap, counters would only
-    add columns. A `start` with more decisions of a class than counters is ignored. Returns None if
-    no time remains or the session was stopped.
+    The solution has the columns of `form`; points of progress reports may have counters after
+    these. `settings` are further arguments of `Session.solve_form`. At a small gap, counters would
+    only add columns. A `start` with more decisions of a class than counters is ignored. Returns
+    None if no time remains or the session was stopped.
     """
     params, counted_form = session.params, None
     if session.bounds.gap() > params.small_gap_ratio:
@@ -168,9 +168,9 @@ def _symmetry_classes(
 ) -> list[tuple[NDArray[np.int64], int]]:
     """Return classes of interchangeable binary columns, with the maximum number that can be 1.
 
-    Skips columns that use at most `min_use_ratio` of every limit and of the cutoff, columns without
-    an equal one, and columns that cannot be 1. Returns [] if a limit has a negative coefficient or
-    is infinite.
+    The cutoff, the limits and the size of the class bound that number. Skips columns that use at
+    most `min_use_ratio` of every limit and of the cutoff, columns without an equal one, and columns
+    that cannot be 1. Returns [] if a limit has a negative coefficient or is infinite.
     """
     coefficients = form.matrix[limit_rows].toarray()
     limit_values = form.row_upper[limit_rows]

@@ -1,7 +1,8 @@
-"""Compute the cost of a decision by solving the problem without it, and the next useful RAM budget.
+"""Compute the cost of a decision, and the smallest RAM budget that permits a better schedule.
 
-Decisions are forbidden by user-defined constraints on totals, so the changed problem is solved like
-any other, and its bounds hold. Costs and savings are in the unit of the minimized quantity.
+The cost of a decision is found by solving the problem without it. User-defined constraints on
+totals forbid the decision, so the bounds of the changed problem are valid for the alternative.
+Costs and savings are in the unit of the minimized quantity.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Alternative:
 
     @property
     def proven(self) -> bool:
-        """Whether the extra cost is proven: optimal or infeasible."""
+        """Whether the status is ``optimal`` or ``infeasible``."""
         return self.status in (Status.OPTIMAL, Status.INFEASIBLE)
 
     def to_dict(self) -> dict[str, Any]:
@@ -298,8 +299,9 @@ def _solve_variant(
 def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Problem) -> Problem:
     """Return `changed_problem` with an upper limit on the quantity that `problem` minimizes.
 
-    The limit replaces the energy budget or the deadline. For bytes written and a user-defined
-    objective it is an additional constraint, and the user-defined objective is removed.
+    `upper_limit` includes the baseline, and replaces the energy budget or the deadline. For bytes
+    written and a user-defined objective, it becomes an additional constraint, and the user-defined
+    objective is removed.
     """
     if problem.minimize == Quantity.ENERGY:
         return replace(changed_problem, energy_budget=upper_limit)
@@ -318,7 +320,11 @@ def _limit_objective(changed_problem: Problem, upper_limit: float, problem: Prob
 
 
 def _list_forbiddable(problem: Problem, treatment: Treatment, i: int) -> Iterator[Forbidden]:
-    """Yield the decisions that can be forbidden if tensor `i` has `treatment` in the schedule."""
+    """Yield the decisions that can be forbidden if tensor `i` has `treatment` in the schedule.
+
+    Yields `BOTH` only if the tensor may be recomputed and may be paged, and `KEEPING` or
+    `RESIDENCE` only if the problem permits another treatment.
+    """
     can_recompute = problem.may_recompute(problem.graph.node_of[i])
     if treatment in (Treatment.RECOMPUTED, Treatment.BOTH):
         yield Forbidden.RECOMPUTATION
@@ -339,7 +345,11 @@ def _list_forbiddable(problem: Problem, treatment: Treatment, i: int) -> Iterato
 
 
 def _forbid(problem: Problem, i: int, forbidden: Forbidden) -> Problem:
-    """Return the problem with a constraint that forbids the decisions `forbidden` on tensor `i`."""
+    """Return the problem with a constraint that forbids the decisions `forbidden` on tensor `i`.
+
+    For `KEEPING`, the constraint requires a recomputation of the tensor's node or a page-in, but
+    not before the last use of the tensor.
+    """
     graph = problem.graph
     names = dict.fromkeys(Count, graph.tensors[i].name)
     names[Count.RECOMPUTATIONS] = graph.nodes[graph.node_of[i]].name
@@ -372,9 +382,10 @@ def _make_alternative(
 ) -> Alternative:
     """Convert the result of a solve without a decision to an alternative.
 
-    `known_bound` is a proven bound on the overhead. For `KEEPING`, the result's schedule is used
-    only if it evicts the tensor before its last use. The schedule of `_evict_in_longest_interval`
-    replaces it if that is better, or if it is not used.
+    `known_bound` is a proven bound on the overhead. A schedule is OPTIMAL if it reaches this bound
+    or that of the result within `GAP`. For `KEEPING`, the result's schedule is used only if it
+    evicts the tensor before its last use; the schedule of `_evict_in_longest_interval` is used if
+    it is better, or if the result has no usable schedule.
     """
     base_alternative = Alternative(tensor=i, forbidden=forbidden, status=result.status)
     if result.status == Status.INFEASIBLE:
@@ -425,11 +436,12 @@ def _is_read_after_restore(problem: Problem, schedule: Schedule, i: int) -> bool
 
 
 def _evict_in_longest_interval(problem: Problem, schedule: Schedule, i: int) -> Candidate | None:
-    """Evict the kept tensor `i` in its longest interval; return the better valid schedule.
+    """Evict the kept tensor `i` in its longest interval; return the better of two schedules.
 
-    Of intervals of equal length, the last is used. One schedule recomputes the tensor for its next
-    use, the other pages it out and in. All other decisions are unchanged. Returns None if the
-    tensor has no interval between uses, or if neither schedule is permitted and valid.
+    An interval is the time between two stages that compute or read the tensor; of intervals of
+    equal length, the last is used. One schedule recomputes the tensor for its next use, the other
+    pages it out and in. All other decisions are unchanged. Returns None if the tensor has no
+    interval, or if neither schedule is permitted and valid.
     """
     graph, k = problem.graph, problem.graph.node_of[i]
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})

@@ -53,7 +53,7 @@ SOLVE_FRACTION: Final = 0.25
 WALL_RATIO: Final = 4.0
 """Maximum wall time of a solve, as a multiple of its limit on processor time."""
 MAX_ROWS: Final = 5
-"""Maximum number of single constraints in a conflict; with more, their rules are named."""
+"""Maximum number of single constraints in a conflict. With more, the conflict has their rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,8 @@ class Conflict(Generic[T]):
     """A set of limits, or of rows of a model, that conflict: no schedule meets them together."""
 
     needed: list[T]
-    """Members of the set; without any one of them, the rest is proven feasible. Rows of `build` are
-    members by family or user-defined constraint: without all its rows, the rest is feasible."""
+    """Members of the set; without any one of them, the other members are proven feasible. All rows
+    of one family of `build`, or of one user-defined constraint, are left out together."""
     unchecked: list[T] = field(default_factory=list)
     """Members without which it was not decided in time whether the rest is feasible."""
 
@@ -90,8 +90,8 @@ class _ConflictSearch:
     def decide_conflict(self, limits: list[StatedLimit]) -> bool | None:
         """Return whether no schedule meets `limits` together; None if undecided in time.
 
-        All other limits of the problem are removed. Adds a found schedule to `schedules`. Raises
-        `KeyboardInterrupt` after Ctrl-C.
+        All other limits of the problem are removed. Tries `schedules` before a solve, and adds the
+        schedule that a solve finds. Raises `KeyboardInterrupt` after Ctrl-C.
         """
         removed_limits = [limit for limit in self.all_limits if limit not in limits]
         problem = without_limits(self.problem, *removed_limits, minimize=Quantity.ENERGY)
@@ -122,10 +122,11 @@ def find_minimal_conflict(
     Parameters
     ----------
     decide_conflict : callable
-        Returns whether a subset conflicts, or None if undecided. All `members` together conflict.
+        Returns whether a subset conflicts, or None if undecided, which counts as no conflict. All
+        `members` together conflict.
     members : list
-        One or more members by priority: the set has a member only if the members before it do not
-        conflict.
+        One or more members by priority: the set has a member only if the members before it are not
+        found to conflict.
 
     Returns
     -------
@@ -166,9 +167,9 @@ def find_minimal_subset(
 ) -> list[T]:
     """Return a minimal subset of `members` that conflicts together with `base`.
 
-    `is_conflict` returns whether limits are proven to conflict, which must be the case for `base`
-    and `members` together. `members` is not empty. With `check_base`, `base` alone may conflict:
-    then the subset is empty.
+    `is_conflict` returns whether members are proven to conflict; those of `base` and `members`
+    together must conflict. `members` is not empty. With `check_base`, `base` alone may conflict:
+    then the subset is empty. The subset is minimal only if `is_conflict` finds every conflict.
     """
     if check_base and is_conflict(base):
         return []
@@ -187,12 +188,13 @@ def find_minimal_subset(
 
 
 def find_conflicting_rows(form: StandardForm, *, time_limit: float) -> Conflict[int] | None:
-    """Return the indices of rows that no point within the columns' bounds satisfies together.
+    """Return the indices of rows that no point satisfies together.
 
-    Each added row is one member of the search. So are all rows of one constraint family of `build`,
-    or of one user-defined constraint. HiGHS decides whether sets of rows conflict, within the wall
-    time `time_limit` [s]. Indices ascend. Returns None if a point satisfies all rows, or if that
-    was not decided within `SOLVE_FRACTION` of `time_limit`.
+    Points are within the columns' bounds and integrality. Each added row is one member of the
+    search. So are all rows of one constraint family of `build`, or of one user-defined constraint.
+    HiGHS decides whether sets of rows conflict, within the wall time `time_limit` [s]. Needed and
+    unchecked indices ascend. Returns None if a point satisfies all rows, or if that was not decided
+    within `SOLVE_FRACTION` of `time_limit`.
     """
     end_s = time.monotonic() + time_limit
     rows_of_key: dict[Any, list[int]] = {}
@@ -243,8 +245,9 @@ def find_conflict(
     """Return limits and user-defined constraints of an infeasible problem that conflict.
 
     `time_limit` is processor time, so that other work on the machine does not change the set [s].
-    Rules are divided into single constraints if all members of the set are proven to be needed,
-    before and after the division, and at most `MAX_ROWS` of them are constraints then.
+    All constraints of one rule are one member at first. The rules in the set are divided into
+    single constraints if all members are proven to be needed, before and after the division, and
+    the divided set has at most `MAX_ROWS` constraints.
 
     Raises
     ------

@@ -61,8 +61,8 @@ class Explanation:
     """Why a problem has no schedule, and the changes that permit one."""
 
     reason: str
-    """The reason in the result of the solve; if a conflict was found and the reason is no obstacle,
-    a statement of the conflict."""
+    """The reason in the result of the solve; if a conflict was found and the reason is not in
+    `obstacles`, a sentence that states the conflict."""
     obstacles: tuple[str, ...]
     """Messages on each limit that evidently no schedule meets, even without the other limits; () if
     added constraints are explained."""
@@ -112,7 +112,7 @@ class Explanation:
         """Yield sentences on the conflict, the changes and the notes.
 
         Undecided changes are always stated; changes that do not suffice, only if no change does.
-        One sentence replaces the latter if there are two or more and no change is undecided.
+        If there are two or more changes and none suffices, one sentence replaces all of them.
         """
         context = f" together with {' and '.join(self.limits)}" if self.limits else ""
         if self.user_constraints:
@@ -347,9 +347,11 @@ def _has_gradient_at_min_ram(problem: Problem) -> bool:
 def _explain_added_rows(
     result: SolveResult, model: pyo.ConcreteModel, *, end_s: float, threads: int
 ) -> Explanation | None:
-    """Explain an infeasible model by the rows that were added to it.
+    """Explain an infeasible model by the rows that were added to it, without remedies.
 
-    Return None if no schedule of the model's problem without these rows was found.
+    Solves the model's problem without these rows; returns None if no schedule was found. If the
+    conflict is not decided in time, the explanation has a note instead of constraints. `end_s` is a
+    time on the processor clock [s]; each search has at least `MIN_CHANGE_S`.
     """
     from poetmodel.backends.compiler import compile_model
     from poetmodel.model.arrays import Label

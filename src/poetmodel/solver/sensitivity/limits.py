@@ -130,8 +130,8 @@ def find_limits(
     time_limit : float
         Wall time for all solves together [s]; each limit has at least 0.1 s.
     alignment : int, optional
-        Also find the smallest RAM, without deadline, energy budget and user-defined constraints, if
-        the addresses of all tensors in RAM are multiples of `alignment`, as in exported C [B].
+        Also find the smallest RAM for tensors whose addresses are multiples of `alignment`, as in
+        exported C, without deadline, energy budget and user-defined constraints [B].
 
     Returns
     -------
@@ -141,8 +141,9 @@ def find_limits(
         constraints. If the problem has any of the three: the smallest RAM within all of them. Then
         the smallest deadline for its RAM and energy budget, the smallest energy for its RAM and
         deadline, both with user-defined constraints, and the smallest RAM with `alignment`, if it
-        is stated. All are within the storage limit, which `alignment` raises with the sizes. After
-        Ctrl-C, the tuple has the limits found so far, that of the interrupted solve included.
+        is stated. All are within the storage limit, to which `alignment` bytes are added for each
+        tensor in the last of these problems. After Ctrl-C, the tuple has the limits found so far,
+        that of the interrupted solve included.
     """
     named_problems = dict(_limit_problems(problem))
     if alignment is not None:

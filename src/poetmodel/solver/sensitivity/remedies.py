@@ -28,7 +28,7 @@ MIN_CHANGE_S: Final = 0.05
 """Minimum time for one change [s]."""
 
 MAX_NAMED_TENSORS: Final = 3
-"""Maximum number of tensors that a sentence names if there are two or more beyond."""
+"""Maximum number of tensors that a sentence names; if exactly one more exists, it is named, too."""
 DIGITS: Final = 10
 """Digits of an amount in sentences, except bytes. The rounding is within the tolerance of
 limits."""
@@ -284,10 +284,10 @@ def find_remedies(
 def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> Iterator[_Attempt]:
     """Yield an attempt for each stated limit, the batch size, and each constraint in the conflict.
 
-    A rule in the conflict has one attempt; the batch size has none if `_with_batch_size_1` returns
-    None. If the removed limit is an amount, the changed problem minimizes its quantity; without a
-    one-sided constraint, the sum of the constraint, negated for a lower limit. A limit outside the
-    conflict has no changed problem.
+    All constraints of a rule in the conflict have one attempt; the batch size has none if
+    `_with_batch_size_1` returns None. If an amount is removed, the changed problem minimizes its
+    quantity. If a one-sided constraint is removed, the changed problem minimizes its sum, negated
+    for a lower limit. A limit outside the conflict has no changed problem.
     """
     for change in stated_limits(problem):
         variant = ChangedProblem(problem=without_limits(problem, change), gap=1.0)
@@ -327,8 +327,10 @@ def _make_attempts(problem: Problem, conflict: Sequence[StatedLimit] | None) -> 
 def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
     """Yield (key, bytes) terms whose sum is the storage that a schedule uses [B].
 
-    The storage contains state with a home there, and paged-out tensors. Without state, its use
-    equals the bytes written, because a tensor is paged out at most once.
+    The storage contains state with a home there, and paged-out tensors: the terms are the size of
+    all state, minus that of resident state, plus that of page-outs. Replacements and tensors that
+    start on storage take no more storage. Without state, the sum equals the bytes written, because
+    a tensor is paged out at most once.
     """
     state_and_replacements = {*graph.state_tensors, *graph.replacement_of.values()}
     for i, size in enumerate(graph.tensor_bytes):
@@ -341,9 +343,9 @@ def _storage_terms(graph: Graph) -> Iterator[tuple[str, float]]:
 
 
 def without_limits(problem: Problem, *limits: StatedLimit, **changes: Any) -> Problem:
-    """Return a problem without `limits`, and with other fields replaced by `changes`.
+    """Return a problem without `limits` and reference value, with fields replaced by `changes`.
 
-    As in `Problem.without_limits`, it has no reference value either.
+    Removes the amounts as `Problem.without_limits` does.
     """
     quantities = [
         amount_limit.quantity for change, amount_limit in AMOUNTS.items() if change in limits
@@ -397,7 +399,8 @@ def _with_batch_size_1(problem: Problem) -> Problem | None:
 def _make_remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
     """Convert the result of the problem with a changed limit or batch size to a remedy.
 
-    `works` is None if a schedule was found, but the verifier accepts no tried amount.
+    `works` is None if the result is undecided, or if a schedule was found, but the verifier accepts
+    none of the tried amounts.
     """
     works = result.schedule is not None
     is_decided = works or result.status == Status.INFEASIBLE
@@ -469,9 +472,10 @@ def _integer_bound(result: SolveResult) -> float:
 def _find_row_limit(
     problem: Problem, row: Constraint, side: str, value: float, result: SolveResult
 ) -> float | None:
-    """Return `value`, if possible rounded, as the limit of a constraint that a result meets.
+    """Return the limit of a constraint, about `value`, with which the result's schedule is valid.
 
-    Return None if the verifier rejects the schedule with the rounded and with the exact limit.
+    Tries `value` rounded to `DIGITS` digits unless it is an integer, then the exact `value`. Return
+    None if the verifier accepts the schedule with neither.
     """
     other_rows = without_limits(problem, (row,)).constraints
     for limit in (value if isinstance(value, int) else float(f"{value:.{DIGITS}g}"), value):
@@ -488,9 +492,9 @@ def _find_accepted_amount(
     """Return the smallest tried limit from `amount` up that the result's schedule meets.
 
     Return None if the verifier accepts none. The verifier gets each limit in whole bytes, or with
-    `DIGITS` digits. Larger limits are only tried for RAM: transfers that overlap computation take
-    longer with less RAM, so a schedule found with more RAM may miss its deadline if the budget is
-    its peak.
+    `DIGITS` digits. Larger limits are only tried for RAM, by bisection up to the budget of the
+    result's problem: transfers that overlap computation take longer with less RAM, so a schedule
+    found with more RAM may miss its deadline if the budget is its peak.
     """
     schedule = result.require_schedule()
 

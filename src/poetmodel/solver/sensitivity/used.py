@@ -24,7 +24,7 @@ class LimitState(StrEnum):
     BINDS = "binds"
     """Proven: without the limit, a better schedule exists."""
     SLACK = "slack"
-    """Proven: removing this limit alone permits no better schedule."""
+    """Proven: removing this limit alone permits no better schedule, within the gap tolerance."""
     OPEN = "open"
     """Not decided: the schedules and bounds found within the time limit do not suffice."""
 
@@ -72,10 +72,10 @@ def find_used_limits(
     Returns
     -------
     tuple of UsedLimit
-        One for each of these limits. Each is decided by solving the problem again without it, from
-        the schedule of the result. A limit on the minimized quantity is slack without a solve.
-        After Ctrl-C, limits that were not solved are open. Empty if the result has no schedule: use
-        `explain_infeasible` for infeasible results.
+        One for each of these limits, in this order. Each limit is decided by solving the problem
+        again without it, from the schedule of the result. A limit on the minimized quantity is
+        slack without a solve. After Ctrl-C, limits without a solve are open. Empty if the result
+        has no schedule: use `explain_infeasible` for infeasible results.
     """
     problem, simulation = result.problem, result.simulation
     if simulation is None:
@@ -125,7 +125,9 @@ def _compare_results(
 ) -> tuple[LimitState, float | None, float | None]:
     """Return whether a limit binds, the saving found without it, and the proven maximum saving.
 
-    `unlimited_result` is that of the solve without the limit, None after Ctrl-C. Return
+    The limit binds if the schedule found without it has a value below the bound proved with it. It
+    is slack if the maximum saving is within the gap tolerance, and open otherwise.
+    `unlimited_result` is the result without the limit, None after Ctrl-C. Return
     (OPEN, None, None) if it is None or has no schedule.
     """
     if unlimited_result is None or unlimited_result.value is None:

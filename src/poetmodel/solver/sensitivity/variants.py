@@ -52,11 +52,12 @@ def solve_variants(
     Variants with stricter limits should precede those with looser limits, so that schedules of
     earlier variants with the same minimized quantity are valid for later ones. If none is valid, a
     variant starts from `start`. A variant with `tries_paging_first` spends up to half of its time
-    on a schedule without recomputation at the minimum RAM, and starts from this one if it is found.
+    on a schedule without recomputation at the minimum RAM. If that search finds a schedule, the
+    variant starts from it.
 
     `time_limit` is the wall time for all variants, divided equally among the remaining ones [s].
-    Each has at least `min_s`, which is above 0 [s]. After Ctrl-C, the list has the results so far,
-    that of the interrupted solve included, unless it was the search with paging.
+    Each has at least `min_s`, which is above 0 [s]. After Ctrl-C, the list ends with the result of
+    the interrupted variant, or before it if Ctrl-C ended its search with paging.
     """
     end_s = time.monotonic() + time_limit
     solve_problem = partial(solve, backend=backend, threads=threads, solver_options=solver_options)

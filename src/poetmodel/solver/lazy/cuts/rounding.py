@@ -58,11 +58,12 @@ class RoundingSeparator:
         self._rows: list[Cut] | None = None
 
     def rows(self) -> list[Cut]:
-        """Return rounded rows of the enforced stage rows, at most one per stage and minimum size.
+        """Return the rounded rows of all enforced stage rows.
 
-        The rows are cached, and ordered by stage. There are fewer if `is_out_of_time` returns True,
-        and none if RAM is minimized, because the limit is then a column. Raises `TimeLimitError` if
-        the time limit passes.
+        A stage has at most one row for each size, that of the row's smallest tensor. The rows are
+        cached, and ordered by stage. There are fewer if `is_out_of_time` returns True, and none if
+        RAM is minimized, because the limit is then a column. Raises `TimeLimitError` if the time
+        limit passes.
         """
         if self._rows is None:
             relaxation = self.relaxation
@@ -85,10 +86,11 @@ class RoundingSeparator:
     def _stage_cuts(self, t: int) -> Iterator[Cut]:
         """Yield the rounded rows of stage `t`, for growing sets of its largest tensors.
 
-        Sets that fit together, or whose largest sum is the limit itself, have no row. Rows are
-        divided by the size of the largest tensor. Yields none if the last step of the stage alone
-        exceeds the limit, and no further ones if `is_out_of_time` returns True. Raises
-        `TimeLimitError` if the time limit passes.
+        The limit of a set is the usable RAM minus the bytes of the stage's last step. Sets that fit
+        together, or whose largest sum is the limit itself, have no row. Rows are divided by the
+        size of the largest tensor. Yields none if the last step of the stage alone exceeds the
+        limit, and no further ones if `is_out_of_time` returns True. Raises `TimeLimitError` if the
+        time limit passes.
         """
         relaxation = self.relaxation
         graph = relaxation.problem.working_graph
