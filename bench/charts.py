@@ -265,7 +265,7 @@ def make_methods_chart() -> Chart:
     return Chart(shown=data, paint=_paint_compared, height_inches=9.6)
 
 
-_FEW_DECADES: Final = 100
+_MAX_LABELLED_RATIO: Final = 100
 """Ratio of an axis' limits below which it has ticks between powers of ten."""
 
 
@@ -301,7 +301,7 @@ def _paint_compared(figure: Any, shown: Any) -> None:
         axes.set_title(heading)
         axes.xaxis.set_major_formatter("{x:g} %")
         bottom, top = axes.get_ylim()
-        if top < _FEW_DECADES * bottom:
+        if top < _MAX_LABELLED_RATIO * bottom:
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.12g} %")
         axes.yaxis.set_minor_formatter(NullFormatter())

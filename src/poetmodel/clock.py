@@ -92,8 +92,8 @@ def check_time_limit() -> None:
 
     A check takes a fraction of a microsecond; with processor time, about one microsecond.
     """
-    end_s, limit_end_s = _END_S.get(), _WALL_END_S.get()
-    is_over = limit_end_s is not None and time.monotonic() > limit_end_s
+    end_s, clock_end_s = _END_S.get(), _WALL_END_S.get()
+    is_over = clock_end_s is not None and time.monotonic() > clock_end_s
     if is_over or (end_s is not None and now_s() > end_s):
         raise TimeLimitError("the time limit has passed")
 

@@ -27,6 +27,15 @@ def model():
     return model
 
 
+def test_a_row_of_fixed_columns_holds_within_rounding_errors(model):
+    """0.1 + 0.2 differs from 0.3 by 6e-17; 0.1 + 0.2 differs from 0.4 by more than rounding."""
+    model.x[2].fix(0.1 + 0.2)
+    model.equal = pyo.Constraint(expr=model.x[2] == 0.3)
+    assert compile_model(model).describe_contradiction() is None
+    model.different = pyo.Constraint(expr=model.x[2] == 0.4)
+    assert "different" in compile_model(model).describe_contradiction()
+
+
 def test_columns_rows_and_costs(model):
     """Columns and rows come in the model's order, with names, bounds, sides, kinds and costs.
 

@@ -53,12 +53,12 @@ def test_cost_of_a_decision_is_in_json():
     (decision,) = document["decisions"]
     found = {other["without"]: other for other in decision["alternatives"]}
     recomputed, kept = found["paging"], found["recomputation and paging"]
-    assert recomputed["extra"] == recomputed["least_extra"] == pytest.approx(1 - 0.004)
+    assert recomputed["extra"] == recomputed["min_extra"] == pytest.approx(1 - 0.004)
     assert recomputed["extra_s"] == pytest.approx(1 - 0.004)
     assert (recomputed["becomes"], recomputed["proven"]) == ("recomputed", True)
     assert (kept["status"], kept["extra"]) == ("infeasible", None)
     step = document["next_ram_step"]
-    assert (step["ram_bytes"], step["least_ram_bytes"], step["proven"]) == (404, 404, True)
+    assert (step["ram_bytes"], step["min_ram_bytes"], step["proven"]) == (404, 404, True)
     assert step["saved"] == pytest.approx(0.004)
 
 
@@ -88,12 +88,12 @@ def test_ctrl_c_leaves_the_decision(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"status": Status.FEASIBLE, "least_extra": 0.5}, "range"),
-        ({"status": Status.FEASIBLE, "least_extra": -0.1}, "at most"),
-        ({"status": Status.UNKNOWN, "extra": None, "least_extra": 0.5}, "or more"),
-        ({"status": Status.UNKNOWN, "extra": None, "least_extra": -0.1}, "unknown"),
-        ({"extra": 1e-9, "least_extra": 1e-9}, "nothing"),
-        ({"extra": -0.001, "least_extra": -0.001}, "better"),
+        ({"status": Status.FEASIBLE, "min_extra": 0.5}, "range"),
+        ({"status": Status.FEASIBLE, "min_extra": -0.1}, "at most"),
+        ({"status": Status.UNKNOWN, "extra": None, "min_extra": 0.5}, "or more"),
+        ({"status": Status.UNKNOWN, "extra": None, "min_extra": -0.1}, "unknown"),
+        ({"extra": 1e-9, "min_extra": 1e-9}, "nothing"),
+        ({"extra": -0.001, "min_extra": -0.001}, "better"),
     ],
 )
 def test_what_is_not_proven_is_told(monkeypatch, told, change, name):
@@ -104,7 +104,7 @@ def test_what_is_not_proven_is_told(monkeypatch, told, change, name):
         status=Status.OPTIMAL,
         becomes=Treatment.RECOMPUTED,
         extra=1.0,
-        least_extra=1.0,
+        min_extra=1.0,
         extra_s=0.5,
     )
     monkeypatch.setattr(
@@ -117,16 +117,16 @@ def test_what_is_not_proven_is_told(monkeypatch, told, change, name):
 @pytest.mark.parametrize(
     ("step", "name"),
     [
-        ({"status": Status.FEASIBLE, "ram_bytes": 410, "least_ram_bytes": 400}, "found"),
-        ({"status": Status.FEASIBLE, "ram_bytes": 350, "least_ram_bytes": 300}, "same"),
-        ({"status": Status.UNKNOWN, "least_ram_bytes": 400}, "bounded"),
-        ({"status": Status.UNKNOWN, "least_ram_bytes": 300}, "unknown"),
+        ({"status": Status.FEASIBLE, "ram_bytes": 410, "min_ram_bytes": 400}, "found"),
+        ({"status": Status.FEASIBLE, "ram_bytes": 350, "min_ram_bytes": 300}, "same"),
+        ({"status": Status.UNKNOWN, "min_ram_bytes": 400}, "bounded"),
+        ({"status": Status.UNKNOWN, "min_ram_bytes": 300}, "unknown"),
     ],
 )
 def test_step_of_ram_that_is_not_proven_is_told(monkeypatch, told, step, name):
     """What was found, and below which RAM nothing better exists."""
     saved = 0.004 if "ram_bytes" in step else None
-    found = RamStep(**step, saved=saved, most_saved=saved)
+    found = RamStep(**step, saved=saved, max_saved=saved)
     monkeypatch.setattr(sensitivity, "find_alternatives", lambda *_, **__: ())
     monkeypatch.setattr(sensitivity, "find_ram_step", lambda *_, **__: found)
     told(explain(tensor="x").out.split("\n\n")[1], name)

@@ -20,7 +20,7 @@ from poetmodel.graph import Graph, operation, zoo
 from poetmodel.graph.catalogue import describe_model, model_names
 from poetmodel.graph.zoo.state import STATES
 from poetmodel.report.facts import schedule_facts
-from poetmodel.report.figures import metric_sections
+from poetmodel.report.table_rows import metric_sections
 
 
 @pytest.mark.parametrize(("command", "known"), [("models", model_names), ("devices", device_names)])

@@ -286,3 +286,15 @@ def test_unreadable_plans(plan_file, told):
     path.write_text('{"format": "poetmodel-schedule", "device": "poetmodel-plan"}')
     done = verify_plan(path, CHAIN)
     assert (done.status, "R: " in done.err or "nodes: missing" in done.err) == (2, True)
+
+
+def test_a_percentage_of_a_plan_in_tiles_is_that_of_the_whole_graph(tmp_path):
+    """As in ``solve``: 70 % of the keep-all peak without tiles, for the schedule and its plan."""
+    schedule, plan = tmp_path / "t.schedule.json", tmp_path / "t.plan.json"
+    given = ("--state", "sgd", "--tile", "2KiB", "--in-place", "--device", "mkr1000")
+    limits = (*given, "--ram", "70%")
+    invoke("solve", "mlp", *limits, "--time-limit", "20", "--out", schedule, "--plan", plan)
+    for file in (schedule, plan):
+        invoke("verify", file, "--graph", "mlp", *limits, status=0)
+    again = invoke("plan", schedule, "--graph", "mlp", *limits, "--json", status=0)
+    assert again.json["peak_ram_bytes"] <= again.json["ram_budget_bytes"]

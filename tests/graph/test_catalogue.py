@@ -17,6 +17,7 @@ from poetmodel.graph.catalogue import (
     load_model,
     model_names,
     model_path,
+    read_model_or_file,
 )
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_graphs.py"
@@ -104,6 +105,8 @@ def test_file_name_in_place_of_a_model_points_to_the_option(told):
     """A graph file given as a model is told apart from a misspelt name."""
     with told.raises(GraphError):
         load_model("mine.graph.json")
+    with pytest.raises(GraphError, match="a{300}"):
+        read_model_or_file("a" * 300)  # longer than names of files
 
 
 def test_sizes_of_an_input_are_said_in_two_ways():

@@ -19,6 +19,7 @@ from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, floor, operation, zoo
 from poetmodel.graph.catalogue import load_model
+from poetmodel.graph.node import Phase
 from poetmodel.heuristics import neighbourhood
 from poetmodel.heuristics.execution import recompute_once
 from poetmodel.heuristics.greedy import construct, refit
@@ -438,3 +439,13 @@ def test_state_does_not_end_the_forward_pass():
         for state in ({}, {"state": "sgd"})
     ]
     assert counts[0] == counts[1] > 0
+
+
+def test_running_statistics_do_not_end_the_forward_pass():
+    """Updates of batch norms come amid the forward pass, and the backward pass recomputes it."""
+    graph = zoo.resnet8(state="sgd")
+    first = next(k for k, node in enumerate(graph.nodes) if node.phase == Phase.BACKWARD)
+    assert any(node.phase == Phase.UPDATE for node in graph.nodes[:first])
+    forward = {k for k, node in enumerate(graph.nodes[:first]) if node.phase == Phase.FORWARD}
+    again = {k for t, k in recompute_once(graph, ()).R if k < t}
+    assert len(again & forward) > len(forward) / 2

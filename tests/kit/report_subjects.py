@@ -8,7 +8,7 @@ from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
-from poetmodel.report.subject import Sources, Subject, drop_unknown_pairs, solved_subject
+from poetmodel.report.subject import Sources, Subject, drop_unknown_pairs, make_subject
 from poetmodel.schedule.document import parse_document
 from poetmodel.schedule.relations import format_document
 from poetmodel.solver import solve
@@ -162,4 +162,4 @@ def planned_subject(problem, step):
         ram_budget_bytes=usable,
     )
     check = check_plan(problem.graph, problem.costs, plan, ram_budget_bytes=usable)
-    return solved_subject(result, name="compiled step", plan=plan, check=check, step=step)
+    return make_subject(result, name="compiled step", plan=plan, check=check, step=step)

@@ -241,7 +241,7 @@ def with_free_keeps(problem, grouping, monkeypatch):
 def with_dominated_keeps(problem, grouping, monkeypatch):
     """Return the relaxation that offers keeps for which there is a better one."""
     with monkeypatch.context() as patch:
-        patch.setattr(aggregated, "drop_dominated_keeps", lambda _, events, **__: events)
+        patch.setattr(aggregated, "mark_dominated_keeps", lambda _, events, **__: events)
         return make_relaxation(problem, grouping)
 
 

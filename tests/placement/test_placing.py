@@ -61,7 +61,7 @@ def test_worked_plans_reach_the_bound(text, resident):
     """The step of five tensors fits in its peak of 26 B, rounded up to a multiple of 8 each."""
     graph, found = state_step(), parse_plan(text, "blocking", resident=resident)
     arena = checked(graph, found, place(graph, found, alignment=8))
-    assert (arena.fragmentation, arena.bytes) == (0.0, 40)
+    assert (arena.fragmentation_ratio, arena.bytes) == (0.0, 40)
 
 
 def holes():
@@ -92,7 +92,7 @@ def test_empty_things_have_addresses_too():
     """Tensors of no bytes are placed, and take nothing."""
     graph = Graph(name="empty", nodes=(operation("a", output_bytes=0),))
     arena = place(graph, parse_plan("c0 f0", "blocking"))
-    assert (arena.bytes, arena.fragmentation, len(arena.offsets)) == (0, 0.0, 1)
+    assert (arena.bytes, arena.fragmentation_ratio, len(arena.offsets)) == (0, 0.0, 1)
 
 
 def test_what_is_no_valid_plan_is_refused():

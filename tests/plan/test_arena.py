@@ -64,7 +64,7 @@ def test_valid_addresses_have_no_violation():
     graph, found, arena = of_skip()
     check = check_arena(graph, found, arena)
     assert check.violations == ()
-    assert (check.bytes, check.lower_bound_bytes, arena.fragmentation) == (24, 24, 0.0)
+    assert (check.bytes, check.lower_bound_bytes, arena.fragmentation_ratio) == (24, 24, 0.0)
     assert check.rectangles == (
         Rectangle(0, 4, 8, 4, OUT, 0),
         Rectangle(2, 6, 0, 6, OUT, 1),

@@ -503,7 +503,14 @@ def test_the_windows_of_transfers():
         assert windows.min_ram_bytes == [4, 10, 11, 12]
         assert windows.remaining_s == [10.0, 9.0, 7.0, 4.0, 0.0]
         assert windows.page_ins == [
-            PageIn(tensor=0, bytes=4, time_s=1.0, first_interval=first, last_interval=3, source=0)
+            PageIn(
+                tensor=0,
+                bytes=4,
+                time_s=1.0,
+                first_interval=first,
+                last_interval=3,
+                page_out_index=0,
+            )
         ]
         assert windows.page_outs == [
             PageOut(

@@ -9,9 +9,9 @@ from kit.report_subjects import certificate, step_values, subject, training_prob
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.problem import Constraint, Problem
 from poetmodel.report.facts import decision_rows, graph_facts, reproduction_commands, schedule_facts
-from poetmodel.report.figures import measured_rows, metric_sections, step_sections
 from poetmodel.report.presenter import value_at_path
-from poetmodel.report.wording import REMEDY, answers, step_answers
+from poetmodel.report.table_rows import measured_rows, metric_sections, step_sections
+from poetmodel.report.wording import REMEDY, schedule_answers, step_answers
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
 
@@ -170,14 +170,23 @@ def lines(found):
 )
 def test_answers_about_a_schedule(limits, changes, told):
     """It fits in 13 B and costs 1 J on 10 J; what is not proven is not called so."""
-    told(lines(answers(schedule_facts(subject(skip_problem(**limits))) | changes)))
+    told(lines(schedule_answers(schedule_facts(subject(skip_problem(**limits))) | changes)))
 
 
 def test_rejected_schedules_and_own_wishes_are_told(told):
     """Of a broken one nothing is claimed; own objectives come by weights and their number."""
-    told(lines(answers(schedule_facts(subject(skip_problem(), BROKEN)))), "rejected")
+    told(lines(schedule_answers(schedule_facts(subject(skip_problem(), BROKEN)))), "rejected")
     problem = replace(skip_problem(), constraints=(WEAR,), **OWN)
-    told(lines(answers(schedule_facts(subject(problem)))), "own")
+    told(lines(schedule_answers(schedule_facts(subject(problem)))), "own")
+
+
+def test_a_bound_of_a_model_without_baseline_is_stated():
+    """The gap between 1 and a bound of -1 is 2; unlike an overhead, the objective may be below 0."""
+    facts = schedule_facts(subject(skip_problem()))
+    objective = {"minimize": "own", "name": "obj", "value": 1.0, "bound": -1.0}
+    found = schedule_answers(facts | {"status": "feasible", "gap": 2.0, "objective": objective})[1]
+    assert found.word == "Not proven"
+    assert "objective 'obj' of the model has the bound -1" in found.text
 
 
 def test_without_costs_nothing_is_said_of_energy():
@@ -187,7 +196,7 @@ def test_without_costs_nothing_is_said_of_energy():
     """
     found = schedule_facts(replace(subject(skip_problem()), costs=None))
     assert found["energy_j"] is found["makespan_s"] is found["gap"] is None
-    assert [answer.word for answer in answers(found)] == ["Fits", "Unknown", "Unknown"]
+    assert [answer.word for answer in schedule_answers(found)] == ["Fits", "Unknown", "Unknown"]
     problem = skip_problem()
     paging = subject(skip_problem(recompute=False)).schedule
     found = schedule_facts(subject(problem, paging))

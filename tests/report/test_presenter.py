@@ -211,6 +211,7 @@ def test_row_of_several_tensors_has_their_sum():
         ("encoder.layer.0.attention.query", "query"),
         ("a.b.norm.mean", "a.b.norm.mean"),
         ("a_very_long_name_without_any_part", "ithout_any_part"[-14:]),
+        ("a_very_long_name_that_ends.", "ame_that_ends."),
     ],
 )
 def test_end_of_a_name_is_a_whole_part(name, end):

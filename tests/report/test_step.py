@@ -7,10 +7,10 @@ import pytest
 from kit.report_subjects import RESERVED_BYTES, planned_subject, step_subject, step_values
 from kit.worked import bench_device, skip_problem
 from poetmodel.report.facts import graph_facts, schedule_facts
-from poetmodel.report.figures import metric_sections
 from poetmodel.report.presenter import format_ratio
+from poetmodel.report.table_rows import metric_sections
 from poetmodel.report.timeline import timeline_chart
-from poetmodel.report.wording import answers
+from poetmodel.report.wording import schedule_answers
 from poetmodel.solver import solve
 
 
@@ -81,7 +81,7 @@ def test_a_step_that_takes_least_time_speaks_of_time():
     one = step_subject(measured(skip_problem()))
     found = schedule_facts(one)
     assert not found["asks_energy"]
-    price = answers(found)[2]
+    price = schedule_answers(found)[2]
     share_of = found["makespan_s"] / found["pass_s"] - 1
     assert price.word == f"+{format_ratio(share_of)} time"
     assert " J" not in price.text
@@ -90,12 +90,12 @@ def test_a_step_that_takes_least_time_speaks_of_time():
     )
     problem = skip_problem()
     timed = measured(problem)
-    assert answers(schedule_facts(step_subject(problem)))[2].word.endswith("energy")
+    assert schedule_answers(schedule_facts(step_subject(problem)))[2].word.endswith("energy")
     for asked in (
         replace(timed, energy_budget=100.0),
         replace(timed, costs=replace(timed.costs, device=bench_device())),
     ):
-        price = answers(schedule_facts(step_subject(asked)))[2]
+        price = schedule_answers(schedule_facts(step_subject(asked)))[2]
         if asked.energy_budget is not None:
             assert price.word.endswith("time")
             assert " J, " in price.text

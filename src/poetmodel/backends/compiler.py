@@ -129,6 +129,11 @@ def load_values(form: StandardForm, x: ArrayLike) -> None:
         variable.set_value(_allowed_value(variable), skip_validation=True)
 
 
+def _contains_zero(lower: float, upper: float) -> bool:
+    """Return whether 0 is between two bounds, within `ROUNDING_TOLERANCE`."""
+    return bool(lower <= ROUNDING_TOLERANCE and upper >= -ROUNDING_TOLERANCE)
+
+
 class _RowCollector:
     """Collects objective and constraints of a model as coefficient rows, in the model's order.
 
@@ -195,7 +200,7 @@ class _RowCollector:
         lower = -math.inf if lower is None else pyo.value(lower) - linear.constant
         upper = math.inf if upper is None else pyo.value(upper) - linear.constant
         if not linear.linear:
-            return bool(lower <= 0 <= upper)
+            return _contains_zero(lower, upper)
         self.constraints.append(constraint)
         self.lower.append(lower)
         self.upper.append(upper)
@@ -218,7 +223,7 @@ class _RowCollector:
         upper = source.model.row_upper[row] - constant
         columns, values = columns[is_unfixed], values[is_unfixed]
         if not columns.size:
-            return lower <= 0 <= upper
+            return _contains_zero(lower, upper)
         positions = [
             self._find_or_add_position(source.variables[column]) for column in columns.tolist()
         ]
@@ -309,7 +314,7 @@ def _single_objective(model: Any) -> Any:
 
 
 _APPLY_BIGM: Final = "apply TransformationFactory('gdp.bigm') first"
-_TRANSFORMATIONS: Final = {
+_REMEDIES: Final = {
     "Disjunction": _APPLY_BIGM,
     "Disjunct": _APPLY_BIGM,
     "LogicalConstraint": _APPLY_BIGM.replace("gdp.bigm", "core.logical_to_linear"),
@@ -330,7 +335,7 @@ def _check_components(model: Any) -> None:
     )
     errors = []
     for component_type, items in unsupported.items():
-        remedy = _TRANSFORMATIONS.get(component_type.__name__)
+        remedy = _REMEDIES.get(component_type.__name__)
         reason = f"{component_type.__name__} is not linear; {remedy}"
         if remedy is None:
             reason = f"linear solvers do not support {component_type.__name__}"

@@ -28,7 +28,7 @@ MAXIMIZE: Final = -1
 ROUNDING_TOLERANCE: Final = 1e-9
 """Rounding error up to which crossed bounds of a row become equal (relative above 1), bounds of
 integer columns count as whole numbers, and rows without coefficients count as satisfied."""
-_MAX_NAMED: Final = 10
+_MAX_ERRORS_PER_KIND: Final = 10
 """Maximum number of errors of one kind in a `ModelError`."""
 
 
@@ -345,11 +345,11 @@ class StandardForm:
         A bound is unusable if it is NaN, a lower bound of ``inf`` or an upper bound of ``-inf``.
         """
         errors = []
-        for i in np.flatnonzero(~np.isfinite(self.matrix.data))[:_MAX_NAMED]:
+        for i in np.flatnonzero(~np.isfinite(self.matrix.data))[:_MAX_ERRORS_PER_KIND]:
             row = int(np.searchsorted(self.matrix.indptr, i, side="right")) - 1
             column = self.column_name(int(self.matrix.indices[i]))
             errors.append(f"{self.row_name(row)}: the coefficient of {column} is not finite")
-        for j in np.flatnonzero(~np.isfinite(self.objective))[:_MAX_NAMED]:
+        for j in np.flatnonzero(~np.isfinite(self.objective))[:_MAX_ERRORS_PER_KIND]:
             errors.append(f"objective: the coefficient of {self.column_name(j)} is not finite")
         if not np.isfinite(self.offset):
             errors.append(f"objective: the constant is {self.offset}")
@@ -357,7 +357,7 @@ class StandardForm:
             is_invalid = np.isnan(lower) | np.isnan(upper) | np.isposinf(lower) | np.isneginf(upper)
             errors += [
                 f"{name_of(k)}: bounds {float(lower[k])} and {float(upper[k])} are not usable"
-                for k in np.flatnonzero(is_invalid)[:_MAX_NAMED]
+                for k in np.flatnonzero(is_invalid)[:_MAX_ERRORS_PER_KIND]
             ]
         return errors
 

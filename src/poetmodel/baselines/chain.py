@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase, articulation_points
 from poetmodel.heuristics.execution import (
-    FORWARD,
+    FORWARD_PHASES,
     evictable_tensors,
     first_backward_node,
     last_forward_uses,
@@ -62,7 +62,7 @@ class Chain:
         """Recomputable tensors of the forward pass."""
         recomputable_nodes = {graph.node_of[i] for i in self.recomputable}
         late_forward_node = next(
-            (node for node in graph.nodes[first_backward:] if node.phase in FORWARD), None
+            (node for node in graph.nodes[first_backward:] if node.phase in FORWARD_PHASES), None
         )
         if late_forward_node is not None:
             raise MethodNotApplicableError(

@@ -335,12 +335,12 @@ class ChainTable:
         last = len(self.chain.steps) - 1
         if not np.isfinite(self.min_time_s[0, last, False][units]):
             return None
-        tensors_of_part, freed_steps = self.apply_decisions(
+        tensors_of_part, freed_steps = self.follow_decisions(
             0, last, units, frozenset(), keeps_last_state=False
         )
         return self.chain.to_schedule(tensors_of_part, freed_steps=freed_steps)
 
-    def apply_decisions(
+    def follow_decisions(
         self,
         first: int,
         last: int,
@@ -408,7 +408,7 @@ class ChainTable:
         units = min(free_bytes // self.unit_bytes, self.max_units)
         return math.inf if units < 0 else min(self._min_times_freed_and_kept(first, last, units))
 
-    def apply_sequence(
+    def follow_sequence(
         self, first: int, last: int, free_bytes: int, outer_tensors: frozenset[int]
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
         """Return the tensors in RAM when each part of a recompute sequence begins, and freed steps.
@@ -419,7 +419,7 @@ class ChainTable:
         """
         units = min(free_bytes // self.unit_bytes, self.max_units)
         freed_s, kept_s = self._min_times_freed_and_kept(first, last, units)
-        tensors_of_part, freed_steps = self.apply_decisions(
+        tensors_of_part, freed_steps = self.follow_decisions(
             first, last, units, outer_tensors, keeps_last_state=bool(kept_s <= freed_s)
         )
         return tensors_of_part, freed_steps | ({last} if kept_s > freed_s else set())

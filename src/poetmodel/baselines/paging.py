@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from poetmodel.baselines.engine import select_best_schedule
 from poetmodel.baselines.homes import choose_homes, put_state_on_storage
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.heuristics.execution import FORWARD, StagedExecution, may_overwrite_inputs
+from poetmodel.heuristics.execution import FORWARD_PHASES, StagedExecution, may_overwrite_inputs
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.units import format_bytes
@@ -62,7 +62,7 @@ def offload_all(problem: Problem) -> Schedule:
         raise MethodNotApplicableError(
             "it pages every saved tensor out, and the problem allows no paging"
         )
-    if all(node.phase in FORWARD or node.is_state for node in problem.graph.nodes):
+    if all(node.phase in FORWARD_PHASES or node.is_state for node in problem.graph.nodes):
         raise MethodNotApplicableError(
             "it pages tensors that the backward pass reads, and the graph has no backward nodes"
         )
@@ -90,7 +90,7 @@ def _find_saved_intervals(graph: Graph) -> list[IdleInterval]:
 
     Tensors of 0 bytes are excluded. The intervals are in the order of `find_idle_intervals`.
     """
-    is_forward = [node.phase in FORWARD for node in graph.nodes]
+    is_forward = [node.phase in FORWARD_PHASES for node in graph.nodes]
     return [
         interval
         for interval in find_idle_intervals(graph)

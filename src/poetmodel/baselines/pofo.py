@@ -530,7 +530,7 @@ def build_schedule(table: ChainTable, prefix: ActionPrefix) -> Schedule:
         if action == Action.RECOMPUTE:
             if s in end_of_sequence:
                 sequence_end, free_bytes = end_of_sequence[s]
-                tensors_of_sequence_part, newly_freed_steps = table.apply_sequence(
+                tensors_of_sequence_part, newly_freed_steps = table.follow_sequence(
                     s, sequence_end, free_bytes, kept_tensors | previous_state
                 )
                 tensors_of_part, freed_steps, previous_state = (

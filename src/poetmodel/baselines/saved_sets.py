@@ -180,20 +180,21 @@ def min_cut(problem: Problem) -> Schedule:
     )
     cuts = _Cuts(graph)
     saved_sets = dict.fromkeys(
-        cuts.find_saved_tensors(single_run_nodes) for single_run_nodes in dict.fromkeys(knapsacks)
+        cuts.find_saved_tensors(nodes_computed_once)
+        for nodes_computed_once in dict.fromkeys(knapsacks)
     )
     schedules = (recompute_once(graph, tensors) for tensors in saved_sets)
     return _select_fastest(problem, schedules, "saved sets")
 
 
-def find_saved_tensors(graph: Graph, single_run_nodes: Collection[int]) -> frozenset[int]:
-    """Return the tensors of fewest bytes to save so that `single_run_nodes` are computed only once.
+def find_saved_tensors(graph: Graph, nodes_computed_once: Collection[int]) -> frozenset[int]:
+    """Return the tensors of fewest bytes to save so that given nodes are computed only once.
 
     All reads of the backward pass can be computed from this set, from samples and from tensors that
-    cannot be recomputed, without computing a node of `single_run_nodes`. Sizes may be rounded: see
-    `_Cuts`. Of several minimum cuts the one next to the backward pass is returned.
+    cannot be recomputed, without computing a node of `nodes_computed_once`. Sizes may be rounded:
+    see `_Cuts`. Of several minimum cuts the one next to the backward pass is returned.
     """
-    return _Cuts(graph).find_saved_tensors(single_run_nodes)
+    return _Cuts(graph).find_saved_tensors(nodes_computed_once)
 
 
 class _Cuts:
@@ -225,8 +226,8 @@ class _Cuts:
                 edges[vertex + 1, 1 if k >= first_backward else 2 + k] = UNCUT_CAPACITY
         self.edges = edges
 
-    def find_saved_tensors(self, single_run_nodes: Collection[int]) -> frozenset[int]:
-        """Return the tensors of the minimum cut with which `single_run_nodes` are not recomputed.
+    def find_saved_tensors(self, nodes_computed_once: Collection[int]) -> frozenset[int]:
+        """Return the tensors of the minimum cut with which given nodes are not recomputed.
 
         Of several minimum cuts, returns the one next to the backward pass. Returns an empty set if
         no tensor is evictable. Does not change the network.
@@ -236,7 +237,7 @@ class _Cuts:
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-        edges = self.edges | {(0, 2 + k): UNCUT_CAPACITY for k in single_run_nodes}
+        edges = self.edges | {(0, 2 + k): UNCUT_CAPACITY for k in nodes_computed_once}
         endpoints = tuple(np.array(list(edges), dtype=np.int32).T)
         capacity = csr_array(
             (np.array(list(edges.values()), dtype=np.int32), endpoints),

@@ -108,7 +108,7 @@ def _alternative_row(summary: DecisionSummary, alternative: Alternative) -> Fact
     name = f"without {alternative.forbidden}"
     if alternative.status == "infeasible":
         return text_fact(name, "impossible", "proven: every schedule has this decision")
-    lower_bound = -math.inf if alternative.least_extra is None else alternative.least_extra
+    lower_bound = -math.inf if alternative.min_extra is None else alternative.min_extra
     if alternative.extra is None:
         cost_text = (
             f"{_format_change(summary, lower_bound)} or more"
@@ -145,7 +145,7 @@ def _ram_row(summary: DecisionSummary, ram_step: RamStep) -> Fact:
     name = "with more RAM"
     if ram_step.status == "infeasible":
         return text_fact(name, "saves nothing", "proven")
-    min_useful_bytes = ram_step.least_ram_bytes or 0
+    min_useful_bytes = ram_step.min_ram_bytes or 0
     useless_text, useful_text = (
         format_bytes((size or 0) - budget) for size in (min_useful_bytes, ram_step.ram_bytes)
     )
@@ -291,7 +291,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
     yield _full_steps_fact(summary)
     yield from device_ram_facts(verified.device_ram)
     yield from state_facts(graph, simulation)
-    yield from _in_place_totals(summary)
+    yield from _in_place_total_facts(summary)
     yield from constraint_facts(verified.constraints)
     full_step_entries = [
         {"stage": point.stage, "node": graph.nodes[point.node].name, "ram_bytes": point.ram_bytes}
@@ -321,7 +321,7 @@ def _explanation_facts(summary: DecisionSummary) -> Iterator[Fact]:
         yield Fact("next_ram_step", None if step is None else step.to_dict())
 
 
-def _in_place_totals(summary: DecisionSummary) -> Iterator[Fact]:
+def _in_place_total_facts(summary: DecisionSummary) -> Iterator[Fact]:
     """Yield one fact: the number of outputs written in place, and the bytes saved at the peak.
 
     Yield no fact if the graph has no in-place operators.
@@ -371,7 +371,7 @@ def _decision_rows(summary: DecisionSummary) -> Iterator[tuple[str, ...]]:
 
 MAX_DECISIONS: Final = 10
 """Maximum number of the most expensive decisions, and of their groups."""
-RAM_STEP_TIME_RATIO: Final = 0.4
+RAM_STEP_TIME_FRACTION: Final = 0.4
 """Fraction of the time limit that the solves for alternatives leave to `find_ram_step`."""
 NOT_PROVEN: Final = (
     "the schedule is not proven optimal: a better schedule may account for the savings of another "
@@ -475,7 +475,7 @@ def _solve_for_alternatives(
         schedule,
         summary.main_decisions[0].tensor,
         bound=summary.verified.document.claims.get(OBJECTIVE_BOUND),
-        time_limit=(1 - RAM_STEP_TIME_RATIO) * search.time_limit,
+        time_limit=(1 - RAM_STEP_TIME_FRACTION) * search.time_limit,
         threads=search.threads,
     )
     remaining_s = max(1.0, search.time_limit - (time.monotonic() - start_s))

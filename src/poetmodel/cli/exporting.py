@@ -527,7 +527,7 @@ def _deployment_facts(deployment: Deployment) -> Iterator[Fact]:
         format_bytes(used_bytes),
         f"{fraction_text} of {format_bytes(deployment.ram_bytes)}",
     )
-    fragmentation = f"{deployment.arena.fragmentation:.1%} in holes"
+    fragmentation = f"the arena is {deployment.arena.fragmentation_ratio:.1%} above its lower bound"
     for region, size in sizes.items():
         yield text_fact(
             f"  {region}",

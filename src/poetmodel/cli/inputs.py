@@ -511,11 +511,11 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
     and limits and constraints that need costs are dropped.
     """
     from poetmodel.problem import Problem
-    from poetmodel.report.subject import free_costs
+    from poetmodel.report.subject import zero_costs
 
     problem_entry = document.problem
     if costs is None:
-        costs = free_costs(graph)
+        costs = zero_costs(graph)
         if problem_entry is not None:
             checkable_rows = [row for row in problem_entry.constraints if not row.needs_costs]
             limits = {"deadline_s": None, "energy_budget_j": None, "constraints": checkable_rows}

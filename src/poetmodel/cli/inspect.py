@@ -31,6 +31,7 @@ from poetmodel.report.presenter import (
     Fact,
     format_count,
     format_device_quantity,
+    format_items,
     gauge_fact,
     text_fact,
     value_at_path,
@@ -110,7 +111,8 @@ def state(folder_argument: FolderArgument, output: OutputOptions) -> None:
         for tensor in tensors
     )
     show(listing(f"State of {folder_argument.folder}", heads, lines, n_text_columns=3))
-    print_text(f"{len(tensors)} tensors, {format_bytes(sum(tensor.bytes for tensor in tensors))}")
+    total_bytes = sum(tensor.bytes for tensor in tensors)
+    print_text(f"{format_items(len(tensors), 'tensor')}, {format_bytes(total_bytes)}")
 
 
 @group

@@ -85,7 +85,7 @@ def limits(
     extra_bytes = (
         None if step is None else extra_ram_bytes(step, commit=limits.steps_to_commit is not None)
     )
-    min_ram_tile = None if step is None or source.tile else _min_ram_tiles(step, problem)
+    min_ram_tiling = None if step is None or source.tile else _min_ram_tiles(step, problem)
     evaluation_bytes = None if step is None else _evaluation_bytes(step, problem)
     device_rams = [
         limit.result.device_ram for limit in found_limits if limit.result.device_ram is not None
@@ -98,13 +98,13 @@ def limits(
                 problem,
                 found_limits,
                 extra_bytes=extra_bytes,
-                min_ram_tile=min_ram_tile,
+                min_ram_tiling=min_ram_tiling,
                 evaluation_bytes=evaluation_bytes,
             )
         )
         return
     kernel_suffix = KERNEL_SUFFIXES.get(graph.kernels or "", "")
-    facts = _limit_facts(problem, found_limits, extra_bytes, min_ram_tile, evaluation_bytes)
+    facts = _limit_facts(problem, found_limits, extra_bytes, min_ram_tiling, evaluation_bytes)
     show(fact_table(f"Limits of {graph.name}{kernel_suffix}", facts))
     if any(limit.result.status == Status.FEASIBLE for limit in found_limits):
         print_text("", "A longer --time-limit may close the remaining gaps.")
@@ -149,7 +149,7 @@ def limit_values(
     limits: Sequence[Limit],
     *,
     extra_bytes: int | None = None,
-    min_ram_tile: tuple[int, int] | None = None,
+    min_ram_tiling: tuple[int, int] | None = None,
     evaluation_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Return graph, problem, minimum RAM and limits by name as JSON values in SI units.
@@ -158,7 +158,7 @@ def limit_values(
     are omitted.
 
     `extra_bytes` is the RAM of exported C in addition to its tensors [B]; None for other graphs.
-    `min_ram_tile` is the tile size with the smallest minimum RAM, and this minimum [B];
+    `min_ram_tiling` is the tile size with the smallest minimum RAM, and this minimum [B];
     `evaluation_bytes` is the minimum RAM of ``pm_evaluate`` [B].
     """
     graph = problem.graph
@@ -174,8 +174,8 @@ def limit_values(
         **({} if evaluation_bytes is None else {"evaluation_floor_bytes": evaluation_bytes}),
         **(
             {}
-            if min_ram_tile is None
-            else {"tile_bytes": min_ram_tile[0], "tiled_floor_bytes": min_ram_tile[1]}
+            if min_ram_tiling is None
+            else {"tile_bytes": min_ram_tiling[0], "tiled_floor_bytes": min_ram_tiling[1]}
         ),
     }
 
@@ -184,7 +184,7 @@ def _limit_facts(
     problem: Problem,
     limits: Sequence[Limit],
     extra_bytes: int | None,
-    min_ram_tile: tuple[int, int] | None,
+    min_ram_tiling: tuple[int, int] | None,
     evaluation_bytes: int | None,
 ) -> Iterator[Fact]:
     """Yield each limit with its proof and, except for exported C, its conditions and its peak.
@@ -192,7 +192,7 @@ def _limit_facts(
     The label of int8 results comes first, if the graph has one, then the limits on RAM, then the
     deadline and the energy. The limit of exported C is followed by the minimum RAM with
     ``pm_evaluate`` if the limit has a value and `evaluation_bytes` is given, and by the minimum RAM
-    in tiles if `min_ram_tile` is given.
+    in tiles if `min_ram_tiling` is given.
     """
     if problem.graph.exactness:
         yield text_fact("numbers", problem.graph.exactness)
@@ -206,11 +206,11 @@ def _limit_facts(
                     "the maximum of the training step and pm_evaluate "
                     f"({format_bytes(evaluation_bytes)} of tensors)",
                 )
-            if min_ram_tile is not None:
+            if min_ram_tiling is not None:
                 yield text_fact(
                     "RAM, in tiles",
-                    format_bytes(min_ram_tile[1] + (extra_bytes or 0)),
-                    f"the minimum RAM with --tile {min_ram_tile[0]}B; without tiles "
+                    format_bytes(min_ram_tiling[1] + (extra_bytes or 0)),
+                    f"the minimum RAM with --tile {min_ram_tiling[0]}B; without tiles "
                     f"{format_bytes(problem.floor.bytes + (extra_bytes or 0))}",
                 )
             continue
@@ -302,7 +302,7 @@ def _peak_text(limit: Limit) -> str:
     n_unnamed = len(largest) - len(names)
     if n_unnamed > 0:
         names.append(f"{n_unnamed} more")
-    remark = ", the minimum RAM" if limit.at_floor else ""
+    remark = ", the minimum RAM" if limit.is_at_floor else ""
     peak = simulation.peak
     ram_text = "" if limit.quantity == Quantity.RAM else f", {format_bytes(peak.ram_bytes)}"
     return (

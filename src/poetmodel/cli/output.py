@@ -262,7 +262,7 @@ def listing(
     return table
 
 
-_ENERGY: Final = re.compile(r"\d [kmµnp]?J\b|\boverhead\b")
+_ENERGY: Final = re.compile(r"\d [mun]?J\b|\boverhead\b")
 """Pattern of cells with energies or overheads. The title of a table with such a cell states that
 energies are estimates."""
 

@@ -17,7 +17,13 @@ from poetmodel.cli.failures import (
     print_errors,
     print_warnings,
 )
-from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, read_file_costs, resolve_graph
+from poetmodel.cli.inputs import (
+    MEASURED_COSTS,
+    check_outputs,
+    read_file_costs,
+    resolve_graph,
+    resolve_ram,
+)
 from poetmodel.cli.output import fact_table, live_line, print_json, print_text, print_written, show
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.device.ram import DeviceRam
@@ -124,7 +130,10 @@ def plan(
         stated_problem = document.problem
         if stated_problem is not None:
             costs = replace(costs, commit=stated_problem.commit)
-        budget = _tensor_ram_bytes(document, graph, costs, request.ram)
+        limits = options.LimitOptions(ram=request.ram)
+        if source.graph is not None:
+            limits = resolve_ram(limits, source.graph, source.variant)
+        budget = _tensor_ram_bytes(document, graph, costs, limits.ram)
         mode, mode_warnings = default_mode(
             costs.device, None if stated_problem is None else stated_problem.deadline_counts
         )
@@ -255,7 +264,7 @@ def arena_facts(arena: Arena) -> Iterator[Fact]:
     bound = describe_fragmentation(arena)
     yield Fact("arena_bytes", arena.bytes, "arena", format_bytes, bound)
     yield Fact("arena_lower_bound_bytes", arena.lower_bound_bytes)
-    yield Fact("arena_fragmentation", arena.fragmentation)
+    yield Fact("arena_fragmentation", arena.fragmentation_ratio)
     yield Fact("arena_alignment", arena.alignment)
 
 

@@ -75,10 +75,10 @@ def report(
 
 def _answer_facts(report_values: dict[str, Any]) -> Iterator[Fact]:
     """Yield the answers to the questions of a report, one fact for each schedule and question."""
-    from poetmodel.report.wording import answers
+    from poetmodel.report.wording import schedule_answers
 
     for entry in report_values["schedules"]:
-        for answer in answers(entry):
+        for answer in schedule_answers(entry):
             yield text_fact(f"{entry['label']}: {answer.question}", answer.word, answer.text)
 
 

@@ -241,7 +241,7 @@ def _write_and_show_records(
         show(_run_table("Runs", rows, proof_column="status"))
         if request.pareto:
             show(_run_table("Pareto front of energy, RAM and time", front, proof_column="proven"))
-        print_warnings(notes)
+    print_warnings(notes)
     _warn_about_device_ram(rows)
     exit_if_failed(rows)
 

@@ -40,7 +40,7 @@ from poetmodel.report.presenter import (
     to_json_object,
     wear_facts,
 )
-from poetmodel.report.subject import free_costs
+from poetmodel.report.subject import zero_costs
 from poetmodel.schedule.metrics import Display, Group
 from poetmodel.units import MAX_BYTES, format_joules, format_seconds
 
@@ -234,6 +234,8 @@ def _verify_plan(
     from poetmodel.plan.simulation import false_claims
 
     document, graph = _read_plan(content, path, source)
+    if source.graph is not None:
+        limits = resolve_ram(limits, source.graph, source.variant)
     plan = document.plan
     try:
         check_identity(graph, plan)
@@ -313,7 +315,7 @@ def _plan_problem(graph: Graph, costs: Costs | None, limits: options.LimitOption
         raise InputError(NO_COSTS)
     return Problem(
         graph,
-        costs or free_costs(graph),
+        costs or zero_costs(graph),
         ram=limits.ram or MAX_BYTES,
         aux_bytes=limits.aux,
         deadline=limits.deadline,

@@ -35,7 +35,7 @@ class CycleModel(NamedTuple):
     """Clock of the core [Hz]."""
     memory_factor: float = 1.0
     """Ratio of cycles with waits for flash and caches to cycles without."""
-    measured_instructions_per_cycle: float | None = None
+    stated_instructions_per_cycle: float | None = None
     """Instructions per cycle that the user states; None for the core's value."""
 
     @property
@@ -44,8 +44,8 @@ class CycleModel(NamedTuple):
 
         The user's value, else the core's, else `ASSUMED_INSTRUCTIONS_PER_CYCLE`.
         """
-        if self.measured_instructions_per_cycle is not None:
-            return self.measured_instructions_per_cycle
+        if self.stated_instructions_per_cycle is not None:
+            return self.stated_instructions_per_cycle
         if self.core is None or self.core.instructions_per_cycle is None:
             return ASSUMED_INSTRUCTIONS_PER_CYCLE
         return self.core.instructions_per_cycle
@@ -65,7 +65,7 @@ class CycleModel(NamedTuple):
     @property
     def origin(self) -> str:
         """Source of the instructions per cycle: ``given``, the core's name, or ``assumed: ...``."""
-        if self.measured_instructions_per_cycle is not None:
+        if self.stated_instructions_per_cycle is not None:
             return "given"
         if self.core is None or self.core.instructions_per_cycle is None:
             name = "this core" if self.core is None else self.core.name

@@ -26,7 +26,7 @@ from poetmodel.report.facts import decision_rows, reproduction_commands, schedul
 from poetmodel.report.folding import decision_table
 from poetmodel.report.subject import Sources, Subject, make_document
 from poetmodel.report.timeline import timeline_chart
-from poetmodel.report.wording import answers
+from poetmodel.report.wording import schedule_answers
 from poetmodel.result import SolveResult, Status, Termination
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def draw_point(job: dict[str, Any], context: JobContext) -> Frame:
         charts["addresses"] = address_chart(subject)
     values = {
         "charts": {name: chart for name, chart in charts.items() if chart is not None},
-        "answers": [asdict(answer) for answer in answers(report_facts)],
+        "answers": [asdict(answer) for answer in schedule_answers(report_facts)],
         "facts": report_facts,
         "command": point_commands(job, context, subject),
     }

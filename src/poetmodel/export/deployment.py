@@ -298,7 +298,7 @@ class Deployment:
             )
         per_block = self.generations_per_block
         return (
-            max(2, min(free_bytes // self._bytes_per_generation, MAX_GENERATIONS // per_block))
+            max(2, min(free_bytes // self._generation_group_bytes, MAX_GENERATIONS // per_block))
             * per_block
         )
 
@@ -326,10 +326,10 @@ class Deployment:
     @property
     def _best_generation_bytes(self) -> int:
         """Size of the erase blocks of the best generation and of its next version [B]."""
-        return 2 * self._bytes_per_generation if self.stores_best else 0
+        return 2 * self._generation_group_bytes if self.stores_best else 0
 
     @property
-    def _bytes_per_generation(self) -> int:
+    def _generation_group_bytes(self) -> int:
         """Size of the erase blocks of one generation, or of the block that several share [B]."""
         return self.commit_erases * self.layout.erase_block_bytes
 
@@ -353,7 +353,7 @@ class Deployment:
         if not self.copies_to_flash:
             return 0
         return (
-            self._generation_groups * self._bytes_per_generation
+            self._generation_groups * self._generation_group_bytes
             + self._best_generation_bytes
             + self.replay_bytes
         )
@@ -381,7 +381,9 @@ class Deployment:
         """
         if self.copies_to_flash:
             return self._page_storage_bytes
-        stored_generations_bytes = groups * self._bytes_per_generation + self._best_generation_bytes
+        stored_generations_bytes = (
+            groups * self._generation_group_bytes + self._best_generation_bytes
+        )
         used_bytes = self._page_storage_bytes + stored_generations_bytes + self.replay_bytes
         return (
             used_bytes

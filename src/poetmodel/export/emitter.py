@@ -128,7 +128,7 @@ class ProgramSource:
         mixed."""
         self._transfers: dict[str, None] = {}
         """C expressions of the slots of pending transfers, in the order of their start."""
-        self.writes_early = False
+        self.writes_rotating_state = False
         """Whether the lines include a write of state to the next generation."""
         self._slice_count = 0
         """Number of generated slice labels: a sliced step can pause before each computation."""
@@ -865,11 +865,11 @@ class ProgramSource:
     def _begin_generation_lines(self, written_names: AbstractSet[str | None]) -> Iterator[str]:
         """Yield the write of the record before the first write of rotating state.
 
-        Sets `writes_early`. Yields no line for later writes, or if `written_names` has no rotating
-        state.
+        Sets `writes_rotating_state`. Yields no line for later writes, or if `written_names` has no
+        rotating state.
         """
-        if not self.writes_early and written_names & self.deployment.rotating_state:
-            self.writes_early = True
+        if not self.writes_rotating_state and written_names & self.deployment.rotating_state:
+            self.writes_rotating_state = True
             yield self._try_call("pm_commit_begin(1)")
 
     def _transfer_lines(self, direction: str, name: str, *, wait: bool = False) -> Iterator[str]:

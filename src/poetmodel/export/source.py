@@ -110,7 +110,7 @@ class StepSource:
             "INPUT_BYTES": input_bytes(step),
             "OUTPUT_ELEMENTS": output_bytes(step) // 4,
             "STATE_SUMS": deployment.commit and deployment.checksum,
-            "WRITES_EARLY": self.program.writes_early,
+            "WRITES_EARLY": self.program.writes_rotating_state,
             "EVALUATION": deployment.evaluation is not None,
             "COUNTS_CORRECT": deployment.counts_correct,
             "BEST": deployment.stores_best,

@@ -183,11 +183,11 @@ class _Division:
         self.graph = step.graph
         self._returned_buffers = step.returned_buffers
         self.state_names = {self.graph.tensors[i].name for i in self.graph.state_tensors}
-        self._users: dict[str, list[int]] = {}
+        self._accessing_nodes: dict[str, list[int]] = {}
         """Indices of the nodes that read or write each buffer, ascending, by name."""
         for k, calls in enumerate(step.calls):
             for name in dict.fromkeys(name for call in calls for name in call.buffers):
-                self._users.setdefault(name, []).append(k)
+                self._accessing_nodes.setdefault(name, []).append(k)
         self.pieces: dict[str, _Pieces] = {}
         """The division of each tensor to divide."""
         self.undivided_stacks: set[str] = set()
@@ -221,7 +221,7 @@ class _Division:
         node without workspace.
         """
         i = self.graph.tensor_index.get(name)
-        if i is None or name in self._returned_buffers or name not in self._users:
+        if i is None or name in self._returned_buffers or name not in self._accessing_nodes:
             return False
         node = self.graph.nodes[self.graph.node_of[i]]
         is_plain = node.recomputable and not node.workspace_bytes and len(node.outputs) == 1
@@ -272,7 +272,7 @@ class _Division:
         """
         sums = {
             call.arguments[0]
-            for k in self._users[name]
+            for k in self._accessing_nodes[name]
             for call in self.step.calls[k]
             if len(self.step.calls[k]) == 1 and self._sums_pieces(call, name, pieces)
         }
@@ -299,7 +299,7 @@ class _Division:
         while pieces_of_tensors:
             name, pieces = pieces_of_tensors.popitem()
             self.pieces[name] = pieces
-            for k in self._users[name]:
+            for k in self._accessing_nodes[name]:
                 for call in self.step.calls[k]:
                     for other, other_pieces in _find_tensors_in_same_loop(
                         call, name, pieces, self.step.buffers
@@ -314,7 +314,7 @@ class _Division:
         not repeat evenly, or if their number is not in `counts`.
         """
         elements = self.step.buffers[name].elements
-        readers = [k for k in self._users[name] if k != self._find_producer(name)]
+        readers = [k for k in self._accessing_nodes[name] if k != self._find_producer(name)]
         for k in readers[:1]:
             for call in self.step.calls[k]:
                 loops = call_to_loops(call) if name in call.buffers else None
@@ -341,7 +341,9 @@ class _Division:
         """
         self.undivided_stacks, self.consumer_calls, self.producer_calls = set(), {}, {}
         accessed_names: set[str] = set()
-        for k in sorted({k for name in self.pieces for k in self._users[name]}, reverse=True):
+        for k in sorted(
+            {k for name in self.pieces for k in self._accessing_nodes[name]}, reverse=True
+        ):
             outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
             divided_outputs = outputs & self.pieces.keys()
             if divided_outputs and not self._divide_node(k, self.producer_calls, divided_outputs):
@@ -396,7 +398,7 @@ class _Division:
         """Return, for each piece of a tensor, the calls that read it, in the order of the step."""
         readers: list[list[_PieceCall]] = [[] for _ in range(self.pieces[name].count)]
         producer_index = self._find_producer(name)
-        for k in self._users[name]:
+        for k in self._accessing_nodes[name]:
             calls_of_producer = self.producer_calls.get(k, []) if k != producer_index else []
             for call in (*calls_of_producer, *self.consumer_calls.get(k, [])):
                 for piece_call in call.piece_calls:
@@ -947,7 +949,7 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
             and product
             and graph.users_of[graph.tensor_index[product]] == (k,)
             and _is_weight_gradient(product_calls, product, n)
-            and _is_gradient_sum(*nodes[position_of[earlier_sum]])
+            and _ends_with_gradient_product(*nodes[position_of[earlier_sum]])
         ):
             removed_names.add(product)
             position_of[out] = position_of[product]
@@ -991,7 +993,7 @@ def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool
     return False
 
 
-def _is_gradient_sum(node: Node, calls: Sequence[Call]) -> bool:
+def _ends_with_gradient_product(node: Node, calls: Sequence[Call]) -> bool:
     """Return whether a node is of the backward pass and its last call is a product of gradients.
 
     That product has the layout of `_is_weight_gradient`, and may add to earlier values.

@@ -7,7 +7,6 @@ import shlex
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import GraphError, InputError
@@ -15,6 +14,7 @@ from poetmodel.files import shipped_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from poetmodel.graph.structure import Graph
 
@@ -157,7 +157,7 @@ def read_model_or_file(name: str, shape: InputShape = DEFAULT_SHAPE) -> Graph:
     `load_file`.
     """
     has_separator = os.sep in name and not name.startswith(_PUBLISHED)
-    is_file = has_separator or name.endswith(".json") or Path(name).exists()
+    is_file = has_separator or name.endswith(".json") or os.path.exists(name)  # noqa: PTH110
     if name not in _DESCRIPTIONS and is_file:
         return load_file(name, shape)
     return load_model(name, shape)
@@ -208,11 +208,11 @@ def _build_zoo_model(name: str, shape: InputShape) -> Graph:
         )
     except InputError as error:
         raise GraphError(
-            f"{subject}: {_with_option_names(fault)}" for fault in error.faults
+            f"{subject}: {_replace_argument_names(fault)}" for fault in error.faults
         ) from None
 
 
-def _with_option_names(fault: str) -> str:
+def _replace_argument_names(fault: str) -> str:
     """Replace argument names of a zoo function in an error message by command-line options."""
     argument_name, colon, description = fault.partition(": ")
     if argument_name in Variant.__dataclass_fields__:

@@ -29,7 +29,7 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
+FORWARD_PHASES: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
 """Phases of the nodes of the forward pass."""
 
 
@@ -499,28 +499,29 @@ def evictable_tensors(graph: Graph) -> frozenset[int]:
         for i, k in enumerate(graph.node_of)
         if graph.nodes[k].recomputable
         and not graph.nodes[k].on_aux
-        and graph.nodes[k].phase in FORWARD - {Phase.INPUT}
+        and graph.nodes[k].phase in FORWARD_PHASES - {Phase.INPUT}
     )
 
 
 def last_forward_uses(graph: Graph) -> tuple[int, ...]:
     """Return, for each tensor, its last reader in the forward pass, or its own node without one."""
     return tuple(
-        max((k for k in users if graph.nodes[k].phase in FORWARD), default=graph.node_of[i])
+        max((k for k in users if graph.nodes[k].phase in FORWARD_PHASES), default=graph.node_of[i])
         for i, users in enumerate(graph.users_of)
     )
 
 
 def first_backward_node(graph: Graph) -> int:
-    """Return the first node of phase backward or update; the number of nodes without one.
+    """Return the first node of phase backward, or without one the first update of state.
 
-    In a graph with state, this may be an update of running statistics amid the forward pass. The
-    methods of this package first mark these updates as forward nodes.
+    Updates of running statistics amid the forward pass come before it. Return the number of nodes
+    if there is neither a backward node nor an update.
     """
-    backward_nodes = (
-        k for k, node in enumerate(graph.nodes) if node.phase not in FORWARD and not node.is_state
-    )
-    return next(backward_nodes, len(graph.nodes))
+    phases = [None if node.is_state else node.phase for node in graph.nodes]
+    for phase in (Phase.BACKWARD, Phase.UPDATE):
+        if phase in phases:
+            return phases.index(phase)
+    return len(phases)
 
 
 def last_possible_reads(graph: Graph, recomputable_tensors: Collection[int]) -> list[int]:

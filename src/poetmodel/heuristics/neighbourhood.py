@@ -197,7 +197,7 @@ class LargeNeighbourhoodSearch:
                 WORST,
             )
             is_best = self._accept_or_undo(
-                first_trajectory, self._repair(first_trajectory, penalty)
+                first_trajectory, self._repair_trajectory(first_trajectory, penalty)
             )
             if is_best or first_trajectory.current_score.excess == 0:
                 break
@@ -206,7 +206,9 @@ class LargeNeighbourhoodSearch:
                 self._penalty = self.objective.balance(first_trajectory.partial)
             for trajectory in other_trajectories:
                 is_best = (
-                    self._accept_or_undo(trajectory, self._repair(trajectory, self._penalty))
+                    self._accept_or_undo(
+                        trajectory, self._repair_trajectory(trajectory, self._penalty)
+                    )
                     or is_best
                 )
         elif not is_best:
@@ -221,9 +223,9 @@ class LargeNeighbourhoodSearch:
         `PENALTY_FACTOR`. Raises `TimeLimitError` if a time limit of the calling context passes.
         """
         trajectory = self._select_trajectory()
-        has_destroyed = self._destroy(trajectory.partial)
+        has_destroyed = self._destroy_restorations(trajectory.partial)
         is_best = self._accept_or_undo(
-            trajectory, self._repair(trajectory, self._penalty, self.rng)
+            trajectory, self._repair_trajectory(trajectory, self._penalty, self.rng)
         )
         if has_destroyed and self.objective.is_limited:
             self._penalty *= PENALTY_FACTOR if self._exceeds_limits else 1 / PENALTY_FACTOR
@@ -244,7 +246,7 @@ class LargeNeighbourhoodSearch:
             trajectory.n_idle = 0
         return trajectory
 
-    def _destroy(self, partial: PartialSchedule) -> bool:
+    def _destroy_restorations(self, partial: PartialSchedule) -> bool:
         """Remove random restorations close to each other, and those that serve only them.
 
         Samples 1 to `MAX_DESTROYED` of those nearest to a random one, by stage or by node. Returns
@@ -276,7 +278,9 @@ class LargeNeighbourhoodSearch:
                 partial.remove(restoration)
         return True
 
-    def _repair(self, trajectory: _Trajectory, penalty: float, rng: Random | None = None) -> Score:
+    def _repair_trajectory(
+        self, trajectory: _Trajectory, penalty: float, rng: Random | None = None
+    ) -> Score:
         """Repair the partial schedule of a trajectory and return its score.
 
         The score is `WORST` if the schedule does not fit in RAM or time runs out before it fits;

@@ -74,7 +74,7 @@ class Recoveries:
         self._last_stages = self.partial.graph.last_stages
         self._node_of = self.partial.graph.node_of
         self._inputs_of = self.partial.working_graph.inputs_of
-        self._has_limits = self.partial.rows is not None
+        self._has_user_rows = self.partial.rows is not None
         self._peaks = self.partial.peaks()
         self._cache: dict[tuple[int, int], tuple[Recovery | None, float]] = {}
         """By (tensor, stage): the recovery found, or None; and the price limit of the search."""
@@ -169,7 +169,7 @@ class Recoveries:
         rows, and `max_price` is ignored if no input is missing.
         """
         recomputation = Restoration(t, k, RECOMPUTE)
-        if self._has_limits and not self.rules.fits_limits(recomputation):
+        if self._has_user_rows and not self.rules.fits_limits(recomputation):
             return None
         total_price = self._recompute_prices[k]
         restorations: tuple[Restoration, ...] = ()

@@ -22,7 +22,7 @@ class UserRows:
     def __init__(self, problem: Problem, limits: Sequence[LinearRow]) -> None:
         """Index the terms of `limits` by decision, and collect the rewarded decisions."""
         self.limits = tuple(limits)
-        self.slacks = [limit.upper for limit in limits]
+        self.upper_limits = [limit.upper for limit in limits]
         """For each row, the largest sum that its limit permits."""
         self.units: list[float] = []
         """For each row, the amount by which its excess is divided: the larger of its limit and its
@@ -85,7 +85,7 @@ class UserRows:
 
     def is_exceeded(self, row: int, row_use: float) -> bool:
         """Return whether the sum `row_use` of a row exceeds its limit by more than rounding."""
-        return row_use - self.slacks[row] > _ROUNDING * self.units[row]
+        return row_use - self.upper_limits[row] > _ROUNDING * self.units[row]
 
     def count_decision(
         self, row_use: list[float], exceeded_rows: set[int], row_amounts: RowAmounts, sign: int
@@ -108,7 +108,7 @@ class UserRows:
         Unlike in `is_exceeded`, there is no tolerance. All other rows may be exceeded.
         """
         return all(
-            row_use[row] + amount <= self.slacks[row]
+            row_use[row] + amount <= self.upper_limits[row]
             for row, amount in _sum_by_row(row_amounts).items()
             if self.has_only_positive[row]
         )
@@ -116,7 +116,7 @@ class UserRows:
     def total_excess(self, row_use: Sequence[float], exceeded_rows: Iterable[int]) -> float:
         """Return the sum of the excesses of `exceeded_rows`, in units of the rows; 0 if empty."""
         return math.fsum(
-            (row_use[row] - self.slacks[row]) / self.units[row] for row in exceeded_rows
+            (row_use[row] - self.upper_limits[row]) / self.units[row] for row in exceeded_rows
         )
 
     def excess_change(
@@ -128,9 +128,9 @@ class UserRows:
         """
         total = 0.0
         for row, amount in _sum_by_row(row_amounts).items():
-            excess_before = max(0.0, row_use[row] - self.slacks[row])
+            excess_before = max(0.0, row_use[row] - self.upper_limits[row])
             total += (
-                max(0.0, row_use[row] + amount - self.slacks[row]) - excess_before
+                max(0.0, row_use[row] + amount - self.upper_limits[row]) - excess_before
             ) / self.units[row]
         return total
 

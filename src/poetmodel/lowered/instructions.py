@@ -449,7 +449,7 @@ def _count_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -
                 counts[f"{name} place"] += n_blocks * batch * rows * columns
 
 
-def _count_depthwise_convolution(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+def _count_depthwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count output elements (``cleared``), and the rows and elements that each tap visits.
 
     Gradients are counted like the convolution, by its output elements, too. For windows of 3x3 with
@@ -535,7 +535,7 @@ def _count_q8_pool(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     _count_clamped_results(counts, arguments, n_positions * arguments["channels"])
 
 
-def _count_q8_linear_layer(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+def _count_q8_pointwise(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count pairs of outputs, and blocks of two outputs by two pixels; smaller ones are ``1x2``."""
     (result_pairs, single_results), (pixel_pairs, single_pixels) = (
         divmod(arguments["results"], 2),
@@ -636,7 +636,7 @@ def _count_q8_update(counts: Counter[str], arguments: Mapping[str, Any]) -> None
     counts.update(row=arguments["count"] // arguments["inner"], element=arguments["count"])
 
 
-def _count_q8_input_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+def _count_q8_pointwise_dx(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     """Count a pointwise gradient: four channels by four pixels or one, and single channels."""
     (pixel_blocks, single_pixels), (channel_blocks, single_channels) = (
         divmod(arguments["pixels"], _BLOCK),
@@ -720,7 +720,7 @@ def _count_q8_weight_blocks(
         )
 
 
-def _count_q8_weight_gradient(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
+def _count_q8_pointwise_dw(counts: Counter[str], arguments: Mapping[str, Any]) -> None:
     counts.update(weight=arguments["count"])
     _count_q8_weight_blocks(
         counts, arguments["count"] // arguments["in"], arguments["in"], 1, arguments["pixels"]
@@ -766,14 +766,14 @@ _COUNTERS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] =
     "pm_conv2d_dx": _count_input_gradient,
     "pm_conv2d_dw": _count_weight_gradient,
     "pm_conv2d_dw_sgd": _count_weight_gradient,
-    "pm_depthwise": _count_depthwise_convolution,
-    "pm_depthwise_dx": _count_depthwise_convolution,
-    "pm_depthwise_dw": _count_depthwise_convolution,
-    "pm_depthwise_dw_sgd": _count_depthwise_convolution,
+    "pm_depthwise": _count_depthwise,
+    "pm_depthwise_dx": _count_depthwise,
+    "pm_depthwise_dw": _count_depthwise,
+    "pm_depthwise_dw_sgd": _count_depthwise,
     "pm_conv2d_strided": _count_strided_convolution,
     "pm_conv2d_dx_strided": _count_strided_convolution,
     "pm_conv2d_dw_strided": _count_strided_convolution,
-    "pm_q8_pointwise": _count_q8_linear_layer,
+    "pm_q8_pointwise": _count_q8_pointwise,
     "pm_q8_conv2d": _count_q8_convolution,
     "pm_q8_depthwise": _count_q8_depthwise_convolution,
     "pm_q8_add": _count_q8_elements,
@@ -782,14 +782,14 @@ _COUNTERS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] =
     "pm_q8_start": _count_q8_sums,
     "pm_q8_sgd": _count_q8_update,
     "pm_q8_stochastic": _count_q8_update,
-    "pm_q8_pointwise_dx": _count_q8_input_gradient,
+    "pm_q8_pointwise_dx": _count_q8_pointwise_dx,
     "pm_q8_conv2d_dx": _count_q8_convolution_dx,
     "pm_q8_depthwise_dx": _count_q8_depthwise_dx,
     "pm_q8_average_dx": _count_q8_pool_dx,
     "pm_q8_maximum_dx": _count_q8_pool_dx,
-    "pm_q8_pointwise_dw": _count_q8_weight_gradient,
-    "pm_q8_pointwise_dw_sgd": _count_q8_weight_gradient,
-    "pm_q8_pointwise_dw_stochastic": _count_q8_weight_gradient,
+    "pm_q8_pointwise_dw": _count_q8_pointwise_dw,
+    "pm_q8_pointwise_dw_sgd": _count_q8_pointwise_dw,
+    "pm_q8_pointwise_dw_stochastic": _count_q8_pointwise_dw,
     "pm_q8_conv2d_dw": _count_q8_convolution_dw,
     "pm_q8_conv2d_dw_sgd": _count_q8_convolution_dw,
     "pm_q8_conv2d_dw_stochastic": _count_q8_convolution_dw,

@@ -171,7 +171,7 @@ def _add_lookup(
     real_buffer = _unused_name("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
     call = Call(
         LOOKUP_KERNEL,
-        (Ref(real_buffer), Ref(byte_buffer), Ref(table), _make_lookup_loops(name, shape, channels)),
+        (Ref(real_buffer), Ref(byte_buffer), Ref(table), _make_lookup_shape(name, shape, channels)),
     )
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
@@ -209,7 +209,7 @@ def _add_lookup(
     return step.with_nodes(nodes, calls, buffers=buffers, inputs=inputs)
 
 
-def _make_lookup_loops(name: str, shape: Numbers, channels: int) -> Numbers:
+def _make_lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
     """Return the shape table of a lookup, with the strides of output, input and lookup table.
 
     The table begins with the number of dimensions; each dimension has its size, then its strides.

@@ -19,7 +19,7 @@ from poetmodel.model.compact import (
     STORAGE,
     VARIABLES,
 )
-from poetmodel.model.events import drop_dominated_keeps, find_events
+from poetmodel.model.events import find_events, mark_dominated_keeps
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.memory import MEMORY
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
@@ -147,7 +147,7 @@ def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequenc
     )
     if not grouping.user_rows:
         step_row_groups = {grouping.group_of[t] for t in grouping.step_stages}
-        events = drop_dominated_keeps(
+        events = mark_dominated_keeps(
             problem, events, allows_moves=lambda group: group not in step_row_groups
         )
     m.events = events

@@ -49,7 +49,7 @@ class Events:
     """Events at whose beginning a tensor can be in RAM in every solution at no cost, by tensor; an
     empty tuple if unknown."""
     dominated_keeps: frozenset[tuple[int, int]] = frozenset()
-    """Segments ``(i, a)`` that at least one best schedule does not keep: `drop_dominated_keeps`."""
+    """Segments ``(i, a)`` that at least one best schedule does not keep: `mark_dominated_keeps`."""
 
     @cached_property
     def free_keeps(self) -> frozenset[tuple[int, int]]:
@@ -223,7 +223,7 @@ def find_events(
     ).find()
 
 
-def drop_dominated_keeps(
+def mark_dominated_keeps(
     problem: Problem, events: Events, *, allows_moves: Callable[[int], bool]
 ) -> Events:
     """Find the keeps and page-ins of tensors that the outputs of their only reader can replace.

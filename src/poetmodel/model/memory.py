@@ -76,7 +76,7 @@ class MemoryRowGenerator:
         """Collect the state tensors that may be resident and have bytes, and their columns."""
         self.view = view
         self.graph = view.graph
-        self.ram_bytes = view.problem.usable_ram_bytes
+        self.limit_bytes = view.problem.usable_ram_bytes
         self.sizes = self.graph.tensor_bytes
         self.index_of_bounds: dict[LivenessBounds, int] = {}
         """Index of the liveness column with these bounds, among all liveness columns."""
@@ -111,7 +111,7 @@ class MemoryRowGenerator:
             if k < t and not stage.may_execute(k):
                 continue
             stage.advance_to(k)
-            row = stage.terms_of_step(k, self.ram_bytes if only_binding else -1)
+            row = stage.terms_of_step(k, self.limit_bytes if only_binding else -1)
             if row is not None:
                 yield k, *row
 

@@ -166,7 +166,7 @@ class _OrderSearch:
         self.powers = cycle(LIFETIME_POWERS)
         self.offsets: Integers = np.full(len(blocks), UNPLACED, dtype=np.int64)
         self.order = self._initial_order()
-        self.placements = 0
+        self.n_placements = 0
         """Number of placements of single blocks so far."""
 
     def find_offsets(self, until_s: float) -> Integers:
@@ -181,11 +181,11 @@ class _OrderSearch:
             sum(block_conflicts.indices.size for block_conflicts in self.problem.conflicts_of)
             <= 2 * MAX_SHORT_SEARCH_PAIRS
         )
-        max_placements = self.placements + (MAX_PLACEMENTS // 10 if is_short else MAX_PLACEMENTS)
+        max_placements = self.n_placements + (MAX_PLACEMENTS // 10 if is_short else MAX_PLACEMENTS)
         begin = n_moves = 0
         while (
             arena_bytes > self.bound
-            and self.placements < max_placements
+            and self.n_placements < max_placements
             and time.monotonic() < until_s
         ):
             stuck_position = self._place_from(begin, target)
@@ -209,12 +209,12 @@ class _OrderSearch:
 
         Returns the position of the first block that would end above `target` [B], which is not
         placed, nor are those after it; None if all are placed. A `target` of None is no limit.
-        Adds the number of blocks tried to `placements`.
+        Adds the number of blocks tried to `n_placements`.
         """
         for position in range(begin, len(self.order)):
             index = self.order[position]
             offset = self.problem.lowest_offset(index, self.offsets)
-            self.placements += 1
+            self.n_placements += 1
             if target is not None and offset + self.problem.heights[index] > target:
                 return position
             self.offsets[index] = offset

@@ -77,11 +77,11 @@ class Arena:
             raise PlanError(faults)
 
     def __repr__(self) -> str:
-        size = f"{format_bytes(self.bytes)}, {self.fragmentation:.2%} above its lower bound"
+        size = f"{format_bytes(self.bytes)}, {self.fragmentation_ratio:.2%} above its lower bound"
         return brief(self, size, f"{len(self.offsets)} offsets", f"aligned to {self.alignment}")
 
     @property
-    def fragmentation(self) -> float:
+    def fragmentation_ratio(self) -> float:
         """Excess of the arena over the lower bound, as a fraction of the bound.
 
         If the bound is 0, 1 for any excess and 0 without excess.

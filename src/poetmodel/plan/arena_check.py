@@ -93,7 +93,7 @@ def check_arena(graph: Graph, plan: Plan, arena: Arena) -> ArenaCheck:
     checker = _ArenaChecker(graph, plan, arena)
     for _, copies in groupby(list_stays(graph, plan), key=attrgetter("begin")):
         checker.check_copies(list(copies))
-    checker.check_claims()
+    checker.check_totals()
     return ArenaCheck(
         violations=tuple(checker.violations),
         bytes=checker.end_bytes,
@@ -223,7 +223,7 @@ class _ArenaChecker:
                 f"{overwritten.offset:,}",
             )
 
-    def check_claims(self) -> None:
+    def check_totals(self) -> None:
         """Add violations for unused offsets, wrong stated sizes, and an exceeded budget."""
         for key in self.unused_offsets:
             self._add_violation(key, "has an offset, but the program makes no such copy there")

@@ -79,7 +79,7 @@ def _heading_lines(
 def describe_fragmentation(arena: Arena) -> str:
     """Return a phrase with an arena's lower bound and fragmentation."""
     bound = f"lower bound {format_bytes(arena.lower_bound_bytes)}"
-    return f"{bound}, fragmentation {arena.fragmentation:.2%}"
+    return f"{bound}, fragmentation {arena.fragmentation_ratio:.2%}"
 
 
 def describe_homes(graph: Graph, plan: Plan) -> str:
@@ -171,9 +171,9 @@ class InstructionText:
         self.graph = graph
         self.is_dma = plan.mode == StorageMode.DMA
         self.first_reads = plan.first_reads(graph)
-        self.unmoved_state = {k for k, node in enumerate(graph.nodes) if node.is_state}
+        self.unmoved_state_nodes = {k for k, node in enumerate(graph.nodes) if node.is_state}
         """State nodes whose ``compute`` moves no bytes."""
-        self.unmoved_state -= self.first_reads.keys()
+        self.unmoved_state_nodes -= self.first_reads.keys()
         self.resident = plan.resident or ()
         self.is_mapped = plan.memory_mapped
 
@@ -186,7 +186,7 @@ class InstructionText:
         op, index = step
         if op == Op.COMPUTE and index in self.first_reads:
             return "read"
-        if op == Op.COMPUTE and index in self.unmoved_state:
+        if op == Op.COMPUTE and index in self.unmoved_state_nodes:
             return "hold"
         if op == Op.COMPUTE and is_repeated:
             return "recompute"
@@ -215,7 +215,7 @@ class InstructionText:
             return "?"
         if op == Op.COMPUTE and index in self.first_reads:
             return f"from storage, {self._format_transfer(self.first_reads[index], record)}"
-        if op == Op.COMPUTE and index in self.unmoved_state:
+        if op == Op.COMPUTE and index in self.unmoved_state_nodes:
             return self._format_state(index)
         if op == Op.COMPUTE:
             return f"takes {duration_text}{self._format_in_place(index, record)}"

@@ -1,5 +1,5 @@
 """Convert schedules to plans: Algorithm 2 of POET, corrected, and late page-ins for DMA."""
 
-from poetmodel.planner.planning import checked_plan, make_plan, verify
+from poetmodel.planner.planning import make_checked_plan, make_plan, verify
 
-__all__ = ["checked_plan", "make_plan", "verify"]
+__all__ = ["make_checked_plan", "make_plan", "verify"]

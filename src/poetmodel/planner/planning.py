@@ -194,7 +194,7 @@ def _improve_timing(
         yield best_timing
 
 
-def checked_plan(
+def make_checked_plan(
     graph: Graph,
     costs: Costs,
     schedule: Schedule,
@@ -347,7 +347,7 @@ def verify(
             return PlanMetrics(check.makespan_s, plan_peak_bytes)
         checked_metrics = PlanMetrics(check.makespan_s, ram_bytes)
         max_metrics = PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
-        return _raise_to_stated_values(checked_metrics, stated or {}, max_metrics)
+        return _increase_to_stated_values(checked_metrics, stated or {}, max_metrics)
 
     verdict = check_schedule(problem, schedule, stated=stated, makespan_s=plan_metrics)
     return (
@@ -357,7 +357,7 @@ def verify(
     )
 
 
-def _raise_to_stated_values(
+def _increase_to_stated_values(
     metrics: PlanMetrics, stated: Mapping[str, float | None], max_metrics: PlanMetrics
 ) -> PlanMetrics:
     """Return makespan and RAM, increased to the values stated in a file, up to `max_metrics`.

@@ -309,7 +309,7 @@ class _BeamSearch:
             if n_candidates == self.parameters.max_page_ins:
                 self.is_exhaustive = False
                 return
-            source = self.windows.page_ins[page_in].source
+            source = self.windows.page_ins[page_in].page_out_index
             if (source is None or label.begun_outs >> source & 1) and self._page_in_fits(
                 label, page_in, interval
             ):
@@ -368,7 +368,7 @@ class _BeamSearch:
 
         Returns the new label: `label` itself if the tensor is on storage initially.
         """
-        source = self.windows.page_ins[index].source
+        source = self.windows.page_ins[index].page_out_index
         if source is None:
             return label
         if not label.begun_outs >> source & 1:

@@ -232,7 +232,7 @@ class _BusTransfer:
     max_end_s: float
     """Latest end time that delays no step [s]; the initial end if no step waits for the
     transfer."""
-    reader: int
+    reader_position: int
     """For a page-in that is read, the position of the step that waits for it: its last possible
     `new_position`. Otherwise `position`."""
 
@@ -248,7 +248,7 @@ def delay_page_ins(timing: Timing) -> tuple[Instruction, ...]:
     transfers, steps = _list_transfers(timing), timing.input_steps
     tolerance_s = _ROUNDING * timing.makespan_s
     for page_in in [
-        transfer for transfer in reversed(transfers) if transfer.reader > transfer.position
+        transfer for transfer in reversed(transfers) if transfer.reader_position > transfer.position
     ]:
         check_time_limit()
         _delay_page_in(transfers, page_in, timing.core_s, tolerance_s)
@@ -274,10 +274,12 @@ def _list_transfers(timing: Timing) -> list[_BusTransfer]:
         end_s = timing.begin_s[position] + time_s
         waiting_step = timing.waiting_position[position]
         max_end_s = end_s if waiting_step == len(steps) else max(end_s, timing.core_s[waiting_step])
-        reader = position
+        reader_position = position
         if op == Op.PAGE_IN and position not in unread_positions:
-            reader, max_end_s = waiting_step, timing.begin_s[waiting_step]
-        transfers.append(_BusTransfer(position, position, time_s, end_s, max_end_s, reader))
+            reader_position, max_end_s = waiting_step, timing.begin_s[waiting_step]
+        transfers.append(
+            _BusTransfer(position, position, time_s, end_s, max_end_s, reader_position)
+        )
     return transfers
 
 
@@ -298,8 +300,8 @@ def _delay_page_in(
     while (
         last_index + 1 < len(transfers)
         and transfers[last_index + 1].new_position
-        <= transfer.reader
-        > transfers[last_index + 1].reader
+        <= transfer.reader_position
+        > transfers[last_index + 1].reader_position
     ):
         last_index += 1
     for index in range(last_index, old_index - 1, -1):
@@ -308,7 +310,7 @@ def _delay_page_in(
         )
         if index > old_index and transfers[index].new_position == transfers[index].position:
             min_position += 1  # behind a transfer in its input position
-        max_position = transfer.reader
+        max_position = transfer.reader_position
         if index + 1 < len(transfers):
             max_position = min(max_position, transfers[index + 1].new_position)
         latest_s = transfer.max_end_s - transfer.duration_s + tolerance_s

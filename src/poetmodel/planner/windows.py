@@ -40,7 +40,7 @@ class PageIn(_Transfer):
     A page-in whose copy no computation reads begins in its interval in the schedule.
     """
 
-    source: int | None = None
+    page_out_index: int | None = None
     """Index in `TransferWindows.page_outs` of the page-out that stores the tensor; None if the
     tensor is on storage initially."""
 
@@ -132,7 +132,7 @@ class TransferWindows:
             page_out.tensor: index for index, page_out in enumerate(self.page_outs)
         }
         for page_in in self.page_ins:
-            page_in.source = index_of_page_out.get(page_in.tensor)
+            page_in.page_out_index = index_of_page_out.get(page_in.tensor)
 
     def insert_transfers(
         self, interval_transfers: Iterable[tuple[int, Instruction]]

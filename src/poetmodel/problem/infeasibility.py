@@ -218,11 +218,12 @@ def _deadline_fault(problem: Problem) -> str | None:
     """Return a message if a single pass exceeds the deadline, else None."""
     if is_within(problem.pass_time_s, problem.deadline_s):
         return None
-    transfer_note = (
-        "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
-    )
     commit_s = problem.pass_time_s - problem.pass_compute_s
-    hint = _commit_hint(problem, format_seconds(commit_s)) if commit_s > 0 else ""
+    transfer_note = hint = ""
+    if problem.deadline_counts != DeadlineCounts.COMPUTE:
+        transfer_note = f", without any transfer{' but commits' if commit_s > 0 else ''}"
+    if commit_s > 0:
+        hint = _commit_hint(problem, format_seconds(commit_s))
     return (
         f"deadline {format_seconds(problem.deadline_s or 0.0)}: a single pass over all nodes "
         f"already takes {problem.pass_time_s:.9g} s{transfer_note}; no schedule is faster{hint}"
@@ -247,10 +248,11 @@ def _energy_fault(problem: Problem) -> str | None:
     """Return a message if a single pass exceeds the energy budget, else None."""
     if is_within(problem.baseline_energy_j, problem.energy_budget_j):
         return None
+    commit_j = problem.commit_cost.energy_j
+    hint = _commit_hint(problem, format_joules(commit_j)) if commit_j > 0 else ""
     return (
         f"energy budget {format_joules(problem.energy_budget_j or 0.0)}: a single pass over all "
-        f"nodes already takes {problem.baseline_energy_j:.9g} J; no schedule needs less"
-        f"{_commit_hint(problem, format_joules(problem.commit_cost.energy_j))}"
+        f"nodes already takes {problem.baseline_energy_j:.9g} J; no schedule needs less{hint}"
     )
 
 

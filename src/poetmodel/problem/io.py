@@ -26,7 +26,7 @@ from poetmodel.problem.totals import (
     Key,
     Terms,
     Total,
-    is_number,
+    is_finite_number,
     to_int_if_whole,
     unit_of_terms,
 )
@@ -222,7 +222,7 @@ class _ConstraintReader:
             return ()
         weight_of_key: defaultdict[str, float] = defaultdict(int)
         for key, weight in value.items():
-            if not is_number(weight) or weight == 0:
+            if not is_finite_number(weight) or weight == 0:
                 self.faults.append(
                     f"{label}: {quote(key)}: expected a finite number other than 0, got "
                     f"{quote(weight)}"
@@ -233,7 +233,7 @@ class _ConstraintReader:
                 if allows_constant and key == CONSTANT
                 else self._expand_pattern(key, label)
             ):
-                if is_number(weight_of_key[term] + weight):
+                if is_finite_number(weight_of_key[term] + weight):
                     weight_of_key[term] += weight
                 else:
                     self.faults.append(f"{label}: {quote(term)}: the sum of its terms is too large")
@@ -337,7 +337,7 @@ class _ConstraintReader:
                 f"{label}: expected a number, got {quote(value)}: a sum has a unit only if all its "
                 "terms are bytes, all are times, or all are energies"
             )
-        elif not is_number(value):
+        elif not is_finite_number(value):
             self.faults.append(f"{label}: expected a finite number, got {quote(value)}")
         else:
             return value  # type: ignore[return-value]

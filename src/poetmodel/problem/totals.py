@@ -175,7 +175,7 @@ class Constraint:
         if not limits:
             raise InputError(f"{label}: expected a limit: at most, at least or equals")
         for value in (*limits, *dict(self.terms).values()):
-            if not is_number(value):
+            if not is_finite_number(value):
                 raise InputError(f"{label}: expected a finite number, got {quote(value)}")
         if len(limits) > 1 and limits[0] > limits[1]:
             raise InputError(
@@ -249,7 +249,7 @@ def term_faults(graph: Graph, terms: Iterable[tuple[str, float]], label: str) ->
     `label` is the prefix of each error.
     """
     for key, coefficient in terms:
-        if not is_number(coefficient):
+        if not is_finite_number(coefficient):
             yield f"{label}: {quote(key)}: expected a finite number, got {quote(coefficient)}"
         kind, stage, name = Key.parse(key)
         if key in tuple(Total) or key == CONSTANT:
@@ -503,7 +503,7 @@ class TotalsBlock:
                 raise InputError(f"{label}: {variable.name} is none of the totals of a schedule")
             coefficient_of_key[self._key_of_variable[id(variable)]] += coefficient
         coefficient_of_key[CONSTANT] += representation.constant
-        if not all(map(is_number, coefficient_of_key.values())):
+        if not all(map(is_finite_number, coefficient_of_key.values())):
             raise InputError(f"{label}: expected finite numbers, got {quote(str(expression))}")
         return tuple(
             (key, to_int_if_whole(value)) for key, value in coefficient_of_key.items() if value
@@ -524,7 +524,7 @@ def _list_relations(result: Any) -> Any:
     return list(result) if is_list else result
 
 
-def is_number(value: object) -> bool:
+def is_finite_number(value: object) -> bool:
     """Return whether a value is a finite int or float.
 
     Booleans, and integers beyond the range of floats, do not count.

@@ -73,7 +73,7 @@ def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> N
             raise InputError(f"{path}: the plan takes no time, which only a page shows; use .html")
         write_bytes(path, still.draw_timeline(graph, chart, title, suffix[1:]))
     else:
-        _draw_page(title, graph, "timeline", chart, path)
+        _write_page(title, graph, "timeline", chart, path)
 
 
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
@@ -88,10 +88,10 @@ def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
     if suffix in still.PICTURE_LIBRARIES:
         write_bytes(path, still.draw_stage_map(Map(title=title, chart=chart), suffix[1:]))
     else:
-        _draw_page(title, graph, "map", chart, path)
+        _write_page(title, graph, "map", chart, path)
 
 
-def _draw_page(
+def _write_page(
     title: str, graph: Graph, chart_type: str, chart: Mapping[str, Any], path: str | Path
 ) -> None:
     """Write a page with one chart of type `chart_type`, which is also the name of its script.

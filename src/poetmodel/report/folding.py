@@ -228,8 +228,8 @@ def tail_start(name: str) -> int:
     """Return the index in a name from which the page always shows it.
 
     The tail is the longest of at most `MAX_TAIL` characters that is the whole name or begins after
-    a ``.`` or ``/``; without one, the last `MAX_TAIL` characters.
+    a ``.`` or ``/`` that is not the last character; without one, the last `MAX_TAIL` characters.
     """
     min_start = max(0, len(name) - MAX_TAIL)
-    separator_ends = (separator.end() for separator in re.finditer("[./]", name))
+    separator_ends = (separator.end() for separator in re.finditer("[./](?!$)", name))
     return next((start for start in (0, *separator_ends) if start >= min_start), min_start)

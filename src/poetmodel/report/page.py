@@ -19,7 +19,8 @@ from poetmodel.report.facts import (
     schedule_facts,
     treatment_names,
 )
-from poetmodel.report.figures import (
+from poetmodel.report.folding import COSTS, decision_table
+from poetmodel.report.table_rows import (
     COLUMNS,
     MAIN_SECTIONS,
     constraint_section,
@@ -28,10 +29,9 @@ from poetmodel.report.figures import (
     metric_sections,
     step_sections,
 )
-from poetmodel.report.folding import COSTS, decision_table
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import timeline_chart
-from poetmodel.report.wording import answers, step_answers
+from poetmodel.report.wording import schedule_answers, step_answers
 from poetmodel.units import ESTIMATES
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def report_page(subjects: Sequence[Subject]) -> str:
         estimates=_estimates_note(subjects),
         graph=facts["graph"],
         schedules=facts["schedules"],
-        answers=[answers(entry) for entry in facts["schedules"]],
+        answers=[schedule_answers(entry) for entry in facts["schedules"]],
         sections=[section for section in sections if section[0] in MAIN_SECTIONS]
         + constraint_section([subject.constraints for subject in subjects]),
         fact_sections=[section for section in sections if section[0] not in MAIN_SECTIONS],
@@ -140,14 +140,14 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
     }
 
 
-def _step_section(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _step_section(schedule: Mapping[str, Any]) -> dict[str, Any]:
     """Return the template values of the section about a compiled step.
 
-    `entry` has the `schedule_facts` of its schedule; ``step`` must not be None.
+    `schedule` has the `schedule_facts` of one schedule; its ``step`` must not be None.
     """
-    step = entry["step"]
+    step = schedule["step"]
     return {
-        "entry": entry,
+        "entry": schedule,
         "answers": step_answers(step),
         "rows": list(measured_rows(step)),
         "differences": [] if step["certificate"] is None else step["certificate"]["differences"],
@@ -155,10 +155,10 @@ def _step_section(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gauge_texts(subjects: Sequence[Subject]) -> Iterator[str]:
-    """Yield the gauge of each schedule with a device as text, for readers without scripts."""
+    """Yield the gauge of each valid schedule with a device as text, for readers without scripts."""
     for subject in subjects:
         sizes = make_gauge(subject.device_ram)
-        if sizes is not None:
+        if sizes is not None and subject.verdict.valid:
             free_text, use_text = format_gauge(sizes)
             verdict = "it trains there" if sizes["trains"] else "it does not train there"
             yield f"{subject.label}: {free_text}: {verdict}; {use_text}"

@@ -67,7 +67,7 @@ def drop_unknown_pairs(graph: Graph, schedule: Schedule) -> Schedule:
     return Schedule(**relations, resident=schedule.resident, identity=schedule.identity)
 
 
-def free_costs(graph: Graph) -> Costs:
+def zero_costs(graph: Graph) -> Costs:
     """Return costs with zero time and energy for all computations and transfers, with storage."""
     zero_per_node, zero_per_transfer = [0.0] * len(graph.nodes), [(0.0, 0.0)] * len(graph.tensors)
     return Costs.from_arrays(
@@ -200,7 +200,7 @@ class Subject(VerifiedSchedule):
         return checkpoint_all_peak_bytes(self.graph)
 
 
-def solved_subject(
+def make_subject(
     result: SolveResult,
     *,
     name: str,

@@ -10,7 +10,7 @@ from poetmodel.plan import Op, Plan, PlanCheck
 from poetmodel.plan.simulation import check_plan
 from poetmodel.plan.stays import list_stays
 from poetmodel.report.pictures import round_for_chart, size_unit, time_unit
-from poetmodel.report.subject import Subject, free_costs
+from poetmodel.report.subject import Subject, zero_costs
 from poetmodel.schedule.machine import Content, Origin, Stay
 from poetmodel.units import format_bytes, format_seconds
 
@@ -231,7 +231,7 @@ def _make_untimed_chart(subject: Subject) -> dict[str, Any]:
     graph, budget_bytes = subject.graph, subject.budget_bytes
     plan = make_plan(
         graph,
-        free_costs(graph),
+        zero_costs(graph),
         subject.schedule,
         mode=StorageMode.BLOCKING,
         ram_budget_bytes=budget_bytes if budget_bytes is None or budget_bytes > 0 else None,

@@ -37,7 +37,7 @@ class Answer:
     """``good``, ``warn``, ``bad``, or empty: the style of the answer on a page."""
 
 
-def answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
+def schedule_answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
     """Answer whether a schedule fits and is proven optimal, and how much it costs.
 
     `schedule` has the facts of `poetmodel.report.facts.schedule_facts`.
@@ -159,7 +159,9 @@ def _proof_answer(schedule: Facts) -> AnswerTexts:
     if schedule["status"] == "optimal":
         return "Proven optimal", f"{bound_text}; gap {format_ratio(gap)}", "good"
     if gap >= 1:
-        return "Not proven", "the stated bound is only the baseline", "warn"
+        has_baseline = objective is None or objective.get("name") is None
+        text = "the stated bound is only the baseline" if has_baseline else bound_text
+        return "Not proven", text, "warn"
     text = f"at most {format_ratio(gap)} of {quantity} could be saved; {bound_text}"
     return f"Within {format_ratio(gap)}", text, "warn"
 

@@ -93,12 +93,12 @@ def _to_document(file: ScheduleFile) -> ScheduleDocument:
             metric.key: getattr(file, metric.key) for metric in metrics_at(Display.FILE)
         },
         objective=file.objective,
-        device_ram=_device_ram_metrics(file),
+        device_ram=_stated_device_ram(file),
         history=tuple(file.history),
     )
 
 
-def _device_ram_metrics(file: ScheduleFile) -> dict[str, float | None]:
+def _stated_device_ram(file: ScheduleFile) -> dict[str, float | None]:
     """Return the values of `DEVICE_RAM_KEYS`, by key, and of the device gauge, by JSON path.
 
     Values that the file lacks are None; paths are absent without a gauge.

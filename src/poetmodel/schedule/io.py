@@ -13,7 +13,7 @@ from poetmodel.errors import InputError, ScheduleError, convert_errors, quote
 from poetmodel.files import format_location, parse_json, read_text
 from poetmodel.problem import USER_OBJECTIVE, Constraint, Problem
 from poetmodel.problem.parse import user_sum_faults
-from poetmodel.problem.totals import UNITS, is_number
+from poetmodel.problem.totals import UNITS, is_finite_number
 from poetmodel.schedule.identity import RELATIONS, VERSION, GraphIdentity
 from poetmodel.schedule.metrics import Display, Metric, MetricUnit, metrics_at
 from poetmodel.units import MAX_BYTES
@@ -31,7 +31,7 @@ MAX_FAULTS: Final = 20
 
 def _require_finite(value: object) -> object:
     """Return a finite number unchanged; raise a validation error otherwise."""
-    if not is_number(value):
+    if not is_finite_number(value):
         raise PydanticCustomError("number", "expected a finite number")
     return value
 
@@ -48,9 +48,9 @@ def _parse_history_entry(value: object) -> object:
     All are finite numbers. Seconds are 0 or more; value and bound may be None. Raises a validation
     error for other values.
     """
-    if isinstance(value, list) and len(value) == 3 and is_number(value[0]):  # noqa: PLR2004
+    if isinstance(value, list) and len(value) == 3 and is_finite_number(value[0]):  # noqa: PLR2004
         seconds, *pair = value
-        if seconds >= 0 and all(entry is None or is_number(entry) for entry in pair):
+        if seconds >= 0 and all(entry is None or is_finite_number(entry) for entry in pair):
             return tuple(value)
     raise PydanticCustomError("moment", "expected [seconds, value, bound]")
 

@@ -502,7 +502,7 @@ class Machine:
         self.faults += [Fault(message, len(self.program)) for message in messages]
 
     def _add_fault(
-        self, op: Op, index: int, problem: str, missing_input: int | None = None
+        self, op: Op, index: int, description: str, missing_input: int | None = None
     ) -> None:
         """Add a fault at the current instruction; `missing_input` is a tensor not in RAM."""
         is_compute, label = op == Op.COMPUTE, ""
@@ -510,7 +510,7 @@ class Machine:
             label = f"node {self.graph.nodes[index].name!r} "
         elif not is_compute and 0 <= index < len(self.graph.tensors):
             label = f"{self._tensor_label(index)} "
-        message = f"instruction {self.position}, {op} {index}: {label}{problem}"
+        message = f"instruction {self.position}, {op} {index}: {label}{description}"
         self.faults.append(Fault(message, self.position, missing_input))
 
     def _tensor_label(self, i: int) -> str:

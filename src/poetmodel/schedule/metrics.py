@@ -97,16 +97,16 @@ def _make_metric(
     group: Group,
     *,
     is_claimed: bool = False,
-    **displays: Any,
+    **other_fields: Any,
 ) -> Metric:
     """Return a metric with the value of attribute `key` of a simulation.
 
-    With `is_claimed`, only a solve claims the metric, and no simulation computes it. `displays` are
-    the remaining fields of the `Metric`.
+    With `is_claimed`, only a solve claims the metric, and no simulation computes it. `other_fields`
+    are the remaining fields of the `Metric`.
     """
     getter = None if is_claimed else attrgetter(key)
     return Metric(
-        key=key, name=name, unit=unit, meaning=meaning, group=group, value_of=getter, **displays
+        key=key, name=name, unit=unit, meaning=meaning, group=group, value_of=getter, **other_fields
     )
 
 

@@ -313,7 +313,7 @@ def _false_claims(
 def _false_gap_claims(
     simulation: Simulation, bound_j: float | None, gap: float | None
 ) -> Iterator[str]:
-    """Yield a message if `bound_j`, the claimed overhead bound, exceeds the simulated overhead.
+    """Yield a message if the claimed bound on the overhead exceeds the simulated overhead.
 
     Otherwise, yields a message if the claimed gap is not that between this bound and the overhead.
     Without a bound or costs, yields no message.

@@ -54,7 +54,7 @@ INDEX: Final = "instances.jsonl"
 """File with a line for each problem."""
 CHECKSUMS: Final = "SHA256SUMS"
 """File with the SHA-256 of all other files, for ``sha256sum --check``."""
-MAX_MPS_NODES: Final = 60
+MPS_NODES_BELOW: Final = 60
 """Number of nodes below which a problem always has an MPS file."""
 TOLERANCE: Final = 1e-6
 """Difference up to which two overheads are equal, relative to the larger one, or to a millionth of
@@ -131,7 +131,7 @@ def write_library(
         The folder, which must be empty; it is created if it is missing.
     mps : collection of str, optional
         Names of problems that get an MPS file of `compact` although their graphs have
-        `MAX_MPS_NODES` nodes or more.
+        `MPS_NODES_BELOW` nodes or more.
     remark : str, optional
         Sentence for the README, such as one about graphs under another licence.
 
@@ -243,7 +243,7 @@ class _LibraryWriter:
         file cannot be written.
         """
         name = instance.name
-        is_small = len(instance.problem.graph.nodes) < MAX_MPS_NODES
+        is_small = len(instance.problem.graph.nodes) < MPS_NODES_BELOW
         if not (is_small or name in self._mps):
             return None
         import pyomo.environ  # noqa: F401 - registers the writers of files
@@ -277,7 +277,7 @@ def _readme_text(lines: Sequence[Mapping[str, Any]], remark: str) -> str:
         version=__version__,
         index=INDEX,
         checksums=CHECKSUMS,
-        max_mps_nodes=MAX_MPS_NODES,
+        mps_nodes_below=MPS_NODES_BELOW,
         schedule=SCHEDULE,
         order=ORDER,
     )

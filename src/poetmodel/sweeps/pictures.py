@@ -20,7 +20,7 @@ MAP_INCHES: Final = (3.75, 4.0)
 """Width and height of a map [in]."""
 MAX_TICKS: Final = 6
 """Maximum number of labelled powers of ten on a logarithmic axis."""
-FEW_DECADES: Final = 100
+MAX_LABELLED_RATIO: Final = 100
 """Ratio of largest to smallest positive overhead below which ticks between powers of ten are
 labelled."""
 LEGEND_COLUMNS: Final = 4
@@ -139,7 +139,7 @@ def _set_overhead_scale(axes: Any, overheads: Sequence[float]) -> None:
         axes.yaxis.set_major_formatter("{x:g} %")
         return
     smallest, largest = min(positive_overheads), max(positive_overheads)
-    tick_factors = (1, 2, 5) if largest < FEW_DECADES * smallest else (1,)
+    tick_factors = (1, 2, 5) if largest < MAX_LABELLED_RATIO * smallest else (1,)
     if len(positive_overheads) == len(overheads):
         axes.set_yscale("log")
         ticks: Any = LogLocator(subs=tick_factors, numticks=MAX_TICKS)

@@ -452,12 +452,12 @@ def _write_report(path: str | Path, report: dict[str, Any], compiled: Compiled) 
         write_text(path, json.dumps(report, allow_nan=False, ensure_ascii=False) + "\n")
         return
     from poetmodel.report.page import check_report, write_report
-    from poetmodel.report.subject import solved_subject
+    from poetmodel.report.subject import make_subject
 
     check_report(path)
     step_metrics = {key: value for key, value in report.items() if key != "result"}
     name, plan, check = report["name"], compiled.plan, compiled.check
-    subject = solved_subject(compiled.result, name=name, plan=plan, check=check, step=step_metrics)
+    subject = make_subject(compiled.result, name=name, plan=plan, check=check, step=step_metrics)
     write_report(path, [subject])
 
 

@@ -17,7 +17,7 @@ import torch
 from poetmodel.budgets import Budget
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, InputError, quote
-from poetmodel.planner import checked_plan
+from poetmodel.planner import make_checked_plan
 from poetmodel.problem import Problem, Quantity
 from poetmodel.solver import solve
 from poetmodel.torch.cache import Cache
@@ -273,7 +273,7 @@ class Compiled:
         usable_bytes = self.budget_bytes - self.scheduled.reserved_bytes
         schedule = _make_reserved_state_resident(graph, result.require_schedule())
         mode = StorageMode.BLOCKING
-        return checked_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable_bytes)
+        return make_checked_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable_bytes)
 
     def _make_runner(self, plan: Plan) -> Runner:
         """Return the runner of a plan.

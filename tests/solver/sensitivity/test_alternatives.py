@@ -57,7 +57,7 @@ def test_alternatives_of_the_worked_example(limits, tensor, expected):
     told = []
     for other in find_alternatives(problem, schedule, tensor):
         assert other.proven
-        assert other.least_extra == other.extra
+        assert other.min_extra == other.extra
         if other.status == Status.INFEASIBLE:
             told.append(f"{other.forbidden}: impossible")
         else:
@@ -92,8 +92,8 @@ def test_next_step_of_ram_of_the_worked_example(limits, expected):
         assert step == RamStep(status=Status.INFEASIBLE)
         return
     ram, saved = expected
-    assert (step.ram_bytes, step.least_ram_bytes) == (ram, ram)
-    assert (step.saved, step.most_saved) == (pytest.approx(saved), pytest.approx(saved))
+    assert (step.ram_bytes, step.min_ram_bytes) == (ram, ram)
+    assert (step.saved, step.max_saved) == (pytest.approx(saved), pytest.approx(saved))
 
 
 def test_own_sum_has_a_next_step_of_ram():
@@ -101,7 +101,7 @@ def test_own_sum_has_a_next_step_of_ram():
     problem = skip_problem(paging=False).minimizing(lambda v: sum(v.recomputations.values()) + 7)
     step = find_ram_step(problem, solved(problem))
     assert step is not None
-    assert (step.ram_bytes, step.least_ram_bytes, step.saved) == (15, 15, pytest.approx(1))
+    assert (step.ram_bytes, step.min_ram_bytes, step.saved) == (15, 15, pytest.approx(1))
 
 
 def test_schedule_that_is_not_the_best_is_told():
@@ -145,8 +145,8 @@ def test_alternatives_are_those_of_an_exhaustive_search(number):
             if best is None:
                 assert other.extra is None
             elif other.extra is not None:
-                assert other.least_extra is not None
-                assert other.least_extra <= best.value - value + 1e-9
+                assert other.min_extra is not None
+                assert other.min_extra <= best.value - value + 1e-9
                 assert other.extra >= best.value - value - 1e-9
                 if other.proven:
                     assert other.extra == pytest.approx(best.value - value, rel=1e-3, abs=1e-9)
@@ -166,8 +166,8 @@ def test_known_bound_holds_for_alternatives():
         (blank, _) = find_alternatives(problem, schedule, 0)
         (bounded, _) = find_alternatives(problem, schedule, 0, bound=11.0)
         step = find_ram_step(problem, schedule)
-    assert (blank.status, blank.extra, blank.least_extra) == (Status.UNKNOWN, None, -1.0)
-    assert (bounded.status, bounded.extra, bounded.least_extra) == (Status.UNKNOWN, None, 0.0)
+    assert (blank.status, blank.extra, blank.min_extra) == (Status.UNKNOWN, None, -1.0)
+    assert (bounded.status, bounded.extra, bounded.min_extra) == (Status.UNKNOWN, None, 0.0)
     assert step is not None
     assert (step.status, step.ram_bytes, step.proven) == (Status.UNKNOWN, None, False)
 

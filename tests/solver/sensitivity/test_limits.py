@@ -29,7 +29,7 @@ def test_limits_of_a_graph_worked_out_by_hand():
         "energy": 11.0,
     }
     assert all(limit.proven and limit.gap == 0.0 for limit in found.values())
-    assert [limit.at_floor for limit in found.values()][:2] == [False, True]
+    assert [limit.is_at_floor for limit in found.values()][:2] == [False, True]
     kept = found["keep_all"].to_dict()
     assert (kept["node"], kept["stage"], kept["tensors"]) == ("c", 2, ["a", "b", "c"])
     assert (kept["value"], kept["bound"], kept["proven"]) == (15, 15.0, True)

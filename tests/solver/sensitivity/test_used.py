@@ -60,7 +60,7 @@ def test_limit_binds_if_something_is_gained_without_it(limits, states):
     found = find_used_limits(solve(priced_problem(**limits)))
     told = ", ".join(f"{each.quantity} {each.state} {each.saved:g}" for each in found)
     assert told == states
-    assert all(each.saved == each.most_saved for each in found)
+    assert all(each.saved == each.max_saved for each in found)
 
 
 def test_amounts_of_a_limit_are_stated():

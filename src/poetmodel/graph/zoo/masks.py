@@ -57,7 +57,7 @@ def save_bit_masks(declarations: Sequence[Declaration]) -> list[Declaration]:
     return [
         changed_declaration
         for declaration in declarations
-        for changed_declaration in _with_activation_mask(
+        for changed_declaration in _add_activation_mask(
             _pack_dropout_mask(declaration, packed_masks), readers.get(declaration.outputs[0].name)
         )
     ]
@@ -93,7 +93,7 @@ def _pack_dropout_mask(declaration: Declaration, packed_masks: dict[str, Value])
     )
 
 
-def _with_activation_mask(
+def _add_activation_mask(
     declaration: Declaration, reader_names: set[str] | None
 ) -> Iterator[Declaration]:
     """Yield the operator unchanged, or with gradients that read a mask, then the mask's operator.

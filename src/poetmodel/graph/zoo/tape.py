@@ -221,12 +221,12 @@ class Tape:
             batch_size=self.batch_size,
             dtype=self.dtype,
             resident_bytes=self._resident_bytes(),
-            parameters=self._parameters,
+            parameters=self._n_parameters,
             forward_macs=sum(declaration.macs for declaration in self._declarations),
         )
 
     @property
-    def _parameters(self) -> int:
+    def _n_parameters(self) -> int:
         """Number of parameters; a shared weight counts once."""
         return sum(weight.size for weight in self._weights.values())
 
@@ -236,9 +236,9 @@ class Tape:
             return {}
         rule = None if self._optimizer is None else OPTIMIZERS[self._optimizer]
         return {
-            "parameters": self._parameters * self.item_bytes,
-            "gradients": self._parameters * self.item_bytes,
-            "optimizer": 0 if rule is None else rule.state_bytes * self._parameters,
+            "parameters": self._n_parameters * self.item_bytes,
+            "gradients": self._n_parameters * self.item_bytes,
+            "optimizer": 0 if rule is None else rule.state_bytes * self._n_parameters,
         }
 
     def _nodes_without_state(self) -> list[Node]:
@@ -253,7 +253,7 @@ class Tape:
             update = make_update_node(
                 self._optimizer,
                 backward.weight_gradients,
-                parameters=self._parameters,
+                parameters=self._n_parameters,
                 item_bytes=self.item_bytes,
             )
             nodes.append(update)

@@ -87,11 +87,11 @@ class Disaggregation:
                     unshared_bytes = sizes[i] - graph.shared_bytes_of[k].get(i, 0)
                     differences[k] -= unshared_bytes
                     differences[k + 1] += unshared_bytes
-        differences[0] += self.resident_bytes
+        differences[0] += self.resident_state_bytes
         return list(map(add, accumulate(differences), graph.step_bytes))
 
     @property
-    def resident_bytes(self) -> int:
+    def resident_state_bytes(self) -> int:
         """Size of the state whose home is RAM [B]."""
         sizes = (self.stated_graph or self.graph).tensor_bytes
         return sum(sizes[i] for i in self.resident)
@@ -161,7 +161,7 @@ class Disaggregation:
                 len(graph.nodes) if i in tensors_at_next_begin else max([graph.node_of[i], *uses])
             )
         for k in sorted({*recomputed_nodes, *(graph.node_of[i] for i in paged_tensors)}):
-            ram_bytes = self.resident_bytes
+            ram_bytes = self.resident_state_bytes
             for i, end in last_use.items():
                 producer = graph.node_of[i]
                 copies = (i in tensors_at_begin) + (i in paged_tensors and producer <= k)

@@ -76,7 +76,7 @@ class Alternative:
     extra: float | None = None
     """Extra cost of the found schedule, in the unit of the minimized quantity; negative if it is
     better than the given one. None without a schedule."""
-    least_extra: float | None = None
+    min_extra: float | None = None
     """Proven lower bound on the extra cost of every schedule without the decision; None if
     infeasible."""
     extra_s: float | None = None
@@ -103,7 +103,7 @@ class Alternative:
             "status": str(self.status),
             "becomes": None if self.becomes is None else str(self.becomes),
             "extra": self.extra,
-            "least_extra": self.least_extra,
+            "min_extra": self.min_extra,
             "extra_s": self.extra_s,
             "proven": self.proven,
         }
@@ -120,12 +120,12 @@ class RamStep:
     ram_bytes: int | None = None
     """The smallest RAM budget found with a better schedule, at least that of the problem [B]; None
     without one."""
-    least_ram_bytes: int | None = None
+    min_ram_bytes: int | None = None
     """Proven: no smaller RAM budget permits a better schedule [B]; None without a bound."""
     saved: float | None = None
     """Saving of the best schedule found within `ram_bytes`, in the unit of the minimized quantity;
     None without one."""
-    most_saved: float | None = None
+    max_saved: float | None = None
     """Proven maximum saving within `ram_bytes`; None without a better schedule."""
 
     @property
@@ -257,7 +257,7 @@ def find_ram_step(
     bound = min_ram_result.objective_bound
     min_ram_bytes = None if bound is None else int(bound) + problem.resident_bytes
     if min_ram_result.schedule is None:
-        return RamStep(status=min_ram_result.status, least_ram_bytes=min_ram_bytes)
+        return RamStep(status=min_ram_result.status, min_ram_bytes=min_ram_bytes)
     # The plan of a makespan may need more RAM than its schedule.
     needed_bytes = math.ceil(min_ram_result.value or 0) + problem.resident_bytes
     ram_bytes = max(needed_bytes, problem.ram_budget_bytes)
@@ -273,13 +273,13 @@ def find_ram_step(
         make_valid_candidate(larger_problem, best_result.schedule),
         make_valid_candidate(larger_problem, min_ram_result.schedule),
     )
-    most_saved = value - best_result.proven_bound
+    max_saved = value - best_result.proven_bound
     return RamStep(
         status=min_ram_result.status,
         ram_bytes=ram_bytes,
-        least_ram_bytes=min_ram_bytes,
+        min_ram_bytes=min_ram_bytes,
         saved=None if best_candidate is None else given_candidate.value - best_candidate.value,
-        most_saved=most_saved,
+        max_saved=max_saved,
     )
 
 
@@ -392,7 +392,7 @@ def _make_alternative(
         return base_alternative
     bound = max(known_bound, result.proven_bound - problem.objective.baseline)
     base_alternative = replace(
-        base_alternative, status=Status.UNKNOWN, least_extra=bound - given_candidate.value
+        base_alternative, status=Status.UNKNOWN, min_extra=bound - given_candidate.value
     )
     best_candidate = None
     if result.schedule is not None:
@@ -417,7 +417,7 @@ def _make_alternative(
         status=Status.OPTIMAL if is_proven else Status.FEASIBLE,
         becomes=find_decisions(problem, best_candidate.schedule)[i].treatment,
         extra=extra,
-        least_extra=min(bound - given_candidate.value, extra),
+        min_extra=min(bound - given_candidate.value, extra),
         extra_s=(times_s[0] or 0.0) - (times_s[1] or 0.0),
         schedule=best_candidate.schedule,
     )

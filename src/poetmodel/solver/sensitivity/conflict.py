@@ -277,6 +277,6 @@ def find_conflict(
     return conflict
 
 
-def _is_in_rules(row: StatedLimit, conflict: list[StatedLimit]) -> bool:
-    """Return whether a member is a single constraint that belongs to a rule in the conflict."""
-    return any(isinstance(member, tuple) and row[0] in member for member in conflict)
+def _is_in_rules(limit: StatedLimit, conflict: list[StatedLimit]) -> bool:
+    """Return whether a limit is a single constraint that belongs to a rule in the conflict."""
+    return any(isinstance(member, tuple) and limit[0] in member for member in conflict)

@@ -72,7 +72,7 @@ class Limit:
         return None if self.bound is None else self.result.gap
 
     @property
-    def at_floor(self) -> bool:
+    def is_at_floor(self) -> bool:
         """Whether the schedule's peak equals the minimum RAM; False without a schedule."""
         simulation, floor = self.result.simulation, self.result.problem.floor
         return simulation is not None and simulation.peak_ram_bytes == floor.bytes

@@ -43,7 +43,7 @@ class UsedLimit:
     saved: float | None
     """Saving of the minimized quantity by the schedule found without the limit, 0 or more; 0 if the
     limit is on the minimized quantity, None if no schedule was found."""
-    most_saved: float | None
+    max_saved: float | None
     """Proven maximum saving without this limit alone, 0 or more; 0 if the limit is on the minimized
     quantity, None if no schedule was found."""
 
@@ -101,7 +101,7 @@ def find_used_limits(
     unlimited_results = dict(zip(changed_quantities, results, strict=False))
     used_limits = []
     for quantity in quantities:
-        state, saved, most_saved = (
+        state, saved, max_saved = (
             _compare_results(result, unlimited_results.get(quantity))
             if quantity in changed_quantities
             else (LimitState.SLACK, 0.0, 0.0)
@@ -114,7 +114,7 @@ def find_used_limits(
                 allowed=allowed or 0.0,
                 used=used_amount or 0.0,
                 saved=saved,
-                most_saved=most_saved,
+                max_saved=max_saved,
             )
         )
     return tuple(used_limits)
@@ -133,13 +133,13 @@ def _compare_results(
     if unlimited_result is None or unlimited_result.value is None:
         return LimitState.OPEN, None, None
     value, bound = result.value or 0.0, result.proven_bound
-    saved, most_saved = (
+    saved, max_saved = (
         max(0.0, value - unlimited_result.value),
         max(0.0, value - unlimited_result.proven_bound),
     )
     gap_tolerance = result.requested_gap * (value - result.problem.objective.baseline)
     if unlimited_result.value < bound - EQUALITY_TOLERANCE * abs(bound):
-        return LimitState.BINDS, saved, most_saved
-    if most_saved <= max(EQUALITY_TOLERANCE * abs(value), gap_tolerance):
-        return LimitState.SLACK, saved, most_saved
-    return LimitState.OPEN, saved, most_saved
+        return LimitState.BINDS, saved, max_saved
+    if max_saved <= max(EQUALITY_TOLERANCE * abs(value), gap_tolerance):
+        return LimitState.SLACK, saved, max_saved
+    return LimitState.OPEN, saved, max_saved

@@ -14,7 +14,7 @@ from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, quote
 from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
-from poetmodel.planner import checked_plan
+from poetmodel.planner import make_checked_plan
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import insufficient_ram_message, missing_unit_hint
 from poetmodel.result import Status, Termination
@@ -518,10 +518,10 @@ class GraphProblem:
 
         `middle_node` is the node of the problem's graph between both passes, if any. Raises
         `NoScheduleError` without a schedule, `VerificationError` if the schedule exceeds the budget
-        of a region, and the errors of `checked_plan`.
+        of a region, and the errors of `make_checked_plan`.
         """
         graph, schedule = problem.graph, result.require_schedule()
-        plan, check = checked_plan(
+        plan, check = make_checked_plan(
             graph,
             problem.costs,
             schedule,
@@ -813,9 +813,9 @@ def _budget_refusal(
 def write_report_page(path: str | Path, graph_plan: GraphPlan) -> None:
     """Write the page about the schedule of a graph; needs ``poetmodel[report]``."""
     from poetmodel.report.page import check_report, write_report
-    from poetmodel.report.subject import solved_subject
+    from poetmodel.report.subject import make_subject
 
     check_report(path)
     name, plan, check = graph_plan.record.name, graph_plan.plan, graph_plan.check
-    subject = solved_subject(graph_plan.result, name=name, plan=plan, check=check)
+    subject = make_subject(graph_plan.result, name=name, plan=plan, check=check)
     write_report(path, [subject])

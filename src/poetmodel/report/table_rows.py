@@ -276,14 +276,14 @@ def _step_rows() -> dict[str, tuple[RowSpec, ...]]:
             ),
             ("step.graph.resident_bytes.gradients", "in addition: gradients", format_exact_bytes),
         ),
-        "What was captured": (
+        "Captured graph": (
             ("step.graph.batch_size", "batch size", format_number),
             ("step.graph.nodes", "operations as captured", format_number),
             ("step.graph.tensors", "tensors as captured", format_number),
             ("step.graph.scheduled_tensors", "tensors with decisions of the solver", format_number),
             ("step.graph.threshold_bytes", "always in RAM: tensors below", format_exact_bytes),
         ),
-        "What runs": (
+        "Executed code": (
             ("step.plan.instructions", "instructions", format_number),
             ("step.plan.recomputed", "recomputations", format_number),
             ("step.plan.mode", "transfers of the plan", str),
